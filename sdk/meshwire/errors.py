@@ -1,7 +1,6 @@
-"""Errors of the protocols: S3's error codes with S3Error, and PolicyError for policy documents.
+"""Protocol errors: S3's error codes with S3Error, and PolicyError for policy documents.
 
-Law: an S3Error carries meaning (code, message, details); `s3.responses` turns it into a status and a
-body.
+Law: an S3Error carries meaning (code, message, details); `s3.responses` turns it into a status and a body.
 Invariant: every code raised is in `CODES`, so every error has S3's own status.
 """
 
@@ -20,7 +19,8 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ErrorCode:
-    """`message` is what the client reads when the raiser says nothing more exact."""
+    """An S3 error code with its HTTP status. `message` is sent when the S3Error has no more specific
+    message."""
 
     code: str
     status: int
@@ -203,12 +203,13 @@ _TABLE = (
         400,
         "The form must have this field, and have it before the file.",
     ),
-    # Ours: the object a view would be made of cannot be transformed. Not retried by the SDKs.
+    # Ours: the source object of a view cannot be transformed. The AWS SDKs do not retry a 422.
     ("UnprocessableSource", 422, "The source object cannot be transformed."),
-    # Ours: what a view is made of was pinned, and is not there any more. Nothing to wait for.
-    ("SourceChanged", 409, "An object this view was made of was replaced or deleted."),
-    ("ViewOutdated", 410, "This node cannot make this view any more. Make it anew."),
-    # Not S3's: its disks are never full. 507 is not retried by the SDKs, so the caller learns of it at once.
+    # Ours: a source object that the view pinned was replaced or deleted. Retrying does not help.
+    ("SourceChanged", 409, "A source object of this view was replaced or deleted."),
+    ("ViewOutdated", 410, "This node can no longer build this view. Create the view again."),
+    # Not an S3 code: S3 never runs out of disk. The AWS SDKs do not retry a 507, so the caller sees it at
+    # once.
     (
         "InsufficientStorage",
         507,
@@ -220,10 +221,10 @@ CODES: Mapping[str, ErrorCode] = MappingProxyType({row[0]: ErrorCode(*row) for r
 
 
 class S3Error(Exception):
-    """A refusal in S3's terms.
+    """An error response in S3's terms.
 
-    `headers` go out with the response (e.g. Content-Range of a 416, ETag of a 304); `extra` become elements
-    of the error document. `resource` may be left empty: rendering then names the request's own path.
+    `headers` are sent with the response (for example Content-Range of a 416, ETag of a 304); `extra` become
+    elements of the error document. `resource` may be empty: rendering then uses the path of the request.
     """
 
     def __init__(
@@ -246,13 +247,14 @@ class S3Error(Exception):
 
 
 def precondition_failed(condition: str) -> S3Error:
-    """The 412 of a condition, by the name of its header as S3 spells it; s3fs decides by that."""
+    """Return the 412 error of a condition, named by its header as S3 spells it; s3fs relies on that name."""
     return S3Error("PreconditionFailed", extra={"Condition": condition} if condition else _NOTHING)
 
 
 class PolicyError(ValueError):
-    """A document that is no policy here. `path` names the place, as `Statement[0].Action`; `supported` is
-    False when the document is right for S3 and asks for what this server does not have."""
+    """A policy document that this server does not accept. `path` names the location, for example
+    `Statement[0].Action`; `supported` is False when the document is valid for S3 but uses a feature that
+    this server lacks."""
 
     def __init__(self, path: str, message: str, *, supported: bool = True) -> None:
         super().__init__(f"{path}: {message}" if path else message)

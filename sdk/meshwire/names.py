@@ -1,7 +1,7 @@
 """Names of buckets, keys and views.
 
-Law: this module is the only check of names: a name that passes may be stored, sorted and written into
-XML.
+Law: this module is the only place that checks names; a name that passes may be stored, sorted and written
+into XML.
 Invariant: keys are ordered and measured by their UTF-8 bytes.
 """
 
@@ -24,18 +24,18 @@ class NameProblemError(ValueError):
 
 
 class BucketNameError(NameProblemError):
-    """Not a legal bucket name."""
+    """An invalid bucket name."""
 
 
 class KeyNameError(NameProblemError):
-    """Not a legal object key."""
+    """An invalid object key."""
 
 
 class KeyTooLongError(KeyNameError):
-    """More than 1,024 bytes of UTF-8. `size` is in bytes."""
+    """A key of more than 1,024 bytes of UTF-8. `size` is in bytes."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"a key has at most {MAX_KEY_BYTES} bytes of UTF-8, this one has {size}")
+        super().__init__(f"the key has {size} bytes of UTF-8; at most {MAX_KEY_BYTES} are allowed")
         self.size = size
 
 
@@ -48,9 +48,9 @@ def check_bucket_name(name: str) -> None:
             "with a letter or digit"
         )
     if ".." in name or ".-" in name or "-." in name:
-        raise BucketNameError("a bucket name has no dot beside another dot or a hyphen")
+        raise BucketNameError("a bucket name cannot have a dot next to another dot or a hyphen")
     if _IP_ADDRESS.match(name):
-        raise BucketNameError("a bucket name is not formatted like an IP address")
+        raise BucketNameError("a bucket name cannot have the form of an IP address")
     if name.startswith(_RESERVED_PREFIXES) or name.endswith(_RESERVED_SUFFIXES):
         raise BucketNameError("this prefix or suffix is reserved by S3")
 
@@ -58,21 +58,23 @@ def check_bucket_name(name: str) -> None:
 def check_key(key: str) -> None:
     """Raise KeyNameError unless `key` is 1–1,024 bytes of valid UTF-8 without NUL.
 
-    S3 takes any other character. NUL is refused: no XML document and no tar member can name such an object.
+    S3 accepts any other character. NUL is rejected because neither an XML document nor a tar member can
+    name such an object.
     """
     if not key:
-        raise KeyNameError("a key has at least one character")
+        raise KeyNameError("the key is empty; a key needs at least one character")
     try:
         size = len(key) if key.isascii() else len(key.encode())
     except UnicodeEncodeError:
-        raise KeyNameError("a key is valid UTF-8") from None
+        raise KeyNameError("a key must be valid UTF-8") from None
     if size > MAX_KEY_BYTES:
         raise KeyTooLongError(size)
     if "\0" in key:
-        raise KeyNameError("a key has no NUL character")
+        raise KeyNameError("a key cannot contain a NUL character")
 
 
 def split_view_name(name: str) -> tuple[str, str | None]:
-    """(bucket, view) of `BUCKET--VIEW`, divided at the last `--`; (name, None) when it names no view."""
+    """Split `BUCKET--VIEW` at the last `--` into (bucket, view); return (name, None) if `name` names no
+    view."""
     bucket, separator, view = name.rpartition("--")
     return (bucket, view) if separator and bucket and view else (name, None)

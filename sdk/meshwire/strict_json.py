@@ -1,4 +1,5 @@
-"""Strict reading of untrusted JSON: bounded in size, depth and count, typed, no unknown or repeated fields.
+"""Strict parsing of untrusted JSON: bounded in size, depth and count, typed, without unknown or duplicate
+fields.
 
 Law: every fault in a document raises PlanError with the path of the bad field, and no other exception.
 """
@@ -23,7 +24,7 @@ _SHOWN = 60
 
 
 class PlanError(ValueError):
-    """A plan, field list or state that cannot be used. `path` names the field at fault, as
+    """A plan, field list or state that cannot be used. `path` names the faulty field, for example
     `ops[2].args.size`.
     """
 
@@ -34,19 +35,19 @@ class PlanError(ValueError):
 
 
 def shown_value(value: object) -> str:
-    """`value` as it may stand in a message: one line, at most 60 characters."""
+    """Format `value` for a message: one line of at most 60 characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-_TOLD = 30  # names in one sentence
+_TOLD = 30  # names listed in one message
 _NEAR = 3
 _WORD = re.compile(r"[^\W_]+")
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?`: the name that is close, else names with a word that is; where there is none, what
-    is known."""
+    """Return `; did you mean …?` with the closest name, or else names that contain a similar word; if there
+    is none, list the known names."""
     names, word = sorted(known), word[:100]
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6) or [
         name for name in names if difflib.get_close_matches(word, _WORD.findall(name), n=1, cutoff=0.75)
@@ -58,7 +59,8 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def read_json(source: bytes | str, path: str = "") -> Any:
-    """The value of a JSON document of at most 1 MiB, with no NaN, no doubled names and no deep nesting."""
+    """Parse a JSON document of at most 1 MiB without NaN, duplicate names or deep nesting. Raises
+    PlanError."""
     if len(source) > MAX_DOCUMENT_BYTES:
         raise PlanError(path, f"the document has more than {MAX_DOCUMENT_BYTES} bytes; send a smaller one")
     try:
@@ -79,17 +81,18 @@ def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         names = [name for name, _ in pairs]
         doubled = next(name for name in names if names.count(name) > 1)
-        raise PlanError("", f"the name {shown_value(doubled)} stands twice in one object; keep one")
+        raise PlanError("", f"the name {shown_value(doubled)} appears twice in one object; remove one")
     return result
 
 
 def checked_json(value: Any, path: str) -> Any:
-    """`value` as plain JSON types (tuples become lists), within this module's bounds. Raises PlanError."""
+    """Return `value` as plain JSON types (tuples become lists) within this module's limits. Raises
+    PlanError."""
     return _Checker().check(value, path, 0)
 
 
 class _Checker:
-    """Counts the values of one document while checking them."""
+    """Checks one document and counts its values."""
 
     def __init__(self) -> None:
         self.values = 0
@@ -127,21 +130,22 @@ def join_path(path: str, name: object) -> str:
 
 
 def checked_text(value: Any, path: str, *, at_most: int = MAX_TEXT) -> str:
-    """`value` if it is text of at most `at_most` characters that UTF-8 can carry."""
+    """Return `value` if it is a string of at most `at_most` characters that can be encoded as UTF-8. Raises
+    PlanError."""
     if not isinstance(value, str):
         raise PlanError(path, f"expected text, got {shown_value(value)}")
     if len(value) > at_most:
-        raise PlanError(path, f"text of {len(value)} characters; at most {at_most} are taken")
+        raise PlanError(path, f"text of {len(value)} characters; at most {at_most} are allowed")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise PlanError(path, "text with half a surrogate pair; send valid Unicode") from error
+            raise PlanError(path, "text with an unpaired surrogate; send valid Unicode") from error
     return value
 
 
 def checked_integer(value: Any, path: str, low: int, high: int) -> int:
-    """`value` if it is an integer in [low, high]."""
+    """Return `value` if it is an integer in [low, high]. Raises PlanError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise PlanError(path, f"expected an integer, got {shown_value(value)}")
     if not low <= value <= high:
@@ -150,7 +154,7 @@ def checked_integer(value: Any, path: str, low: int, high: int) -> int:
 
 
 def checked_boolean(value: Any, path: str) -> bool:
-    """`value` if it is true or false. Raises PlanError."""
+    """Return `value` if it is true or false. Raises PlanError."""
     if not isinstance(value, bool):
         raise PlanError(path, f"expected true or false, got {shown_value(value)}")
     return value
@@ -161,7 +165,7 @@ def _short(value: int) -> str:
 
 
 def checked_number(value: Any, path: str, low: float = -math.inf, high: float = math.inf) -> float:
-    """`value` as a finite float in [low, high]."""
+    """Return `value` as a finite float in [low, high]. Raises PlanError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise PlanError(path, f"expected a number, got {shown_value(value)}")
     if isinstance(value, int):
@@ -174,7 +178,7 @@ def checked_number(value: Any, path: str, low: float = -math.inf, high: float = 
 
 
 def checked_choice(value: Any, path: str, known: Iterable[str]) -> str:
-    """`value` if it is one of `known`."""
+    """Return `value` if it is one of `known`. Raises PlanError."""
     names = tuple(known)
     if isinstance(value, str) and value in names:
         return value
@@ -184,7 +188,7 @@ def checked_choice(value: Any, path: str, known: Iterable[str]) -> str:
 
 
 def checked_object(value: Any, path: str, known: Iterable[str]) -> Mapping[str, Any]:
-    """`value` if it is an object with none but `known` names."""
+    """Return `value` if it is an object whose names are all in `known`. Raises PlanError."""
     if not isinstance(value, dict):
         raise PlanError(path, f"expected an object, got {shown_value(value)}")
     names = tuple(known)
@@ -195,17 +199,17 @@ def checked_object(value: Any, path: str, known: Iterable[str]) -> Mapping[str, 
 
 
 def required_field(document: Mapping[str, Any], name: str, path: str) -> Any:
-    """The value of a field that must be there."""
+    """Return the value of a required field. Raises PlanError if it is missing."""
     if name not in document:
-        raise PlanError(join_path(path, name), "missing; it has no default")
+        raise PlanError(join_path(path, name), "missing; the field is required")
     return document[name]
 
 
 def canonical_json(value: Any) -> bytes:
-    """One spelling for one value: sorted names, no spaces, whole floats below 2**53 as integers (as RFC 8785
-    does).
+    """Encode a value in its only canonical form: sorted names, no spaces, whole floats below 2**53 as
+    integers (as in RFC 8785).
 
-    Defined for values that `checked_json` let through.
+    Defined only for values that `checked_json` accepts.
     """
     text = json.dumps(
         _normal(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False

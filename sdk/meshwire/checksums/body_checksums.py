@@ -1,6 +1,7 @@
-"""Checksums of object bodies: S3's ten algorithms, combining those of parts, and the verifier of an upload.
+"""Checksums of object bodies: S3's ten algorithms, combining the checksums of parts, and the verifier of an
+upload.
 
-Law: pure over the bytes passed in; whole-object values only.
+Law: pure functions of the bytes passed in; only checksums of whole objects.
 Invariant: values are base64 of the big-endian digest.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html
 """
@@ -48,12 +49,11 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class BodyDigests:
-    """Digests the client declares for the body it sends.
+    """Digests that the client declares for the body it sends.
 
-    `content_md5` is base64; `checksums` maps algorithm (`crc32`, `crc32c`, `crc64nvme`, `sha1`,
-    `sha256`) to base64;
-    `trailer` names the algorithms whose value follows in the chunked trailer; `wanted` those to compute
-    and store because `x-amz-sdk-checksum-algorithm` names them.
+    `content_md5` is base64; `checksums` maps algorithm (`crc32`, `crc32c`, `crc64nvme`, `sha1`, `sha256`)
+    to base64; `trailer` names the algorithms whose values follow in the chunked trailer; `wanted` names
+    those to compute and store because `x-amz-sdk-checksum-algorithm` lists them.
     """
 
     content_md5: str | None = None
@@ -116,18 +116,19 @@ class _Xxh:
         return _base64(self.digest())
 
 
-# zlib's crc32 is at least as fast as awscrt's, and lets other threads run meanwhile.
+# zlib's crc32 is at least as fast as awscrt's, and releases the GIL.
 _CRCS: Mapping[str, Callable[[Buffer, int], int]] = MappingProxyType(
     {"crc32": zlib.crc32, "crc32c": crc.crc32c, "crc64nvme": crc.crc64nvme}
 )
-# By name, because an awscrt older than 0.38 lacks them: the SDK alone, which needs none, works with it.
+# Looked up by name because awscrt before 0.38 lacks them; the SDK alone does not need them and works with
+# it.
 _XXHS = MappingProxyType(
     {"xxhash64": "new_xxhash64", "xxhash3": "new_xxhash3_64", "xxhash128": "new_xxhash3_128"}
 )
 
 
 def new_hasher(algorithm: str) -> Hasher:
-    """An empty hasher; `algorithm` is one of ALGORITHMS."""
+    """Create an empty hasher; `algorithm` is one of ALGORITHMS."""
     crc = _CRCS.get(algorithm)
     if crc is not None:
         return _Crc(crc, DIGEST_SIZES[algorithm])
@@ -140,7 +141,7 @@ def _base64(digest: bytes) -> str:
 
 
 def decode_checksum(algorithm: str, value: str) -> bytes | None:
-    """The digest of a base64 value, or None when it is not one of this algorithm (or of `md5`)."""
+    """Decode a base64 checksum; return None if it is not a valid digest of this algorithm (or of `md5`)."""
     try:
         digest = base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError):
@@ -148,11 +149,12 @@ def decode_checksum(algorithm: str, value: str) -> bytes | None:
     return digest if len(digest) == DIGEST_SIZES.get(algorithm, 16) else None
 
 
-# --- values of assembled uploads ------------------------------------------------------------------
+# --- checksums of multipart uploads ---------------------------------------------------------------
 
 
 def composite_checksum(algorithm: str, parts: Iterable[str]) -> str:
-    """The COMPOSITE checksum of parts (base64 each): the checksum of their digests, `-`, their number."""
+    """Return the COMPOSITE checksum of parts (base64 each): the checksum of their digests, `-`, and their
+    number."""
     hasher, count = new_hasher(algorithm), 0
     for part in parts:
         hasher.update(base64.b64decode(part))
@@ -160,18 +162,18 @@ def composite_checksum(algorithm: str, parts: Iterable[str]) -> str:
     return f"{hasher.base64()}-{count}"
 
 
-# Bit-reversed polynomials: crc(a ‖ b) = crc(a)·x^(8·len(b)) mod P ⊕ crc(b), as zlib's crc32_combine has it.
+# Bit-reversed polynomials: crc(a ‖ b) = crc(a)·x^(8·len(b)) mod P ⊕ crc(b), as in zlib's crc32_combine.
 _POLYNOMIALS = MappingProxyType({"crc32": 0xEDB88320, "crc32c": 0x82F63B78, "crc64nvme": 0x9A6C9329AC4BC9B5})
 
 
 def combine_checksums(algorithm: str, parts: Iterable[tuple[str, int]]) -> str:
-    """The FULL_OBJECT checksum of parts (base64, size in bytes) of a crc32, crc32c or crc64nvme. No bytes are
-    read.
+    """Return the FULL_OBJECT checksum of parts (base64, size in bytes) for crc32, crc32c or crc64nvme,
+    without reading any bytes.
 
-    Raises ValueError for all others, which cannot be combined.
+    Raises ValueError for all other algorithms, which cannot be combined.
     """
     if algorithm not in _POLYNOMIALS:
-        raise ValueError(f"{algorithm} of a whole object does not follow from its parts; use COMPOSITE")
+        raise ValueError(f"{algorithm} of a whole object cannot be computed from its parts; use COMPOSITE")
     width = DIGEST_SIZES[algorithm]
     value = 0
     for part, size in parts:
@@ -181,7 +183,7 @@ def combine_checksums(algorithm: str, parts: Iterable[tuple[str, int]]) -> str:
 
 
 def _multiply(algorithm: str, a: int, b: int) -> int:
-    """a·b mod P over GF(2), bit-reversed: the top bit is x⁰."""
+    """Return a·b mod P over GF(2), bit-reversed: the top bit is x⁰."""
     polynomial = _POLYNOMIALS[algorithm]
     bit = 1 << (DIGEST_SIZES[algorithm] * 8 - 1)
     product = 0
@@ -196,7 +198,7 @@ def _multiply(algorithm: str, a: int, b: int) -> int:
 
 @lru_cache(maxsize=256)
 def _power(algorithm: str, k: int) -> int:
-    """x^(2^k) mod P."""
+    """Return x^(2^k) mod P."""
     if k == 0:
         return 1 << (DIGEST_SIZES[algorithm] * 8 - 2)
     root = _power(algorithm, k - 1)
@@ -205,7 +207,7 @@ def _power(algorithm: str, k: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _shift(algorithm: str, size: int) -> int:
-    """x^(8·size) mod P."""
+    """Return x^(8·size) mod P."""
     product = 1 << (DIGEST_SIZES[algorithm] * 8 - 1)
     exponent = size * 8
     for k in range(exponent.bit_length()):
@@ -219,8 +221,8 @@ def _shift(algorithm: str, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BodyDigest:
-    """`md5_hex` is the ETag of a single upload; `checksums` (algorithm → base64) are those to keep with
-    it."""
+    """The computed digests of a body. `md5_hex` is the ETag of a single-part upload; `checksums` (algorithm
+    → base64) are those to store with the object."""
 
     md5_hex: str
     checksums: Mapping[str, str]
@@ -228,11 +230,12 @@ class BodyDigest:
 
 
 class BodyVerifier:
-    """Hashes a body as it passes and compares it with all that the client declared of it.
+    """Hashes a body as it streams through and compares it with everything that the client declared about
+    it.
 
-    `payload_sha256` is the claim's payload hash (values other than 64 hexadecimal digits are ignored);
-    `extra` names further algorithms to compute and keep. With nothing to keep otherwise, CRC64NVME is kept,
-    as S3 does.
+    `payload_sha256` is the payload hash of the signature (values other than 64 hexadecimal digits are
+    ignored); `extra` names further algorithms to compute and store. If no checksum would be stored
+    otherwise, CRC64NVME is, as in S3.
     """
 
     def __init__(
@@ -262,7 +265,7 @@ class BodyVerifier:
         self._size += len(chunk)
 
     def finish(self, trailers: Mapping[str, str] = _NOTHING) -> BodyDigest:
-        """Compare. `trailers` are those of a chunked body (lower-case names).
+        """Compare the digests. `trailers` are those of a chunked body (lower-case names).
 
         Raises S3Error: InvalidDigest, BadDigest, XAmzContentSHA256Mismatch, InvalidRequest,
         MalformedTrailerError.

@@ -1,6 +1,6 @@
 """CRC-32C and CRC-64/NVME from awscrt.
 
-Law: awscrt is imported on the first checksum. The import takes 30 ms, and a training process has nothing
+Law: awscrt is imported with the first checksum. The import takes 30 ms, and a training process has nothing
 to checksum before its first batch arrives.
 """
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 @cache
 def load_awscrt() -> Any:
-    """`awscrt.checksums`."""
+    """Import and return `awscrt.checksums`."""
     return import_module("awscrt.checksums")
 
 
 def crc32c(data: Buffer, previous: int = 0) -> int:
-    """Of the bytes whose sum is `previous`, and then `data`."""
+    """Return the CRC-32C of `data`, continuing from the checksum `previous` of the bytes before it."""
     found: int = load_awscrt().crc32c(data, previous)
     return found
 
 
 def crc64nvme(data: Buffer, previous: int = 0) -> int:
-    """Of the bytes whose sum is `previous`, and then `data`."""
+    """Return the CRC-64/NVME of `data`, continuing from the checksum `previous` of the bytes before it."""
     found: int = load_awscrt().crc64nvme(data, previous)
     return found

@@ -1,7 +1,7 @@
 """Conditional requests: entity tags, preconditions and byte ranges (RFC 9110 §8.8.3, §13, §14), as in S3.
 
-Law: pure decisions; the caller turns them into statuses. A malformed or multi-range header is ignored,
-as in S3; an unsatisfiable range is an error (416).
+Law: pure decisions; the caller turns them into statuses. A malformed or multi-range header is ignored, as
+in S3; an unsatisfiable range is an error (416).
 Invariant: an ETag inside Shardmesh never carries quotes.
 """
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# RFC 9110 §8.8.3, and, beyond it, the bare tags that several S3 clients send.
+# RFC 9110 §8.8.3, plus the bare tags that several S3 clients send.
 _TAG = re.compile(r'\s*(?:W/)?(?:"([^"]*)"|([^",\s]+))\s*(?:,|\Z)')
 
 
 def quote_etag(etag: str) -> str:
-    """`etag` as it goes out."""
+    """Return `etag` as it appears in headers."""
     return f'"{etag}"'
 
 
 def unquote_etag(text: str) -> str:
-    """A tag as it came in, without weakness mark, quotes and surrounding blanks."""
+    """Strip weakness mark, quotes and surrounding blanks from a received tag."""
     return text.strip().removeprefix("W/").strip('"')
 
 
 def parse_etag_list(header: str) -> tuple[str, ...]:
-    """The tags of an If-Match or If-None-Match header, `*` kept; unreadable remains are one opaque tag that
-    matches nothing."""
+    """Parse the tags of an If-Match or If-None-Match header, keeping `*`; an unreadable rest becomes one
+    opaque tag that matches nothing."""
     tags, position = [], 0
     while position < len(header):
         match = _TAG.match(header, position)
@@ -45,7 +45,7 @@ def parse_etag_list(header: str) -> tuple[str, ...]:
 
 
 def multipart_etag(part_etags: Iterable[str]) -> str:
-    """S3's ETag of an assembled upload: MD5 over the parts' MD5s, `-`, number of parts.
+    """Return S3's ETag of a multipart upload: MD5 over the parts' MD5s, `-`, number of parts.
 
     Raises ValueError for a part whose ETag is not an MD5 in hexadecimal.
     """
@@ -57,15 +57,15 @@ def multipart_etag(part_etags: Iterable[str]) -> str:
 
 
 FailedCondition = Literal["", "If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since"]
-"""The header of a condition that does not hold; empty where all hold."""
+"""The header of the condition that failed; empty if all hold."""
 
 NOT_MODIFIED_CONDITIONS = frozenset({"If-None-Match", "If-Modified-Since"})
-"""Those that a GET or HEAD answers with 304 and not with 412."""
+"""Conditions that fail with 304 instead of 412 for GET and HEAD."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """ETags without quotes, `*` kept as it is; times in seconds since the epoch."""
+    """Preconditions of a request: ETags without quotes, `*` kept as is; times in seconds since the epoch."""
 
     if_match: tuple[str, ...] = ()
     if_none_match: tuple[str, ...] = ()
@@ -78,8 +78,8 @@ def _matches(tags: tuple[str, ...], etag: str) -> bool:
 
 
 def failed_read_condition(conditions: Conditions, etag: str, modified: int) -> FailedCondition:
-    """The first that does not hold for GET or HEAD of an existing object (`modified` in seconds), in the
-    order of RFC 9110 §13.2.2."""
+    """Return the first condition that fails for a GET or HEAD of an existing object (`modified` in
+    seconds), in the order of RFC 9110 §13.2.2."""
     if conditions.if_match:
         if not _matches(conditions.if_match, etag):
             return "If-Match"
@@ -94,8 +94,8 @@ def failed_read_condition(conditions: Conditions, etag: str, modified: int) -> F
 
 
 def failed_write_condition(conditions: Conditions, etag: str | None, modified: int = 0) -> FailedCondition:
-    """The first that does not hold for a write over an object with `etag`, or over nothing (None: a failed
-    If-Match is then a 404)."""
+    """Return the first condition that fails for a write over an object with `etag`, or over nothing (None:
+    a failed If-Match is then a 404)."""
     if etag is None:
         return "If-Match" if conditions.if_match else ""
     if conditions.if_match and not _matches(conditions.if_match, etag):
@@ -108,29 +108,30 @@ def failed_write_condition(conditions: Conditions, etag: str | None, modified: i
 
 
 _RANGE = re.compile(r"bytes=(?:(\d+)-(\d*)|-(\d+))\Z", re.A)
-_LARGEST = (1 << 63) - 1  # longer than any object; larger numbers are read as this one
+_LARGEST = (1 << 63) - 1  # longer than any object; larger numbers are clamped to it
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSpec:
-    """`first`–`last` inclusive, either end open (None); `first` None means the last `last` bytes."""
+    """A byte range: `first`–`last` inclusive, either end open (None); `first` None means the last `last`
+    bytes."""
 
     first: int | None
     last: int | None
 
     @property
     def is_suffix(self) -> bool:
-        """Whether it asks for the last bytes, and at least one of them."""
+        """Whether the range is a non-empty suffix."""
         return self.first is None and bool(self.last)
 
 
 class UnsatisfiableRangeError(ValueError):
-    """The range lies beyond the object: S3's InvalidRange, status 416."""
+    """The range is beyond the object: S3's InvalidRange, status 416."""
 
 
 def parse_range(header: str | None) -> RangeSpec | None:
-    """The range a `Range` header asks for; None when absent, malformed or multiple (then the whole is
-    sent)."""
+    """Parse a `Range` header; None if it is absent, malformed or has several ranges (then the whole object
+    is sent)."""
     if header is None:
         return None
     match = _RANGE.match(header.strip(" \t"))
@@ -145,15 +146,15 @@ def parse_range(header: str | None) -> RangeSpec | None:
 
 
 def _number(digits: str) -> int:
-    """Python refuses to read very long numbers."""
+    """Parse a number, clamped; Python refuses to convert very long ones."""
     significant = digits.lstrip("0")
     return _LARGEST if len(significant) > 19 else min(int(significant or "0"), _LARGEST)
 
 
 def resolve_range(spec: RangeSpec, size: int) -> tuple[int, int]:
-    """(offset, length) in bytes within an object of `size` bytes; the end is clipped.
+    """Return (offset, length) in bytes within an object of `size` bytes; the end is clipped.
 
-    Raises UnsatisfiableRangeError when nothing of the object is covered (an empty object included).
+    Raises UnsatisfiableRangeError if the range covers nothing of the object (as with any empty object).
     """
     if spec.first is None:
         length = min(spec.last or 0, size)

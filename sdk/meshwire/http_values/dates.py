@@ -1,7 +1,6 @@
 """Dates in the formats of HTTP, S3's XML and SigV4.
 
-Law: pure conversions between text and integers; the current time is always an argument. All times are
-UTC.
+Law: pure conversions between text and integers; the current time is always an argument. All times are UTC.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
-# RFC 9110 §5.6.7: IMF-fixdate, then the two obsolete forms (RFC 850 and asctime) that must still be
-# understood.
+# RFC 9110 §5.6.7: IMF-fixdate, then the two obsolete forms (RFC 850 and asctime) that recipients must
+# accept.
 _IMF = re.compile(
     r"(?:\w{3}, )?(\d{1,2}) (\w{3}) (\d{4}) (\d\d):(\d\d):(\d\d)(?: (?:GMT|UTC|[+-]0000))?\Z", re.A
 )
@@ -43,7 +42,7 @@ def _seconds(year: int, month: int, day: int, hour: int, minute: int, second: in
 
 @lru_cache(maxsize=4096)
 def format_http(seconds: int) -> str:
-    """IMF-fixdate, e.g. `Fri, 24 May 2013 00:00:00 GMT`."""
+    """Format as IMF-fixdate, e.g. `Fri, 24 May 2013 00:00:00 GMT`."""
     t = _at(seconds)
     return (
         f"{_DAYS[t.weekday()]}, {t.day:02} {_MONTHS[t.month - 1]} {t.year:04} "
@@ -52,8 +51,8 @@ def format_http(seconds: int) -> str:
 
 
 def parse_http(text: str) -> int | None:
-    """Seconds since the epoch, or None when the text is no HTTP date (RFC 9110 has such a condition
-    ignored)."""
+    """Parse an HTTP date into seconds since the epoch, or None if it is invalid (RFC 9110 ignores such a
+    condition)."""
     text = text.strip()
     if match := _IMF.match(text):
         day, month, year, *clock = match.groups()
@@ -71,7 +70,7 @@ def parse_http(text: str) -> int | None:
 
 
 def format_iso(milliseconds: int) -> str:
-    """The form of S3's XML, e.g. `2011-02-26T01:56:20.000Z`."""
+    """Format as in S3's XML, e.g. `2011-02-26T01:56:20.000Z`."""
     seconds, rest = divmod(milliseconds, 1000)
     return f"{_iso_seconds(seconds)}.{rest:03}Z"
 
@@ -80,7 +79,7 @@ _MILLISECONDS = tuple(f".{number:03}Z" for number in range(1000))
 
 
 def format_iso_many(times: Iterable[int]) -> list[str]:
-    """`format_iso` of each; neighbours within a second share most of the work."""
+    """Apply `format_iso` to each time; consecutive times within the same second share most of the work."""
     found = []
     latest, written = None, ""
     for milliseconds in times:
@@ -97,7 +96,7 @@ def _iso_seconds(seconds: int) -> str:
 
 
 def parse_iso(text: str) -> int | None:
-    """Milliseconds since the epoch of an ISO 8601 time in UTC (finer digits are cut), or None."""
+    """Parse an ISO 8601 time in UTC into milliseconds since the epoch (finer digits are cut), or None."""
     match = _ISO.match(text)
     if match is None:
         return None
@@ -108,12 +107,12 @@ def parse_iso(text: str) -> int | None:
 
 @lru_cache(maxsize=1024)
 def format_amz(seconds: int) -> str:
-    """SigV4's form, e.g. `20130524T000000Z`."""
+    """Format as in SigV4, e.g. `20130524T000000Z`."""
     return f"{_at(seconds):%Y%m%dT%H%M%SZ}"
 
 
 @lru_cache(maxsize=1024)
 def parse_amz(text: str) -> int | None:
-    """Seconds since the epoch of a time in SigV4's form, or None."""
+    """Parse a SigV4 time into seconds since the epoch, or None."""
     match = _AMZ.match(text)
     return None if match is None else _seconds(*map(int, match.groups()))

@@ -1,10 +1,9 @@
 """Shardmesh's own headers: release, Server-Timing, loader reports, and local handover of batches.
 
-Law: an unreadable report or timing is ignored, never an error. Reports are increments, so nodes only
-add.
-Law: a node names its handover directory and the id stored there; a client that reads the same id is on
-the same host and sends it back. The response then names a socket and a single-use ticket instead of a
-body; the memory behind the ticket belongs to the node until that connection closes.
+Law: an unreadable report or timing is ignored, never an error. Reports are increments, so nodes only add.
+Law: a node names its handover directory and the id stored there; a client that reads the same id is on the
+same host and sends it back. The response then names a socket and a single-use ticket instead of a body; the
+memory behind the ticket belongs to the node until that connection closes.
 Invariant: `RELEASE` is the version of the distribution in `pyproject.toml`; a test compares them.
 """
 
@@ -28,8 +27,8 @@ _LONGEST: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class FrameTiming:
-    """Seconds in which a frame was made: `fetch`, until its sources were at hand; `prepare`, in ops. Of one
-    that was ready both are 0."""
+    """Seconds spent on a frame: `fetch`, until its sources were available; `prepare`, in ops. Both are 0
+    for a frame that was ready."""
 
     fetch: float = 0.0
     prepare: float = 0.0
@@ -37,25 +36,25 @@ class FrameTiming:
 
 @dataclass(frozen=True, slots=True)
 class ServerTiming:
-    """Seconds of one answer: `total` from the question's arrival on; what others had begun counts only while
-    this one waited for it."""
+    """Seconds spent on one response: `total` from the arrival of the request; work that other requests had
+    started counts only while this one waited for it."""
 
     took: FrameTiming
     total: float
 
     @property
     def fetch(self) -> float:
-        """Of `total`, waiting for sources."""
+        """The part of `total` spent waiting for sources."""
         made = self.took.fetch + self.took.prepare
         return self.took.fetch if made <= self.total else self.total * self.took.fetch / made
 
     @property
     def preprocessing(self) -> float:
-        """Of `total`, the rest: ops, and waiting for one's turn."""
+        """The rest of `total`: ops and queueing."""
         return max(self.total - self.fetch, 0.0)
 
     def to_header(self) -> str:
-        """As it is sent."""
+        """Format the header value."""
         took = self.took
         return (
             f"fetch;dur={1000 * took.fetch:.3f}, prepare;dur={1000 * took.prepare:.3f}, "
@@ -64,7 +63,7 @@ class ServerTiming:
 
 
 def parse_timing(header: str) -> ServerTiming:
-    """The timing of a header; zeros where it says nothing."""
+    """Parse the header; missing entries are 0."""
     entries = (_ENTRY.fullmatch(entry.strip()) for entry in header[:_LONGEST].split(","))
     found = {entry[1]: float(entry[2]) / 1000 for entry in entries if entry is not None}
     took = FrameTiming(found.get("fetch", 0.0), found.get("prepare", 0.0))
@@ -77,13 +76,13 @@ _FORM = re.compile(
     r"name=([^;]{1,63});samples=([0-9]{1,12});waited=([0-9]{1,7}\.[0-9]{3});seconds=([0-9]{1,7}\.[0-9]{3})"
     r"(?:;preprocessing=([0-9]{1,7}\.[0-9]{3});fetch=([0-9]{1,7}\.[0-9]{3}))?"
 )
-_ROUNDED: Final = 0.0011  # seconds: each figure is rounded by itself
+_ROUNDED: Final = 0.0011  # seconds: each number is rounded separately
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderReport:
-    """Since the report before: rows handed on, seconds of the training loop, of these seconds waited, and of
-    those because of nodes' `preprocessing` or `fetch`."""
+    """A loader's report since the previous one: rows delivered, seconds of the training loop, seconds of
+    these spent waiting, and the parts of the wait due to nodes' `preprocessing` and `fetch`."""
 
     name: str
     samples: int
@@ -94,12 +93,12 @@ class LoaderReport:
 
     @property
     def stalls(self) -> dict[str, float]:
-        """`waited` by what it was for."""
+        """`waited` by cause."""
         network = max(self.waited - self.preprocessing - self.fetch, 0.0)
         return {"network": network, "preprocessing": self.preprocessing, "fetch": self.fetch}
 
     def to_header(self) -> str:
-        """As it is sent."""
+        """Format the header value."""
         return (
             f"name={self.name};samples={self.samples};waited={self.waited:.3f};seconds={self.seconds:.3f};"
             f"preprocessing={self.preprocessing:.3f};fetch={self.fetch:.3f}"
@@ -107,7 +106,7 @@ class LoaderReport:
 
 
 def parse_report(header: str | None) -> LoaderReport | None:
-    """The report of a header, None where there is none or it makes no sense."""
+    """Parse a loader report, or return None if there is none or it is inconsistent."""
     found = None if header is None else _FORM.fullmatch(header)
     if found is None or LOADER_NAME.fullmatch(found[1]) is None:
         return None
@@ -118,9 +117,9 @@ def parse_report(header: str | None) -> LoaderReport | None:
 
 
 LOCAL_HANDOVER_HEADER: Final = "x-mesh-local"
-"""In answers `<id> <directory, percent-encoded>`, in questions `<id>`."""
+"""In responses `<id> <directory, percent-encoded>`, in requests `<id>`."""
 HANDOVER_TICKET_HEADER: Final = "x-mesh-handed"
-"""In answers `<socket> <ticket> <bytes>`."""
+"""In responses `<socket> <ticket> <bytes>`."""
 HANDOVER_ID_FILE: Final = "id"
 TICKET_BYTES: Final = 32
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -130,7 +129,7 @@ _HANDED = re.compile(r"([A-Za-z0-9_.\-]{1,100}\.sock) ([0-9a-f]{32}) ([0-9]{1,18
 
 @dataclass(frozen=True, slots=True)
 class HandoverDirectory:
-    """A node's directory, and what tells it from another of the same name."""
+    """A node's handover directory, and the id that distinguishes it from others of the same name."""
 
     id: str
     directory: str
@@ -141,7 +140,7 @@ class HandoverDirectory:
 
 @dataclass(frozen=True, slots=True)
 class HandoverTicket:
-    """What an answer gives in place of a body of `size` bytes."""
+    """The reference that a response carries instead of a body of `size` bytes."""
 
     socket: str
     ticket: str
@@ -152,7 +151,7 @@ class HandoverTicket:
 
 
 def parse_handover_directory(text: str) -> HandoverDirectory | None:
-    """None for what is none."""
+    """Parse the header, or return None if it is invalid."""
     found = _PLACE.fullmatch(text)
     if found is None:
         return None
@@ -164,11 +163,11 @@ def parse_handover_directory(text: str) -> HandoverDirectory | None:
 
 
 def parse_handover_ticket(text: str) -> HandoverTicket | None:
-    """None for what is none."""
+    """Parse the header, or return None if it is invalid."""
     found = _HANDED.fullmatch(text)
     return None if found is None else HandoverTicket(found[1], found[2], int(found[3]))
 
 
 def is_handover_id(text: str) -> bool:
-    """Whether this can be what an id file holds."""
+    """Whether the text has the form of the id in an id file."""
     return _ID.fullmatch(text) is not None

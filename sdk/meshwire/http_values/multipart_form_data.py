@@ -28,15 +28,15 @@ _FILENAME = re.compile(r';\s*filename\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))',
 
 
 class FormError(ValueError):
-    """Not a form that can be read; the message says why."""
+    """An invalid form; the message says why."""
 
 
 class FormTooLargeError(FormError):
-    """More than MAX_FORM_BYTES, or MAX_FIELDS, before the file."""
+    """More than MAX_FORM_BYTES or MAX_FIELDS before the file."""
 
 
 def read_boundary(content_type: str) -> str:
-    """The boundary that a Content-Type names. Raises FormError."""
+    """Return the boundary given in a Content-Type. Raises FormError."""
     match = _BOUNDARY.match(content_type.strip())
     boundary = "" if match is None else (match[1] or match[2] or "").rstrip()
     if not boundary or not boundary.isascii() or not boundary.isprintable():
@@ -45,7 +45,8 @@ def read_boundary(content_type: str) -> str:
 
 
 class FormReader:
-    """Reads one form. States: a delimiter is sought, its line, a part's head, a value, the file, done.
+    """Reads one form. Its states: search for a delimiter, the rest of its line, a part's head, a value, the
+    file, done.
 
     `fields` (lower-case name → value) and `filename` are complete once `in_file` is true.
     """
@@ -55,7 +56,7 @@ class FormReader:
         self.filename = ""
         self.in_file = False
         self._delimiter = b"\r\n--" + boundary.encode()
-        self._held = bytearray(b"\r\n")  # the first delimiter needs no line before it
+        self._held = bytearray(b"\r\n")  # the first delimiter needs no preceding line
         self._taken = 0
         self._name = ""
         self._step: _Step = self._skip_preamble
@@ -65,7 +66,8 @@ class FormReader:
         return f"<FormReader {self._step.__name__.strip('_')}, {len(self.fields)} fields>"
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Pieces of the file in `data`, in order. Raises FormError; the reader is then spent."""
+        """Return the pieces of the file in `data`, in order. Raises FormError, after which the reader
+        cannot be used."""
         if self._done:
             return []
         return self._read_file(data) if self.in_file else self._read_form(data)
@@ -92,25 +94,26 @@ class FormReader:
         return []
 
     def finish(self) -> None:
-        """The input is at its end. Raises FormError unless the file was whole."""
+        """Signal the end of the input. Raises FormError unless the file was complete."""
         if not self.in_file:
             raise FormError("the form has no field named file")
         if not self._done:
             raise FormError("the form ends before its last boundary")
 
-    # Each step returns whether it got further; all work on `_held`, which is at most MAX_FORM_BYTES.
+    # Each step returns whether it made progress; all operate on `_held`, which is at most MAX_FORM_BYTES
+    # long.
 
     def _skip_preamble(self) -> bool:
         return self._take_until(self._delimiter, self._read_delimiter_line) is not None
 
     def _read_delimiter_line(self) -> bool:
-        """The rest of a delimiter's line: `--` ends the form, white space is transport padding."""
+        """Consume the rest of a delimiter's line: `--` ends the form, white space is transport padding."""
         if len(self._held) >= 2 and self._held[:2] == b"--":
             self._done = True
             return False
         line = self._take_until(b"\r\n", self._read_head)
         if line is not None and line.strip(b" \t"):
-            raise FormError("a boundary line goes on after its boundary")
+            raise FormError("a boundary line has text after its boundary")
         if line is not None:
             self._held[:0] = b"\r\n"  # a part without headers begins with the empty line
         return line is not None
@@ -133,7 +136,7 @@ class FormReader:
         if value is None:
             return False
         if self._name in self.fields:
-            raise FormError(f"the field {self._name[:64]!r} is given twice")
+            raise FormError(f"the field {self._name[:64]!r} appears twice")
         if len(self.fields) >= MAX_FIELDS:
             raise FormTooLargeError(f"more than {MAX_FIELDS} fields")
         self.fields[self._name] = _text(value)
@@ -149,7 +152,7 @@ class FormReader:
         return taken
 
     def _read_file(self, data: bytes) -> list[bytes]:
-        """All that is surely not part of the delimiter."""
+        """Return all bytes that cannot be part of the delimiter."""
         joined = bytes(self._held) + data if self._held else data
         end = joined.find(self._delimiter)
         self._done = end >= 0
@@ -164,7 +167,7 @@ def _too_large() -> FormTooLargeError:
 
 
 def _overlap(data: bytes, delimiter: bytes) -> int:
-    """How many bytes at the end of `data` may be the beginning of `delimiter`."""
+    """Return how many bytes at the end of `data` may be the start of `delimiter`."""
     start = max(0, len(data) - len(delimiter) + 1)
     while (start := data.find(b"\r", start)) >= 0:
         if delimiter.startswith(data[start:]):
@@ -182,7 +185,8 @@ def _disposition(head: str) -> str:
 
 
 def _parameter(pattern: re.Pattern[str], disposition: str) -> str:
-    """Browsers write a quote as %22 or behind a backslash; other backslashes are of Windows' paths."""
+    """Unescape a parameter: browsers write a quote as %22 or after a backslash; other backslashes belong to
+    Windows paths."""
     match = pattern.search(disposition)
     if match is None:
         return ""

@@ -16,7 +16,7 @@ class PercentError(ValueError):
 
 
 def to_bytes(text: str) -> bytes:
-    """The bytes of text as received: servers hand on undecodable header and target bytes as lone
+    """Return the bytes of received text: servers pass undecodable header and target bytes as lone
     surrogates."""
     try:
         return text.encode("utf-8", "surrogateescape")
@@ -25,7 +25,7 @@ def to_bytes(text: str) -> bytes:
 
 
 def decode(text: str) -> str:
-    """Percent-decoded `text`, `+` left alone. Raises PercentError."""
+    """Percent-decode `text`, leaving `+` alone. Raises PercentError."""
     if "%" not in text:
         if text.isascii():
             return text
@@ -38,18 +38,18 @@ def decode(text: str) -> str:
 
 
 def encode(text: str, *, safe: str = "") -> str:
-    """SigV4's UriEncode: everything but unreserved characters (and `safe`), upper-case hexadecimal. Raises
-    PercentError for text that never was bytes."""
+    """Encode like SigV4's UriEncode: everything but unreserved characters (and `safe`), in upper-case
+    hexadecimal. Raises PercentError for text that does not stand for bytes."""
     return quote_from_bytes(to_bytes(text), safe=safe)
 
 
 def encode_path(raw_path: str) -> str:
-    """`raw_path` decoded and encoded again as SigV4's UriEncode would, `/` kept. Raises PercentError."""
+    """Decode `raw_path` and encode it as SigV4's UriEncode would, keeping `/`. Raises PercentError."""
     return quote_from_bytes(unquote_to_bytes(to_bytes(raw_path)), safe="/")
 
 
 def split_query(raw_query: str) -> list[tuple[str, str]]:
-    """(name, value) of each parameter in order, decoded, `+` as a space. Raises PercentError."""
+    """Return (name, value) of each parameter in order, decoded, with `+` as a space. Raises PercentError."""
     parameters = []
     for piece in raw_query.split("&"):
         if piece:
