@@ -1,6 +1,6 @@
-"""The cluster map, the placement of slots, and the primary, read set and write set of a key.
+"""The cluster map, slot placement, and the primary, read set and write set of a key.
 
-Law: pure functions of the map, computed alike by daemons, SDK and operator.
+Law: pure functions of the map; daemons, SDK and operator compute the same results.
 """
 
 from meshwire.cluster.cluster_map import ClusterMap, Node, parse_map

@@ -1,4 +1,4 @@
-"""The cluster map: its nodes, their zones, roles and states, and the copies of each bucket.
+"""The cluster map: its nodes with their zones, roles and states, and the number of copies of each bucket.
 
 Law: a map is immutable and has one encoding; a change is a new map with the next version
 (`cluster.transitions`). A fault in a document raises PlanError with the path of the bad field.
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 State = Literal["joining", "up", "draining", "away", "returning", "down"]
-"""`joining`: gets its share of the data, and is not relied on for what it has not got yet. `draining`: gives
-its share away. `away`: does not answer, and is expected back: its share stays its own, others stand in.
-`returning`: answers again, gets every write, and may lack what was written while it was away. `down`: out of
-the placement; its share is made again elsewhere."""
+"""`joining`: receives its share of the data and is not read for data it does not have yet.
+`draining`: hands its share to other nodes.
+`away`: does not answer but is expected back; it keeps its share, and other nodes stand in.
+`returning`: answers again and gets every write, but may lack writes from the time it was away.
+`down`: removed from the placement; its share is rebuilt on other nodes."""
 Role = Literal["store", "cache", "compute"]
 STATES: Final[tuple[State, ...]] = ("joining", "up", "draining", "away", "returning", "down")
 REACHABLE_STATES: Final[tuple[State, ...]] = ("joining", "up", "draining", "returning")
-"""States of nodes that answer."""
+"""States of nodes that answer requests."""
 ROLES: Final[tuple[Role, ...]] = ("store", "cache", "compute")
 DEFAULT_SLOTS: Final = 1 << 14
 DEFAULT_COPIES: Final = 2
@@ -54,13 +55,14 @@ _ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,255}")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A member. `endpoint`: where peers and the SDK reach it. `zone`: what fails together; `rack`: what is
-    near each other. `weight`: its share of the data, in any unit that is the same for all (GiB, say).
+    """A member of the cluster. `endpoint`: where peers and the SDK reach it. `zone`: failure domain;
+    `rack`: proximity domain. `weight`: its share of the data, in any unit common to all nodes (such as
+    GiB).
 
-    Map versions: `since`, when it last went away from what it had all of; of a node that is neither away nor
-    returning, when it last came back (0: it was never away); `turned`, when it took its present state;
-    `complete`, of the newest map under which it had all it should have. `leaving`: it is to be empty,
-    whatever its state: it was draining when it went away.
+    Map versions: `since`, when the node last went away after being complete; for a node that is neither
+    away nor returning, when it last came back (0: it was never away); `turned`, when it entered its present
+    state; `complete`, the newest map version under which it had all its data. `leaving`: the node is to be
+    emptied, whatever its state: it was draining when it went away.
     """
 
     node_id: str
@@ -77,12 +79,12 @@ class Node:
 
     @property
     def stores(self) -> bool:
-        """Whether it may own data at all."""
+        """Whether the node can own data."""
         return "store" in self.roles and self.weight > 0
 
 
 class Share(NamedTuple):
-    """What placement asks of a node."""
+    """The part of a node that placement depends on."""
 
     node_id: str
     zone: str
@@ -90,9 +92,9 @@ class Share(NamedTuple):
 
 
 class BucketCopies(NamedTuple):
-    """How many copies there are of what is in a bucket that was made at `born` (ms since the epoch), since
-    somebody changed that. `relied`: so many are read; `given`: so many get every write, and are more than
-    that, or than what is `wanted`, while nodes compare."""
+    """The number of copies of a bucket created at `born` (ms since the epoch), once an administrator has
+    changed that number. Reads use `relied` copies and writes go to `given` copies; while nodes sync,
+    `given` exceeds `relied` or `wanted`, the target number."""
 
     bucket: str
     born: int
@@ -102,29 +104,31 @@ class BucketCopies(NamedTuple):
 
     @property
     def is_rebalancing(self) -> bool:
-        """Whether copies are still to be made, or to be let go of."""
+        """Whether copies are still to be made or removed."""
         return not self.relied == self.given == self.wanted
 
     @property
     def copies(self) -> int:
-        """As `routes` takes it."""
+        """The number of copies as `routes` takes it."""
         return self.relied if self.relied == self.given else self.relied + _GIVEN * self.given
 
 
 def read_and_write_copies(copies: int) -> tuple[int, int]:
-    """How many copies are read, and how many written, of a number as `Count.copies` and `routes` have it."""
+    """Split a number of copies, as `BucketCopies.copies` and `routes` encode it, into (copies to read,
+    copies to write)."""
     given, relied = divmod(copies, _GIVEN)
     return relied, given or relied
 
 
 @dataclass(frozen=True)
 class ClusterMap:
-    """`nodes` in order of their ids. `slots`: into how many parts names are cut, a power of two, fixed for
-    the cluster's life; so is `copies`, of buckets that say nothing else.
+    """An immutable version of the cluster. `nodes` are ordered by id. `slots`: the number of parts into
+    which names hash, a power of two, fixed for the life of the cluster; so is `copies`, the number of
+    copies of buckets without a setting of their own.
 
-    `base`: the shares by which the data lies at present, while they differ from those that the nodes' states
-    say; None when they do not. `goal`: the version since which the shares of the future, and the numbers of
-    copies, are what they are. `counts`: of buckets whose number of copies was changed, in order.
+    `base`: the shares by which the data is currently placed, while they differ from those that the node
+    states imply; None when they do not. `goal`: the version that last changed the target shares and copy
+    counts. `counts`: buckets whose number of copies was changed, in order of name.
     """
 
     version: int
@@ -136,16 +140,16 @@ class ClusterMap:
     counts: tuple[BucketCopies, ...] = ()
 
     def copies_of_bucket(self, bucket: str) -> BucketCopies | None:
-        """What is said of a bucket's copies, None where nobody changed their number."""
+        """Return the copy counts of a bucket, or None if its number of copies was never changed."""
         return next((count for count in self.counts if count.bucket == bucket), None)
 
     def node(self, node_id: str) -> Node | None:
-        """The member of an id, or None."""
+        """Return the member with this id, or None."""
         return next((node for node in self.nodes if node.node_id == node_id), None)
 
     @property
     def target_shares(self) -> tuple[Share, ...]:
-        """The shares once everybody has joined and left who is about to."""
+        """The shares after all pending joins and drains."""
         staying = ("joining", "up", "away", "returning")
         return tuple(
             Share(node.node_id, node.zone, node.weight)
@@ -155,27 +159,27 @@ class ClusterMap:
 
     @property
     def current_shares(self) -> tuple[Share, ...]:
-        """The shares by which the data lies until now."""
+        """The shares by which the data is currently placed."""
         return shares_by_state(self.nodes) if self.base is None else self.base
 
     @property
     def is_rebalancing(self) -> bool:
-        """Whether data is to be carried before the present is the future."""
+        """Whether data still has to move before the target shares become current."""
         return self.current_shares != self.target_shares or any(count.is_rebalancing for count in self.counts)
 
     def must_sync(self, node_id: str) -> bool:
-        """Whether a node is to compare what it has with what it should have (`transitions.settled`)."""
+        """Whether a node has to sync its data with the other owners (until `transitions.mark_complete`)."""
         node = self.node(node_id)
         if node is None or not node.stores or node.state in ("away", "down"):
             return False
         if node.state == "returning":
             return True
-        if node.state == "joining":  # one that has all waits for the others, and is not to begin anew
+        if node.state == "joining":  # a complete node waits for the others and must not start over
             return node.complete < max(self.goal, node.turned)
         return self.is_rebalancing and not node.leaving and node.complete < self.goal
 
     def to_json(self) -> bytes:
-        """The canonical document; `parse_map` gives the map back."""
+        """Encode the canonical document; `parse_map` restores the map."""
         nodes = [
             {
                 "id": node.node_id,
@@ -211,7 +215,7 @@ class ClusterMap:
 
 
 def shares_by_state(nodes: tuple[Node, ...]) -> tuple[Share, ...]:
-    """The present shares of nodes of which none is on the move."""
+    """Return the current shares implied by node states alone, without a rebalance in progress."""
     having = ("up", "draining", "away", "returning")
     return tuple(
         Share(node.node_id, node.zone, node.weight) for node in nodes if node.stores and node.state in having
@@ -219,13 +223,13 @@ def shares_by_state(nodes: tuple[Node, ...]) -> tuple[Share, ...]:
 
 
 def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
-    """The map of its document. Raises PlanError."""
+    """Parse a map document. Raises PlanError."""
     value = read_json(source) if isinstance(source, (bytes, str)) else dict(source)
     document = checked_object(value, "", ("version", "slots", "copies", "base", "goal", "nodes", "counts"))
     version = checked_integer(required_field(document, "version", ""), "version", 0, MAX_INTEGER)
     slots = checked_integer(document.get("slots", DEFAULT_SLOTS), "slots", 1, 1 << 20)
     if slots & (slots - 1):
-        raise PlanError("slots", f"{slots} is no power of two")
+        raise PlanError("slots", f"{slots} is not a power of two")
     nodes = required_field(document, "nodes", "")
     if not isinstance(nodes, list) or len(nodes) > MAX_NODES:
         raise PlanError("nodes", f"expected a list of at most {MAX_NODES} nodes")
@@ -311,9 +315,9 @@ def _matching(pattern: re.Pattern[str], value: Any, path: str) -> str:
 
 
 def checked_nodes(nodes: list[Node]) -> tuple[Node, ...]:
-    """The nodes in order of their ids. Raises PlanError when one stands twice."""
+    """Return the nodes in order of their ids. Raises PlanError if an id appears twice."""
     ordered = tuple(sorted(nodes, key=lambda node: node.node_id))
     for one, other in pairwise(ordered):
         if one.node_id == other.node_id:
-            raise PlanError("nodes", f"the node {one.node_id!r} stands twice")
+            raise PlanError("nodes", f"the node id {one.node_id!r} appears twice")
     return ordered

@@ -1,8 +1,8 @@
 """Placement: the owners of every slot, a pure function of the map, by weighted rendezvous hashing.
 
-Law: a key hashes to a slot, a slot to nodes. The cost of (node, slot) is -log2(h) / weight in
-fixed-point integers, so all machines agree to the bit; a changed weight moves slots only to or from that
-node. Copies go to different zones where possible.
+Law: a key hashes to a slot, a slot to nodes. The cost of (node, slot) is -log2(h) / weight in fixed-point
+integers, so all machines agree to the bit; a changed weight moves slots only to or from that node. Copies
+go to different zones where possible.
 Invariant: in each rank no node owns more than 1.1 times its share of slots, if zones and weights allow.
 Source: Schindelhauer and Schomaker, "Weighted distributed hash tables" (2005).
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Weighted(Protocol):
-    """What placement needs of a node."""
+    """The part of a node that slot costs depend on."""
 
     @property
     def node_id(self) -> str: ...
@@ -38,9 +38,9 @@ class Weighted(Protocol):
     def weight(self) -> int: ...
 
 
-_POINT: Final = 36  # bits behind the binary point of a logarithm
-_STEPS: Final = 12  # bits of the mantissa that choose a row of the table
-_SCALE: Final = 20  # bits by which costs are raised before they are divided by a weight
+_POINT: Final = 36  # fractional bits of a logarithm
+_STEPS: Final = 12  # mantissa bits that select a row of the table
+_SCALE: Final = 20  # bits by which costs are shifted left before the division by a weight
 
 
 @cache
@@ -53,8 +53,8 @@ def _log_table() -> npt.NDArray[np.int64]:
 
 
 def fixed_point_logs(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """log2 of numbers from 1 on, in fixed point with 36 bits behind the point. The conversion to a float is
-    correctly rounded everywhere (IEEE 754); the rest is integers."""
+    """Return log2 of integers from 1 up, in fixed point with 36 fractional bits. The conversion to float is
+    correctly rounded everywhere (IEEE 754); the rest is integer arithmetic."""
     bits = values.astype(np.float64).view(np.int64)
     exponent = (bits >> 52) - 1023
     mantissa = bits & ((1 << 52) - 1)
@@ -74,7 +74,7 @@ def _seed(node_id: str) -> int:
 
 
 def slot_hashes(node_id: str, slots: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each (node, slot): SplitMix64's finalizer over the node's seed and the slot."""
+    """Return a 64-bit hash of each (node, slot): SplitMix64's finalizer over the node's seed and the slot."""
     with np.errstate(over="ignore"):
         x = np.uint64(_seed(node_id)) + (slots + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -83,7 +83,7 @@ def slot_hashes(node_id: str, slots: npt.NDArray[np.uint64]) -> npt.NDArray[np.u
 
 
 def slot_costs(nodes: Sequence[Weighted], slots: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """int64[slots, nodes]: what each slot costs each node; less is better. Weights are above 0."""
+    """int64[slots, nodes]: the cost of each slot on each node; lower is better. Weights are above 0."""
     result = np.empty((len(slots), len(nodes)), dtype=np.int64)
     whole = np.int64(64 << _POINT)
     for column, node in enumerate(nodes):
@@ -94,25 +94,23 @@ def slot_costs(nodes: Sequence[Weighted], slots: npt.NDArray[np.uint64]) -> npt.
 
 
 _SLACK: Final = 0.1
-_PREFERRED: Final = (
-    32  # best nodes of a slot that are sorted; more are only worked out where zones ask for it
-)
+_PREFERRED: Final = 32  # best nodes of a slot to sort; the rest are computed only if zones require it
 _BLOCK: Final = 1024
 OwnershipView = Literal["future", "present"]
-"""`future`: owners once everybody has joined and left who is about to. `present`: who has had the data until
-now."""
+"""`future`: the owners after all pending joins and drains. `present`: the owners that currently have the
+data."""
 
 
 def slot_of(bucket: str, key: str, slots: int) -> int:
-    """The slot of a name, 0…slots−1."""
+    """Return the slot of a key, 0…slots−1."""
     digest = hashlib.blake2b(f"{bucket}\0{key}".encode(), digest_size=8, person=b"mesh-name").digest()
     return int.from_bytes(digest, "big") & (slots - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """`table`: int16[slots, copies], places in `nodes` of each slot's owners in order; −1 where there are
-    fewer nodes than copies."""
+    """Owners by slot. `table`: int16[slots, copies], indices into `nodes` of each slot's owners in order;
+    −1 where there are fewer nodes than copies."""
 
     nodes: tuple[Node, ...]
     table: npt.NDArray[np.int16]
@@ -123,15 +121,15 @@ class Placement:
         )
 
     def owners_of_slot(self, slot: int) -> tuple[Node, ...]:
-        """The owners of a slot, the one that decides first."""
+        """Return the owners of a slot, the primary first."""
         return tuple(self.nodes[place] for place in self.table[slot].tolist() if place >= 0)
 
     def owners_of_key(self, bucket: str, key: str) -> tuple[Node, ...]:
-        """The owners of a name, the one that decides first."""
+        """Return the owners of a key, the primary first."""
         return self.owners_of_slot(slot_of(bucket, key, len(self.table)))
 
     def slots_per_node(self) -> dict[str, int]:
-        """Slots by node id, all ranks together."""
+        """Number of slots by node id, over all ranks."""
         places, numbers = np.unique(self.table[self.table >= 0], return_counts=True)
         found = {self.nodes[place].node_id: int(n) for place, n in zip(places, numbers, strict=True)}
         return {node.node_id: found.get(node.node_id, 0) for node in self.nodes}
@@ -139,9 +137,9 @@ class Placement:
 
 @lru_cache(maxsize=16)
 def compute_placement(cluster: ClusterMap, copies: int, tense: OwnershipView = "future") -> Placement:
-    """The owners of every slot, `copies` of each (1…8)."""
+    """Compute the owners of every slot, with `copies` (1…8) each."""
     if not 1 <= copies <= MAX_COPIES:
-        raise ValueError(f"{copies} copies; 1 to {MAX_COPIES} are possible")
+        raise ValueError(f"{copies} copies; the number must be 1 to {MAX_COPIES}")
     shares = cluster.target_shares if tense == "future" else cluster.current_shares
     members = {node.node_id: node for node in cluster.nodes}
     nodes = tuple(members[share.node_id] for share in shares)
@@ -150,7 +148,7 @@ def compute_placement(cluster: ClusterMap, copies: int, tense: OwnershipView = "
 
 @lru_cache(maxsize=16)
 def _table(shares: tuple[Share, ...], slots: int, copies: int) -> npt.NDArray[np.int16]:
-    """By shares alone: a node that goes away and comes back costs nothing."""
+    """Depends on the shares only, so a node that goes away and comes back hits the cache."""
     table = np.full((slots, copies), -1, dtype=np.int16)
     if shares:
         _Assigning(shares, slots, table).run()
@@ -180,7 +178,7 @@ class _Assigning:
                 self._table[slot, rank] = chosen
 
     def _choose(self, slot: int, own: Sequence[int], loads: Sequence[int]) -> int:
-        """The best node with room in a zone that has the fewest of the owners yet."""
+        """Return the best node with room in a zone that has none of the owners yet."""
         taken = {self._zones[place] for place in own}
         for place in self._preferred[slot]:
             if self._zones[place] not in taken and loads[place] < self._most[place]:
@@ -188,8 +186,8 @@ class _Assigning:
         return self._second_best(slot, own, loads)
 
     def _second_best(self, slot: int, own: Sequence[int], loads: Sequence[int]) -> int:
-        """Where no zone without an owner has room: a zone that has the fewest, and there the best node with
-        room, or the one with the least for its weight."""
+        """Choose when every zone with room already has an owner: take a zone with the fewest owners, and in
+        it the best node with room, else the node with the lowest load for its weight."""
         crowd = Counter(self._zones[place] for place in own)
         free = [place for place in self._order(slot) if place not in own]
         least = min(crowd[self._zones[place]] for place in free)
@@ -200,7 +198,7 @@ class _Assigning:
         return min(free, key=lambda place: loads[place] / self._nodes[place].weight)
 
     def _order(self, slot: int) -> Sequence[int]:
-        """Every node, the one that wants the slot most first."""
+        """Return all nodes in order of cost for the slot, the cheapest first."""
         if len(self._preferred[slot]) == len(self._nodes):
             return self._preferred[slot]
         row = slot_costs(self._nodes, np.array([slot], dtype=np.uint64))[0]
@@ -208,7 +206,7 @@ class _Assigning:
 
 
 def _preferences(nodes: Sequence[Share], slots: int) -> list[list[int]]:
-    """For each slot the nodes that want it most, in order."""
+    """Return for each slot the cheapest nodes in order."""
     found: list[list[int]] = []
     for start in range(0, slots, _BLOCK):
         block = slot_costs(nodes, np.arange(start, min(start + _BLOCK, slots), dtype=np.uint64))
@@ -222,7 +220,8 @@ def _preferences(nodes: Sequence[Share], slots: int) -> list[list[int]]:
 
 
 class SlotMove(NamedTuple):
-    """A slot whose owners change: who gets it, from whom it can be had, who gives it up. Node ids."""
+    """A slot whose owners change, in node ids: the new owners, the current holders of the data, and the
+    former owners."""
 
     slot: int
     gains: tuple[str, ...]
@@ -231,7 +230,7 @@ class SlotMove(NamedTuple):
 
 
 def slot_moves(old: Placement, new: Placement) -> Iterator[SlotMove]:
-    """What has to be carried for `old` to become `new`, slot by slot; both of one number of slots."""
+    """Yield the slots that must move for `old` to become `new`; both have the same number of slots."""
     before = np.array([node.node_id for node in old.nodes] + [""])
     after = np.array([node.node_id for node in new.nodes] + [""])
     had, gets = before[old.table], after[new.table]

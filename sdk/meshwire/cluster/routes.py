@@ -1,8 +1,8 @@
 """Routes: the primary, read set and write set of a key, and the node to which an address is assigned.
 
-Law: a pure function of (map, copies). The write set is the current and the target owners that are
-reachable; the read set is the current owners known to be complete. If every owner was away, only the
-last to leave is complete; until it returns, nobody reads or decides.
+Law: a pure function of (map, copies). The write set is the reachable current and target owners; the read
+set is the current owners known to be complete. If every owner was away, only the last to leave is complete;
+until it returns, the slot has no primary and no read set.
 Law: before a write is acknowledged, the primary rechecks the map, so every later read set has the write.
 Invariant: a slot has one primary per map, which is in its read set and its write set.
 """
@@ -29,20 +29,19 @@ _SERVING = ("up", "draining", "joining", "returning")
 
 
 def batch_nodes(cluster: ClusterMap) -> tuple[Node, ...]:
-    """The nodes that make batches: those of the role `compute`, where none of them is there those that
-    store, else all."""
+    """Return the nodes that build batches: those with the role `compute`, else those that store, else all."""
     there = [node for node in cluster.nodes if node.state in _SERVING]
     compute = tuple(node for node in there if "compute" in node.roles)
     return compute or tuple(node for node in there if node.stores) or tuple(there)
 
 
 def rendezvous_order(nodes: tuple[Node, ...], address: str) -> tuple[Node, ...]:
-    """The nodes in the order in which they are to be asked for what is at an address."""
+    """Return the nodes in the order in which to ask them for the data at an address (rendezvous hashing)."""
     return tuple(sorted(nodes, key=lambda node: _rank(node.node_id, address), reverse=True))
 
 
 def frame_address(plan: str, epoch: int, step: int, rank: int, world: int, batch: int, origin: int) -> str:
-    """The address of a frame as a text to meet at."""
+    """Format the address of a frame as the text that rendezvous hashing uses."""
     return f"{plan}/{epoch}/{step}/{rank}-of-{world}/{batch}+{origin}"
 
 
@@ -51,14 +50,14 @@ def _rank(node_id: str, address: str) -> bytes:
 
 
 COMPLETE_STATES: Final = ("up", "draining")
-"""States of nodes that have everything of their present share."""
+"""States of nodes that have all data of their current share."""
 _KEPT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`decider`: None while nobody may decide. `readers` in order, the decider first. `writers`: everybody
-    who answers and owns the name at present, or will."""
+    """The owners of a slot by role. `primary`: None while the slot has no complete owner. `read_set` in
+    order of preference, the primary first. `write_set`: all reachable current and target owners."""
 
     primary: Node | None
     read_set: tuple[Node, ...]
@@ -66,7 +65,7 @@ class Route:
 
 
 class Routes:
-    """The routes of one map and one number of copies; `routes` gives it."""
+    """The routes of one map and one number of copies; obtained from `routes`."""
 
     def __init__(self, cluster: ClusterMap, copies: int) -> None:
         self.version, self.slots = cluster.version, cluster.slots
@@ -86,10 +85,10 @@ class Routes:
         return f"<Routes of map {self.version}, {self._present.table.shape[1]} copies>"
 
     def route_of_slot(self, slot: int) -> Route:
-        """The route of a slot."""
+        """Return the route of a slot."""
         found = self._found.get(slot)
         if found is None:
-            row = self._rows[slot].tobytes()  # slots of the same owners have the same route
+            row = self._rows[slot].tobytes()  # slots with the same owners have the same route
             found = self._made.get(row)
             if found is None:
                 found = self._made[row] = self._make(slot)
@@ -97,11 +96,11 @@ class Routes:
         return found
 
     def route_of_key(self, bucket: str, key: str) -> Route:
-        """The route of a name."""
+        """Return the route of a key."""
         return self.route_of_slot(slot_of(bucket, key, self.slots))
 
     def primary_slots(self, node_id: str) -> npt.NDArray[np.bool_]:
-        """bool[slots]: those of which a node is the decider."""
+        """bool[slots]: the slots of which a node is the primary."""
         found = self._decided.get(node_id)
         if found is None:
             deciders = [self.route_of_slot(slot).primary for slot in range(self.slots)]
@@ -130,5 +129,5 @@ def _readers(owners: tuple[Node, ...]) -> tuple[Node, ...]:
 
 @lru_cache(maxsize=_KEPT)
 def routes(cluster: ClusterMap, copies: int) -> Routes:
-    """The routes by a map for names of which so many copies are kept (1…8), or as `Count.copies` says."""
+    """Return the routes of a map for names with this many copies (1…8), or for `BucketCopies.copies`."""
     return Routes(cluster, copies)

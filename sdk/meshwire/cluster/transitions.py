@@ -1,11 +1,10 @@
 """Transitions of the cluster map: one node, one step, the next version.
 
-Law: pure; a change that does not fit the node's state raises TransitionError and names one that would.
-Two changes of one version give two maps with the same number, and the control store accepts only one of
-them.
-Invariant: the target shares become current in one step, once every target node has reported itself
-complete under one goal (`mark_complete`). Until then the target owners get every write and only the
-current owners are read, so no node is read for data it was never given.
+Law: pure; a change that does not fit the node's state raises TransitionError and names one that would. Two
+changes of one version give two maps with the same number, and the control store accepts only one of them.
+Invariant: the target shares become current in one step, once every target node has reported itself complete
+under one goal (`mark_complete`). Until then the target owners get every write and only the current owners
+are read, so no node is read for data it was never given.
 """
 
 from __future__ import annotations
@@ -42,15 +41,16 @@ class TransitionError(ValueError):
 
 
 def bootstrap_map(node: Node, slots: int = DEFAULT_SLOTS, copies: int = DEFAULT_COPIES) -> ClusterMap:
-    """The first map: one node, which has everything there is."""
+    """Create the first map: one node that owns all data."""
     return ClusterMap(1, (_fresh(node, "up", 1),), slots, copies)
 
 
 def join_node(cluster: ClusterMap, node: Node) -> ClusterMap:
-    """With `node`, as it says of itself: new, it joins (its share is carried to it); known, it is back, and
-    when it was away it is `returning`. A node that was `down` joins anew: what it has may be old.
+    """Add or update `node` as it describes itself. A new node is `joining` (its share moves to it); a known
+    node that was `away` is `returning`. A node that was `down` joins as if it were new, because its data
+    may be stale.
 
-    Raises TransitionError when it stops storing while it still has a share.
+    Raises TransitionError if the node stops storing while it still has a share.
     """
     known, version = cluster.node(node.node_id), cluster.version + 1
     if known is None or known.state == "down" or (node.stores and not known.stores):
@@ -58,7 +58,7 @@ def join_node(cluster: ClusterMap, node: Node) -> ClusterMap:
         was_given_up = known is not None and known.state == "down"
         return _next(cluster, replace(new, since=version) if was_given_up else new)
     if not node.stores and _holds(cluster, node.node_id):
-        raise TransitionError(f"{node.node_id} has data; drain it before it stops storing")
+        raise TransitionError(f"{node.node_id} still has data; drain it before you remove its role store")
     said = replace(
         known,
         endpoint=node.endpoint,
@@ -73,17 +73,18 @@ def join_node(cluster: ClusterMap, node: Node) -> ClusterMap:
 
 
 def mark_complete(cluster: ClusterMap, node_id: str, version: int | None = None) -> ClusterMap:
-    """A node has, of every slot that is its own by the present or the future shares of map `version`
-    (default: this one), all that the slot's other owners have; and it gets every write since. Who returned is
-    up by it; when all of the future's nodes have said so, the future is the present, and who joined is up.
+    """Record that a node has, for every slot that it owns by the current or target shares of map `version`
+    (default: this one), all data that the slot's other owners have, and that it has received every write
+    since. A returning node becomes `up`; when all target nodes have reported, the target shares become
+    current, and joining nodes become `up`.
 
-    Raises TransitionError when that was under too old a map: compare again.
+    Raises TransitionError if the report is based on too old a map; the node then has to sync again.
     """
     node, said = _known(cluster, node_id), cluster.version if version is None else version
     if node.state not in REACHABLE_STATES:
-        raise TransitionError(f"{node_id} is {node.state}; it has to come back first")
+        raise TransitionError(f"{node_id} is {node.state}; it must come back first")
     if said < node.turned:
-        raise TransitionError(f"{node_id} is {node.state} since map {node.turned}; compare again")
+        raise TransitionError(f"{node_id} has been {node.state} since map {node.turned}; sync again")
     if said <= node.complete and node.state not in ("joining", "returning"):
         return cluster
     new = replace(node, complete=max(said, node.complete))
@@ -94,23 +95,23 @@ def mark_complete(cluster: ClusterMap, node_id: str, version: int | None = None)
 
 
 def drain_node(cluster: ClusterMap, node_id: str) -> ClusterMap:
-    """A node begins to give its share away. Raises TransitionError for the last one that stores."""
+    """Start to drain a node. Raises TransitionError for the last node that stores."""
     node = _known(cluster, node_id)
     if node.state == "down":
         raise TransitionError(f"{node_id} is down; there is nothing to drain")
     if node.leaving:
         return cluster
     if not [share for share in cluster.target_shares if share.node_id != node_id]:
-        raise TransitionError(f"{node_id} is the last node that stores; nobody could take its share")
+        raise TransitionError(f"{node_id} is the last node that stores; no other node can take its share")
     state: State = "draining" if node.state == "up" else node.state
     return _next(cluster, replace(node, state=state, leaving=True, turned=cluster.version + 1))
 
 
 def cancel_drain(cluster: ClusterMap, node_id: str) -> ClusterMap:
-    """A node that drains is to stay after all: what it still has stays its own, the rest comes back."""
+    """Cancel a drain: the node keeps what it still has, and the rest moves back."""
     node, version = _known(cluster, node_id), cluster.version + 1
     if not node.leaving:
-        raise TransitionError(f"{node_id} is {node.state}, and nobody drains it")
+        raise TransitionError(f"{node_id} is {node.state}, not draining")
     state = node.state
     if state == "draining":
         state = "up" if _holds(cluster, node_id) or not node.stores else "joining"
@@ -118,8 +119,8 @@ def cancel_drain(cluster: ClusterMap, node_id: str) -> ClusterMap:
 
 
 def mark_node_away(cluster: ClusterMap, node_id: str) -> ClusterMap:
-    """A node does not answer; its share waits for it. One that was joining had not become anybody's support:
-    it is down."""
+    """Mark a node that does not answer; its share stays assigned to it. A node that was joining becomes
+    `down`, because no data depended on it yet."""
     node, version = _known(cluster, node_id), cluster.version + 1
     if node.state in ("away", "down"):
         return cluster
@@ -130,7 +131,7 @@ def mark_node_away(cluster: ClusterMap, node_id: str) -> ClusterMap:
 
 
 def mark_node_down(cluster: ClusterMap, node_id: str) -> ClusterMap:
-    """A node is given up; its share is made again from the other copies."""
+    """Give up a node; its share is rebuilt from the other copies."""
     node, version = _known(cluster, node_id), cluster.version + 1
     if node.state == "down":
         return cluster
@@ -139,8 +140,8 @@ def mark_node_down(cluster: ClusterMap, node_id: str) -> ClusterMap:
 
 
 def can_lose_node(cluster: ClusterMap, node_id: str, copies: int) -> bool:
-    """Whether everything a node has is also at another that is sure to have it, where so many copies are
-    kept: whether it can be given up without loss."""
+    """Whether a node can be given up without loss at this number of copies: every slot it owns also has
+    another complete owner."""
     present = compute_placement(cluster, copies, "present")
     places = [number for number, node in enumerate(present.nodes) if node.node_id == node_id]
     if not places:
@@ -153,37 +154,38 @@ def can_lose_node(cluster: ClusterMap, node_id: str, copies: int) -> bool:
 
 
 def remove_node(cluster: ClusterMap, node_id: str) -> ClusterMap:
-    """Without a node that stores nothing, or whose share others have by now."""
+    """Remove a node that stores nothing or whose share has moved to other nodes."""
     node = _known(cluster, node_id)
     if node.stores and not (node.leaving or node.state == "down"):
-        first = "start it, or say `mesh cluster lost` first" if node.state == "away" else "drain it first"
+        first = "start it, or run `mesh cluster lost` first" if node.state == "away" else "drain it first"
         raise TransitionError(f"{node_id} is {node.state} and has data; {first}")
     if _holds(cluster, node_id):
         raise TransitionError(
-            f"not all that {node_id} has is elsewhere by now; wait for `mesh cluster status`"
+            f"some data of {node_id} has not moved yet; wait until `mesh cluster status` shows it as empty"
         )
     return _next(cluster, None, without=node_id)
 
 
 def set_node_weight(cluster: ClusterMap, node_id: str, weight: int) -> ClusterMap:
-    """With another share for a node."""
+    """Change the weight of a node."""
     node = _known(cluster, node_id)
     if node.stores and weight < 1:
-        raise TransitionError(f"a weight of {weight} leaves {node_id} nothing; drain it instead")
+        raise TransitionError(f"a weight of {weight} would leave {node_id} without data; drain it instead")
     return _next(cluster, replace(node, weight=weight))
 
 
 def set_bucket_copies(cluster: ClusterMap, bucket: str, born: int, present: int, wanted: int) -> ClusterMap:
-    """Other copies of what is in a bucket, of which there are `present` (as `routes` takes it). More are
-    written at once and read when all nodes have compared. Fewer are written as before until all nodes have;
-    they are read at once where every owner of the present is sound, and otherwise by then too: who is away
-    may be the only one read of fewer, and lack what the others took meanwhile. Raises TransitionError where
-    there are not so many nodes."""
+    """Change the number of copies of a bucket, currently `present` (as `routes` takes it), to `wanted`. If
+    the number rises, the new copies are written at once and read when all nodes have synced. If it falls,
+    writes go to the old number of copies until all nodes have synced; reads use the lower number at once if
+    every current owner is complete, and otherwise only after the sync: an owner that is away might become
+    the only one in the read set and lack writes that the others accepted meanwhile. Raises TransitionError
+    if there are fewer nodes than copies."""
     most = min(len(cluster.target_shares), MAX_COPIES)
     if not 1 <= wanted <= most:
         nodes = f"{len(cluster.target_shares)} node{'s' * (len(cluster.target_shares) != 1)}"
         raise TransitionError(
-            f"{wanted} copies cannot be kept: {nodes} of this mesh stay and store; ask for 1 to {most}, or "
+            f"{wanted} copies are not possible: this mesh has {nodes} to store them; choose 1 to {most}, or "
             "add nodes first"
         )
     relied, given = read_and_write_copies(present)
@@ -193,7 +195,9 @@ def set_bucket_copies(cluster: ClusterMap, bucket: str, born: int, present: int,
     if count in cluster.counts or (relied == given == wanted):
         return cluster
     if len(others) >= MAX_COUNTS:
-        raise TransitionError(f"the copies of {MAX_COUNTS} buckets were changed; delete buckets first")
+        raise TransitionError(
+            f"{MAX_COUNTS} buckets already have their own number of copies, the maximum; delete buckets first"
+        )
     version = cluster.version + 1
     counts = tuple(sorted([*others, count]))
     return _arrived(
@@ -202,7 +206,7 @@ def set_bucket_copies(cluster: ClusterMap, bucket: str, born: int, present: int,
 
 
 def forget_bucket_copies(cluster: ClusterMap, gone: Container[str]) -> ClusterMap:
-    """Without what is said of the copies of buckets that are no more."""
+    """Drop the copy counts of deleted buckets."""
     counts = tuple(count for count in cluster.counts if count.bucket not in gone)
     if counts == cluster.counts:
         return cluster
@@ -215,7 +219,7 @@ def _fresh(node: Node, state: State, version: int) -> Node:
 
 
 def _back(cluster: ClusterMap, node: Node) -> State:
-    """The state of a node that was away and answers."""
+    """Return the new state of a node that was away and answers again."""
     if not node.stores:
         return "up"
     if node.leaving and not _holds(cluster, node.node_id):
@@ -224,7 +228,7 @@ def _back(cluster: ClusterMap, node: Node) -> State:
 
 
 def _sound(cluster: ClusterMap) -> bool:
-    """Whether every owner of the present has everything of its share."""
+    """Whether every current owner has all data of its share."""
     sound = {node.node_id for node in cluster.nodes if node.state in COMPLETE_STATES}
     return all(share.node_id in sound for share in cluster.current_shares)
 
@@ -242,7 +246,7 @@ def _known(cluster: ClusterMap, node_id: str) -> Node:
 
 
 def _next(cluster: ClusterMap, node: Node | None, without: str = "") -> ClusterMap:
-    """With `node` in place of the one of its id, and what follows from that."""
+    """Replace the node with the same id (or remove `without`), and apply what follows from that."""
     gone = without if node is None else node.node_id
     others = [other for other in cluster.nodes if other.node_id != gone]
     nodes = checked_nodes(others if node is None else [*others, node])
@@ -255,7 +259,8 @@ def _next(cluster: ClusterMap, node: Node | None, without: str = "") -> ClusterM
 
 
 def _arrived(cluster: ClusterMap) -> ClusterMap:
-    """The future is the present where everybody of it has what it should, and who joined is up by that."""
+    """Make the target shares current if every target node is complete; joining nodes that are complete
+    become `up`."""
     complete = {node.node_id for node in cluster.nodes if node.complete >= cluster.goal > 0}
     present: tuple[Share, ...] = cluster.current_shares
     future = cluster.target_shares
