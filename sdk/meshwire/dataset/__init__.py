@@ -1,4 +1,4 @@
 """Datasets: fields, samples, archive indexes, snapshots and expressions over samples.
 
-Law: an object's names, sizes and ETags decide; nothing here parses the content of a sample.
+Law: only names, sizes and ETags of objects matter; nothing here parses the content of a sample.
 """

@@ -2,8 +2,7 @@
 
 Law: an index is built once per content; afterwards a member is read by offset, never by a scan. Offsets
 refer to the object itself or, if that is compressed, to its decompressed copy.
-Invariant: a sample has at most one member per extension (of duplicates the last, as when unpacking a
-tar).
+Invariant: a sample has at most one member per extension (of duplicates the last, as when unpacking a tar).
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "application/vnd.shardmesh.shardindex"
 _KIND, _VERSION = "shardmesh.shardindex", 1
-MAX_BYTES = 1 << 60  # of an object: sums of two stay within int64
-FILE_TYPES = ("0", "", "7")  # ustar's regular file, its old spelling, and a contiguous one
+MAX_BYTES = 1 << 60  # of an object, so that the sum of two fits into int64
+FILE_TYPES = ("0", "", "7")  # ustar's regular file, its older code, and a contiguous file
 
 
 class Member(Protocol):
-    """What is needed of a `meshwire.formats.tar.TarMember`."""
+    """The attributes of a `meshwire.formats.tar.TarMember` that an index needs."""
 
     @property
     def name(self) -> str: ...
@@ -50,9 +49,9 @@ class Member(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardIndex:
-    """Files in tar order: `names`; `offsets` and `sizes` of their data (int64[M], bytes from the tar's
-    start); `extension` (int64[M], into `extensions`); `sample` (int64[M], 0…samples−1, −1 for a file of no
-    sample).
+    """The files of a tar, in tar order: `names`; `offsets` and `sizes` of their data (int64[M], bytes from
+    the start of the tar); `extension` (int64[M], into `extensions`); `sample` (int64[M], 0…samples−1, −1
+    for a file that belongs to no sample).
     """
 
     names: StringColumn
@@ -64,13 +63,13 @@ class ShardIndex:
     samples: int
 
     def find(self, name: str) -> tuple[int, int] | None:
-        """(offset, size) of a file's data in bytes; None when the tar has no such file."""
+        """Return (offset, size) of the data of a file in bytes, or None if the tar has no such file."""
         index = self.names.find_last(name)
         return None if index is None else (int(self.offsets[index]), int(self.sizes[index]))
 
     def members_with(self, wanted: Sequence[str]) -> Integers:
-        """int64[samples]: the file of each sample with the first of the `wanted` extensions it has; −1 for
-        none.
+        """int64[samples]: for each sample, the file with the first of the `wanted` extensions that it has;
+        −1 for none.
         """
         result = np.full(self.samples, -1, dtype=np.int64)
         for ext in reversed(wanted):
@@ -80,23 +79,23 @@ class ShardIndex:
         return result
 
     def stems(self) -> list[str]:
-        """The samples' names, as `a/b/0001`."""
+        """Return the names of the samples, such as `a/b/0001`."""
         owned = np.flatnonzero(self.sample >= 0)
         _, firsts = np.unique(self.sample[owned], return_index=True)
         return [sample_key(name)[0] for name in self.names.take_rows(owned[firsts])]
 
     def to_bytes(self) -> bytes:
-        """The document; equal indexes have equal bytes."""
+        """Encode the document; equal indexes have equal bytes."""
         writer = ColumnWriter(_KIND, _VERSION, self.metadata())
         self.write_columns(writer)
         return writer.to_bytes()
 
     def metadata(self) -> dict[str, str]:
-        """What a document that holds this says in its metadata."""
+        """Return the metadata for a document that contains this index."""
         return {"samples": str(self.samples)}
 
     def write_columns(self, writer: ColumnWriter) -> None:
-        """Add the columns to a document whose metadata has `facts`."""
+        """Add the columns to a document whose metadata includes `metadata()`."""
         writer.add_strings("names", self.names)
         writer.add_strings("extensions", StringColumn.from_strings(self.extensions))
         writer.add_integers("offsets", self.offsets)
@@ -106,12 +105,12 @@ class ShardIndex:
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> ShardIndex:
-        """The index of its document. Raises ColumnError for any other bytes."""
+        """Decode the document. Raises ColumnError for any other bytes."""
         return cls.read_columns(ColumnReader(document, _KIND, _VERSION))
 
     @classmethod
     def read_columns(cls, reader: ColumnReader) -> ShardIndex:
-        """The columns of a document that holds one. Raises ColumnError."""
+        """Read the index from the columns of a document. Raises ColumnError."""
         names = reader.read_strings("names")
         extensions = tuple(reader.read_strings("extensions"))
         count = len(names)
@@ -120,7 +119,7 @@ class ShardIndex:
         if reader.read_text("samples") != str(found.size) or (
             found.size and int(found[-1]) != found.size - 1
         ):
-            raise ColumnError("the shard index does not number its samples from 0 on")
+            raise ColumnError("the shard index does not number its samples from 0 without gaps")
         return cls(
             names,
             reader.read_integers("offsets", low=0, high=MAX_BYTES, count=count),
@@ -136,11 +135,11 @@ class ShardIndex:
 
 
 def index_tar(members: Iterable[Member]) -> ShardIndex:
-    """The index of a tar's members, as `tars.scan` yields them. Directories, links and the like are passed
-    over.
+    """Build the index of a tar's members, as `scan_tar` yields them. Directories, links and the like are
+    skipped.
 
-    Files are grouped by WebDataset's naming rule wherever in the tar they stand; names without an extension,
-    and WebDataset's own `__name__` files, belong to no sample. Raises what `members` raises.
+    Files are grouped by WebDataset's naming rule wherever in the tar they are; names without an extension,
+    and WebDataset's own `__name__` files, belong to no sample. Raises whatever `members` raises.
     """
     grouping = _Grouping()
     for member in members:
@@ -150,7 +149,7 @@ def index_tar(members: Iterable[Member]) -> ShardIndex:
 
 
 class _Grouping:
-    """Files so far, with the sample and extension of each."""
+    """Collects files with the sample and extension of each."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -194,14 +193,15 @@ def _in_sample(stem: str, ext: str) -> bool:
 
 
 _ARCHIVE_KIND, _ARCHIVE_VERSION = "shardmesh.archive", 1
-_LINEAR_SEARCH_LIMIT = 2000  # so many names are searched through in microseconds
+_LINEAR_SEARCH_LIMIT = 2000  # up to this many names a linear search takes microseconds
 _KINDS = {str(kind): kind for kind in get_args(ArchiveKind)}
 
 
 @dataclass(frozen=True, eq=False)
 class ArchiveIndex:
-    """`files` in stored order. `inflated`: their offsets are of a copy of `size` bytes, not of the object;
-    for a tar that copy is the tar, for a zip its files one after the other.
+    """The index of an archive: `files` in stored order. With `inflated`, offsets refer to a decompressed
+    copy of `size` bytes instead of the object; for a tar that copy is the tar, for a zip its files one
+    after the other.
     """
 
     kind: ArchiveKind
@@ -211,7 +211,7 @@ class ArchiveIndex:
 
     def __post_init__(self) -> None:
         if (self.files.offsets + self.files.sizes > self.size).any():
-            raise ColumnError(f"a file lies beyond the {self.size} bytes of the archive")
+            raise ColumnError(f"a file extends beyond the {self.size} bytes of the archive")
 
     @property
     def names(self) -> StringColumn:
@@ -229,7 +229,7 @@ class ArchiveIndex:
 
     @cached_property
     def ordered(self) -> tuple[list[str], list[int]]:
-        """The names in order, each once, and the number of the file of each: of doubled ones the last."""
+        """The unique names in sorted order, and the file number of each: the last of duplicates."""
         last = {name: number for number, name in enumerate(self.names)}
         names = sorted(last)
         return names, [last[name] for name in names]
@@ -238,7 +238,8 @@ class ArchiveIndex:
         return len(self.files.names)
 
     def find(self, name: str) -> tuple[int, int] | None:
-        """(offset, size) of a file's bytes, of doubled names the last; None when there is no such file."""
+        """Return (offset, size) of the bytes of a file, the last of duplicate names, or None if there is no
+        such file."""
         if len(self) < _LINEAR_SEARCH_LIMIT:
             return self.files.find(name)
         sums, numbers = self._hashed
@@ -248,13 +249,14 @@ class ArchiveIndex:
         return (int(self.offsets[found[-1]]), int(self.sizes[found[-1]])) if found else None
 
     def prepare(self) -> None:
-        """Do now what the first `find` would do: a second for a million files."""
+        """Build the lookup table now instead of in the first `find`; it takes a second for a million
+        files."""
         if len(self) >= _LINEAR_SEARCH_LIMIT:
             _ = self._hashed
 
     @cached_property
     def _hashed(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.intp]]:
-        """The checksums of all names in order, and whose each is."""
+        """The sorted checksums of all names, and the file number of each."""
         blob, ends = memoryview(self.names.blob), np.cumsum(self.names.lengths).tolist()
         sums = np.fromiter(
             (zlib.crc32(blob[start:end]) for start, end in itertools.pairwise([0, *ends])),
@@ -265,7 +267,7 @@ class ArchiveIndex:
         return sums[order], order
 
     def to_bytes(self) -> bytes:
-        """The document; equal indexes have equal bytes."""
+        """Encode the document; equal indexes have equal bytes."""
         facts = {"kind": self.kind, "size": str(self.size), "inflated": str(int(self.inflated))}
         writer = ColumnWriter(_ARCHIVE_KIND, _ARCHIVE_VERSION, facts | self.files.metadata())
         self.files.write_columns(writer)
@@ -273,13 +275,13 @@ class ArchiveIndex:
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> ArchiveIndex:
-        """The index of its document. Raises ColumnError for any other bytes."""
+        """Decode the document. Raises ColumnError for any other bytes."""
         reader = ColumnReader(document, _ARCHIVE_KIND, _ARCHIVE_VERSION)
         kind, size = _KINDS.get(reader.read_text("kind")), reader.read_text("size")
         if kind is None or not (size.isascii() and size.isdigit() and len(size) < 20):
-            raise ColumnError("the archive's index names neither its kind nor its size")
+            raise ColumnError("the archive index has no valid kind or size")
         if int(size) > MAX_BYTES:
-            raise ColumnError("the archive's index names no possible size")
+            raise ColumnError("the archive index has an impossible size")
         return cls(kind, ShardIndex.read_columns(reader), int(size), reader.read_text("inflated") == "1")
 
     def __repr__(self) -> str:

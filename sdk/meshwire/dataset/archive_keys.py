@@ -23,27 +23,28 @@ ARCHIVE_EXTENSIONS: Final[dict[str, ArchiveKind]] = {
     ".zip": "zip",
 }
 CompressionKind = Literal["zst", "gz"]
-"""Of single files that are read through an inflated copy, as members of archives are; none has members."""
+"""Compression of single files that are read through a decompressed copy, like archive members; none has
+members."""
 COMPRESSION_EXTENSIONS: Final[dict[str, CompressionKind]] = {".zstd": "zst", ".zst": "zst", ".gz": "gz"}
 CopyKind = ArchiveKind | CompressionKind | Literal["parquet"]
 MEMBER_SEPARATOR: Final = "/-/"
-"""Between an archive's key and the name of a member: `shard.tar/-/a/b.jpg`."""
+"""Separates an archive's key from a member name: `shard.tar/-/a/b.jpg`."""
 _ENDINGS: Final = tuple(ARCHIVE_EXTENSIONS)
 
 
 class ArchiveError(ValueError):
-    """An archive that is damaged, hostile, or of a make that is not read; the message says which."""
+    """An archive that is damaged, hostile, or of an unsupported kind; the message says which."""
 
 
 class MemberPath(NamedTuple):
-    """A member, as a key names it."""
+    """A member as named by a key."""
 
     key: str
     member: str
 
 
 def archive_kind(key: str) -> ArchiveKind | None:
-    """The kind of archive an object of this name is; None for anything else."""
+    """Return the archive kind of an object by its key, or None if it is not an archive."""
     lower = key[-8:].lower()
     if not lower.endswith(_ENDINGS):
         return None
@@ -51,22 +52,22 @@ def archive_kind(key: str) -> ArchiveKind | None:
 
 
 def compression_kind(key: str) -> CompressionKind | None:
-    """The kind of packed file an object of this name is; None for anything else, archives among it."""
+    """Return the compression of a single file by its key, or None for anything else, including archives."""
     return None if archive_kind(key) is not None else COMPRESSION_EXTENSIONS.get(_packing(key))
 
 
 def copy_kind(key: str) -> CompressionKind | Literal["parquet"] | None:
-    """The kind of copy that a single file of this name is read through; None where it is read itself."""
+    """Return the kind of copy through which a single file is read, or None if it is read directly."""
     return "parquet" if key[-8:].lower().endswith((".parquet", ".pq")) else compression_kind(key)
 
 
 def uncompressed_name(key: str) -> str:
-    """The key without the ending of a packed file."""
+    """Return the key without the ending of a compressed file."""
     return key if compression_kind(key) is None else key[: len(key) - len(_packing(key))]
 
 
 def prefer_uncompressed(keys: Iterable[str]) -> dict[str, str]:
-    """Of files that lie there plain, packed or both, by their plain names: the key that is read."""
+    """Map each uncompressed name to the key to read; the uncompressed file wins if both exist."""
     found: dict[str, str] = {}
     for key in keys:
         name = uncompressed_name(key)
@@ -81,13 +82,13 @@ def _packing(key: str) -> str:
 
 
 def archive_stem(key: str) -> str:
-    """The key of an archive without its ending."""
+    """Return the key of an archive without its ending."""
     ending = max((end for end in ARCHIVE_EXTENSIONS if key.lower().endswith(end)), key=len, default="")
     return key[: len(key) - len(ending)]
 
 
 def member_paths(key: str) -> list[MemberPath]:
-    """The ways to read a key as `ARCHIVE/-/MEMBER`, the shortest archive first."""
+    """Return the possible readings of a key as `ARCHIVE/-/MEMBER`, the shortest archive first."""
     found: list[MemberPath] = []
     at = key.find(MEMBER_SEPARATOR)
     while at >= 0:
@@ -102,7 +103,8 @@ _BEYOND = "\U0010ffff"
 
 
 class NamePage(NamedTuple):
-    """`places`: of the names; `next_after`: the last name or prefix given, None at the end."""
+    """A page of names. `places`: indices of the names; `next_after`: the last name or prefix returned, None
+    at the end."""
 
     places: list[int]
     prefixes: list[str]
@@ -110,14 +112,14 @@ class NamePage(NamedTuple):
 
 
 def name_page(names: Sequence[str], prefix: str, delimiter: str, after: str, limit: int) -> NamePage:
-    """At most `limit` names and common prefixes that begin with `prefix` and come after `after`."""
+    """Return at most `limit` names and common prefixes that begin with `prefix` and sort after `after`."""
     found = NamePage([], [], None)
     at = max(bisect_left(names, prefix), bisect_right(names, after) if after else 0)
     last = ""
     while at < len(names) and names[at].startswith(prefix):
         cut = names[at].find(delimiter, len(prefix)) if delimiter else -1
         rolled = names[at][: cut + len(delimiter)] if cut >= 0 else ""
-        if rolled and rolled <= after:  # given on an earlier page
+        if rolled and rolled <= after:  # returned on an earlier page
             at = bisect_left(names, rolled + _BEYOND, at + 1)
             continue
         if len(found.places) + len(found.prefixes) == limit:

@@ -1,8 +1,8 @@
-"""Building of snapshots from listings: objects grouped by name, tars by their indexes.
+"""Builds snapshots from listings: objects grouped by name, tars by their indexes.
 
 Law: a pure function of the listing, so building twice gives the same hash.
-Invariant: a sample has every field. Samples that lack one are counted and left out, with every object
-that only they used.
+Invariant: a sample has every field. Samples that lack one are counted and left out, with every object that
+only they used.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ __all__ = [
 
 
 class EmptySnapshotError(PlanError):
-    """Nothing under the source makes a sample; the message says what was looked for and what was there."""
+    """The source contains no complete sample; the message says what was expected and what was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBuild:
-    """`skipped`: samples left out because a field was missing; `examples`: the first few, with what they
-    lack.
+    """A built snapshot. `skipped`: number of samples left out because a field was missing; `examples`: the
+    first few, with what they lack.
     """
 
     snapshot: Snapshot
@@ -66,7 +66,7 @@ class SnapshotBuild:
 
 
 class _Tally:
-    """What was seen and passed over, for messages; bounded whatever the names are."""
+    """Counts what was seen and skipped, for messages; bounded whatever the names are."""
 
     def __init__(self) -> None:
         self.extensions: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class _Tally:
 
     def empty(self, source: Source, specs: Mapping[str, FieldSpec]) -> EmptySnapshotError:
         if not self.seen:
-            return EmptySnapshotError("source", f"no sample in {source}: there is nothing in it")
+            return EmptySnapshotError("source", f"no sample in {source}: it is empty")
         wanted = "; ".join(f"{name}: {_wanted(spec)}" for name, spec in specs.items())
         there = ", ".join(
             f".{shown_value(ext)[1:-1]} ({count})" for ext, count in self.extensions.most_common(8)
@@ -103,9 +103,9 @@ def _wanted(spec: FieldSpec) -> str:
 def build_from_objects(
     listing: Iterable[tuple[str, str, int]], *, source: str | Source, fields: Mapping[str, FieldSpec]
 ) -> SnapshotBuild:
-    """The snapshot of plain objects: (key, ETag, size in bytes) each, in order of key.
+    """Build the snapshot of plain objects: (key, ETag, size in bytes) each, in order of key.
 
-    Objects whose names differ in the extension only make a sample. Raises EmptySnapshotError, and PlanError
+    Objects whose names differ only in the extension form a sample. Raises EmptySnapshotError, and PlanError
     for a listing out of order.
     """
     place = parse_source(source) if isinstance(source, str) else source
@@ -115,7 +115,7 @@ def build_from_objects(
 
 
 class _Grouping:
-    """Objects so far: of each sample, the object that holds each bytes field (−1: none yet)."""
+    """Collects objects: for each sample, the object that holds each bytes field (−1: none yet)."""
 
     def __init__(self, specs: Mapping[str, FieldSpec]) -> None:
         self.specs = specs
@@ -133,7 +133,7 @@ class _Grouping:
                 self.users.setdefault(ext, []).append(name)
 
     def extend(self, listing: Iterable[tuple[str, str, int]]) -> None:
-        # The one loop over every object: about two microseconds each.
+        # The only loop over all objects: about two microseconds each.
         last, users, samples, columns = "", self.users, self.samples, list(self.columns.values())
         for key, etag, size in listing:
             if key <= last:
@@ -156,7 +156,7 @@ class _Grouping:
             self.sizes.append(size)
 
     def _offer(self, name: str, sample: int, ext: str) -> None:
-        """Takes the object being added for a field, unless the sample has one with a preferred extension."""
+        """Use the object being added for a field, unless the sample has one with a preferred extension."""
         column = self.columns[name]
         held = column[sample]
         if held >= 0:
@@ -196,14 +196,14 @@ class _Grouping:
 
 
 def _out_of_order(key: str) -> PlanError:
-    # Compared as text: code points order as UTF-8 bytes do, so this is the store's order.
+    # Compared as text: code point order equals the order of UTF-8 bytes, which is the store's order.
     return PlanError(
-        "source", f"the listing is out of order at {shown_value(key)}; list keys by their UTF-8 bytes"
+        "source", f"the listing is out of order at {shown_value(key)}; sort keys by their UTF-8 bytes"
     )
 
 
 class _Labels:
-    """The class label of each sample, shared by all label fields (they come from the same folder)."""
+    """The class label of each sample, shared by all label fields because all use the same folder."""
 
     def __init__(self, specs: Mapping[str, FieldSpec], classes: Sequence[str | None]) -> None:
         self.names = [name for name, spec in specs.items() if spec.kind == "label"]
@@ -221,7 +221,7 @@ class _Labels:
 
 
 def _kept(columns: Mapping[str, Integers], labels: _Labels, names: Sequence[str], tally: _Tally) -> Integers:
-    """The samples that have every field; the others are counted."""
+    """Return the samples that have every field, and count the others."""
     lacking = {name: column < 0 for name, column in columns.items()}
     lacking.update(dict.fromkeys(labels.names, labels.lacking))
     any_lacking = np.logical_or.reduce(list(lacking.values()))
@@ -248,11 +248,11 @@ def build_from_tars(
     source: str | Source,
     fields: Mapping[str, FieldSpec],
 ) -> SnapshotBuild:
-    """The snapshot of tar shards: (key, ETag, size in bytes, index) each, in order of key.
+    """Build the snapshot of tar shards: (key, ETag, size in bytes, index) each, in order of key.
 
-    A class label is the folder of the tar below the source, or for a tar that lies directly in it the
-    sample's first folder within the tar. Raises EmptySnapshotError, and PlanError for shards out of order or
-    stale indexes.
+    A class label is the folder of the tar below the source or, for a tar directly in the source, the
+    sample's first folder within the tar. Raises EmptySnapshotError, and PlanError for shards out of order
+    or stale indexes.
     """
     place = parse_source(source) if isinstance(source, str) else source
     gathering = _Gathering(fields)
@@ -262,7 +262,7 @@ def build_from_tars(
 
 
 class _Gathering:
-    """Shards so far, each reduced to the samples that have every field."""
+    """Collects shards, each reduced to the samples that have every field."""
 
     def __init__(self, specs: Mapping[str, FieldSpec]) -> None:
         self.specs = specs
@@ -282,7 +282,7 @@ class _Gathering:
         self.last = key
         if (index.offsets + index.sizes > size).any():
             raise PlanError(
-                "source", f"the index of {shown_value(key)} reaches beyond its {size} bytes; index it again"
+                "source", f"the index of {shown_value(key)} extends beyond its {size} bytes; index it again"
             )
         for number in index.extension.tolist():
             self.tally.count(index.extensions[number])

@@ -34,7 +34,7 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True)
 class SnapshotParts:
-    """What a snapshot is sealed of."""
+    """The parts from which a snapshot is sealed."""
 
     source: str
     kind: SnapshotKind
@@ -57,14 +57,14 @@ class SnapshotParts:
         )
 
     def keep_samples(self, samples: Integers) -> SnapshotParts:
-        """Of these samples alone; shards that have none left are gone."""
+        """Keep only these samples; shards without samples are dropped."""
         starts = np.unique(np.searchsorted(samples, self.shard_starts)).astype(np.int64)
         names = None if self.names is None else StringColumn.from_strings(self.names.take_rows(samples))
         fields = {name: _taken(column, samples) for name, column in self.fields.items()}
         return replace(self, shard_starts=starts, fields=fields, names=names)
 
     def seal(self) -> Snapshot:
-        """With the objects nothing uses left out."""
+        """Build the snapshot, without unused objects."""
         objects, fields = _used(self.objects, self.fields)
         return Snapshot.from_parts(
             self.source, self.kind, objects, self.shard_starts, fields, self.specs, self.names
@@ -72,25 +72,27 @@ class SnapshotParts:
 
 
 def select_fields(snapshot: Snapshot, names: Sequence[str]) -> Snapshot:
-    """With these fields alone. Raises PlanError for one that is not there, or when none has bytes."""
+    """Keep only these fields. Raises PlanError for an unknown field, or if no field has bytes."""
     for number, name in enumerate(names):
         _check_field(snapshot, name, f"select[{number}]")
     chosen = sorted(set(names))
     if not any(isinstance(snapshot.fields[name], BytesColumn) for name in chosen):
-        raise PlanError("select", "keep a field with bytes: a label alone makes no dataset")
+        raise PlanError("select", "keep at least one field with bytes: a label alone is not a dataset")
     parts = SnapshotParts.from_snapshot(snapshot)
     fields = {name: snapshot.fields[name] for name in chosen}
     return replace(parts, fields=fields, specs={name: snapshot.specs[name] for name in chosen}).seal()
 
 
 def rename_fields(snapshot: Snapshot, names: Mapping[str, str]) -> Snapshot:
-    """With new names for some fields, {old: new}. Raises PlanError."""
+    """Rename fields, {old: new}. Raises PlanError."""
     for old, new in names.items():
         _check_field(snapshot, old, "rename")
-        parse_fields({new: {"ext": "x"}})  # raises for what is no name
+        parse_fields({new: {"ext": "x"}})  # raises for an invalid name
     called = {name: names.get(name, name) for name in snapshot.fields}
     if len(set(called.values())) != len(called):
-        raise PlanError("rename", "two fields would have one name; rename the other too, or select")
+        raise PlanError(
+            "rename", "two fields would have the same name; rename the other one too, or drop it with select"
+        )
     order = sorted(called, key=called.__getitem__)
     fields = {called[name]: snapshot.fields[name] for name in order}
     specs = {called[name]: replace(snapshot.specs[name], name=called[name]) for name in order}
@@ -104,7 +106,7 @@ def _check_field(snapshot: Snapshot, name: str, path: str) -> None:
 
 
 def keep_samples(snapshot: Snapshot, samples: Integers) -> Snapshot:
-    """With these samples alone: rising indices. Shards that have none left are gone. Raises
+    """Keep only these samples, given as rising indices; shards without samples are dropped. Raises
     EmptySnapshotError."""
     if not samples.size:
         raise EmptySnapshotError("filter", f"none of the {snapshot.samples} samples is left")
@@ -118,9 +120,9 @@ def _taken(column: BytesColumn | LabelColumn, samples: Integers) -> BytesColumn 
 
 
 def relabel_classes(snapshot: Snapshot, maps: Mapping[str, Mapping[str, str | None]]) -> SnapshotBuild:
-    """With the classes of label fields called otherwise, {field: {class: new name}}: classes of one new name
-    become one, samples of a class that maps to None are left out and counted, others keep their name. Numbers
-    follow the new names' order. Raises PlanError, EmptySnapshotError.
+    """Rename classes of label fields, {field: {class: new name}}. Classes with the same new name are
+    merged, samples of a class that maps to None are left out and counted, and unmapped classes keep their
+    name. Class numbers follow the order of the new names. Raises PlanError, EmptySnapshotError.
     """
     kept = np.ones(snapshot.samples, np.bool_)
     fields = dict(snapshot.fields)
@@ -137,12 +139,12 @@ def relabel_classes(snapshot: Snapshot, maps: Mapping[str, Mapping[str, str | No
 
 
 def _relabelled(snapshot: Snapshot, name: str, mapping: Mapping[str, str | None]) -> LabelColumn:
-    """The column with new numbers, −1 for what is dropped."""
+    """Return the column with new class numbers, −1 for dropped classes."""
     path = join_path("relabel", name)
     _check_field(snapshot, name, path)
     column = snapshot.fields[name]
     if not isinstance(column, LabelColumn):
-        raise PlanError(path, f"{shown_value(name)} is no class label; use the op label_map")
+        raise PlanError(path, f"{shown_value(name)} is not a class label; use the op label_map")
     unknown = next((old for old in mapping if old not in column.classes), None)
     if unknown is not None:
         hint = suggestion(unknown, column.classes[:1000])
@@ -154,8 +156,8 @@ def _relabelled(snapshot: Snapshot, name: str, mapping: Mapping[str, str | None]
 
 
 def relative_names(snapshot: Snapshot) -> list[str]:
-    """What samples are called below their source, which is what two sources have in common: `a/0001` of
-    `s3://photos/train/a/0001.jpg` and of the member `a/0001.jpg` of a tar."""
+    """Return the sample names relative to the source, which two sources can have in common: `a/0001` for
+    `s3://photos/train/a/0001.jpg` and for the member `a/0001.jpg` of a tar."""
     if snapshot.names is not None:
         return list(snapshot.names)
     prefix = parse_source(snapshot.source).prefix
@@ -165,14 +167,17 @@ def relative_names(snapshot: Snapshot) -> list[str]:
 def join_snapshots(
     left: Snapshot, right: Snapshot, left_keys: Sequence[str | None], right_keys: Sequence[str | None]
 ) -> SnapshotBuild:
-    """Each sample of `left` with the fields of the sample of `right` that has the same key, in the order of
-    `left`; those without a partner, or a key, are left out and counted.
+    """Join each sample of `left` with the fields of the sample of `right` that has the same key, in the
+    order of `left`; samples without a partner or a key are left out and counted.
 
-    Raises PlanError when two fields have one name, or two samples of `right` one key; EmptySnapshotError.
+    Raises PlanError if two fields have the same name or two samples of `right` the same key;
+    EmptySnapshotError.
     """
     doubled = sorted(left.fields.keys() & right.fields.keys())
     if doubled:
-        raise PlanError("join", f"both have a field {shown_value(doubled[0])}; rename or select before")
+        raise PlanError(
+            "join", f"both have a field {shown_value(doubled[0])}; rename it or drop it with select first"
+        )
     if len(left.fields) + len(right.fields) > MAX_FIELDS:
         raise PlanError("join", f"more than {MAX_FIELDS} fields together")
     partners = _partners(right, right_keys)
@@ -185,7 +190,7 @@ def join_snapshots(
     )
     if lacking.size == left.samples:
         keys = f"{shown_value(next(iter(left_keys), None))} and {shown_value(next(iter(right_keys), None))}"
-        raise EmptySnapshotError("join", f"no sample of the two has a key in common; the first are {keys}")
+        raise EmptySnapshotError("join", f"the two sources have no key in common; the first keys are {keys}")
     kept = np.flatnonzero(found >= 0)
     snapshot = _side_by_side(keep_samples(left, kept), right, found[kept])
     return SnapshotBuild(snapshot, int(lacking.size), examples)
@@ -242,29 +247,31 @@ def _used(objects: ObjectTable, fields: Columns) -> tuple[ObjectTable, Columns]:
 
 
 def parse_names(value: Any, path: str) -> tuple[str, ...]:
-    """A list of field names. Raises PlanError."""
+    """Parse a list of field names. Raises PlanError."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_FIELDS:
         raise PlanError(path, f"expected a list of 1…{MAX_FIELDS} field names")
     return tuple(checked_text(item, f"{path}[{number}]", at_most=100) for number, item in enumerate(value))
 
 
 def parse_renames(value: Any, path: str) -> dict[str, str]:
-    """New names by old ones. Raises PlanError."""
+    """Parse an object of new names by old ones. Raises PlanError."""
     if not isinstance(value, Mapping) or not 1 <= len(value) <= MAX_FIELDS:
-        raise PlanError(path, 'expected an object of new names by old ones, as {"jpg": "image"}')
+        raise PlanError(path, 'expected an object of new names by old ones, such as {"jpg": "image"}')
     return {str(old): checked_text(new, join_path(path, old), at_most=100) for old, new in value.items()}
 
 
 def parse_relabels(value: Any, path: str) -> dict[str, dict[str, str | None]]:
-    """{field: {class: new name, or null}}. Raises PlanError."""
+    """Parse {field: {class: new name, or null}}. Raises PlanError."""
     if not isinstance(value, Mapping) or not 1 <= len(value) <= MAX_FIELDS:
-        raise PlanError(path, 'expected an object of fields, as {"label": {"tabby": "cat", "rest": null}}')
+        raise PlanError(
+            path, 'expected an object of fields, such as {"label": {"tabby": "cat", "rest": null}}'
+        )
     return {str(name): _parse_relabel(item, join_path(path, name)) for name, item in value.items()}
 
 
 def _parse_relabel(value: Any, path: str) -> dict[str, str | None]:
     if not isinstance(value, Mapping) or not value:
-        raise PlanError(path, 'expected an object of classes, as {"tabby": "cat", "rest": null}')
+        raise PlanError(path, 'expected an object of classes, such as {"tabby": "cat", "rest": null}')
     return {
         str(old): None if new is None else checked_text(new, join_path(path, old), at_most=1000)
         for old, new in value.items()
@@ -272,7 +279,7 @@ def _parse_relabel(value: Any, path: str) -> dict[str, str | None]:
 
 
 def slice_field(snapshot: Snapshot, name: str, samples: range) -> Snapshot:
-    """The samples `samples` (a run) with the bytes field `name` only."""
+    """Return the run `samples` with only the bytes field `name`."""
     column = _column(snapshot, name)
     chosen = slice(samples.start, samples.stop)
     used, which = np.unique(column.object[chosen], return_inverse=True)
@@ -292,7 +299,7 @@ def slice_field(snapshot: Snapshot, name: str, samples: range) -> Snapshot:
 
 
 def content_digest(snapshot: Snapshot, name: str, samples: range) -> bytes:
-    """Names the bytes of a field of a run of samples by ETags, offsets and lengths; names do not count."""
+    """Hash the bytes of a field over a run of samples by ETags, offsets and lengths; names do not matter."""
     column = _column(snapshot, name)
     chosen = slice(samples.start, samples.stop)
     hasher = hashlib.sha256()
@@ -304,7 +311,7 @@ def content_digest(snapshot: Snapshot, name: str, samples: range) -> bytes:
 
 
 def referenced_objects(snapshot: Snapshot, names: Sequence[str], samples: range) -> list[int]:
-    """The objects that these bytes fields of a run of samples lie in."""
+    """Return the numbers of the objects that hold these bytes fields of a run of samples."""
     columns = [_column(snapshot, name).object[samples.start : samples.stop] for name in names]
     found: list[int] = np.unique(np.concatenate(columns)).tolist()
     return found

@@ -17,7 +17,7 @@ from typing import Any, Final
 from meshwire.strict_json import PlanError, read_json
 
 Value = str | float | bool | None
-"""What an expression gives. Numbers are 64-bit floats, and finite."""
+"""The result of an expression. Numbers are finite 64-bit floats."""
 MAX_RESULT: Final = 1 << 16
 _MANY: Final = 16
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -25,7 +25,8 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`usage` with its arguments, `help` a sentence; it takes `least` to `most` of them."""
+    """A function of the expression language. `usage` shows its arguments, `help` is a short description; it
+    takes `least` to `most` arguments."""
 
     usage: str
     help: str
@@ -35,7 +36,7 @@ class Function:
 
 
 def format_value(value: Value) -> str:
-    """A value as text: whole numbers without a point, `true`, `false`, `none`."""
+    """Format a value as text: whole numbers without a decimal point, `true`, `false`, `none`."""
     if isinstance(value, str):
         return value
     if value is None or isinstance(value, bool):
@@ -67,7 +68,7 @@ def _part(text: Any, separator: Any, number: Any) -> str | None:
 
 
 def _slice(text: Any, first: Any, end: Any = math.inf) -> str | None:
-    """Positions from 0; negative ones count from the end."""
+    """Slice by positions from 0; negative ones count from the end."""
     if not isinstance(text, str) or type(first) is not float or type(end) is not float:
         return None
     size = len(text)
@@ -83,7 +84,8 @@ def _replace(text: Any, old: Any, new: Any) -> str | None:
 
 @lru_cache(maxsize=256)
 def _segments(pattern: str) -> tuple[tuple[str, re.Pattern[str] | None], ...]:
-    """Between its stars: each as text, or with a `?` as characters one by one."""
+    """Split a pattern at its stars; each segment is literal text, or a regular expression if it contains
+    `?`."""
     return tuple((part, _singles(part) if "?" in part else None) for part in pattern.split("*"))
 
 
@@ -105,8 +107,8 @@ def _found(text: str, at: int, end: int, part: tuple[str, re.Pattern[str] | None
 
 
 def matches(text: str, pattern: str) -> bool:
-    """Whether all of `text` fits: `*` is any run of characters, `/` among them, `?` any one. Each piece is
-    looked for once, from left to right."""
+    """Whether all of `text` matches: `*` is any run of characters including `/`, `?` any single one. Each
+    segment is searched once, from left to right, so there is no backtracking."""
     parts = _segments(pattern)
     first, last = parts[0], parts[-1]
     if len(parts) == 1:
@@ -174,35 +176,37 @@ def _function(usage: str, text: str, run: Callable[..., Any], least: int, most: 
 
 _ALL: Final = (
     _function("part(text, separator, n)", "the n-th part from 0; −1 is the last", _part, 3),
-    _function("slice(text, first, end)", "characters first…end−1; end may be left out", _slice, 2, 3),
-    _function("folder(key)", "what is before the last /", _of_text(lambda t: t.rpartition("/")[0]), 1),
-    _function("base(key)", "what is after the last /", _of_text(lambda t: t.rpartition("/")[2]), 1),
-    _function("startswith(text, start)", "whether it begins so", _of_texts(str.startswith), 2),
-    _function("endswith(text, end)", "whether it ends so", _of_texts(str.endswith), 2),
-    _function("contains(text, inner)", "whether it is in there", _of_texts(lambda a, b: b in a), 2),
-    _function('glob(text, "a*b?")', "whether all of it fits; * takes any run, / too, ? one", _glob, 2),
+    _function("slice(text, first, end)", "characters first…end−1; end is optional", _slice, 2, 3),
+    _function("folder(key)", "the text before the last /", _of_text(lambda t: t.rpartition("/")[0]), 1),
+    _function("base(key)", "the text after the last /", _of_text(lambda t: t.rpartition("/")[2]), 1),
+    _function("startswith(text, start)", "whether the text begins with start", _of_texts(str.startswith), 2),
+    _function("endswith(text, end)", "whether the text ends with end", _of_texts(str.endswith), 2),
+    _function("contains(text, inner)", "whether the text contains inner", _of_texts(lambda a, b: b in a), 2),
+    _function(
+        'glob(text, "a*b?")', "whether all of it matches; * is any run, / included, ? one character", _glob, 2
+    ),
     _function("lower(text)", "in lower case", _of_text(lambda t: _bounded(t.lower())), 1),
     _function("upper(text)", "in upper case", _of_text(lambda t: _bounded(t.upper())), 1),
     _function("strip(text)", "without white space at both ends", _of_text(str.strip), 1),
-    _function("replace(text, old, new)", "every old replaced", _replace, 3),
+    _function("replace(text, old, new)", "every old replaced by new", _replace, 3),
     _function("length(value)", "characters of a text, elements of a list", _length, 1),
     _function("number(value)", "a text as the number it spells", _number, 1),
     _function("text(value)", "a number as text", _text, 1),
-    _function("hash(value)", "a whole number below 2⁵³ that only the value decides", _hash, 1),
-    _function("floor(number)", "the next whole number below", _of_number(math.floor), 1),
-    _function("ceil(number)", "the next whole number above", _of_number(math.ceil), 1),
-    _function("round(number)", "the nearest whole number, halves to the even one", _of_number(round), 1),
-    _function("abs(number)", "without its sign", _of_number(abs), 1),
+    _function("hash(value)", "a whole number below 2⁵³ that depends only on the value", _hash, 1),
+    _function("floor(number)", "rounded down to a whole number", _of_number(math.floor), 1),
+    _function("ceil(number)", "rounded up to a whole number", _of_number(math.ceil), 1),
+    _function("round(number)", "the nearest whole number, halves to even", _of_number(round), 1),
+    _function("abs(number)", "the absolute value", _of_number(abs), 1),
     _function("min(a, b, …)", "the least; all numbers or all texts", _extreme(min), 1, _MANY),
     _function("max(a, b, …)", "the greatest; all numbers or all texts", _extreme(max), 1, _MANY),
     _function("first(a, b, …)", "the first that is not none", _first, 1, _MANY),
-    _function("if(condition, yes, no)", "one or the other", _if, 3),
+    _function("if(condition, yes, no)", "yes if the condition holds, else no", _if, 3),
 )
 FUNCTIONS: Final[dict[str, Function]] = {each.usage.partition("(")[0]: each for each in _ALL}
 
 
 class Scope:
-    """One sample while an expression is evaluated; documents in its fields are parsed once."""
+    """One sample during the evaluation of an expression; JSON documents in its fields are parsed once."""
 
     __slots__ = ("parsed", "values")
 
@@ -220,7 +224,7 @@ Node = Callable[[Scope], Any]
 
 
 def plain(value: Any) -> Value:
-    """As a value of an expression; lists, objects and numbers that are none become none."""
+    """Convert to a value of the expression language; lists, objects and non-finite numbers become none."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float):
@@ -307,7 +311,7 @@ def comparison_node(sign: str, left: Node, right: Node) -> Node:
 
 
 def _unlike(sign: str, left: Any, right: Any) -> bool:
-    """Values of different kinds are unequal and in no order; none equals none."""
+    """Compare values of different kinds: they are unequal and unordered; none equals none."""
     same = left is None and right is None
     return same if sign == "==" else not same if sign == "!=" else False
 

@@ -1,8 +1,9 @@
-"""Parser of expressions over a sample, to sort, group and filter by: `ext == "jpg" and size > 10000`.
+"""Parser of expressions over a sample, for sorting, grouping and filtering: `ext == "jpg" and size >
+10000`.
 
-Law: pure and total. Evaluation gives text, a finite number, a truth value or none for any sample, and
-never raises; its time is bounded by the expression's length times that of the texts. No loops, no
-regular expressions.
+Law: pure and total. Evaluation gives text, a finite number, a truth value or none for any sample, and never
+raises; its time is bounded by the length of the expression times that of the texts. No loops, no regular
+expressions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 KEYWORDS: Final = frozenset({"and", "or", "not", "in", "true", "false", "none"})
-# Alternatives that begin differently: nothing here goes back over what it read.
+# The alternatives begin with different characters, so matching never backtracks.
 _TOKEN = re.compile(
     r"(?P<space>[ \t\r\n]+)"
     r"|(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
@@ -35,7 +36,7 @@ _ESCAPES: Final = {"n": "\n", "t": "\t"}
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`at`: where it begins, in characters; `value` of a number or a text."""
+    """A token of an expression. `at`: its start in characters; `value` of a number or a text."""
 
     kind: Literal["number", "text", "word", "name", "sign", "end", "bad"]
     text: str
@@ -44,7 +45,7 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """The words of `text`, an `end` or a `bad` one last."""
+    """Yield the tokens of `text`; the last is an `end` or a `bad` token."""
     at = 0
     while at < len(text):
         token, at = _quoted(text, at) if text[at] in _QUOTED else _plain(text, at)
@@ -71,7 +72,7 @@ def _plain(text: str, at: int) -> tuple[Token | None, int]:
     match = _TOKEN.match(text, at)
     if match is None:
         hint = "; compare with ==" if text[at] == "=" else ""
-        return Token("bad", f"{text[at]!r} means nothing here{hint}", at), len(text)
+        return Token("bad", f"{text[at]!r} is not valid here{hint}", at), len(text)
     kind, found, end = match.lastgroup, match[0], match.end()
     if kind == "space":
         return None, end
@@ -92,7 +93,8 @@ _COMPARISONS: Final = ("==", "!=", "<", "<=", ">", ">=")
 
 @dataclass(frozen=True)
 class Expression:
-    """`text` as it was given; `names`: what `evaluate` looks up, the names before any path."""
+    """A compiled expression. `text` is its source; `names`: the names that `evaluate` looks up, without
+    their paths."""
 
     text: str
     names: frozenset[str]
@@ -108,26 +110,27 @@ class Expression:
         return hash(self.text)
 
     def evaluate(self, values: Mapping[str, object]) -> Value:
-        """Of a sample's values by name: text, numbers, truth values, bytes (UTF-8 text; under a path a JSON
-        document), JSON lists and objects. A name that is missing, like all that makes no sense, is none."""
+        """Evaluate over a sample's values by name: text, numbers, truth values, bytes (UTF-8 text; under a
+        path a JSON document), JSON lists and objects. A missing name gives none, and so does any
+        meaningless operation."""
         return nodes.plain(self._run(Scope(values)))
 
     def holds(self, values: Mapping[str, object]) -> bool:
-        """Whether the value is anything but false, none, zero and empty text."""
+        """Whether the value is anything other than false, none, zero or empty text."""
         return bool(self.evaluate(values))
 
 
 def sort_key(value: Value) -> tuple[int, float, str]:
-    """Sorts values of all kinds: numbers (false and true are 0 and 1), then text by its UTF-8 bytes, then
-    none."""
+    """Return a key that sorts values of all kinds: numbers (false and true are 0 and 1), then text by its
+    UTF-8 bytes, then none."""
     if isinstance(value, str):
         return (1, 0.0, value)
     return (2, 0.0, "") if value is None else (0, float(value), "")
 
 
 def parse_expression(text: Any, path: str = "", known: Iterable[str] = ()) -> Expression:
-    """Raises PlanError at `path`, with the place in the text; for a name that is not `known`, if any are
-    given, too."""
+    """Parse an expression. Raises PlanError at `path`, with the position in the text, for a syntax error
+    or, if `known` is given, for a name not in it."""
     source = checked_text(text, path, at_most=MAX_LENGTH)
     try:
         parser = _Parser(source, tuple(known))
@@ -146,7 +149,7 @@ class _PlaceError(ValueError):
 
 
 class _Parser:
-    """Recursive descent; each method compiles what it reads to a function of the scope."""
+    """Recursive descent parser; each method compiles what it reads to a function of the scope."""
 
     def __init__(self, text: str, known: tuple[str, ...]) -> None:
         self.names: set[str] = set()
@@ -235,7 +238,7 @@ class _Parser:
         return self._arguments()
 
     def _arguments(self) -> list[Node]:
-        """Up to the closing parenthesis; the opening one is read."""
+        """Parse the arguments up to the closing parenthesis; the opening one has been consumed."""
         found: list[Node] = []
         if self._take(")"):
             return found
@@ -292,7 +295,7 @@ class _Parser:
         if self._known and name not in self._known:
             raise _PlaceError(
                 token.at,
-                f"there is no {shown_value(name)} (a text has quotes){suggestion(name, self._known)}",
+                f"there is no {shown_value(name)} (put text in quotes){suggestion(name, self._known)}",
             )
         self.names.add(name)
         steps: list[str | int] = []
@@ -320,7 +323,7 @@ class _Parser:
             raise _PlaceError(token.at, f"write {function.usage}")
         comma, pattern, _ = self._tokens[self._at - 3 : self._at]
         if token.text == "glob" and not (comma.text == "," and pattern.kind == "text"):
-            raise _PlaceError(token.at, f"the pattern is a text in quotes: write {function.usage}")
+            raise _PlaceError(token.at, f"the pattern must be a text in quotes: write {function.usage}")
         return nodes.call_node(function.run, arguments)
 
 

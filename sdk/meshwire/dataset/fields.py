@@ -31,11 +31,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """`ext`: extensions, lower case and without the first dot, the preferred first (kind `bytes`);
-    `label_of`: where a class label comes from (kind `label`): "prefix", the first folder below the source;
-    `array`: the folder of a Zarr array below the source, None for what is no row of one (with `chunks`, no
-    chunk of one); `feature`: the name
-    of a `tf.Example`'s feature ("": the whole record), None for what is none; `column`: the same of MDS.
+    """A field of a dataset. `ext`: extensions, lower case and without the first dot, the preferred first
+    (kind `bytes`); `label_of`: source of a class label (kind `label`): "prefix" is the first folder below
+    the source; `array`: folder of a Zarr array below the source, None if the field is not a row of one
+    (with `chunks`, not a chunk of one); `feature`: name of a `tf.Example` feature ("": the whole record),
+    None if the field is not one; `column`: likewise for MDS and Parquet.
     """
 
     name: str
@@ -49,13 +49,14 @@ class FieldSpec:
 
     @property
     def part(self) -> str:
-        """What it is of a record: the feature's or column's name."""
+        """The part of a record that the field reads: the name of the feature or column."""
         return self.feature or self.column or ""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a dataset lies: a bucket and a key prefix (empty, a folder ending in `/`, or one `.tar`)."""
+    """The location of a dataset: a bucket and a key prefix (empty, a folder ending in `/`, or one
+    archive)."""
 
     bucket: str
     prefix: str
@@ -65,8 +66,8 @@ class Source:
 
 
 def parse_source(text: Any, path: str = "source") -> Source:
-    """`s3://BUCKET/PREFIX`; a prefix is a folder, with or without its last `/`, or one archive. Raises
-    PlanError."""
+    """Parse `s3://BUCKET/PREFIX`; a prefix is a folder, with or without its final `/`, or one archive.
+    Raises PlanError."""
     address = checked_text(text, path, at_most=2048)
     bucket, _, prefix = address.removeprefix("s3://").partition("/")
     if not address.startswith("s3://") or not bucket:
@@ -77,9 +78,10 @@ def parse_source(text: Any, path: str = "source") -> Source:
 
 
 def parse_fields(source: bytes | str | Mapping[str, Any]) -> dict[str, FieldSpec]:
-    """Fields by name, in order of name: `{"image": {"ext": ["jpg", "jpeg"]}, "label": {"class": "prefix"}}`.
+    """Parse fields by name, in order of name: `{"image": {"ext": ["jpg", "jpeg"]}, "label": {"class":
+    "prefix"}}`.
 
-    An extension may stand alone, as `"jpg"` for `{"ext": ["jpg"]}`. At least one field must be of kind
+    A plain extension is allowed: `"jpg"` for `{"ext": ["jpg"]}`. At least one field must be of kind
     `bytes`. Raises PlanError with the path of the bad field.
     """
     value = (
@@ -88,21 +90,19 @@ def parse_fields(source: bytes | str | Mapping[str, Any]) -> dict[str, FieldSpec
         else checked_json(dict(source), "fields")
     )
     if not isinstance(value, dict) or not value:
-        raise PlanError("fields", 'name at least one, as {"image": {"ext": ["jpg", "jpeg"]}}')
+        raise PlanError("fields", 'name at least one, such as {"image": {"ext": ["jpg", "jpeg"]}}')
     if len(value) > MAX_FIELDS:
-        raise PlanError("fields", f"{len(value)} fields; a dataset holds at most {MAX_FIELDS}")
+        raise PlanError("fields", f"{len(value)} fields; a dataset can have at most {MAX_FIELDS}")
     fields = {name: _parse_field(name, value[name]) for name in sorted(value)}
     if all(field.kind != "bytes" for field in fields.values()):
-        raise PlanError("fields", 'a dataset needs a field with bytes, as {"image": {"ext": ["jpg"]}}')
+        raise PlanError("fields", 'a dataset needs a field with bytes, such as {"image": {"ext": ["jpg"]}}')
     return fields
 
 
 def _parse_field(name: str, value: Any) -> FieldSpec:
     path = join_path("fields", name)
     if not _NAME.fullmatch(name) or name.startswith("__"):
-        raise PlanError(
-            path, "a field's name has letters, digits and _, at most 64, and does not begin with __"
-        )
+        raise PlanError(path, "a field name has at most 64 letters, digits and _, and does not begin with __")
     if isinstance(value, (str, list)):
         value = {"ext": value}
     document = checked_object(value, path, ("ext", "class", "array", "chunks", "feature", "column"))
@@ -138,13 +138,13 @@ def _parse_extensions(value: Any, path: str) -> tuple[str, ...]:
     for index, item in enumerate(items):
         ext = checked_text(item, f"{path}[{index}]", at_most=100).removeprefix(".").lower()
         if not ext or "/" in ext or "\0" in ext:
-            raise PlanError(f"{path}[{index}]", f'{shown_value(item)} is no extension; write it as "jpg"')
+            raise PlanError(f"{path}[{index}]", f'{shown_value(item)} is not an extension; write it as "jpg"')
         found.append(ext)
     return tuple(dict.fromkeys(found))
 
 
 def fields_document(fields: Mapping[str, FieldSpec]) -> dict[str, Any]:
-    """The fields as plain JSON values; `parse_fields` gives them back."""
+    """Return the fields as plain JSON values; `parse_fields` restores them."""
     return {name: _field_document(spec) for name, spec in sorted(fields.items())}
 
 
@@ -159,10 +159,10 @@ def _field_document(spec: FieldSpec) -> dict[str, Any]:
 
 
 def sample_key(key: str) -> tuple[str, str]:
-    """(stem, extension) of a key or member name: cut at the first dot of its last component, as WebDataset
-    does.
+    """Split a key or member name into (stem, extension) at the first dot of its last component, as
+    WebDataset does.
 
-    `a/b/0001.seg.png` → (`a/b/0001`, `seg.png`). The extension is lower case, and empty when there is none
+    `a/b/0001.seg.png` → (`a/b/0001`, `seg.png`). The extension is in lower case, and empty if there is none
     (no dot, or a name that begins with one).
     """
     start = key.rfind("/") + 1
@@ -173,7 +173,8 @@ def sample_key(key: str) -> tuple[str, str]:
 
 
 def class_name(key: str, prefix: str) -> str | None:
-    """The first folder of `key` below `prefix`; None when the key lies directly in it, or outside."""
+    """Return the first folder of `key` below `prefix`, or None if the key is directly in it or outside of
+    it."""
     if not key.startswith(prefix):
         return None
     below = key[len(prefix) :].lstrip("/")

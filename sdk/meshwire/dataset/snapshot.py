@@ -27,24 +27,20 @@ if TYPE_CHECKING:
 
 SnapshotKind = Literal["objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "joined"]
 KINDS: tuple[SnapshotKind, ...] = ("objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "joined")
-_UNINDEXED = (
-    "objects",
-    "tar",
-    "zarr",
-)  # files of lines and records have indexes; joined may be of them
+_UNINDEXED = ("objects", "tar", "zarr")  # files of lines and records have indexes; joined may contain them
 CONTENT_TYPE = "application/vnd.shardmesh.snapshot"
-# Plain objects have no shards of their own: runs of this many samples in key order stand in for them.
+# Plain objects have no shards: runs of this many samples in key order act as shards.
 SAMPLES_PER_SHARD = 1024
-MAX_BYTES = 1 << 60  # of an object: sums of two stay within int64
+MAX_BYTES = 1 << 60  # of an object, so that the sum of two fits into int64
 MAX_SAMPLES = (1 << 31) - 1
 _KIND, _VERSION = "shardmesh.snapshot", 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectTable:
-    """Objects, in order of key: `keys`, `etags` (without quotes), `sizes` int64[n] in bytes. Joined snapshots
-    have two runs of them, of one bucket or several: `which` int64[n] is 0 for `bucket`, then places in
-    `others`; None when all are of `bucket`.
+    """A table of objects in order of key: `keys`, `etags` (without quotes), `sizes` int64[n] in bytes. A
+    joined snapshot has two such runs, from one bucket or several: `which` int64[n] is 0 for `bucket`, else
+    1 plus an index into `others`; None if all objects are in `bucket`.
     """
 
     bucket: str
@@ -66,11 +62,11 @@ class ObjectTable:
         return (self.bucket, *self.others)
 
     def bucket_of(self, number: int) -> str:
-        """The bucket of an object."""
+        """Return the bucket of an object."""
         return self.bucket if self.which is None else self.buckets[int(self.which[number])]
 
     def keys_by_bucket(self) -> Iterator[tuple[str, Iterable[str]]]:
-        """Every bucket with the keys of its objects."""
+        """Yield every bucket with the keys of its objects."""
         if self.which is None:
             yield self.bucket, self.keys
             return
@@ -78,7 +74,7 @@ class ObjectTable:
             yield bucket, self.keys.take_rows(np.flatnonzero(self.which == number))
 
     def take_rows(self, numbers: Integers) -> ObjectTable:
-        """Some of them, in their order; buckets that none is of any more are left out."""
+        """Return these rows in the order given; buckets without objects are dropped."""
         which = np.zeros(len(self), np.int64) if self.which is None else self.which
         return _of_buckets(
             self.buckets,
@@ -89,12 +85,12 @@ class ObjectTable:
         )
 
     def append(self, other: ObjectTable) -> ObjectTable:
-        """These, and then the others."""
+        """Return this table followed by `other`."""
         return ObjectTable.concatenate((self, other))
 
     @classmethod
     def concatenate(cls, runs: Sequence[ObjectTable]) -> ObjectTable:
-        """Several runs of objects, one after the other."""
+        """Concatenate several tables."""
         buckets = list(dict.fromkeys(bucket for run in runs for bucket in run.buckets))
         which = [
             np.array([buckets.index(bucket) for bucket in run.buckets], np.int64)[
@@ -125,8 +121,8 @@ def _of_buckets(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BytesColumn:
-    """Where each sample's bytes lie: `object` int32[N] into the snapshot's objects, `offset` and `length`
-    int64[N].
+    """Where the bytes of each sample are: `object` int32[N] into the snapshot's objects, `offset` and
+    `length` int64[N].
     """
 
     object: Int32
@@ -136,7 +132,7 @@ class BytesColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelColumn:
-    """`values` int64[N]: each sample's class, into `classes` (sorted by their UTF-8 bytes)."""
+    """The class of each sample: `values` int64[N], indices into `classes` (sorted by their UTF-8 bytes)."""
 
     values: Integers
     classes: tuple[str, ...]
@@ -144,9 +140,9 @@ class LabelColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """`samples` N; `shard_starts` int64[S+1], rising from 0 to N; `names`: the samples' names in archives,
-    the numbers of lines or rows, or below the left source of a join; None for plain objects, whose names
-    are their keys' stems; `hash`: sha256 of the document, in hex.
+    """A pinned dataset. `samples` N; `shard_starts` int64[S+1], rising from 0 to N; `names`: sample names
+    within archives, numbers of lines or rows, or names relative to the left source of a join; None for
+    plain objects, whose names are the stems of their keys; `hash`: SHA-256 of the document, in hex.
     """
 
     source: str
@@ -165,12 +161,13 @@ class Snapshot:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all samples' fields together."""
+        """Total bytes of all fields of all samples."""
         columns = (column for column in self.fields.values() if isinstance(column, BytesColumn))
         return sum(int(column.length.sum()) for column in columns)
 
     def sample_name(self, sample: int) -> str:
-        """The name errors and ledgers use: `a/b/0001`, in a tar `shard.tar/a/b/0001`. Raises IndexError."""
+        """Return the name used in errors and ledgers: `a/b/0001`, in a tar `shard.tar/a/b/0001`. Raises
+        IndexError."""
         first = next(column for column in self.fields.values() if isinstance(column, BytesColumn))
         if not 0 <= sample < self.samples:
             raise IndexError(f"sample {sample} of {self.samples}")
@@ -180,7 +177,7 @@ class Snapshot:
         return sample_key(key)[0] if self.names is None else f"{key}/{self.names[sample]}"
 
     def summary(self) -> dict[str, Any]:
-        """What `POST /-/snapshots` answers, as plain JSON values."""
+        """Return the response of `POST /-/snapshots` as plain JSON values."""
         return {
             "snapshot": self.hash,
             "kind": self.kind,
@@ -192,7 +189,7 @@ class Snapshot:
         }
 
     def to_bytes(self) -> bytes:
-        """The document. `hash` is its sha256."""
+        """Encode the document. `hash` is its SHA-256."""
         return _document(
             self.source, self.kind, self.objects, self.shard_starts, self.fields, self.specs, self.names
         )
@@ -208,7 +205,7 @@ class Snapshot:
         specs: Mapping[str, FieldSpec],
         names: StringColumn | None,
     ) -> Snapshot:
-        """The snapshot of columns made by this process, with its hash."""
+        """Build a snapshot from columns made by this process, and compute its hash."""
         document = _document(source, kind, objects, shard_starts, fields, specs, names)
         digest = hashlib.sha256(document).hexdigest()
         samples = int(shard_starts[-1])
@@ -216,7 +213,7 @@ class Snapshot:
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> Snapshot:
-        """The snapshot of its document. Raises ColumnError for any other bytes."""
+        """Decode the document. Raises ColumnError for any other bytes."""
         return _read(document)
 
     def __repr__(self) -> str:
@@ -224,8 +221,8 @@ class Snapshot:
 
 
 def pinned_files(document: Buffer) -> Iterator[str]:
-    """ETags of the files whose samples an index told, of a snapshot's document; of any other kind, none.
-    Raises ColumnError."""
+    """Yield the ETags of the files whose samples come from an index, given a snapshot document; none for
+    snapshots of other kinds. Raises ColumnError."""
     reader = ColumnReader(document, _KIND, _VERSION)
     return iter(()) if reader.read_text("kind") in _UNINDEXED else iter(reader.read_strings("objects.etags"))
 
@@ -274,7 +271,7 @@ def _read(document: Buffer) -> Snapshot:
     reader = ColumnReader(document, _KIND, _VERSION)
     kind = reader.read_text("kind")
     if kind not in KINDS:
-        raise ColumnError(f"a snapshot is of {', '.join(KINDS)}, not of {kind[:60]!r}")
+        raise ColumnError(f"the kind of a snapshot is one of {', '.join(KINDS)}, not {kind[:60]!r}")
     source, specs = _read_description(reader)
     objects = _read_objects(reader)
     lengths = reader.read_integers("shards", low=0, high=MAX_SAMPLES)
@@ -297,7 +294,7 @@ def _read_description(reader: ColumnReader) -> tuple[str, Mapping[str, FieldSpec
         raise ColumnError(f"the snapshot's description is malformed: {error}") from error
     moved = source.bucket != reader.read_text("bucket") and reader.read_text("kind") != "joined"
     if moved or len(specs) > MAX_FIELDS:
-        raise ColumnError("the snapshot's bucket is not its source's")
+        raise ColumnError("the snapshot's bucket differs from the bucket of its source")
     return str(source), specs
 
 
@@ -330,5 +327,5 @@ def _read_field(
     offset = reader.read_integers(f"{prefix}.offset", low=0, high=MAX_BYTES, count=samples)
     length = reader.read_integers(f"{prefix}.length", low=0, high=MAX_BYTES, count=samples)
     if (offset + length > sizes).any():
-        raise ColumnError(f"a sample's {spec.name!r} lies outside its object")
+        raise ColumnError(f"a sample's {spec.name!r} extends beyond its object")
     return BytesColumn(which.astype(np.int32), offset, length)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of whole numbers, such as bytes: the least, the middle one, the one that 99 % do not exceed, the
-    greatest, and their sum."""
+    """The distribution of whole numbers, such as byte counts: minimum, median, 99th percentile, maximum and
+    sum."""
 
     least: int
     median: int
@@ -32,7 +32,8 @@ class Spread:
 
     @classmethod
     def from_values(cls, values: Integers) -> Spread:
-        """Of at least one number; a rank's number is one of them, never between two."""
+        """Compute the spread of at least one number; each percentile is one of the values, never
+        interpolated."""
         last = values.size - 1
         middle, high = last // 2, -(-last * 99 // 100)
         ordered = np.partition(values, (0, middle, high, last))
@@ -45,8 +46,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotStats:
-    """`sizes`: bytes a sample by bytes field; `classes`: samples by class, by label field; `shards`: samples
-    a shard. `empty`: by bytes field, samples whose bytes are none at all."""
+    """Statistics of a snapshot. `sizes`: bytes per sample, by bytes field; `classes`: samples per class, by
+    label field; `shards`: samples per shard; `empty`: samples with zero bytes, by bytes field."""
 
     samples: int
     objects: int
@@ -57,7 +58,7 @@ class SnapshotStats:
     empty: Mapping[str, int]
 
     def document(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return the statistics as plain JSON values."""
         return {
             "samples": self.samples,
             "objects": self.objects,
@@ -70,7 +71,7 @@ class SnapshotStats:
 
 
 def snapshot_stats(snapshot: Snapshot) -> SnapshotStats:
-    """Of a snapshot with at least one sample, as all are."""
+    """Compute the statistics of a snapshot, which always has at least one sample."""
     sizes: dict[str, Spread] = {}
     classes: dict[str, Mapping[str, int]] = {}
     empty: dict[str, int] = {}
