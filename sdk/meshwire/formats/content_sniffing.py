@@ -1,6 +1,6 @@
-"""Content sniffing: what bytes look like from their first bytes, and how a dataset would read them.
+"""Content sniffing: guesses a format from the first bytes, and how a dataset would read it.
 
-Law: a hint for messages; nothing is decided by it.
+Law: a hint for messages only; no behaviour depends on it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class ContentHint(NamedTuple):
-    """`what`, as "a JPEG file"; `fix` in the imperative, with {field} for the field's name."""
+    """A guess about content. `what`: a noun phrase such as "a JPEG file"; `fix`: advice in the imperative,
+    with {field} for the field's name."""
 
     what: str
     fix: str
@@ -31,7 +32,7 @@ _BEGINNINGS: Final[Sequence[tuple[bytes, ContentHint]]] = (
         ContentHint("an HDF5 file", "write its arrays as Zarr v3 and open them with kind='zarr'"),
     ),
     (b"ARROW1", ContentHint("an Arrow file", "write it as Parquet, and open that with kind='parquet'")),
-    (b"PAR1", ContentHint("a Parquet file", "open the source with kind='parquet': every row is a sample")),
+    (b"PAR1", ContentHint("a Parquet file", "open the source with kind='parquet': each row is a sample")),
     (
         b"\x28\xb5\x2f\xfd",
         ContentHint(
@@ -53,19 +54,19 @@ _BEGINNINGS: Final[Sequence[tuple[bytes, ContentHint]]] = (
     (b"PK\x03\x04", ContentHint("a zip or .npz file", "use ops.npz({field!r}, NAME), or name it .zip")),
     (
         b"<html",
-        ContentHint("an HTML page", "fetch it again: a server's error was probably stored in its place"),
+        ContentHint("an HTML page", "fetch it again: a server's error page was probably stored instead"),
     ),
     (
         b"<!DOCTYPE html",
-        ContentHint("an HTML page", "fetch it again: a server's error was probably stored instead"),
+        ContentHint("an HTML page", "fetch it again: a server's error page was probably stored instead"),
     ),
-    (b"version https://git-lfs", ContentHint("a pointer of Git LFS", "store the file itself: git lfs pull")),
+    (b"version https://git-lfs", ContentHint("a Git LFS pointer", "store the file itself: git lfs pull")),
 )
 _TENSORS: Final = ContentHint(
     "a .safetensors file", "put ops.safetensors({field!r}, NAME) before any other op"
 )
-_LINES: Final = ContentHint("lines of JSON", "open the source with kind='lines': every line is a sample")
-_JSON: Final = ContentHint("a JSON document", "take a value out of it: ops.json({field!r}, PATH)")
+_LINES: Final = ContentHint("lines of JSON", "open the source with kind='lines': each line is a sample")
+_JSON: Final = ContentHint("a JSON document", "extract a value from it with ops.json({field!r}, PATH)")
 _NUMBER: Final = ContentHint("a number as text", "put ops.int_label({field!r}) before any other op")
 
 
@@ -78,28 +79,29 @@ _FEATURES: Final = {
     ),
 }
 _COLUMN: Final = ContentHint(
-    "no text", "of a column of numbers, put ops.frombuffer({field!r}, DTYPE) before any other op"
+    "not text", "for a column of numbers, put ops.frombuffer({field!r}, DTYPE) before any other op"
 )
 
 
 def identify_numbers(kind: str, data: bytes) -> ContentHint | None:
-    """What looks like numbers, as a source of this kind gives them: a serialised `tf.train.Feature` (its
-    list's tag, then its length, a varint), or values as in memory, most of which have a zero byte."""
+    """Guess the type of numbers in a field of a source of this kind: a serialised `tf.train.Feature` (the
+    tag of its list, then the length, a varint), or raw values as in memory, most of which contain a zero
+    byte."""
     if kind == "tfrecord" and len(data) > 1 and (data[1] == len(data) - 2 or data[1] & 0x80):
         return _FEATURES.get(data[0])
     return _COLUMN if kind in ("parquet", "mds") and b"\0" in data else None
 
 
 def identify_content(data: bytes) -> ContentHint | None:
-    """What bytes look like; None for what begins like nothing known."""
+    """Guess what the bytes are; None if no known format matches."""
     if not data:
-        return ContentHint("empty", "remove such objects, or leave them out: ds.filter('{field}_size > 0')")
+        return ContentHint("empty", "remove such objects, or exclude them with ds.filter('{field}_size > 0')")
     for beginning, found in _BEGINNINGS:
         if data.startswith(beginning):
             return found
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return ContentHint("a WebP file", _DECODE)
-    if data[8:10] == b'{"' and not any(data[5:8]):  # a header's length, below 2**40, and the header
+    if data[8:10] == b'{"' and not any(data[5:8]):  # the length of a header, below 2**40, then the header
         return _TENSORS
     if data.lstrip()[:1] in (b"{", b"["):
         lines = data.strip().split(b"\n")

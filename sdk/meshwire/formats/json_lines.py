@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _KIND, _VERSION = "shardmesh.lines", 1
 MAX_LINE_BYTES = 64 << 20
 MAX_LINES = 1 << 27
-"""Of a file, without empty ones."""
+"""Maximum non-empty lines per file."""
 _NEWLINE, _RETURN = 0x0A, 0x0D
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LineIndex:
-    """`offsets`, `lengths` int64[n], in bytes; `numbers` int64[n]: which line of the file, from 1 on; `size`:
-    bytes of the file as it is unpacked, 0 where nobody said."""
+    """Line positions: `offsets`, `lengths` int64[n], in bytes; `numbers` int64[n]: line numbers in the
+    file, from 1; `size`: uncompressed bytes of the file, 0 if unknown."""
 
     offsets: Integers
     lengths: Integers
@@ -52,7 +52,7 @@ class LineIndex:
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> LineIndex:
-        """Raises ColumnError for what is no such document."""
+        """Decode the document. Raises ColumnError for any other bytes."""
         reader = ColumnReader(document, _KIND, _VERSION)
         lengths = reader.read_integers("lengths", low=1, high=MAX_LINE_BYTES)
         gaps = reader.read_integers("gaps", low=0, high=MAX_BYTES, count=lengths.size)
@@ -64,16 +64,16 @@ class LineIndex:
 
 
 def is_lines(key: str, endings: Collection[str]) -> bool:
-    """Whether an object's name is that of a file of lines with one of these extensions, packed or not."""
+    """Whether an object's name has one of these extensions of line files, compressed or not."""
     return sample_key(key)[1] in endings or sample_key(uncompressed_name(key))[1] in endings
 
 
 class LineError(ValueError):
-    """A line is longer than any sample may be, or there are too many."""
+    """A line is longer than a sample may be, or there are too many lines."""
 
 
 def index_lines(pieces: Iterable[Buffer], most: int = MAX_LINES) -> LineIndex:
-    """The lines of a file given in pieces of any sizes; `most` of them at most. Raises LineError."""
+    """Index the lines of a file given in pieces of any sizes, at most `most` lines. Raises LineError."""
     indexing = _Indexing(most)
     for piece in pieces:
         octets = np.frombuffer(piece, np.uint8)
@@ -83,12 +83,17 @@ def index_lines(pieces: Iterable[Buffer], most: int = MAX_LINES) -> LineIndex:
 
 
 class _Indexing:
-    """Lines so far. Empty ones are dropped at once: a packed file of nothing else costs no memory."""
+    """Collects lines. Empty lines are dropped at once, so a compressed file of nothing else uses no
+    memory."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._begin, self._at, self._line = 0, 0, 1  # of the line under way, of the next byte; its number
-        self._last = 0  # the byte before: none that matters
+        self._begin, self._at, self._line = (
+            0,
+            0,
+            1,
+        )  # start of the current line, offset of the next byte, line number
+        self._last = 0  # the byte before; 0 is neither CR nor LF
         self._count = 0
         self._found: list[tuple[Integers, Integers, Integers]] = []
 
@@ -96,7 +101,7 @@ class _Indexing:
         return f"<_Indexing, {self._count} lines>"
 
     def add(self, octets: npt.NDArray[np.uint8]) -> None:
-        """The bytes that come next; at least one. Raises LineError."""
+        """Add the next bytes, at least one. Raises LineError."""
         found = np.flatnonzero(octets == _NEWLINE)
         if found.size:
             before = np.where(found > 0, octets[found - 1], self._last)
@@ -116,14 +121,14 @@ class _Indexing:
         self._line += starts.size
         self._count += there.size
         if self._count > self._most:
-            raise LineError(f"it has more than {self._most} lines, too many to index in one file here")
+            raise LineError(f"the file has more than {self._most} lines, too many to index")
 
     def _check(self, length: int, line: int) -> None:
         if length > MAX_LINE_BYTES:
             raise LineError(f"line {line} has more than {MAX_LINE_BYTES} bytes")
 
     def index(self) -> LineIndex:
-        """All lines; the file has ended."""
+        """Finish at the end of the file, and return the index of all lines."""
         if self._at > self._begin:
             ended = np.array([self._last == _RETURN])
             self._take(np.array([self._begin]), np.array([self._at]), ended)
@@ -139,8 +144,8 @@ def build_from_lines(
     source: str | Source,
     fields: Mapping[str, FieldSpec],
 ) -> SnapshotBuild:
-    """The snapshot of files of lines: (key, ETag, size in bytes, index) each, in order of key; a file is a
-    shard, and every bytes field of a sample is its line.
+    """Build the snapshot of line files: (key, ETag, size in bytes, index) each, in order of key; each file
+    is a shard, and every bytes field of a sample is its line.
 
     A class label is the folder of the file below the source. Raises EmptySnapshotError, PlanError.
     """
@@ -154,14 +159,14 @@ def build_from_lines(
             continue
         if folder is None:
             skipped += int(index.lengths.size)
-            examples.append(f"{shown_value(key)} lies in no folder below the source, so it has no class")
+            examples.append(f"{shown_value(key)} is in no folder below the source, so it has no class")
             continue
         if int(index.offsets[-1] + index.lengths[-1]) > size:
-            raise PlanError("source", f"the index of {shown_value(key)} reaches beyond its {size} bytes")
+            raise PlanError("source", f"the index of {shown_value(key)} extends beyond its {size} bytes")
         taken.append((key, etag, size, index, folder))
     if not taken:
         endings = " or ".join(sorted(f".{ext}" for ext in wanted))
-        raise EmptySnapshotError("source", f"no line of text is in {place}, in files that end in {endings}")
+        raise EmptySnapshotError("source", f"no line of text in the files of {place} that end in {endings}")
     return SnapshotBuild(_sealed(place, fields, taken), skipped, tuple(examples[:5]))
 
 

@@ -1,8 +1,8 @@
 """MDS, the shard format of mosaicml-streaming: `index.json`, and where the columns of each sample are.
 
-Law: nothing in a shard is used before it is checked against the shard's own header and size. A shard:
-the number of samples, their offsets and the end (uint32, little endian), a description, the samples. A
-sample: the lengths (uint32) of its variable-length columns, then the columns.
+Law: nothing in a shard is used before it is checked against the shard's own header and size. A shard
+consists of the number of samples, their offsets and the end (uint32, little endian), a description, and the
+samples. A sample consists of the lengths (uint32) of its variable-length columns, then the columns.
 https://docs.mosaicml.com/projects/streaming (dataset format)
 """
 
@@ -25,23 +25,24 @@ if TYPE_CHECKING:
 
 MDS_INDEX: Final = "index.json"
 MAX_INDEX: Final = 64 << 20
-"""Bytes of an index."""
+"""Maximum bytes of an index."""
 MAX_COLUMNS: Final = 1000
 UNSAFE_ENCODING: Final = "pkl"
 _MAX_BYTES = (1 << 32) - 1
 _MAX_CELLS = 1 << 26  # samples times columns
-_BLOCK_CELLS = 1 << 20  # looked at at once
+_BLOCK_CELLS = 1 << 20  # processed at a time
 _EXAMPLES = 5
 
 
 class MdsError(ValueError):
-    """A shard is not what its index says."""
+    """A shard does not match its index."""
 
 
 @dataclass(frozen=True, slots=True)
 class MdsShard:
-    """`basename`: its key below the index's folder; `sizes`: by column, 0 where samples differ; `packed`: the
-    name of its compressed form, "" where there is none, and `packed_bytes` its size."""
+    """A shard as its index describes it. `basename`: its key below the index's folder; `sizes`: by column,
+    0 where samples differ; `packed`: name of its compressed form, "" if there is none, and `packed_bytes`
+    its size."""
 
     basename: str
     bytes: int
@@ -54,24 +55,24 @@ class MdsShard:
 
     @property
     def head_bytes(self) -> int:
-        """Of the numbers at its beginning."""
+        """Bytes of the sample count and offsets at the start of the shard."""
         return 4 * (self.samples + 2)
 
     @property
     def width(self) -> int:
-        """Of the numbers at the beginning of each sample, in bytes."""
+        """Bytes of the column lengths at the start of each sample."""
         return 4 * sum(not size for size in self.sizes)
 
 
 def parse_mds(document: bytes, path: str = MDS_INDEX) -> tuple[MdsShard, ...]:
-    """The shards of an index, in order of their names. Raises PlanError."""
+    """Parse an index into its shards, in order of their names. Raises PlanError."""
     value = read_json(document, path)
     if not isinstance(value, dict) or value.get("version") != 2 or not isinstance(value.get("shards"), list):
-        raise PlanError(path, "no index of MDS shards in version 2")
+        raise PlanError(path, "not an index of MDS shards in version 2")
     shards = [_parse_shard(item, f"{path}.shards[{number}]") for number, item in enumerate(value["shards"])]
     names = [shard.basename for shard in shards]
     if len(set(names)) != len(names):
-        raise PlanError(path, "two shards have one name")
+        raise PlanError(path, "two shards have the same name")
     return tuple(sorted(shards, key=lambda shard: shard.basename))
 
 
@@ -82,16 +83,16 @@ def _parse_shard(value: Any, path: str) -> MdsShard:
         or not isinstance(value.get("raw_data"), dict)
     ):
         found = value.get("format") if isinstance(value, dict) else value
-        raise PlanError(path, f"a shard of the format {shown_value(found)}; only mds is read")
+        raise PlanError(path, f"a shard of the format {shown_value(found)}; only mds is supported")
     names, encodings, sizes = (
         _list(value, f"column_{part}", path) for part in ("names", "encodings", "sizes")
     )
     if not len(names) == len(encodings) == len(sizes):
-        raise PlanError(path, "not as many names as encodings and sizes of columns")
+        raise PlanError(path, "the numbers of column names, encodings and sizes differ")
     where = join_path(path, "column_names")
     texts = tuple(checked_text(name, where, at_most=500) for name in names)
     if len(set(texts)) != len(texts):
-        raise PlanError(where, "two columns have one name")
+        raise PlanError(where, "two columns have the same name")
     raw, packed = value["raw_data"], value.get("zip_data") or {}
     if not isinstance(packed, dict):
         raise PlanError(join_path(path, "zip_data"), f"expected an object, got {shown_value(packed)}")
@@ -118,25 +119,25 @@ def _list(value: dict[str, Any], name: str, path: str) -> list[Any]:
 
 
 def sample_bounds(shard: MdsShard, head: bytes) -> Integers:
-    """int64[samples + 1]: where each sample begins, and the last one ends, of the first `head_bytes` of a
-    shard. Raises MdsError."""
+    """int64[samples + 1]: the start of each sample and the end of the last one, from the first `head_bytes`
+    of a shard. Raises MdsError."""
     numbers = np.frombuffer(head[: len(head) // 4 * 4], "<u4").astype(np.int64)
     if numbers.size != shard.samples + 2:
-        raise MdsError(f"it ends before the places of its {shard.samples} samples")
+        raise MdsError(f"it ends before the offsets of its {shard.samples} samples")
     if int(numbers[0]) != shard.samples:
-        raise MdsError(f"it says that it has {int(numbers[0])} samples, the index {shard.samples}")
+        raise MdsError(f"its header states {int(numbers[0])} samples, but its index {shard.samples}")
     bounds = numbers[1:]
     if int(bounds[0]) < shard.head_bytes or (np.diff(bounds) < 0).any() or int(bounds[-1]) > shard.bytes:
-        raise MdsError("its samples do not lie one after the other within it")
+        raise MdsError("its samples are out of order or extend beyond it")
     return bounds
 
 
 def index_samples(
     shard: MdsShard, bounds: Integers, heads: npt.NDArray[np.uint8], wanted: Sequence[str]
 ) -> RecordIndex:
-    """Where the `wanted` columns of the samples lie. `heads`: uint8[samples, width], what each begins with;
-    a sample that is too short for it may hold anything there. A sample that is not as long as its columns
-    together is left out."""
+    """Locate the `wanted` columns of the samples. `heads`: uint8[samples, width], the first bytes of each
+    sample; for a sample shorter than that they may be arbitrary. A sample whose length differs from the sum
+    of its columns is left out."""
     told = dict(zip(shard.names, shard.encodings, strict=True))
     kinds = {name: told.get(name, "") for name in wanted}
     known = [name for name in wanted if name in told]
@@ -153,7 +154,8 @@ def index_samples(
             lengths[some] = sizes[:, column]
     refused = np.flatnonzero(wrong)
     examples = tuple(
-        f"sample {number} is not as long as its columns" for number in refused[:_EXAMPLES].tolist()
+        f"the length of sample {number} differs from the sum of its columns"
+        for number in refused[:_EXAMPLES].tolist()
     )
     if not all(kinds.values()):
         return RecordIndex(np.zeros(0, np.int64), {}, kinds, shard.samples, examples, told)
@@ -163,7 +165,7 @@ def index_samples(
 
 
 def _columns(shard: MdsShard, heads: npt.NDArray[np.uint8]) -> tuple[Integers, Integers]:
-    """int64[samples, columns], two of them: lengths, and where they end in their sample."""
+    """Return two int64[samples, columns]: the lengths of the columns, and their ends within the sample."""
     fixed = np.array(shard.sizes, np.int64)
     sizes = np.empty((heads.shape[0], fixed.size), np.int64)
     sizes[:] = fixed

@@ -1,8 +1,8 @@
 """Rows of Parquet files: the layout of the row copy that samples are read from.
 
-Law: rows follow each other; each holds the values of its columns in schema order as bytes, a null none.
-Where a value is follows from the lengths alone, so a rebuilt copy is identical. The lengths stand at the
-end, followed by their size.
+Law: rows follow each other; each holds the values of its columns in schema order as bytes, and no bytes for
+a null. The position of a value follows from the lengths alone, so a rebuilt copy is identical. The lengths
+are at the end, followed by their size.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _KIND, _VERSION = "shardmesh.parquet", 1
 MAX_COLUMNS: Final = 1000
 MAX_CELLS: Final = 1 << 24
-"""Rows times columns of a file."""
-_FOOT = struct.Struct("<QI4s")  # bytes of the lengths, bytes after them that mean nothing, a mark
+"""Maximum rows times columns of a file."""
+_FOOT = struct.Struct("<QI4s")  # bytes of the lengths, padding bytes after them, magic
 _MARK: Final = b"SMpq"
 FOOTER_BYTES: Final = _FOOT.size
 _EXAMPLES = 5
@@ -38,8 +38,8 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLengths:
-    """`columns`: what each holds, by name, in order; `lengths` by name: int64[rows], -1 of a null; `refused`:
-    columns that are left out, with their types."""
+    """Value lengths of a row copy. `columns`: the type of each column by name, in order; `lengths` by name:
+    int64[rows], -1 for a null; `refused`: unsupported columns, with their types."""
 
     rows: int
     columns: Mapping[str, str]
@@ -48,7 +48,7 @@ class RowLengths:
 
     @property
     def data_bytes(self) -> int:
-        """Of all rows."""
+        """Bytes of all rows."""
         return sum(int(np.maximum(lengths, 0).sum()) for lengths in self.lengths.values())
 
     def to_bytes(self) -> bytes:
@@ -60,7 +60,7 @@ class RowLengths:
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> RowLengths:
-        """Raises ColumnError for what is no such document."""
+        """Decode the document. Raises ColumnError for any other bytes."""
         reader = ColumnReader(document, _KIND, _VERSION)
         try:
             facts: dict[str, Any] = json.loads(reader.read_text("facts"))
@@ -78,7 +78,7 @@ class RowLengths:
         return cls(rows, columns, lengths, refused)
 
     def choose(self, wanted: Sequence[str], size: int) -> RecordIndex:
-        """Where the values of some columns lie in a copy of `size` bytes; a row in which one of them is null
+        """Locate the values of some columns in a copy of `size` bytes; a row in which one of them is null
         is left out."""
         kinds = {name: self.columns.get(name, "") for name in wanted}
         told = {**self.columns, **{name: f"{kind}, not read" for name, kind in self.refused.items()}}
@@ -107,26 +107,26 @@ class RowLengths:
 
 
 def render_footer(document: bytes, data_bytes: int, source_bytes: int) -> bytes:
-    """What follows the rows. A snapshot tells file and copy by their sizes: a copy as large as its file has
-    one byte more."""
+    """Return the bytes after the rows. Snapshots distinguish a file and its copy by size, so a copy that
+    would be as large as its file gets one more byte."""
     spare = int(data_bytes + len(document) + FOOTER_BYTES == source_bytes)
     return document + b"\0" * spare + _FOOT.pack(len(document), spare, _MARK)
 
 
 def lengths_range(foot: Buffer, size: int) -> tuple[int, int]:
-    """(offset, length) of the lengths in a copy of `size` bytes, of its last FOOT_BYTES. Raises
+    """Return (offset, length) of the lengths in a copy of `size` bytes, from its last FOOTER_BYTES. Raises
     ColumnError."""
     if len(foot) != FOOTER_BYTES:
-        raise ColumnError("a copy without an end")
+        raise ColumnError("the copy has no footer")
     length, spare, mark = _FOOT.unpack(foot)
     begin = size - FOOTER_BYTES - spare - length
     if mark != _MARK or spare > 1 or begin < 0 or size > MAX_BYTES:
-        raise ColumnError("not the copy of a file of Parquet")
+        raise ColumnError("not the row copy of a Parquet file")
     return begin, length
 
 
 def column_fields(columns: Sequence[str]) -> dict[str, dict[str, str]]:
-    """A field for each of these columns, named alike as far as a field may be."""
+    """Return a field for each of these columns, with the same name as far as field names allow it."""
     found: dict[str, dict[str, str]] = {}
     for column in sorted(columns)[:MAX_FIELDS]:
         name = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in column)[:60]

@@ -32,10 +32,10 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordIndex:
-    """`numbers` int64[n]: the records that have every wanted part, from 0 on; `places` by part: offset and
-    length int64[n] in the file; `kinds` by part ("" where no record has it). `told`: the parts that there
-    are, with their kinds; `examples`: the first few records left out, and why; `size`: of the file in
-    bytes, as it is unpacked, 0 where nobody said."""
+    """Record positions. `numbers` int64[n]: the records that have every wanted part, from 0; `places` by
+    part: offset and length int64[n] in the file; `kinds` by part ("" if no record has it); `told`: the
+    existing parts with their kinds; `examples`: the first few records left out, and why; `size`:
+    uncompressed bytes of the file, 0 if unknown."""
 
     numbers: Integers
     places: Mapping[str, tuple[Integers, Integers]]
@@ -63,7 +63,7 @@ class RecordIndex:
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> RecordIndex:
-        """Raises ColumnError for what is no such document."""
+        """Decode the document. Raises ColumnError for any other bytes."""
         reader = ColumnReader(document, _KIND, _VERSION)
         try:
             facts: dict[str, Any] = json.loads(reader.read_text("facts"))
@@ -86,7 +86,7 @@ class RecordIndex:
 
 
 IndexedFile = tuple[str, str, int, RecordIndex]
-"""Key, ETag, size in bytes, and where its records' parts lie."""
+"""Key, ETag, size in bytes, and the positions of the parts of its records."""
 
 
 def build_from_records(
@@ -96,7 +96,7 @@ def build_from_records(
     source: Source,
     fields: Mapping[str, FieldSpec],
 ) -> SnapshotBuild:
-    """The snapshot of files of records: (key, ETag, size in bytes, index) each, in order of key. A class
+    """Build the snapshot of record files: (key, ETag, size in bytes, index) each, in order of key. A class
     label is the folder of the file below the source. Raises EmptySnapshotError, PlanError."""
     gathering = _Gathering(kind, fields)
     for key, etag, size, index in files:
@@ -105,7 +105,7 @@ def build_from_records(
 
 
 class _Gathering:
-    """Files so far that have samples."""
+    """Collects the files that have samples."""
 
     def __init__(self, kind: SnapshotKind, specs: Mapping[str, FieldSpec]) -> None:
         self.kind, self.specs = kind, specs
@@ -122,20 +122,20 @@ class _Gathering:
         self.examples += [f"{key}: {example}" for example in index.examples]
         if self.labelled and folder is None and index.numbers.size:
             self.skipped += int(index.numbers.size)
-            self.examples.append(f"{shown_value(key)} lies in no folder below the source, so it has no class")
+            self.examples.append(f"{shown_value(key)} is in no folder below the source, so it has no class")
             return
         if not index.numbers.size:
             return
         for name, part in self.wanted.items():
             offsets, lengths = index.places[part]
             if int((offsets + lengths).max()) > size:
-                raise PlanError("source", f"the index of {shown_value(key)} reaches beyond its {size} bytes")
+                raise PlanError("source", f"the index of {shown_value(key)} extends beyond its {size} bytes")
             kind, first = self.kinds.setdefault(part, (index.kinds[part], key))
             if kind != index.kinds[part]:
                 message = (
                     f"{shown_value(part)} is {kind} in {shown_value(first)}, and {index.kinds[part]} in {key}"
                 )
-                raise PlanError(f"fields.{name}", f"{message}: files of one kind make a dataset")
+                raise PlanError(f"fields.{name}", f"{message}; it must have one type in all files")
         self.taken.append((key, etag, size, index, folder or ""))
 
     def build(self, source: Source) -> SnapshotBuild:
@@ -169,5 +169,5 @@ class _Gathering:
         wanted = ", ".join(f"{name}: {shown_value(part)}" for name, part in self.wanted.items())
         there = ", ".join(f"{name} ({kind or 'empty'})" for name, kind in self.told.items())
         why = "".join(f"; {example}" for example in self.examples[:_EXAMPLES])
-        message = f"no record in {source} has all its fields ({wanted}). There are: "
+        message = f"no record in {source} has all its fields ({wanted}). Existing parts: "
         return EmptySnapshotError("source", f"{message}{there or 'none'}{why}")

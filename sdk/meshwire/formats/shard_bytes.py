@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 class SourceObject(NamedTuple):
-    """A file of the source: an object, or the `size` bytes from `offset` of one whose file `name` they are.
-    `modified` in ms since 1970.
+    """A file of the source: an object, or the `size` bytes from `offset` within one, which are the archive
+    member `name`. `modified` in ms since 1970.
     """
 
     key: str
@@ -41,8 +41,9 @@ class SourceObject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a shard: `length` bytes made here (`data`), from `offset` of an object, from `offset` of what
-    a whole file is told as (`told`), or from `offset` of the masked CRC-32C of other pieces (`summed`)."""
+    """A part of a shard: `length` bytes of generated `data`, from `offset` of an object, from `offset` of a
+    whole file converted to a number (`told`), or from `offset` of the masked CRC-32C of other pieces
+    (`summed`)."""
 
     data: bytes = b""
     object: SourceObject | None = None
@@ -57,12 +58,12 @@ def literal_piece(data: bytes) -> Piece:
 
 
 def object_piece(item: SourceObject) -> Piece:
-    """All of a file."""
+    """Return a piece that is a whole file."""
     return Piece(object=item, offset=item.offset, length=item.size)
 
 
 def cut_piece(piece: Piece, at: int, first: int, end: int) -> Iterator[Piece]:
-    """What of a piece that begins at `at` lies in [first, end)."""
+    """Yield the part within [first, end) of a piece that starts at `at`."""
     start, stop = max(first, at), min(end, at + piece.length)
     if start >= stop:
         return
@@ -76,13 +77,14 @@ def cut_piece(piece: Piece, at: int, first: int, end: int) -> Iterator[Piece]:
 
 
 def member_name(member: SourceObject, prefix: str) -> str:
-    """A file's name in a shard: its key below the view's folder, or its name in the archive it is from."""
+    """Return the name of a file in a shard: its key below the view's folder, or its name in the archive
+    that holds it."""
     return member.name or member.key[prefix.rfind("/") + 1 :].lstrip("/") or member.key
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard: `members` in order, in units (of one or several members) that begin at `starts`; `size` in
+    """One shard: `members` in order, in units (of one or several members) that start at `starts`; `size` in
     bytes."""
 
     key: str
@@ -95,12 +97,12 @@ class Shard:
 
     @property
     def form(self) -> bytes:
-        """What besides the members decides the bytes."""
+        """What determines the bytes besides the members."""
         return b""
 
     @cached_property
     def etag(self) -> str:
-        """Changes with any member; shaped like that of a multipart object, for no MD5 of it is known."""
+        """ETag that changes with any member; it has the form of a multipart ETag because no MD5 is known."""
         hasher = hashlib.sha256(self.form + f"{self.prefix}\0".encode())
         for member in self.members:
             hasher.update(f"{member.key}\0{member.etag}\0{member.size}\0".encode())
@@ -110,11 +112,11 @@ class Shard:
 
     @cached_property
     def modified(self) -> int:
-        """Of the newest member, in ms since 1970."""
+        """Modification time of the newest member, in ms since 1970."""
         return max((member.modified for member in self.members), default=0)
 
     def pieces(self, offset: int, length: int) -> Iterator[Piece]:
-        """The bytes [offset, offset + length) of the shard, in order."""
+        """Yield the pieces of the bytes [offset, offset + length) of the shard, in order."""
         end = min(offset + length, self.size)
         for number in range(max(0, bisect_right(self.starts, offset) - 1), len(self.starts)):
             at = self.starts[number]
@@ -125,16 +127,16 @@ class Shard:
                 at += piece.length
 
     def unit_pieces(self, number: int) -> Iterable[Piece]:
-        """All bytes from `starts[number]` to the next start."""
+        """Return the pieces from `starts[number]` to the next start."""
         raise NotImplementedError
 
     def with_members(self, members: Sequence[SourceObject]) -> Shard:
-        """The same shard with other members in the places of these."""
+        """Return the same shard with other members in place of these."""
         raise NotImplementedError
 
 
 class TarShard(Shard):
-    """A tar, its end mark included. A member is a unit, and so is the end."""
+    """A tar, including its end-of-archive marker. Each member is a unit, and so is the end marker."""
 
     content_type: ClassVar[str] = "application/x-tar"
 
@@ -156,32 +158,33 @@ class TarShard(Shard):
 
 
 def _member_size(name: str, size: int) -> int:
-    """Bytes of header, file and padding."""
+    """Return the bytes of header, file and padding."""
     if len(name) <= 100 and size < 1 << 32 and name.isascii():
         return BLOCK + size + -size % BLOCK
     return len(tar_member_header(name, size)) + size + padding(size)
 
 
 NAME_FEATURE: Final = "__key__"
-"""The sample's name: its files' without their extensions."""
+"""The name of the sample: the common stem of its files."""
 DATA_FEATURE: Final = "data"
-"""The file of a sample that has no extension."""
+"""Feature name of a file without an extension."""
 _FRAME: Final = 8 + 4 + 4
 _FIRST, _SECOND, _THIRD = b"\x0a", b"\x12", b"\x1a"  # length-delimited fields
 _LISTS: Final = {"": _FIRST, "float": _SECOND, "int64": _THIRD}
 _LENGTHS: Final = {"float": 4, "int64": 10}
 MAX_NUMBER: Final = 64
-"""Bytes of a file that spells a number."""
+"""Maximum bytes of a file that contains a number as text."""
 _MASK: Final = 0xA282EAD8
 
 
 def masked_crc(crc: int) -> bytes:
-    """A CRC-32C as it stands in a TFRecord: rotated and moved, so that sums of sums do not go wrong."""
+    """Mask a CRC-32C as TFRecord requires: rotated and offset, so that a CRC of data that contains CRCs
+    stays sound."""
     return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF)
 
 
 def encode_varint(value: int) -> bytes:
-    """protobuf's base 128."""
+    """Encode a protobuf base-128 varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -191,19 +194,19 @@ def encode_varint(value: int) -> bytes:
 
 
 class NumberError(ValueError):
-    """A file that spells no number of its kind."""
+    """A file does not contain a number of its kind."""
 
 
 def convert_number(kind: str, text: bytes) -> bytes:
-    """The number a file spells (decimal, white space around it is fine) as a `float` (little endian) or an
-    `int64` (a varint of ten bytes). Raises NumberError."""
+    """Convert the number in a file (decimal text, surrounding white space allowed) to a `float` (little
+    endian) or an `int64` (a varint of ten bytes). Raises NumberError."""
     spelt = text.strip()
     try:
         if len(spelt) > MAX_NUMBER or b"_" in spelt:
             raise NumberError
         return _float(float(spelt)) if kind == "float" else _int64(int(spelt))
     except (ValueError, OverflowError) as error:
-        raise NumberError(f"{shown_value(spelt)} is no {kind}") from error
+        raise NumberError(f"{shown_value(spelt)} is not a valid {kind}") from error
 
 
 def _float(number: float) -> bytes:
@@ -220,12 +223,12 @@ def _int64(number: int) -> bytes:
 
 
 def _delimited(size: int) -> int:
-    """Bytes of a length-delimited field of `size` bytes, its tag and length included."""
+    """Return the bytes of a length-delimited field of `size` bytes, including tag and length."""
     return 1 + max(1, -(-size.bit_length() // 7)) + size
 
 
 class _Feature(NamedTuple):
-    """A file (as the number that it spells, where `kind` says so), or a value made here."""
+    """A feature: a file (converted to a number if `kind` is set), or a generated value."""
 
     name: bytes
     value: SourceObject | bytes
@@ -238,7 +241,7 @@ class _Feature(NamedTuple):
         return self.value.size if isinstance(self.value, SourceObject) else len(self.value)
 
     def sizes(self) -> tuple[int, int, int]:
-        """Of the list, the Feature and the map's entry."""
+        """Return the sizes of the list, the Feature and the map entry."""
         values = _delimited(self.size)
         feature = _delimited(values)
         return values, feature, _delimited(len(self.name)) + _delimited(feature)
@@ -259,7 +262,8 @@ class _Feature(NamedTuple):
 def _features(
     name: str, files: Iterable[tuple[str, SourceObject]], kinds: Mapping[str, str]
 ) -> list[_Feature]:
-    """In order of their names; of two files of one extension the last counts, as when a tar is unpacked."""
+    """Return the features in order of name; of two files with the same extension the last counts, as when
+    unpacking a tar."""
     found: dict[str, SourceObject | bytes] = {NAME_FEATURE: name.encode()}
     found |= {sample_key(file)[1] or DATA_FEATURE: item for file, item in files}
     return [_Feature(key.encode(), found[key], kinds.get(key, "")) for key in sorted(found)]
@@ -271,8 +275,8 @@ def _message_size(features: Sequence[_Feature]) -> int:
 
 @dataclass(frozen=True)
 class TfrecordShard(Shard):
-    """A file of records; a sample is a unit. `firsts`: the first member of each; `kinds`: extensions of files
-    that spell numbers, with `int64` or `float`."""
+    """A TFRecord file; each sample is a unit. `firsts`: the first member of each sample; `kinds`:
+    extensions of files that contain numbers as text, each with `int64` or `float`."""
 
     firsts: tuple[int, ...] = field(default=(), repr=False)
     kinds: tuple[tuple[str, str], ...] = ()

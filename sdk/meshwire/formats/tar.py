@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-MAX_PAX = 8 << 20  # a pax header or long name larger than this is a lie or an attack
+MAX_PAX = 8 << 20  # a pax header or long name larger than this is corrupt or an attack
 _OCTAL_SIZE_LIMIT = 8**11
 _NAME_LIMIT = 100
 
 
 class TarError(ValueError):
-    """A tar that is torn, truncated or lies about itself. `offset`: where the bad header begins."""
+    """A tar that is corrupt, truncated or inconsistent. `offset`: start of the bad header."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(f"{message} (tar header at byte {offset})")
@@ -32,7 +32,7 @@ class TarError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """One member. Offsets in bytes from the start of the file; `start` is its first header block."""
+    """A member of a tar. Offsets in bytes from the start of the file; `start` is its first header block."""
 
     name: str
     size: int
@@ -45,12 +45,12 @@ class TarMember:
 
 
 def padding(size: int) -> int:
-    """Zero bytes needed after `size` bytes of data."""
+    """Return the number of zero bytes needed after `size` bytes of data."""
     return -size % BLOCK
 
 
 def pax_record(key: str, value: str) -> bytes:
-    """One pax extended record, `LENGTH KEY=VALUE\\n`, its length counting itself."""
+    """Encode one pax extended record, `LENGTH KEY=VALUE\\n`, whose length includes itself."""
     body = f" {key}={value}\n".encode()
     length = len(body) + len(str(len(body)))
     if len(str(length)) != len(str(len(body))):
@@ -60,7 +60,8 @@ def pax_record(key: str, value: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _ustar_rest(size: int, mtime: int, typeflag: bytes) -> tuple[bytes, bytes, int]:
-    """What follows a header's name up to its checksum, what follows that, and the sum of both."""
+    """Return a header's bytes between name and checksum, the bytes after the checksum, and the sum of
+    both."""
     octal = b"%011o\0" % size if size < _OCTAL_SIZE_LIMIT else b"\x80" + size.to_bytes(11, "big")
     middle = b"0000644\x000000000\x000000000\x00%b%011o\x00" % (
         octal,
@@ -77,7 +78,7 @@ def _ustar(name: bytes, size: int, mtime: int, typeflag: bytes) -> bytes:
 
 
 def _fill(room: int) -> bytes:
-    """A comment record of exactly `room` bytes (0, or at least 12)."""
+    """Return a comment record of exactly `room` bytes (0, or at least 12)."""
     if room == 0:
         return b""
     digits = len(str(room))
@@ -87,11 +88,11 @@ def _fill(room: int) -> bytes:
 def tar_member_header(
     name: str, size: int, *, mtime: int = 0, pax: Mapping[str, str] = {}, reserve: int | None = None
 ) -> bytes:
-    """The header blocks of a member: an optional pax header, then ustar. The caller adds data and `padding`.
+    """Return the header blocks of a member: an optional pax header, then ustar. The caller adds data and
+    `padding`.
 
-    `reserve`: make the whole exactly this many bytes (a multiple of 512, at least 1536), filled with a pax
-    comment.
-    Raises ValueError when the header does not fit into `reserve`.
+    `reserve`: the exact size of the result in bytes (a multiple of 512, at least 1536), filled up with a
+    pax comment. Raises ValueError if the header does not fit into `reserve`.
     """
     raw = name.encode()
     records = b"".join([pax_record(key, value) for key, value in pax.items()])
@@ -119,9 +120,8 @@ def tar_member_header(
 
 Reader = Callable[[int, int], bytes]
 
-_DATALESS = frozenset(
-    "123456"
-)  # links, devices, directories: POSIX lets no data follow, whatever `size` says
+# Links, devices, directories: POSIX allows no data after them, whatever `size` says.
+_DATALESS = frozenset("123456")
 _MAX_GLOBAL_PAX = 64 << 10
 
 
@@ -134,9 +134,9 @@ def _cstring(raw: bytes) -> str:
 
 
 def _number(raw: bytes, offset: int) -> int:
-    """Octal text, or GNU's base-256 when the first byte has its high bit set.
+    """Decode octal text, or GNU's base-256 if the first byte has its high bit set.
 
-    Negative numbers are lies here.
+    Negative numbers are rejected.
     """
     if raw[0] == 0x80:
         return int.from_bytes(raw[1:], "big")
@@ -149,7 +149,7 @@ def _number(raw: bytes, offset: int) -> int:
 
 
 def parse_pax(body: bytes, offset: int = 0) -> dict[str, str]:
-    """The records of a pax header's body. Raises TarError when a length lies."""
+    """Parse the records of a pax header's body. Raises TarError if a length is wrong."""
     records: dict[str, str] = {}
     at = 0
     while at < len(body) and body[at] != 0:
@@ -160,7 +160,7 @@ def parse_pax(body: bytes, offset: int = 0) -> dict[str, str]:
         stop = at + int(digits)
         equals = body.find(b"=", space, stop)
         if equals < 0 or stop > len(body) or body[stop - 1] != 0x0A:
-            raise TarError("a pax record's length lies", offset)
+            raise TarError("a pax record has a wrong length", offset)
         records[_text(body[space + 1 : equals])] = _text(body[equals + 1 : stop - 1])
         at = stop
     return records
@@ -196,7 +196,7 @@ def _name(block: bytes, pax: Mapping[str, str], long_name: str | None) -> str:
 
 
 class _Scanner:
-    """Walks the headers of one tar; state is what extended headers said about the next member."""
+    """Walks the headers of one tar; its state is what extended headers said about the next member."""
 
     def __init__(self, read: Reader, start: int, end: int) -> None:
         self.read, self.at, self.end = read, start, end
@@ -210,16 +210,16 @@ class _Scanner:
 
     def body(self, size: int, limit: int) -> bytes:
         if size > limit:
-            raise TarError(f"an extended header of {size} bytes is not believed", self.at)
+            raise TarError(f"an extended header of {size} bytes is too large", self.at)
         if self.at + BLOCK + size > self.end:
-            raise TarError("an extended header reaches past the end of the file", self.at)
+            raise TarError("an extended header extends beyond the end of the file", self.at)
         raw = self.read(self.at + BLOCK, size)
         if len(raw) != size:
             raise TarError("the file ends inside an extended header", self.at)
         return raw
 
     def extended(self, kind: str, size: int) -> bool:
-        """Takes in an extended header; False when the header is a member's own."""
+        """Process an extended header; return False if the header is a member's own."""
         if kind == "x":
             self.pax = parse_pax(self.body(size, MAX_PAX), self.at)
         elif kind == "g":
@@ -242,7 +242,7 @@ class _Scanner:
             raise TarError("pax size is negative", self.at)
         data = self.at + BLOCK
         if data + size > self.end:
-            raise TarError(f"a member of {size} bytes reaches past the end of the file", self.at)
+            raise TarError(f"a member of {size} bytes extends beyond the end of the file", self.at)
         mtime = _pax_integer(pax, "mtime", _number(block[136:148], self.at), self.at)
         after = data + size + padding(size)
         return TarMember(_name(block, pax, self.long_name), size, data, after, mtime, kind, pax, self.start)
@@ -263,9 +263,11 @@ class _Scanner:
 
 
 def scan_tar(read: Reader, start: int, end: int) -> Iterator[TarMember]:
-    """The members between byte `start` and byte `end` of a file, headers only; stops at the first zero block.
+    """Yield the members between byte `start` and byte `end` of a file, headers only; stops at the first
+    zero block.
 
     `read(offset, length)` returns at most `length` bytes, fewer only at the end of the file. `type` is the
-    type flag ("0" a file, "5" a directory, …). Raises TarError at the first header that is torn or lies.
+    type flag ("0" a file, "5" a directory, …). Raises TarError at the first header that is corrupt or
+    inconsistent.
     """
     return iter(_Scanner(read, start, end))

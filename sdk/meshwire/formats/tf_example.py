@@ -1,7 +1,7 @@
 """Parser of `tf.Example` messages without TensorFlow: where each feature is, and the numbers in it.
 
-Law: any bytes give what a protobuf parser would find, or an ExampleError; nothing is read beyond them.
-Of a repeated key the last counts, as in any protobuf map.
+Law: any bytes give what a protobuf parser would find, or an ExampleError; nothing is read beyond them. Of a
+repeated key the last counts, as in any protobuf map.
 https://protobuf.dev/programming-guides/encoding, tensorflow/core/example/{example,feature}.proto
 """
 
@@ -18,21 +18,22 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAX_LIST_BYTES: Final = 16 << 20
-"""Of the numbers of one feature."""
+"""Maximum bytes of the numbers of one feature."""
 MAX_FEATURES: Final = 10_000
-"""Of one message."""
+"""Maximum features of one message."""
 _VARINT, _EIGHT, _DELIMITED, _FOUR = 0, 1, 2, 5
 FEATURE_KINDS: Final = {1: "bytes", 2: "float", 3: "int64"}
-"""The members of a Feature's `oneof`, by their numbers."""
+"""The members of a Feature's `oneof`, by field number."""
 
 
 class ExampleError(ValueError):
-    """The bytes are no such message."""
+    """The bytes are not a valid tf.Example message."""
 
 
 class Feature(NamedTuple):
-    """Where a feature lies in its message: of one of `bytes` the one value, of numbers the whole Feature
-    message. `kind` is "" where it holds nothing; `values`, of bytes, is 0, 1, or 2 for any more."""
+    """The location of a feature in its message: for a single `bytes` value that value, for numbers the
+    whole Feature message. `kind` is "" if the feature is empty; `values`, for bytes, is 0, 1, or 2 for two
+    or more."""
 
     kind: str
     begin: int
@@ -41,7 +42,7 @@ class Feature(NamedTuple):
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """(value, where it ends)."""
+    """Decode a varint into (value, end)."""
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]
@@ -54,7 +55,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def message_fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(field, wire type, begin, end) of each field of a message. Raises ExampleError."""
+    """Yield (field, wire type, begin, end) of each field of a message. Raises ExampleError."""
     while at < end:
         tag, at = _varint(data, at, end)
         wire = tag & 7
@@ -66,21 +67,21 @@ def message_fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, i
         else:
             stop = at + {_EIGHT: 8, _FOUR: 4}.get(wire, end)
         if stop > end or not tag >> 3 or wire not in (_VARINT, _EIGHT, _DELIMITED, _FOUR):
-            raise ExampleError("no protobuf message")
+            raise ExampleError("not a protobuf message")
         yield tag >> 3, wire, at, stop
         at = stop
 
 
 def parse_features(data: bytes, wanted: Collection[bytes] | None = None) -> dict[bytes, Feature]:
-    """The features of a `tf.Example` (the context of a `tf.SequenceExample`) by their names; with `wanted`,
-    those of these names only. Raises ExampleError."""
+    """Return the features of a `tf.Example` (or the context of a `tf.SequenceExample`) by name; with
+    `wanted`, only those. Raises ExampleError."""
     found: dict[bytes, Feature] = {}
     seen = 0
     for field, wire, begin, end in message_fields(data, 0, len(data)):
         if field != 1:
             continue
         if wire != _DELIMITED:
-            raise ExampleError("its first field is no message of features")
+            raise ExampleError("its first field is not a Features message")
         for number, kind, first, last in message_fields(data, begin, end):
             seen += 1
             if seen > MAX_FEATURES:
@@ -88,7 +89,7 @@ def parse_features(data: bytes, wanted: Collection[bytes] | None = None) -> dict
             if number != 1:
                 continue
             if kind != _DELIMITED:
-                raise ExampleError("a feature is no message")
+                raise ExampleError("a feature is not a message")
             name, place = _entry(data, first, last)
             if wanted is None or name in wanted:
                 found[name] = Feature("", 0, 0, 0) if place is None else _feature(data, *place)
@@ -96,11 +97,11 @@ def parse_features(data: bytes, wanted: Collection[bytes] | None = None) -> dict
 
 
 def _entry(data: bytes, begin: int, end: int) -> tuple[bytes, tuple[int, int] | None]:
-    """Name and place of the Feature of an entry of the map."""
+    """Return the name and the location of the Feature of a map entry."""
     name, place = b"", None
     for field, wire, first, last in message_fields(data, begin, end):
         if wire != _DELIMITED:
-            raise ExampleError("a feature's name or value is of another type")
+            raise ExampleError("a feature's name or value has the wrong type")
         if field == 1:
             name = data[first:last]
         elif field == 2:
@@ -111,7 +112,7 @@ def _entry(data: bytes, begin: int, end: int) -> tuple[bytes, tuple[int, int] | 
 
 
 def _feature(data: bytes, begin: int, end: int) -> Feature:
-    """Of a Feature message."""
+    """Locate the value of a Feature message."""
     found = _list(data, begin, end)
     if found is None:
         return Feature("", begin, end, 0)
@@ -120,27 +121,27 @@ def _feature(data: bytes, begin: int, end: int) -> Feature:
         return Feature(kind, begin, end)
     values = list(islice(message_fields(data, first, last), 2))
     if any(field != 1 or wire != _DELIMITED for field, wire, _, _ in values):
-        raise ExampleError("a list of bytes holds something else")
+        raise ExampleError("a list of bytes contains another type")
     if len(values) != 1:
         return Feature(kind, begin, begin, len(values))
     return Feature(kind, values[0][2], values[0][3])
 
 
 def _list(data: bytes, begin: int, end: int) -> tuple[str, int, int] | None:
-    """Kind and place of the list of a Feature; None where there is none."""
+    """Return the kind and location of the list of a Feature, or None if it has none."""
     lists = list(islice(message_fields(data, begin, end), 2))
     if not lists:
         return None
     field, wire, first, last = lists[0]
     if len(lists) > 1 or wire != _DELIMITED or field not in FEATURE_KINDS:
-        raise ExampleError("a feature holds not just one list of values")
+        raise ExampleError("a feature must have exactly one list of values")
     return FEATURE_KINDS[field], first, last
 
 
 def parse_numbers(feature: bytes) -> npt.NDArray[Any]:
-    """The values of a Feature message of numbers: int64[n] or float32[n]. Raises ExampleError."""
+    """Decode the values of a numeric Feature message as int64[n] or float32[n]. Raises ExampleError."""
     if len(feature) > MAX_LIST_BYTES:
-        raise ExampleError(f"a feature of {len(feature)} bytes; at most {MAX_LIST_BYTES} are taken")
+        raise ExampleError(f"a feature of {len(feature)} bytes; at most {MAX_LIST_BYTES} are allowed")
     found = _list(feature, 0, len(feature))
     if found is None or found[0] == "bytes":
         raise ExampleError("the feature holds bytes" if found else "the feature is empty")
@@ -149,9 +150,9 @@ def parse_numbers(feature: bytes) -> npt.NDArray[Any]:
     runs = []
     for field, wire, first, last in message_fields(feature, begin, end):
         if field != 1 or wire not in (_DELIMITED, single):
-            raise ExampleError(f"a list of {kind} holds something else")
+            raise ExampleError(f"a list of {kind} contains another type")
         runs.append(feature[first:last])
-    packed = b"".join(runs)  # values that stand alone are written as those of a packed run are
+    packed = b"".join(runs)  # unpacked values have the same encoding as those of a packed run
     if kind == "int64":
         return _varints(packed)
     if any(len(run) % 4 for run in runs):

@@ -1,7 +1,7 @@
 """Index of TFRecord files: where each record's features are; one sample per record, one shard per file.
 
-Law: every length and message is checked against its CRC-32C before use. A file that cannot be followed
-from record to record is an error; a record that is damaged or lacks a feature is left out and counted.
+Law: every length and message is checked against its CRC-32C before use. A file that cannot be followed from
+record to record is an error; a record that is damaged or lacks a feature is left out and counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_RECORD_BYTES: Final = 128 << 20
 HEAD_BYTES: Final = 12
 MAX_CELLS: Final = 1 << 26
-"""Numbers of the index of a file; a record takes one, and two more for each feature."""
+"""Maximum numbers in the index of a file; a record takes one, and two more for each feature."""
 _EXAMPLES, _TOLD = 5, 64
 _NAME = re.compile(r"\.tf_?rec(ords?)?\b|-\d+-of-\d+$", re.IGNORECASE)
 _OTHER = re.compile(r"\.(gz|zz|json|pbtxt|txt|md|csv|index|idx)$", re.IGNORECASE)
@@ -41,26 +41,28 @@ class TfrecordError(ValueError):
 
 
 def is_tfrecord(key: str) -> bool:
-    """Whether an object's name is that of a file of records: `x.tfrecord`, `x.tfrecord-00000-of-00008`,
-    `train-00000-of-01024`, and these with `.gz` or `.zst`."""
+    """Whether an object's name is that of a TFRecord file: `x.tfrecord`, `x.tfrecord-00000-of-00008`,
+    `train-00000-of-01024`, each also with `.gz` or `.zst`."""
     name = uncompressed_name(key[key.rfind("/") + 1 :])
     return _NAME.search(name) is not None and _OTHER.search(name) is None
 
 
 def head_size(head: bytes) -> int:
-    """Bytes of the message of a record that begins so. Raises TfrecordError."""
+    """Return the message size of a record, given its head. Raises TfrecordError."""
     size: int = struct.unpack_from("<Q", head)[0]
     if masked_crc(crc32c(head[:8])) != head[8:HEAD_BYTES]:
         told = "is compressed with gzip: give it a name that ends in .gz" if head.startswith(_GZIP) else ""
-        raise TfrecordError(told or "does not begin with a length and its crc32c: no TFRecord, or damaged")
+        raise TfrecordError(
+            told or "does not begin with a length and its crc32c: it is not a TFRecord, or is damaged"
+        )
     if size > MAX_RECORD_BYTES:
-        raise TfrecordError(f"has {size} bytes; a record has at most {MAX_RECORD_BYTES}")
+        raise TfrecordError(f"has {size} bytes; a record may have at most {MAX_RECORD_BYTES}")
     return size
 
 
 def read_records(pieces: Iterable[Buffer]) -> Iterator[tuple[int, bytes | None]]:
-    """(where it begins in the file, the message) of each record of a file given in pieces of any sizes; None
-    for a message that has not its crc32c. Raises TfrecordError."""
+    """Yield (offset in the file, message) of each record of a file given in pieces of any sizes; the
+    message is None if its crc32c does not match. Raises TfrecordError."""
     held, at, base, number = bytearray(), 0, 0, 0
     needed = HEAD_BYTES
     for piece in pieces:
@@ -76,7 +78,7 @@ def read_records(pieces: Iterable[Buffer]) -> Iterator[tuple[int, bytes | None]]
         del held[:at]
         base, at = base + at, 0
     if held:
-        raise TfrecordError(f"record {number}, at byte {base}, is cut off: the file ends within it")
+        raise TfrecordError(f"record {number}, at byte {base}, is truncated: the file ends inside it")
 
 
 def _sized(head: bytes | bytearray, number: int, at: int) -> int:
@@ -87,29 +89,29 @@ def _sized(head: bytes | bytearray, number: int, at: int) -> int:
 
 
 def index_records(pieces: Iterable[Buffer], wanted: Sequence[str]) -> RecordIndex:
-    """The records of a file that have the `wanted` features ("" is the whole message), of one kind each
-    throughout the file. Raises TfrecordError."""
+    """Index the records of a file that have all `wanted` features ("" is the whole message), each of one
+    kind throughout the file. Raises TfrecordError."""
     indexing = _Indexing(wanted)
     most = MAX_CELLS // indexing.width
     for number, (offset, message) in enumerate(read_records(pieces)):
-        if number == most:  # also of those that are left out: each takes its time
-            raise TfrecordError(f"has more than {most} records, too many to index in one file: split it")
+        if number == most:  # skipped records count as well, because each takes time
+            raise TfrecordError(f"has more than {most} records, too many to index in one file; split it")
         if message is None:
-            indexing.skip(number, "does not have its crc32c")
+            indexing.skip(number, "does not match its crc32c")
         else:
             indexing.add(number, offset, message)
     return indexing.index()
 
 
 class _Indexing:
-    """Records so far."""
+    """Collects records."""
 
     def __init__(self, wanted: Sequence[str]) -> None:
         self.names = {name.encode(): name for name in wanted}
         self.asked = frozenset(name for name in self.names if name != _WHOLE)
         self.kinds = dict.fromkeys(wanted, "")
         self.width = 1 + 2 * len(self.names)
-        self.cells = array("q")  # of each record its number, and offset and length of each feature
+        self.cells = array("q")  # per record its number, and offset and length of each feature
         self.skipped = 0
         self.examples: list[str] = []
         self.told: dict[str, str] | None = None
@@ -125,7 +127,7 @@ class _Indexing:
                 parse_features(message, self.asked if self.told is not None else None) if self.asked else {}
             )
         except ExampleError as error:
-            self.skip(number, f"is no tf.Example: {error}")
+            self.skip(number, f"is not a tf.Example: {error}")
             return
         if self.told is None and found:
             self.told = describe_features(found)
@@ -146,14 +148,14 @@ class _Indexing:
         return found[name].kind if name else "bytes"
 
     def _reason(self, name: str, feature: Feature | None) -> str:
-        """Why a record is no sample."""
+        """Return why a record is not a sample, or "" if it is."""
         if feature is None or not feature.kind:
             return f"lacks {shown_value(name)}"
         if feature.values != 1:
             how = "several values" if feature.values else "no value"
-            return f"holds {how} of bytes in {shown_value(name)}; a field is one"
+            return f"has {how} of bytes in {shown_value(name)}; a field needs exactly one"
         if self.kinds[name] and feature.kind != self.kinds[name]:
-            return f"holds {feature.kind} in {shown_value(name)}; records before it {self.kinds[name]}"
+            return f"has {feature.kind} in {shown_value(name)}; earlier records have {self.kinds[name]}"
         return ""
 
     def index(self) -> RecordIndex:
@@ -168,6 +170,6 @@ class _Indexing:
 
 
 def describe_features(found: Mapping[bytes, Feature]) -> dict[str, str]:
-    """Names and kinds of the first few features of a record, for messages and guesses."""
+    """Return names and kinds of the first features of a record, for messages and guesses."""
     names = sorted(found)[:_TOLD]
     return {name.decode(errors="replace")[:200]: found[name].kind for name in names}

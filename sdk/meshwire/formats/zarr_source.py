@@ -1,9 +1,9 @@
 """Zarr v3 arrays as sources of samples: where each row or chunk is in the stored objects.
 
-Law: a sample is stored or encoded on its own: a chunk (or inner chunk of a shard) of one row, a row of
-an uncompressed chunk, or a whole chunk. An array whose rows could be read only by decoding their
-neighbours is rejected with advice. Chunks that extend beyond the array are not samples; chunks are
-numbered along the array's axes, the last axis fastest. As in the Zarr v3 core specification.
+Law: a sample is stored or encoded on its own: a chunk (or inner chunk of a shard) of one row, a row of an
+uncompressed chunk, or a whole chunk. An array whose rows could be read only by decoding their neighbours is
+rejected with advice. Chunks that extend beyond the array are not samples; chunks are numbered along the
+array's axes, the last axis fastest, as in the Zarr v3 core specification.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _SEPARATORS = {"default": "/", "v2": "."}
 
 
 class StoredArray(Protocol):
-    """An array as samples: `rows` of them, of `row_bytes`, `chunk` a stored object; `left_out` are none."""
+    """An array as a sequence of samples: `rows` samples of `row_bytes`, `chunk` per stored object;
+    `left_out` chunks are not samples."""
 
     @property
     def rows(self) -> int: ...
@@ -63,7 +64,7 @@ class StoredArray(Protocol):
 
 
 class RowLocations(NamedTuple):
-    """The samples of one stored object that are there: int64[n] each."""
+    """The samples that a stored object contains: int64[n] each."""
 
     rows: Integers
     offsets: Integers
@@ -72,9 +73,9 @@ class RowLocations(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceArray:
-    """`rows` of shape `row`; `chunk` rows a stored object, of which a shard holds pieces of `inner` rows (0:
-    no shard). `encodings` of a chunk or piece, in the order of encoding; `swapped`: big endian; `separator`
-    and `lead` of the chunks' keys; `index_end`, `index_crc`: of a shard's index.
+    """An array with `rows` samples of shape `row`; a stored object has `chunk` rows, and if it is a shard,
+    pieces of `inner` rows (0: no shard). `encodings` of a chunk or piece, in order of encoding; `swapped`:
+    big endian; `separator` and `lead` of the chunk keys; `index_end`, `index_crc`: of a shard's index.
     """
 
     dtype: str
@@ -99,12 +100,12 @@ class SourceArray:
 
     @property
     def objects(self) -> int:
-        """How many objects there are, if none is missing."""
+        """The number of stored objects, if none is missing."""
         return -(-self.rows // self.chunk)
 
     @property
     def pieces(self) -> int:
-        """Inner chunks a shard has; 1 without shards."""
+        """Inner chunks per shard; 1 without shards."""
         return self.chunk // self.inner if self.inner else 1
 
     @property
@@ -112,19 +113,20 @@ class SourceArray:
         return 16 * self.pieces + 4 * self.index_crc if self.inner else 0
 
     def object_key(self, number: int) -> str:
-        """Of a stored object, below the array."""
+        """Return the key of a stored object, relative to the array."""
         numbers = [str(number), *("0" for _ in self.row)]
         return self.lead + self.separator.join(numbers)
 
     def object_number(self, key: str) -> int | None:
-        """The stored object that has this key below the array; None for what is none of its objects."""
+        """Return the number of the stored object with this key relative to the array, or None if it is not
+        one of its objects."""
         found = key_numbers(key, self.lead, self.separator, 1 + len(self.row))
         return None if found is None or found[0] >= self.objects or any(found[1:]) else found[0]
 
     def locate_rows(self, number: int, size: int, index: Buffer) -> RowLocations:
-        """Where the rows of the stored object `number` lie in its `size` bytes; rows that are not stored, or
-        beyond the array, are left out. `index`: the bytes of a shard's. Raises ValueError for an object that
-        lies."""
+        """Locate the rows of the stored object `number` in its `size` bytes; rows that are not stored or
+        are beyond the array are left out. `index`: the bytes of a shard's index. Raises ValueError for an
+        inconsistent object."""
         if self.inner:
             starts, sizes = read_shard_index(size, index, self.pieces, checked=self.index_crc)
         else:
@@ -144,11 +146,11 @@ class SourceArray:
         wrong = np.flatnonzero(sizes != rows * self.row_bytes)
         if wrong.size:
             length = int(sizes[wrong[0]])
-            raise ValueError(f"a chunk of {length} bytes where {rows} rows of {self.row_bytes} should be")
+            raise ValueError(f"a chunk has {length} bytes instead of {rows} rows of {self.row_bytes} bytes")
 
 
 def key_numbers(key: str, lead: str, separator: str, axes: int) -> tuple[int, ...] | None:
-    """The numbers that a stored object's key is made of, one for each axis; None for any other key."""
+    """Return the chunk coordinates in a stored object's key, one per axis, or None for any other key."""
     parts = key[len(lead) :].split(separator, axes) if key.startswith(lead) else []
     if len(parts) != axes or not all(_NUMBER.fullmatch(part) for part in parts):
         return None
@@ -156,19 +158,21 @@ def key_numbers(key: str, lead: str, separator: str, axes: int) -> tuple[int, ..
 
 
 def read_shard_index(size: int, index: Buffer, pieces: int, *, checked: bool) -> tuple[Integers, Integers]:
-    """(offsets, lengths) of the pieces of a shard of `size` bytes; MISSING where there is none. Raises
+    """Return (offsets, lengths) of the pieces of a shard of `size` bytes, MISSING for absent pieces. Raises
     ValueError."""
     raw, wanted = bytes(index), 16 * pieces + 4 * checked
     if len(raw) != wanted:
-        raise ValueError(f"a shard of {size} bytes has no room for its index of {wanted}")
+        raise ValueError(f"a shard of {size} bytes is too small for its index of {wanted} bytes")
     if checked and crc32c(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
-        raise ValueError("the shard's index does not have its checksum")
+        raise ValueError("the shard's index does not match its checksum")
     pairs = np.frombuffer(raw[: 16 * pieces], "<u8").reshape(-1, 2)
     missing = pairs[:, 0] == np.uint64((1 << 64) - 1)
     pairs = np.where(missing[:, None], 0, pairs)
     if (pairs > size).any() or (pairs.sum(axis=1) > size).any():
-        raise ValueError("the shard's index reaches beyond it")
-    if float(pairs[:, 1].sum(dtype=np.float64)) > size:  # few bytes would be any number of samples
+        raise ValueError("the shard's index refers beyond its end")
+    if (
+        float(pairs[:, 1].sum(dtype=np.float64)) > size
+    ):  # otherwise a few bytes could be any number of samples
         raise ValueError("the shard's index has pieces that overlap")
     offsets = np.where(missing, MISSING, pairs[:, 0].astype(np.int64))
     return offsets, pairs[:, 1].astype(np.int64)
@@ -176,8 +180,8 @@ def read_shard_index(size: int, index: Buffer, pieces: int, *, checked: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class ZarrLayout:
-    """What an array's metadata says of how it is stored: extents of the array, of a stored object and, where
-    that is a shard, of its pieces; the rest as in `SourceArray`."""
+    """How an array is stored, from its metadata: shapes of the array, of a stored object and, if that is a
+    shard, of its pieces; the rest as in `SourceArray`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -192,12 +196,13 @@ class ZarrLayout:
 
     @property
     def smallest(self) -> tuple[int, ...]:
-        """What is encoded together."""
+        """The shape of the unit that is encoded together."""
         return self.inner or self.chunk
 
 
 def parse_array(document: bytes, name: str) -> SourceArray:
-    """Of an array's `zarr.json`. Raises PlanError, at `name`, for what is none or cannot be read by rows."""
+    """Parse an array's `zarr.json`. Raises PlanError at `name` if it is invalid or the array cannot be read
+    by rows."""
     found = parse_layout(document, name)
     shape, chunk, inner, smallest = found.shape, found.chunk, found.inner, found.smallest
     if chunk[1:] != shape[1:] or smallest[1:] != shape[1:] or (inner and chunk[0] % inner[0]):
@@ -227,14 +232,16 @@ def parse_array(document: bytes, name: str) -> SourceArray:
         found.index_crc,
     )
     if not 1 <= made.row_bytes <= MAX_ROW_BYTES or made.objects > MAX_OBJECTS or chunk[0] > MAX_CHUNK_ROWS:
-        raise PlanError(name, "rows of nothing or of more than 1 GiB, or too many rows a chunk, or chunks")
+        raise PlanError(
+            name, "rows that are empty or larger than 1 GiB, or too many chunks or rows per chunk"
+        )
     if made.pieces > MAX_SHARD_PIECES:
-        raise PlanError(name, f"shards of {made.pieces} chunks; a shard may have {MAX_SHARD_PIECES}")
+        raise PlanError(name, f"shards of {made.pieces} chunks; a shard may have at most {MAX_SHARD_PIECES}")
     return made
 
 
 def parse_layout(document: bytes, name: str) -> ZarrLayout:
-    """Of any array whose codecs are known here. Raises PlanError."""
+    """Parse the metadata of any array whose codecs are supported. Raises PlanError."""
     meta = read_json(document, name)
     try:
         return _layout(meta, name)
@@ -246,7 +253,7 @@ def parse_layout(document: bytes, name: str) -> ZarrLayout:
 
 def _layout(meta: Any, name: str) -> ZarrLayout:
     if meta["zarr_format"] != 3 or meta["node_type"] != "array":
-        raise PlanError(name, "expected an array of Zarr v3")
+        raise PlanError(name, "expected a Zarr v3 array")
     dtype, shape = meta["data_type"], _extents(meta["shape"])
     if dtype not in _DTYPES or not shape:
         raise PlanError(
@@ -260,17 +267,20 @@ def _layout(meta: Any, name: str) -> ZarrLayout:
     if codecs[0]["name"] == "sharding_indexed":
         settings = codecs[0]["configuration"]
         if len(codecs) > 1:
-            raise PlanError(name, "a shard that is encoded as a whole cannot be read in parts")
+            raise PlanError(
+                name,
+                "a shard that is encoded as a whole cannot be read in parts; use codecs only inside the shard",
+            )
         inner, codecs, index = _extents(settings["chunk_shape"]), settings["codecs"], settings
     smallest = inner or chunk
     if not chunk[0] or not smallest[0] or len(smallest) != len(chunk):
-        raise PlanError(name, "chunks of no rows")
+        raise PlanError(name, "the chunks have no rows")
     swapped, encodings = _encodings(codecs, name)
     keys = meta["chunk_key_encoding"]
     separator = keys.get("configuration", {}).get("separator", _SEPARATORS[keys["name"]])
     ending = [codec["name"] for codec in index.get("index_codecs", ())]
     if separator not in ("/", ".") or ending[:1] not in ([], ["bytes"]):
-        raise PlanError(name, "an index of shards, or keys, of an unknown kind")
+        raise PlanError(name, "an unknown kind of shard index or chunk key")
     return ZarrLayout(
         dtype,
         shape,
@@ -287,42 +297,42 @@ def _layout(meta: Any, name: str) -> ZarrLayout:
 
 def _extents(value: Any) -> tuple[int, ...]:
     if len(value) > MAX_AXES or not all(type(item) is int and 0 <= item < 1 << 48 for item in value):
-        raise ValueError(f"extents are integers from 0 on, at most {MAX_AXES} axes")
+        raise ValueError(f"extents must be integers of 0 or more, for at most {MAX_AXES} axes")
     return tuple(value)
 
 
 def _encodings(codecs: Sequence[Any], name: str) -> tuple[bool, tuple[str, ...]]:
     first, *more = codecs
     if len(codecs) > MAX_CODECS:
-        raise PlanError(name, f"{len(codecs)} codecs; a chain may have {MAX_CODECS}")
+        raise PlanError(name, f"{len(codecs)} codecs; a chain may have at most {MAX_CODECS}")
     wrong = [first["name"]] if first["name"] != "bytes" else []
     wrong += [codec["name"] for codec in more if codec["name"] not in ENCODINGS]
     if wrong:
         known = f"bytes, {', '.join(ENCODINGS)}"
-        raise PlanError(name, f"the codec {shown_value(wrong[0])} is not known here; known: {known}")
+        raise PlanError(name, f"the codec {shown_value(wrong[0])} is not supported; supported: {known}")
     endian = first.get("configuration", {}).get("endian", "little")
     return endian == "big", tuple(codec["name"] for codec in more)
 
 
 def row_numbers(arrays: Sequence[StoredArray]) -> int:
-    """The samples that all arrays have. Raises PlanError when they differ."""
+    """Return the common number of samples of all arrays. Raises PlanError if they differ."""
     counts = {array.rows for array in arrays}
     if len(counts) != 1:
         differing = " and ".join(map(str, sorted(counts)))
         what = "rows" if isinstance(arrays[0], SourceArray) else "chunks"
-        raise PlanError("fields", f"the arrays have {differing} {what}; they must agree")
+        raise PlanError("fields", f"the arrays have {differing} {what}; they must have the same number")
     return counts.pop()
 
 
 def shard_starts(arrays: Sequence[StoredArray], kept: Integers) -> Integers:
-    """Where shards of the samples `kept` (their rows, rising) begin, and the end: a shard is what one object
-    of the array with the largest rows holds of them."""
+    """Return the shard boundaries of the samples `kept` (rising row numbers): a shard is the samples in one
+    object of the array with the largest rows."""
     main = max(arrays, key=lambda array: array.row_bytes)
     begins = np.flatnonzero(np.diff(kept // main.chunk, prepend=-1))
     return np.append(begins, kept.size).astype(np.int64)
 
 
-MAX_PIECES = 1 << 18  # of a shard
+MAX_PIECES = 1 << 18  # per shard
 MAX_CHUNKS = 1 << 26
 
 
@@ -358,7 +368,7 @@ class ChunkedArray:
 
     @cached_property
     def _each(self) -> tuple[int, ...]:
-        """Chunks of a stored object along each axis."""
+        """Chunks per stored object along each axis."""
         return tuple(outer // inner for outer, inner in zip(self.layout.chunk, self.shape, strict=True))
 
     @property
@@ -367,7 +377,7 @@ class ChunkedArray:
 
     @property
     def left_out(self) -> int:
-        """Chunks that reach beyond the array."""
+        """Chunks that extend beyond the array."""
         every = (-(-extent // chunk) for extent, chunk in zip(self.layout.shape, self.shape, strict=True))
         return math.prod(every) - self.rows
 
@@ -388,21 +398,23 @@ class ChunkedArray:
         return self.layout.index_end
 
     def object_key(self, number: int) -> str:
-        """Of a stored object, below the array."""
+        """Return the key of a stored object, relative to the array."""
         return self.layout.lead + self.layout.separator.join(map(str, self._place(number)))
 
     def _place(self, number: int) -> list[int]:
         return [int(part) for part in np.unravel_index(number, self._objects)]
 
     def object_number(self, key: str) -> int | None:
-        """The stored object that has this key below the array; None for what is none of its objects."""
+        """Return the number of the stored object with this key relative to the array, or None if it is not
+        one of its objects."""
         found = key_numbers(key, self.layout.lead, self.layout.separator, len(self._objects))
         if found is None or any(at >= count for at, count in zip(found, self._objects, strict=True)):
             return None
         return int(np.ravel_multi_index(found, self._objects))
 
     def _numbers(self, number: int, pieces: Integers) -> Integers:
-        """The samples that these pieces of a stored object are; `rows` for those that are none."""
+        """Return the sample numbers of these pieces of a stored object; `rows` for pieces that are not
+        samples."""
         inside = np.array(np.unravel_index(pieces, self._each), np.int64)
         firsts = np.array([at * each for at, each in zip(self._place(number), self._each, strict=True)])
         places = inside + firsts[:, None]
@@ -412,8 +424,8 @@ class ChunkedArray:
         return found
 
     def locate_rows(self, number: int, size: int, index: Buffer) -> RowLocations:
-        """Where the chunks of the stored object `number` lie in its `size` bytes, in its order; chunks that
-        are not stored, or reach beyond the array, are left out. Raises ValueError."""
+        """Locate the chunks of the stored object `number` in its `size` bytes, in its order; chunks that
+        are not stored or extend beyond the array are left out. Raises ValueError."""
         if self.layout.inner:
             offsets, lengths = read_shard_index(size, index, self.chunk, checked=self.layout.index_crc)
         else:
@@ -422,23 +434,25 @@ class ChunkedArray:
         wrong = np.flatnonzero(lengths[there] != self.row_bytes)
         if not self.layout.encodings and wrong.size:
             length = int(lengths[there][wrong[0]])
-            raise ValueError(f"a chunk of {length} bytes where {self.row_bytes} should be")
+            raise ValueError(f"a chunk has {length} bytes instead of {self.row_bytes}")
         rows = self._numbers(number, there)
         kept = np.flatnonzero(rows < self.rows)
         return RowLocations(rows[kept], offsets[there[kept]], lengths[there[kept]])
 
 
 def parse_chunked(document: bytes, name: str) -> ChunkedArray:
-    """Of an array's `zarr.json`. Raises PlanError, at `name`."""
+    """Parse an array's `zarr.json` for reading by chunks. Raises PlanError at `name`."""
     layout = parse_layout(document, name)
     if not all((*layout.chunk, *layout.smallest)) or len(layout.chunk) != len(layout.shape):
-        raise PlanError(name, "chunks of nothing, or of another number of axes than the array")
+        raise PlanError(name, "the chunks are empty, or have another number of axes than the array")
     if any(outer % inner for outer, inner in zip(layout.chunk, layout.smallest, strict=True)):
         raise PlanError(name, "a shard does not hold a whole number of chunks along each axis")
     made = ChunkedArray(layout)
     if not made.rows:
-        raise PlanError(name, f"an array of {list(layout.shape)} has no whole chunk of {list(made.shape)}")
+        raise PlanError(
+            name, f"an array of shape {list(layout.shape)} has no whole chunk of shape {list(made.shape)}"
+        )
     many = made.objects > MAX_OBJECTS or made.chunk > MAX_PIECES or made.objects * made.chunk > MAX_CHUNKS
     if made.row_bytes > MAX_ROW_BYTES or many:
-        raise PlanError(name, "chunks of more than 1 GiB, or too many of them, or of stored objects")
+        raise PlanError(name, "chunks larger than 1 GiB, or too many chunks or stored objects")
     return made

@@ -1,10 +1,10 @@
 """Zip archives (PKWARE APPNOTE 6.3 with zip64): headers of stored files, and a verified central directory.
 
-Law: pure; reads only through the function it is given. Stored and deflated members are supported. The
-same files give the same bytes: fixed date, no owner, mode 0644. The checksum of a file too large to be
-held in memory follows it in a data descriptor.
-Invariant: members lie inside the archive and do not overlap, so together they inflate to no more than
-the archive's own size allows; an inconsistent archive raises ArchiveError.
+Law: pure; reads only through the function it is given. Stored and deflated members are supported. The same
+files give the same bytes: fixed date, no owner, mode 0644. For a file too large to be held in memory, the
+checksum follows it in a data descriptor.
+Invariant: members lie inside the archive and do not overlap, so together they inflate to no more than the
+archive's own size allows; an inconsistent archive raises ArchiveError.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ _MADE_BY_UNIX: Final = 3 << 8
 _MODE: Final = 0o100644 << 16
 _DATE: Final = 0x21  # 1980-01-01
 CRC_AT: Final = 14
-"""Where in a local header the checksum stands."""
+"""Offset of the checksum in a local header."""
 
 
 def zip_local_header(name: str, size: int, *, described: bool) -> bytes:
-    """Before a file of `size` bytes; its checksum is put in at CRC_AT unless it is `described` behind."""
+    """Return the local header of a file of `size` bytes; the caller writes the checksum at CRC_AT unless
+    the file is `described` by a data descriptor."""
     raw, large = name.encode(), size >= _FULL32
     flags = _FLAG_UTF8 | (_FLAG_DESCRIPTOR if described else 0)
     told = _FULL32 if large else 0 if described else size
@@ -50,13 +51,13 @@ def zip_local_header(name: str, size: int, *, described: bool) -> bytes:
 
 
 def data_descriptor(size: int, crc: int) -> bytes:
-    """Behind a file whose header says nothing of it (§4.3.9)."""
+    """Return the data descriptor after a file whose header has no checksum (§4.3.9)."""
     return struct.pack("<4sL2Q" if size >= _FULL32 else "<4s3L", b"PK\7\10", crc, size, size)
 
 
 def central_directory(entries: Sequence[tuple[str, int, int, int, bool]], start: int) -> bytes:
-    """The end of an archive: (name, size, checksum, offset of its header, described) of each file; `start` is
-    where it begins."""
+    """Return the end of an archive, given (name, size, checksum, offset of its header, described) of each
+    file; `start` is the offset of the directory."""
     parts = [_entry(*each) for each in entries]
     size, count = sum(map(len, parts)), len(parts)
     if count >= _FULL16 or start + size >= _FULL32:
@@ -97,7 +98,7 @@ def _entry(name: str, size: int, crc: int, offset: int, described: bool) -> byte
 
 STORED, DEFLATED = 0, 8
 _MAX_RATIO: Final = 1032
-"""Deflate's own: 258 bytes from two bits."""
+"""Deflate's maximum ratio: 258 bytes from two bits."""
 _MAX_COMMENT: Final = 0xFFFF
 _MAX_DIRECTORY: Final = 1 << 30
 MAX_ENTRIES: Final = 10_000_000
@@ -109,8 +110,8 @@ _LINK: Final = 0o12
 
 @dataclass(frozen=True, slots=True)
 class ZipMember:
-    """One entry. `data_offset` and `packed`, its bytes in the archive; `size`, inflated; `type` as a tar's:
-    "0" a file, "5" a folder, "2" a link.
+    """A member of a zip. `data_offset` and `packed`: its bytes in the archive; `size`: inflated size;
+    `type` as in a tar: "0" a file, "5" a folder, "2" a link.
     """
 
     name: str
@@ -123,7 +124,7 @@ class ZipMember:
 
 
 def scan_zip(read: Reader, size: int) -> list[ZipMember]:
-    """The entries of an archive of `size` bytes, in the order in which they lie there.
+    """Return the members of an archive of `size` bytes, in order of their position.
 
     `read(offset, length)` returns at most `length` bytes, fewer only at the end. Raises ArchiveError.
     """
@@ -149,7 +150,7 @@ class _Entry:
 
 
 def _directory(read: Reader, size: int) -> tuple[bytes, int, int, int]:
-    """The central directory, how many entries it has, where offsets count from, and where it begins."""
+    """Return the central directory, its number of entries, the base of its offsets, and its start."""
     tail_at = max(0, size - _END.size - _MAX_COMMENT)
     tail = read(tail_at, size - tail_at)
     at = _find_end(tail)
@@ -160,24 +161,24 @@ def _directory(read: Reader, size: int) -> tuple[bytes, int, int, int]:
         if found is not None:
             disk, start_disk, here, count, length, offset, end = found
     if disk or start_disk or here != count:
-        raise ArchiveError("a zip of several volumes is not read; join them first")
+        raise ArchiveError("multi-volume zips are not supported; join the volumes first")
     begin = end - length
     if begin < offset:
-        raise ArchiveError("the zip's directory does not lie where it says")
+        raise ArchiveError("the zip's directory is not at its stated offset")
     if length > _MAX_DIRECTORY or count > MAX_ENTRIES or count * _ENTRY.size > length:
-        raise ArchiveError(f"a directory of {length} bytes for {count} entries is not believed")
+        raise ArchiveError(f"a directory of {length} bytes for {count} entries is not plausible")
     return read(begin, length), count, begin - offset, begin
 
 
 def _find_end(tail: bytes) -> int:
-    """Where the end record begins, the last whose comment reaches exactly to the end of the file."""
+    """Find the end record: the last one whose comment extends exactly to the end of the file."""
     at = len(tail)
     while (at := tail.rfind(b"PK\5\6", 0, at)) >= 0:
         if at + _END.size <= len(tail):
             comment = int.from_bytes(tail[at + _END.size - 2 : at + _END.size], "little")
             if at + _END.size + comment == len(tail):
                 return at
-    raise ArchiveError("this is no zip, or its end is missing: no end record")
+    raise ArchiveError("not a zip, or it is truncated: there is no end record")
 
 
 def _zip64(read: Reader, end: int) -> tuple[int, int, int, int, int, int, int] | None:
@@ -186,10 +187,11 @@ def _zip64(read: Reader, end: int) -> tuple[int, int, int, int, int, int, int] |
     locator = read(end - _LOCATOR.size, _LOCATOR.size)
     mark, disk, _, volumes = _LOCATOR.unpack(locator)
     if mark != b"PK\6\7":
-        return None  # the numbers are full because they are so
+        return None  # the maximum values are real, not markers for zip64
     if disk or volumes > 1:
-        raise ArchiveError("a zip of several volumes is not read; join them first")
-    # Its offset may be shifted by what stands before the zip: it lies before the locator in any case.
+        raise ArchiveError("multi-volume zips are not supported; join the volumes first")
+    # Data before the zip may shift the record's stated offset, but the record always directly precedes the
+    # locator.
     at = end - _LOCATOR.size - _END64.size
     record = read(at, _END64.size) if at >= 0 else b""
     if len(record) != _END64.size or record[:4] != b"PK\6\6":
@@ -202,19 +204,19 @@ def _entries(directory: bytes, count: int, shift: int) -> Iterator[_Entry]:
     at = 0
     for _ in range(count):
         if at + _ENTRY.size > len(directory):
-            raise ArchiveError("the zip's directory is shorter than its number of entries")
+            raise ArchiveError("the zip's directory is too short for its number of entries")
         fields = _ENTRY.unpack_from(directory, at)
         mark, made, _, flags, method, _, _, crc32, packed, size = fields[:10]
         name_length, extra_length, comment_length, disk, _, mode, header = fields[10:]
         after = at + _ENTRY.size + name_length + extra_length + comment_length
         if mark != b"PK\1\2" or after > len(directory):
-            raise ArchiveError("an entry of the zip's directory is torn")
+            raise ArchiveError("an entry of the zip's directory is corrupt")
         raw = directory[at + _ENTRY.size : at + _ENTRY.size + name_length]
         extra = directory[at + _ENTRY.size + name_length :][:extra_length]
         name = _name(raw, utf8=bool(flags & _UTF8))
         size, packed, header, disk = _wide(extra, size, packed, header, disk)
         if disk:
-            raise ArchiveError("a zip of several volumes is not read; join them first")
+            raise ArchiveError("multi-volume zips are not supported; join the volumes first")
         kind = _type(raw, made, mode)
         if kind == "0":
             _check_entry(name, flags, method, size, packed)
@@ -224,7 +226,8 @@ def _entries(directory: bytes, count: int, shift: int) -> Iterator[_Entry]:
 
 
 def _name(raw: bytes, *, utf8: bool) -> str:
-    """APPNOTE's D.1: code page 437, unless it is said to be UTF-8; many writers do not say so."""
+    """Decode a name: code page 437 unless flagged as UTF-8 (APPNOTE D.1); many writers omit the flag, so
+    UTF-8 is tried first."""
     if utf8 or raw.isascii():
         return raw.decode("utf-8", "backslashreplace")
     try:
@@ -241,19 +244,19 @@ def _type(raw: bytes, made: int, mode: int) -> str:
 
 def _check_entry(name: str, flags: int, method: int, size: int, packed: int) -> None:
     if flags & _ENCRYPTED:
-        raise ArchiveError(f"the member {_shown(name)} is encrypted, which is not read")
+        raise ArchiveError(f"the member {_shown(name)} is encrypted, which is not supported")
     if method not in (STORED, DEFLATED):
         raise ArchiveError(
-            f"the member {_shown(name)} is packed with method {method}; stored and deflate are read"
+            f"the member {_shown(name)} uses compression method {method}; only stored and deflate are supported"
         )
     if method == STORED and size != packed:
         raise ArchiveError(f"the stored member {_shown(name)} has two sizes: {size} and {packed}")
     if size > packed * _MAX_RATIO:
-        raise ArchiveError(f"the member {_shown(name)} claims {size} bytes of {packed} packed ones")
+        raise ArchiveError(f"the member {_shown(name)} claims {size} bytes from {packed} compressed bytes")
 
 
 def _wide(extra: bytes, size: int, packed: int, header: int, disk: int) -> tuple[int, int, int, int]:
-    """The numbers that are too large for their fields, from the zip64 extra field (§4.5.3)."""
+    """Return the numbers, taking those too large for their fields from the zip64 extra field (§4.5.3)."""
     if _FULL32 not in (size, packed, header) and disk != _FULL16:
         return size, packed, header, disk
     body, at = _extra(extra, _ZIP64), 0
@@ -283,16 +286,16 @@ def _extra(extra: bytes, wanted: int) -> bytes:
 
 
 def _located(read: Reader, entry: _Entry, limit: int) -> ZipMember:
-    """The entry with the place of its data, which the local header tells."""
+    """Return the member with the position of its data, which the local header gives."""
     head = read(entry.header, _LOCAL.size + len(entry.raw)) if entry.header < limit else b""
     if len(head) != _LOCAL.size + len(entry.raw) or head[:4] != b"PK\3\4":
-        raise ArchiveError(f"the member {_shown(entry.name)} has no header of its own")
+        raise ArchiveError(f"the member {_shown(entry.name)} has no local header")
     name_length, extra_length = struct.unpack_from("<2H", head, _LOCAL.size - 4)
     if head[_LOCAL.size :] != entry.raw or name_length != len(entry.raw):
-        raise ArchiveError(f"the member {_shown(entry.name)} has another name in its own header")
+        raise ArchiveError(f"the member {_shown(entry.name)} has another name in its local header")
     data = entry.header + _LOCAL.size + name_length + extra_length
     if data + entry.packed > limit:
-        raise ArchiveError(f"the member {_shown(entry.name)} reaches into the zip's directory")
+        raise ArchiveError(f"the member {_shown(entry.name)} extends into the zip's directory")
     return ZipMember(entry.name, entry.size, data, entry.packed, entry.method, entry.crc32, entry.type)
 
 

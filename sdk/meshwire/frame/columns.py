@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
 
 _NARROW = ((np.uint8, 1 << 8), (np.uint16, 1 << 16), (np.uint32, 1 << 32))
-_DIGITS, _BLOCK = 9, 1 << 16  # of a number at least; numbers written at a time
+_DIGITS, _BLOCK = 9, 1 << 16  # minimum digits of a number; numbers written per block
 
 
 class ColumnError(ValueError):
-    """The bytes are not the document that was asked for, or it was damaged."""
+    """The bytes are not the expected document, or the document is damaged."""
 
 
 class StringColumn:
@@ -43,10 +43,10 @@ class StringColumn:
         self._blob = blob
         self._bounds = np.zeros(lengths.size + 1, dtype=np.int64)
         if lengths.size and (int(lengths.min()) < 0 or int(lengths.max()) > len(blob)):
-            raise ColumnError("a string's length lies outside its blob")
+            raise ColumnError("the length of a string exceeds the blob")
         np.cumsum(lengths, out=self._bounds[1:])
         if int(self._bounds[-1]) != len(blob):
-            raise ColumnError("the strings' lengths do not add up to their blob")
+            raise ColumnError("the lengths of the strings do not add up to the size of the blob")
         self._check_utf8()
 
     def _check_utf8(self) -> None:
@@ -58,12 +58,12 @@ class StringColumn:
             raise ColumnError("a string is not UTF-8") from error
         inner = self._bounds[self._bounds < len(self._blob)]
         octets = np.frombuffer(self._blob, dtype=np.uint8)
-        if ((octets[inner] & 0xC0) == 0x80).any():  # a boundary within a character
+        if ((octets[inner] & 0xC0) == 0x80).any():  # a boundary inside a character
             raise ColumnError("a string is not UTF-8")
 
     @classmethod
     def from_strings(cls, strings: Sequence[str]) -> StringColumn:
-        """The column of these strings. Raises UnicodeEncodeError for half surrogate pairs."""
+        """Build the column of these strings. Raises UnicodeEncodeError for unpaired surrogates."""
         blob = "".join(strings).encode()
         if blob.isascii():
             lengths = np.fromiter(map(len, strings), dtype=np.int64, count=len(strings))
@@ -74,8 +74,8 @@ class StringColumn:
 
     @classmethod
     def from_numbers(cls, numbers: Integers) -> StringColumn:
-        """The column of these numbers, from 0 on, written with nine digits or more. Takes little more memory
-        than the column itself, however many there are."""
+        """Build the column of these numbers (0 or more), each written with at least nine digits. Needs
+        little more memory than the column itself, however many there are."""
         sizes = np.full(numbers.size, _DIGITS, np.int64)
         for digits in range(_DIGITS, 19):
             sizes += numbers >= 10**digits
@@ -116,13 +116,13 @@ class StringColumn:
         return (blob[start:end].decode() for start, end in itertools.pairwise(bounds))
 
     def take_rows(self, indices: Integers) -> list[str]:
-        """The strings at indices, in their order."""
+        """Return the strings at these indices, in the order given."""
         starts, ends = self._bounds[indices].tolist(), self._bounds[indices + 1].tolist()
         return [self._blob[start:end].decode() for start, end in zip(starts, ends, strict=True)]
 
     def find_last(self, text: str) -> int | None:
-        """The last index of `text`, or None: a search through the blob, a few microseconds for a shard's
-        names.
+        """Return the last index of `text`, or None. Searches the blob, which takes a few microseconds for
+        the names of a shard.
         """
         wanted = text.encode(errors="replace")
         if not wanted:
@@ -148,7 +148,8 @@ class StringColumn:
 
 
 def narrow_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Integers from 0 on in the narrowest of U8, U16, U32, I64 that holds them; negative ones as I64."""
+    """Convert integers of 0 and above to the narrowest of U8, U16, U32, I64 that holds them, and others to
+    I64."""
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
     if low >= 0:
         for dtype, limit in _NARROW:
@@ -158,8 +159,8 @@ def narrow_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 class ColumnWriter:
-    """Gathers columns and writes the document: its kind, version and metadata, then the arrays in order of
-    adding.
+    """Collects columns and encodes the document: its kind, version and metadata, then the arrays in the
+    order added.
     """
 
     def __init__(self, kind: str, version: int, metadata: Mapping[str, str]) -> None:
@@ -200,7 +201,9 @@ class ColumnReader:
         if self.metadata.get("format") != kind:
             raise ColumnError(f"not a {kind} document")
         if self.metadata.get("version") != str(version):
-            raise ColumnError(f"the {kind} document is not of version {version}; another release wrote it")
+            raise ColumnError(
+                f"the {kind} document does not have version {version}; another release wrote it"
+            )
 
     def read_text(self, name: str) -> str:
         if name not in self.metadata:
@@ -208,7 +211,8 @@ class ColumnReader:
         return self.metadata[name]
 
     def read_integers(self, name: str, *, low: int, high: int, count: int | None = None) -> Integers:
-        """int64[n] (a copy) with all values in [low, high], and n = `count` if that is given."""
+        """Return int64[n] (a copy) with all values in [low, high], and n equal to `count` if that is given.
+        Raises ColumnError."""
         values = self._array(name)
         if values.dtype.name not in ("uint8", "uint16", "uint32", "int64"):
             raise ColumnError(f"the column {name!r} holds no integers")

@@ -1,9 +1,9 @@
 """Sample frames: samples as raw bytes, with an index first, then the blobs, then a trailer of results.
 
-Law: sizes are fixed before anything is read; a read that fails later is marked in the trailer, never an
-empty sample.
-Invariant: each blob starts at a multiple of 64 bytes of the frame, and stock `safetensors` reads the
-frame.
+Law: sizes are fixed before anything is read; a read that fails later is marked in the trailer and never
+appears as an empty sample.
+Invariant: each blob starts at a multiple of 64 bytes from the start of the frame, and stock `safetensors`
+reads the frame.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _NAMES, _NAME_BOUNDS = "__name.data", "__name.offsets"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleLayout:
-    """`head`: the frame's bytes before the blobs (header, names, index); `places`: int64[n, 2], offset from
-    the frame's beginning and length of each blob; `trailer`: where the results begin; `size` of the frame. In
-    bytes.
+    """The layout of a sample frame, in bytes. `head`: the frame's bytes before the blobs (header, names,
+    index); `places`: int64[n, 2], offset from the start of the frame and length of each blob; `trailer`:
+    offset of the results; `size` of the whole frame.
     """
 
     frame: FrameLayout
@@ -51,7 +51,7 @@ class SampleLayout:
     size: int
 
     def trailer_bytes(self, status: npt.NDArray[np.uint8], sums: npt.NDArray[np.uint32]) -> bytes:
-        """What follows the last blob: pads, `__status` uint8[n] and `__crc32c` uint32[n]."""
+        """Return the bytes after the last blob: padding, `__status` uint8[n] and `__crc32c` uint32[n]."""
         tail = bytearray(self.size - self.trailer)
         for name, values in ((STATUS, status), (CRC, sums)):
             slot = self.frame.tensors[name]
@@ -60,8 +60,8 @@ class SampleLayout:
         return bytes(tail)
 
     def seal(self, frame: bytearray | memoryview, status: npt.NDArray[np.uint8]) -> None:
-        """Writes head and trailer around the blobs that stand in `frame` (length `size`), with their
-        checksums.
+        """Write the head and the trailer with checksums around the blobs that are already in `frame` (of
+        length `size`).
         """
         view = memoryview(frame)
         sums = [crc32c(view[start : start + length]) for start, length in self.places.tolist()]
@@ -74,14 +74,14 @@ def sample_layout(
     metadata: Mapping[str, str],
     names: Sequence[str] | None = None,
 ) -> SampleLayout:
-    """A frame of n blobs of `sizes` bytes, in that order, with a name each if `names` is given.
+    """Lay out a frame of n blobs of `sizes` bytes, in that order, each with a name if `names` is given.
 
-    Tensors: `__index` I64[n, 2] (offset within `__blobs`, length), `__blobs` U8, `__status` U8[n], `__crc32c`
-    U32[n], and with names `__name.data` U8 and `__name.offsets` I64[n+1]. Raises FrameError.
+    Tensors: `__index` I64[n, 2] (offset within `__blobs`, length), `__blobs` U8, `__status` U8[n],
+    `__crc32c` U32[n], and with names `__name.data` U8 and `__name.offsets` I64[n+1]. Raises FrameError.
     """
     lengths = np.asarray(sizes, dtype=np.int64)
     if lengths.ndim != 1 or (lengths < 0).any() or lengths.sum(dtype=np.float64) > MAX_BODY_BYTES:
-        raise FrameError("a blob's size is a number of bytes from 0 on, and all together fit into a frame")
+        raise FrameError("blob sizes must be 0 bytes or more and together fit into a frame")
     rooms = -(-lengths // BLOB_ALIGNMENT) * BLOB_ALIGNMENT
     starts = np.cumsum(rooms) - rooms
     blobs = int(starts[-1] + lengths[-1]) if lengths.size else 0
@@ -117,12 +117,12 @@ def _name_arrays(
 
 
 class SampleFrame:
-    """A received sample frame: a sequence of blobs, views of the buffer it was made from."""
+    """A received sample frame: a sequence of blobs, which are views of the underlying buffer."""
 
     __slots__ = ("_index", "_names", "blobs", "crc32c", "metadata", "status")
 
     def __init__(self, frame: Buffer, header: FrameHeader | None = None) -> None:
-        """Raises FrameError unless `frame` is a whole sample frame whose index stays within its blobs."""
+        """Raises FrameError unless `frame` is a complete sample frame whose index stays within its blobs."""
         parsed = header or parse_frame_header(frame)
         arrays = tensor_views(frame, parsed)
         try:
@@ -151,7 +151,8 @@ class SampleFrame:
         return len(self._index)
 
     def __getitem__(self, row: int) -> memoryview:
-        """The bytes of a blob; look at `status[row]` first: those of a failed one mean nothing."""
+        """Return the bytes of a blob. Check `status[row]` first: the bytes of a failed one are
+        meaningless."""
         offset, length = self._index[row].tolist()
         return self.blobs[offset : offset + length].data
 
@@ -160,16 +161,16 @@ class SampleFrame:
         return (blobs[offset : offset + length] for offset, length in self._index.tolist())
 
     def name(self, row: int) -> str | None:
-        """The blob's name, if the frame carries names."""
+        """Return the name of a blob, or None if the frame carries no names."""
         return None if self._names is None else self._names[row]
 
     def verify(self) -> None:
-        """Raises FrameError naming the first blob, not marked failed, whose bytes lack its crc32c."""
+        """Raise FrameError naming the first blob, not marked failed, whose bytes do not match its crc32c."""
         blobs = self.blobs.data
         rows = zip(self._index.tolist(), self.crc32c.tolist(), self.status.tolist(), strict=True)
         for row, ((offset, length), expected, status) in enumerate(rows):
             if status != Status.FAILED and crc32c(blobs[offset : offset + length]) != expected:
-                raise FrameError(f"sample {row} does not have its checksum; fetch the frame again")
+                raise FrameError(f"sample {row} does not match its checksum; fetch the frame again")
 
     def __repr__(self) -> str:
         failed = int(np.count_nonzero(self.status == Status.FAILED))
@@ -186,8 +187,8 @@ def _read_names(arrays: Mapping[str, npt.NDArray[Any]], count: int) -> list[str]
 
 
 def ragged_rows(arrays: Mapping[str, npt.NDArray[Any]], field: str) -> list[npt.NDArray[Any]]:
-    """The rows of a ragged field from `FIELD.data` and `FIELD.offsets` (I64[rows+1]): views. Raises
-    FrameError.
+    """Return the rows of a ragged field from `FIELD.data` and `FIELD.offsets` (I64[rows+1]) as views.
+    Raises FrameError.
     """
     data, offsets = arrays.get(f"{field}.data"), arrays.get(f"{field}.offsets")
     if data is None or offsets is None or data.ndim < 1 or offsets.dtype != np.int64 or offsets.ndim != 1:
@@ -202,6 +203,7 @@ def ragged_rows(arrays: Mapping[str, npt.NDArray[Any]], field: str) -> list[npt.
 def ragged_fields(
     field: str, lengths: Sequence[int] | npt.NDArray[np.int64], dtype: str = "U8"
 ) -> list[tuple[str, str, tuple[int, ...]]]:
-    """What `frames.layout` takes for a ragged field of rows with these lengths (in elements)."""
+    """Return the tensors that `frame_layout` takes for a ragged field of rows with these lengths (in
+    elements)."""
     rows = np.asarray(lengths, dtype=np.int64)
     return [(f"{field}.data", dtype, (int(rows.sum()),)), (f"{field}.offsets", "I64", (rows.size + 1,))]

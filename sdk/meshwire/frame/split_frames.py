@@ -1,8 +1,8 @@
 """Split frames: each node sends the rows whose bytes it stores, and the client puts them in place.
 
-Law: each part is a frame of its own: `__row`, the position of each row, then the tensors of the whole.
-Every row comes in exactly one part; otherwise a FrameError is raised and the client requests the whole
-frame.
+Law: each part is a frame of its own: `__row`, the position of each row, then the tensors of the whole
+frame. Every row comes in exactly one part; otherwise a FrameError is raised and the client requests the
+whole frame.
 Invariant: joined parts equal, byte for byte, the frame that one node would send.
 """
 
@@ -26,18 +26,20 @@ if TYPE_CHECKING:
 
 ROW_TENSOR = "__row"
 _PART, _ROWS = "part", "rows"
-_SMALL = 16 << 10  # bytes of a row; smaller ones are received together, and copied
+_SMALL = 16 << 10  # bytes per row; smaller rows are received together and copied
 
 
 def part_metadata(whole: Mapping[str, str], version: int, rows: int) -> dict[str, str]:
-    """What a part says of itself: what the whole would, the map it goes by, and the rows of the whole."""
+    """Return the metadata of a part: that of the whole frame, the map version it is based on, and the
+    number of rows of the whole."""
     return {**whole, _PART: str(version), _ROWS: str(rows)}
 
 
 def whole_layout(part: FrameHeader, rows: int) -> FrameLayout:
-    """The layout of a frame of so many rows that has the tensors of one of its parts. Raises FrameError."""
+    """Return the layout of the whole frame of `rows` rows, given the header of one of its parts. Raises
+    FrameError."""
     if part.metadata.get(_ROWS) != str(rows) or ROW_TENSOR not in part.tensors:
-        raise FrameError(f"no part of a frame of {rows} rows")
+        raise FrameError(f"not a part of a frame of {rows} rows")
     metadata = {name: value for name, value in part.metadata.items() if name not in (_PART, _ROWS)}
     return frame_layout(
         ((slot.name, slot.dtype, (rows, *slot.shape[1:])) for slot in _columns(part)), metadata
@@ -45,7 +47,7 @@ def whole_layout(part: FrameHeader, rows: int) -> FrameLayout:
 
 
 def _columns(header: FrameHeader) -> list[TensorSlot]:
-    """The tensors of a part that the whole has, too. Raises FrameError."""
+    """Return the tensors of a part that also belong to the whole frame. Raises FrameError."""
     count = _count(header)
     found = [
         slot
@@ -54,20 +56,20 @@ def _columns(header: FrameHeader) -> list[TensorSlot]:
     ]
     for slot in found:
         if not slot.shape or slot.shape[0] != count:
-            raise FrameError(f"tensor {slot.name[:60]!r} of a part has not a row for each of its places")
+            raise FrameError(f"tensor {slot.name[:60]!r} of a part does not have one row per position")
     return found
 
 
 def _count(header: FrameHeader) -> int:
     slot = header.tensors.get(ROW_TENSOR)
     if slot is None or slot.dtype != "I64" or len(slot.shape) != 1:
-        raise FrameError("the part does not say which rows it has")
+        raise FrameError("the part does not list its rows")
     return slot.shape[0]
 
 
 class SplitFrameReader:
-    """A frame of `rows` rows of a step while its parts come, in memory that `lease` gives once its size is
-    known. After a FrameError it is to be thrown away."""
+    """Assembles a frame of `rows` rows of a step from its parts, in memory that `lease` returns once the
+    size is known. Discard it after a FrameError."""
 
     def __init__(self, rows: int, step: int, lease: Callable[[int], memoryview]) -> None:
         self._rows, self._step, self._lease = rows, str(step), lease
@@ -84,11 +86,11 @@ class SplitFrameReader:
         return self._layout is not None
 
     def read_part(self, size: int, fill: Fill, *, verify: bool) -> None:
-        """Receives a part of `size` bytes; `fill` puts the next of them into what it is given. Raises
-        FrameError and what `fill` does."""
+        """Receive a part of `size` bytes; `fill` writes the next bytes into the buffer it is given. Raises
+        FrameError and whatever `fill` raises."""
         header = _read_header(size, fill)
         if header.metadata.get("step") != self._step:
-            raise FrameError("a part of another step than was asked for")
+            raise FrameError("the part belongs to another step than the requested one")
         sums = header.checksums() if verify else {}
         for name, slot in header.tensors.items():
             if name == ROW_TENSOR:
@@ -106,7 +108,7 @@ class SplitFrameReader:
         _check(slot, crc32c(data), sums.get(ROW_TENSOR))
         places = np.frombuffer(data, "<i8").astype(np.int64)
         if len(places) and not (places[0] >= 0 and places[-1] < self._rows and (np.diff(places) > 0).all()):
-            raise FrameError("a part's rows are out of order, or beyond the frame's")
+            raise FrameError("the rows of a part are out of order or beyond the end of the frame")
         if self._taken[places].any():
             raise FrameError("a row came in two parts")
         self._taken[places] = True
@@ -116,13 +118,13 @@ class SplitFrameReader:
         if self._layout is None:
             self._layout, self._frame = found, self._lease(found.size)
         elif self._layout.header != found.header:
-            raise FrameError("two parts are not of one frame")
+            raise FrameError("two parts belong to different frames")
         return places
 
     def _receive(
         self, slot: TensorSlot, places: npt.NDArray[np.int64], fill: Fill, expected: int | None
     ) -> None:
-        """A tensor's rows: large ones into their places, small ones by way of a buffer."""
+        """Receive the rows of a tensor: large rows directly into place, small ones through a buffer."""
         assert self._layout is not None
         width, target = slot.nbytes // len(places), self._layout.tensors[slot.name].offset
         crc = 0
@@ -140,8 +142,8 @@ class SplitFrameReader:
         _check(slot, crc, expected)
 
     def tensor_views(self) -> tuple[dict[str, npt.NDArray[Any]], int]:
-        """The whole: its tensors by name, views of the memory, and its bytes. Raises FrameError where rows
-        are missing."""
+        """Return the whole frame: its tensors by name, as views of the memory, and its size in bytes.
+        Raises FrameError if rows are missing."""
         if self._layout is None or not self._taken.all():
             raise FrameError(f"{self!r}: no node sent the others")
         return {

@@ -34,7 +34,7 @@ MAX_BODY_BYTES = 1 << 48
 PAD_PREFIX = "__pad."
 CHECKSUMS = "crc32c"
 
-# BF16 has no numpy type: it is carried as the 16 raw bits.
+# numpy has no BF16 type: it is carried as its 16 raw bits.
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype(np.uint8),
@@ -54,7 +54,7 @@ _CODES = {dtype.name: code for code, dtype in DTYPES.items() if code != "BF16"} 
 
 
 class Status(IntEnum):
-    """What a row or blob is: the values of `__status`."""
+    """State of a row or blob: the values of `__status`."""
 
     OK = 0
     SUBSTITUTED = 1
@@ -64,24 +64,24 @@ class Status(IntEnum):
 
 
 class FrameError(ValueError):
-    """The bytes are not a frame, or a frame that was damaged on its way."""
+    """The bytes are not a frame, or the frame was damaged in transit."""
 
 
 def dtype_code(dtype: str | np.dtype[Any] | type) -> str:
-    """safetensors' code of a dtype given as its code ("U8"), its numpy name ("uint8", "bfloat16") or a numpy
-    dtype.
+    """Return the safetensors code of a dtype given as its code ("U8"), its numpy name ("uint8", "bfloat16")
+    or a numpy dtype. Raises FrameError.
     """
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     name = "bfloat16" if dtype == "bfloat16" else str(np.dtype(dtype).name)
     if name not in _CODES:
-        raise FrameError(f"frames carry no {name}; cast it to one of {', '.join(sorted(_CODES))}")
+        raise FrameError(f"frames cannot carry {name}; cast it to one of {', '.join(sorted(_CODES))}")
     return _CODES[name]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """A tensor's place: `offset` in bytes from the frame's beginning."""
+    """The location of a tensor: `offset` in bytes from the start of the frame."""
 
     name: str
     dtype: str
@@ -90,7 +90,7 @@ class TensorSlot:
     nbytes: int
 
     def view(self, frame: Buffer) -> npt.NDArray[Any]:
-        """The tensor within `frame`: no copy, and writable if the buffer is."""
+        """Return the tensor as a view of `frame`, writable if the buffer is."""
         count = math.prod(self.shape)
         return np.frombuffer(frame, dtype=DTYPES[self.dtype], count=count, offset=self.offset).reshape(
             self.shape
@@ -99,9 +99,9 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class FrameLayout:
-    """`header`: the first bytes of the frame, to the body; `size`: of the whole frame, in bytes; `tensors`:
-    by name, in order of offset, without the pads. With `checksums` the header has room for them, filled by
-    `seal`.
+    """The layout of a frame. `header`: the bytes before the body; `size`: of the whole frame, in bytes;
+    `tensors`: by name, in order of offset, without the padding. With `checksums` the header reserves room
+    for them, and `seal` fills it in.
     """
 
     header: bytes
@@ -112,7 +112,7 @@ class FrameLayout:
     checksums: bool
 
     def seal(self, frame: bytearray | memoryview) -> None:
-        """Writes the header, with the checksums of the tensors as they stand in `frame` (length `size`)."""
+        """Write the header with the checksums of the tensors already in `frame` (of length `size`)."""
         view = memoryview(frame)
         sums = {
             name: crc32c(view[slot.offset : slot.offset + slot.nbytes]) for name, slot in self.tensors.items()
@@ -120,7 +120,7 @@ class FrameLayout:
         view[: len(self.header)] = self.header_with(sums)
 
     def header_with(self, checksums: Mapping[str, int]) -> bytes:
-        """The header with the crc32c of each tensor filled in; as long as `header`."""
+        """Return the header with the crc32c of each tensor filled in; it is as long as `header`."""
         if not self.checksums:
             return self.header
         metadata = {
@@ -146,19 +146,19 @@ def frame_layout(
     *,
     checksums: bool = True,
 ) -> FrameLayout:
-    """A frame of tensors (name, dtype, shape), placed in the order given.
+    """Lay out a frame of tensors (name, dtype, shape) in the order given.
 
-    Raises FrameError for reserved or doubled names and for dtypes that frames do not carry.
+    Raises FrameError for reserved or duplicate names and for dtypes that frames cannot carry.
     """
     entries: dict[str, Any] = {}
     places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
     cursor = 0
     for name, dtype, shape in fields:
         if name in places or name.startswith(PAD_PREFIX) or name == "__metadata__":
-            raise FrameError(f"the tensor name {name!r} is doubled or reserved")
+            raise FrameError(f"the tensor name {name!r} is a duplicate or reserved")
         code, extents = dtype_code(dtype), tuple(int(extent) for extent in shape)
         if not _possible(extents):
-            raise FrameError(f"tensor {name!r} has the impossible shape {extents}")
+            raise FrameError(f"tensor {name!r} has the invalid shape {extents}")
         start = -(-cursor // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
         if start > cursor:
             entries[f"{PAD_PREFIX}{len(entries)}"] = _entry("U8", (start - cursor,), cursor, start)
@@ -166,7 +166,7 @@ def frame_layout(
         entries[name] = _entry(code, extents, start, cursor)
         places[name] = (code, extents, start, cursor - start)
     if cursor > MAX_BODY_BYTES:
-        raise FrameError(f"a body of {cursor} bytes; frames carry at most {MAX_BODY_BYTES}")
+        raise FrameError(f"a body of {cursor} bytes; frames can carry at most {MAX_BODY_BYTES}")
     if checksums:
         metadata = {**metadata, CHECKSUMS: _render_checksums(dict.fromkeys(places, 0))}
     header = _render_header(entries, metadata)
@@ -178,7 +178,7 @@ def frame_layout(
 
 
 def _possible(shape: tuple[int, ...]) -> bool:
-    # numpy refuses a shape whose other extents are too large even when one is 0.
+    # numpy rejects a shape whose other extents are too large even if one extent is 0.
     return (
         len(shape) <= 32 and min(shape, default=0) >= 0 and math.prod(filter(None, shape)) <= MAX_BODY_BYTES
     )
@@ -190,8 +190,8 @@ def _entry(code: str, shape: tuple[int, ...], start: int, end: int) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """What a header says: `body`: offset of the body, and `size` of the whole frame, in bytes; `tensors` by
-    name, in order of offset, pads included.
+    """A parsed frame header. `body`: offset of the body, and `size` of the whole frame, in bytes; `tensors`
+    by name, in order of offset, padding included.
     """
 
     body: int
@@ -200,7 +200,8 @@ class FrameHeader:
     metadata: Mapping[str, str]
 
     def checksums(self) -> dict[str, int]:
-        """crc32c by tensor; empty when the frame carries none. Raises FrameError when they are malformed."""
+        """Return the crc32c by tensor, empty if the frame carries none. Raises FrameError if they are
+        malformed."""
         text = self.metadata.get(CHECKSUMS)
         if text is None:
             return {}
@@ -212,7 +213,8 @@ class FrameHeader:
 
 
 def header_size(first: Buffer) -> int:
-    """Bytes from a frame's beginning to its body, from its first 8 bytes or more. Raises FrameError."""
+    """Return the offset of the body in bytes, given the first 8 or more bytes of a frame. Raises
+    FrameError."""
     if len(first) < 8:
         raise FrameError("a frame begins with 8 bytes of header length; got fewer")
     length = int.from_bytes(bytes(first[:8]), "little")
@@ -234,23 +236,23 @@ def _json_object(text: bytes, what: str) -> dict[str, Any]:
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise FrameError("a name stands twice in the frame's header")
+        raise FrameError("a name appears twice in the frame's header")
     return result
 
 
 def parse_frame_header(frame: Buffer) -> FrameHeader:
-    """The header of a frame, from its first `header_size` bytes or more. Raises FrameError for whatever is
-    wrong.
+    """Parse the header of a frame from its first `header_size` bytes or more. Raises FrameError for any
+    fault.
     """
     body = header_size(frame)
     if len(frame) < body:
-        raise FrameError(f"the header has {body} bytes, {len(frame)} are there")
+        raise FrameError(f"the header has {body} bytes, but only {len(frame)} were given")
     document = _json_object(bytes(frame[8:body]), "the header's entries")
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise FrameError("__metadata__ maps names to text")
+        raise FrameError("__metadata__ must map names to text")
     if len(document) > MAX_TENSORS:
-        raise FrameError(f"{len(document)} tensors; a frame holds at most {MAX_TENSORS}")
+        raise FrameError(f"{len(document)} tensors; a frame can hold at most {MAX_TENSORS}")
     slots = sorted(
         (_parse_slot(name, entry, body) for name, entry in document.items()),
         key=lambda slot: (slot.offset, slot.nbytes),
@@ -274,33 +276,37 @@ def _parse_slot(name: str, entry: Any, body: int) -> TensorSlot:
         raise FrameError(f"tensor {name[:60]!r} has a bad shape or bad offsets")
     nbytes = offsets[1] - offsets[0]
     if math.prod(shape) * DTYPES[code].itemsize != nbytes:
-        raise FrameError(f"tensor {name[:60]!r}: its shape does not need {nbytes} bytes")
+        raise FrameError(f"tensor {name[:60]!r}: its shape does not match its {nbytes} bytes")
     return TensorSlot(name, code, shape, body + offsets[0], nbytes)
 
 
 def _extents(name: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, list) and all(type(item) is int and 0 <= item <= MAX_BODY_BYTES for item in value):
         return tuple(value)
-    raise FrameError(f"tensor {name[:60]!r}: shape and data_offsets are lists of integers from 0 on")
+    raise FrameError(f"tensor {name[:60]!r}: shape and data_offsets must be lists of integers of 0 or more")
 
 
 def tensor_views(frame: Buffer, header: FrameHeader | None = None) -> dict[str, npt.NDArray[Any]]:
-    """The tensors of a whole frame, by name, without its pads: views, no copy. Raises FrameError."""
+    """Return the tensors of a whole frame by name, without its padding, as views. Raises FrameError."""
     parsed = header or parse_frame_header(frame)
     if len(frame) < parsed.size:
-        raise FrameError(f"the frame has {parsed.size} bytes, {len(frame)} are there; it was cut short")
+        raise FrameError(
+            f"the frame was truncated: it has {parsed.size} bytes, but only {len(frame)} were given"
+        )
     return {
         name: slot.view(frame) for name, slot in parsed.tensors.items() if not name.startswith(PAD_PREFIX)
     }
 
 
 def verify_frame(frame: Buffer, header: FrameHeader | None = None) -> None:
-    """Raises FrameError naming the first tensor whose bytes do not have the header's crc32c."""
+    """Raise FrameError naming the first tensor whose bytes do not match the crc32c in the header."""
     parsed = header or parse_frame_header(frame)
     if len(frame) < parsed.size:
-        raise FrameError(f"the frame has {parsed.size} bytes, {len(frame)} are there; it was cut short")
+        raise FrameError(
+            f"the frame was truncated: it has {parsed.size} bytes, but only {len(frame)} were given"
+        )
     body = memoryview(frame)
     for name, expected in parsed.checksums().items():
         slot = parsed.tensors.get(name)
         if slot is None or crc32c(body[slot.offset : slot.offset + slot.nbytes]) != expected:
-            raise FrameError(f"tensor {name[:60]!r} does not have its checksum; fetch the frame again")
+            raise FrameError(f"tensor {name[:60]!r} does not match its checksum; fetch the frame again")
