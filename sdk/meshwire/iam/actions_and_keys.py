@@ -1,8 +1,8 @@
 """Actions and condition keys that a policy may name, from AWS's service authorization reference.
 
 Law: a policy may name an action that this server does not implement, since denying it is legitimate. A
-condition key is computed by the server, absent by nature (no request comes through a VPC), or rejected
-when the policy is stored: a deny that silently never applies would be a hole.
+condition key is computed by the server, absent by nature (no request comes through a VPC), or rejected when
+the policy is stored: a deny that silently never applies would be a hole.
 Invariant: actions are compared without regard to case.
 https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html
 """
@@ -130,7 +130,7 @@ _NODE = [
     "ListOps",
     "PushOp",
 ]
-"""The node's own: who may change which ops it has; which modules a bounded key may list."""
+"""Actions of our own: changing a node's ops, and listing modules with a restricted key."""
 
 ACTIONS: Final[dict[str, Level]] = {
     **dict.fromkeys((f"s3:{name}" for name in _OBJECT), "object"),
@@ -138,7 +138,7 @@ ACTIONS: Final[dict[str, Level]] = {
     **dict.fromkeys((f"s3:{name}" for name in _ACCOUNT), "account"),
     **dict.fromkeys((f"mesh:{name}" for name in _NODE), "account"),
 }
-"""Action → what it is about."""
+"""Action → level it applies to."""
 
 ACTIONS_LOWERCASE: Final[dict[str, Level]] = {name.lower(): level for name, level in ACTIONS.items()}
 
@@ -189,7 +189,7 @@ KNOWN_KEYS: Final = frozenset(
 )
 KNOWN_KEY_PREFIXES: Final = ("s3:existingobjecttag/", "s3:requestobjecttag/", "s3:buckettag/")
 
-# What this server's requests never have, so that the truth about them is that they are not there.
+# Keys that requests to this server never have, so evaluating them as absent is correct.
 ABSENT_KEYS: Final = frozenset(
     [
         "aws:calledvia",
@@ -226,7 +226,7 @@ ABSENT_KEYS: Final = frozenset(
 ABSENT_KEY_PREFIXES: Final = ("aws:principaltag/",)
 
 
-# Right for S3, and not worked out here.
+# Valid in S3 but not computed by this server.
 UNSUPPORTED_KEYS: Final = frozenset(
     ["aws:requestedregion", "aws:tagkeys", "s3:jobsuspendedcause", "s3:locationconstraint"]
 )
@@ -234,10 +234,10 @@ UNSUPPORTED_KEY_PREFIXES: Final = ("aws:requesttag/", "aws:resourcetag/")
 
 
 def is_known_key(key: str) -> bool:
-    """Whether a policy may ask for `key` (lower case)."""
+    """Whether a policy may refer to `key` (lower case)."""
     return key in KNOWN_KEYS or key in ABSENT_KEYS or key.startswith(KNOWN_KEY_PREFIXES + ABSENT_KEY_PREFIXES)
 
 
 def is_unsupported_key(key: str) -> bool:
-    """Whether S3 has `key` (lower case) and this server does not."""
+    """Whether S3 has `key` (lower case) and this server does not support it."""
     return key in UNSUPPORTED_KEYS or key.startswith(UNSUPPORTED_KEY_PREFIXES)

@@ -1,7 +1,7 @@
 """Condition operators of policies: how a value of the request is compared with an operand.
 
-Law: operands are parsed with the policy, so a comparison never fails; a value that is not of the
-operator's type (a word compared as a number) does not match.
+Law: operands are parsed with the policy, so a comparison never fails; a value that is not of the operator's
+type (a word compared as a number) does not match.
 Invariant: None means that a policy variable in the operand has no value.
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
 """
@@ -27,14 +27,14 @@ Match = Callable[[str, "Resolve"], "bool | None"]
 Compile = Callable[[str, str, bool], Match]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Order = Callable[[float, float], bool]
-_FIRST_SECOND = 100_000_000  # in 1973; 20261231 would be a date that somebody wrote without hyphens
+_FIRST_SECOND = 100_000_000  # in 1973; a smaller number such as 20261231 is a date without hyphens
 _NUMBER = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,3})?\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """`negated`: holds when no operand matches, and when the request lacks the key. `compile` reads an
-    operand: (text, its place, whether variables count)."""
+    """A condition operator. `negated`: holds if no operand matches, and if the request lacks the key.
+    `compile` parses an operand: (text, its path, whether variables apply)."""
 
     name: str
     compile: Compile
@@ -49,10 +49,10 @@ def _text(*, wild: bool = False, fold: bool = False) -> Compile:
 
 
 def _arn(text: str, path: str, variables: bool) -> Match:
-    """Part by part: a `*` does not reach over a colon, but in the last part."""
+    """Compare part by part: a `*` does not match across a colon, except in the last part."""
     parts = [Glob(part, path, variables=variables) for part in text.split(":", 5)]
     if len(parts) != 6:
-        raise PolicyError(path, "an ARN has six parts, as arn:aws:iam:::user/ann")
+        raise PolicyError(path, "an ARN has six parts, for example arn:aws:iam:::user/ann")
 
     def match(value: str, resolve: Resolve) -> bool | None:
         given = value.split(":", 5)
@@ -72,14 +72,14 @@ def _bool(text: str, path: str, variables: bool) -> Match:
 
 
 def parse_number(text: str) -> float | None:
-    """A decimal number, or None."""
+    """Parse a decimal number, or return None."""
     value = float(text) if _NUMBER.match(text) else math.inf
     return value if math.isfinite(value) else None
 
 
 def parse_date(text: str) -> float | None:
-    """Seconds since 1970 of an ISO 8601 date or time (UTC unless it says else), or of such a number; or
-    None, as for a number that is rather a year or a day."""
+    """Parse an ISO 8601 date or time (UTC unless stated otherwise), or a number of seconds, into seconds
+    since 1970; None if it is invalid or a number that looks like a year or a date."""
     seconds = parse_number(text)
     if seconds is not None:
         return seconds if seconds >= _FIRST_SECOND else None
@@ -106,7 +106,7 @@ def _ordered(read: Callable[[str], float | None], order: _Order, expected: str) 
 
 
 def parse_network(text: str) -> Network | None:
-    """The addresses of `10.1.0.0/16`, `10.1.2.3`, `2001:db8::/32`; None if it is no address."""
+    """Parse `10.1.0.0/16`, `10.1.2.3` or `2001:db8::/32` into a network; None if it is not an address."""
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -116,7 +116,7 @@ def parse_network(text: str) -> Network | None:
 def _address(text: str, path: str, variables: bool) -> Match:
     within = parse_network(text)
     if within is None:
-        raise PolicyError(path, "expected an IP address or a range of them, as 10.0.0.0/8 or 2001:db8::/32")
+        raise PolicyError(path, "expected an IP address or range, such as 10.0.0.0/8 or 2001:db8::/32")
 
     def match(value: str, _: Resolve) -> bool:
         try:
@@ -151,11 +151,11 @@ OPERATORS = {
         Operator("StringLike", _text(wild=True)),
         Operator("StringNotLike", _text(wild=True), negated=True),
         *_family("Numeric", parse_number, "a number"),
-        *_family("Date", parse_date, "a date, as 2026-12-31T00:00:00Z"),
+        *_family("Date", parse_date, "a date, such as 2026-12-31T00:00:00Z"),
         Operator("Bool", _bool),
         Operator("IpAddress", _address),
         Operator("NotIpAddress", _address, negated=True),
-        # ArnEquals and ArnLike are the same.
+        # ArnEquals and ArnLike are identical.
         Operator("ArnEquals", _arn),
         Operator("ArnLike", _arn),
         Operator("ArnNotEquals", _arn, negated=True),

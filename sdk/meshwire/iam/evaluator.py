@@ -24,7 +24,7 @@ Decision = Literal["allow", "deny", "none"]
 
 
 def evaluate(policies: Iterable[Policy], question: AccessRequest) -> Decision:
-    """What `policies`, taken together, say."""
+    """Return the combined decision of `policies`."""
     verdict: Decision = "none"
     for policy in policies:
         for statement in policy.statements:
@@ -38,8 +38,8 @@ def evaluate(policies: Iterable[Policy], question: AccessRequest) -> Decision:
 
 
 def matching_statements(policies: Iterable[Policy], question: AccessRequest) -> tuple[Statement, ...]:
-    """The statements that say something about `question`, whatever its resource: for one question about many
-    resources, as long as no condition depends on them."""
+    """Return the statements that apply to `question`, whatever its resource: for one question about many
+    resources, provided that no condition depends on them."""
     return tuple(
         statement
         for policy in policies
@@ -49,7 +49,7 @@ def matching_statements(policies: Iterable[Policy], question: AccessRequest) -> 
 
 
 def evaluate_statements(statements: Iterable[Statement], question: AccessRequest) -> Decision:
-    """What narrowed statements say of the question's resource."""
+    """Return the decision of pre-selected statements on the question's resource."""
     verdict: Decision = "none"
     for statement in statements:
         if statement.allows and verdict == "allow":
@@ -62,11 +62,12 @@ def evaluate_statements(statements: Iterable[Statement], question: AccessRequest
 
 
 PER_RESOURCE: Final = "s3:existingobjecttag/"
-"""Condition keys whose values differ between the objects of a bucket begin like this."""
+"""Prefix of condition keys whose values differ between the objects of a bucket."""
 
 
 def allows_whole_prefix(policies: Iterable[Policy], question: AccessRequest) -> bool:
-    """Whether one statement allows the question's action on every resource that begins with its resource."""
+    """Whether a single statement allows the question's action on every resource that begins with its
+    resource."""
     return any(_allows_every(each, question) for policy in policies for each in policy.statements)
 
 
@@ -106,7 +107,7 @@ def _fits_every(glob: Glob, question: AccessRequest) -> bool:
 
 
 def _fits_some(glob: Glob, question: AccessRequest) -> bool:
-    """A variable without a value may stand for anything."""
+    """Whether the pattern may match; a variable without a value may stand for anything."""
     segments = None if _varies(glob) else glob.bind_variables(question.value)
     return segments is None or matches_some_suffix(segments, question.resource)
 
@@ -140,12 +141,12 @@ _FIXING = frozenset(
 _FIXING_OPERATORS = frozenset(
     {"StringEquals", "StringEqualsIgnoreCase", "StringLike", "ArnEquals", "ArnLike"}
 )
-# Ranges that are wider than this are the public, but for the private networks.
+# Ranges wider than this count as public, except private networks.
 _NARROW = {4: 8, 6: 32}
 
 
 def is_public_policy(policy: Policy) -> bool:
-    """Whether a bucket's policy allows anything to everyone."""
+    """Whether a bucket policy allows anything to everyone."""
     return any(_is_open(statement) for statement in policy.statements)
 
 

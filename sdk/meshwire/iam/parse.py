@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def string_or_list(value: Any, path: str) -> tuple[str, ...]:
-    """One or more texts. Raises PolicyError."""
+    """Return one or more texts as a tuple. Raises PolicyError."""
     items = value if isinstance(value, list) else [value]
     if not items or not all(isinstance(item, str) and item for item in items):
         raise PolicyError(path, f"expected text or a list of texts, got {shown_value(value)}")
@@ -47,7 +47,7 @@ def string_or_list(value: Any, path: str) -> tuple[str, ...]:
 
 
 def scalar_or_list(value: Any, path: str) -> tuple[str, ...]:
-    """One or more texts, numbers or booleans, as text. Raises PolicyError."""
+    """Return one or more texts, numbers or booleans as a tuple of texts. Raises PolicyError."""
     items = value if isinstance(value, list) else [value]
     if not items or not all(isinstance(item, str | bool | int | float) for item in items):
         raise PolicyError(path, f"expected a value or a list of values, got {shown_value(value)}")
@@ -65,19 +65,19 @@ _ARN = "arn:aws:iam::"
 
 
 def user_arn(user: str) -> str:
-    """How a user is named where an ARN is asked for."""
+    """Return the ARN that names a user."""
     return f"{_ARN}:user/{user}"
 
 
 def read_principals(value: Any, path: str) -> Principals:
-    """Raises PolicyError."""
+    """Parse a Principal element. Raises PolicyError."""
     if value == "*":
         return Principals(everyone=True)
     if isinstance(value, str):
         raise PolicyError(path, f'expected "*" or {{"AWS": "{user_arn("ann")}"}}, got {shown_value(value)}')
     document = checked_object(value, path, _KINDS)
     if not document:
-        raise PolicyError(path, "it names nobody")
+        raise PolicyError(path, "it lists no principal")
     everyone, users = False, set()
     for kind, listed in document.items():
         place = f"{path}.{kind}"
@@ -92,9 +92,11 @@ def read_principals(value: Any, path: str) -> Principals:
 
 
 def _user(name: str, path: str) -> str:
-    """The user id in an ARN, or what is a user id itself."""
+    """Return the user id in an ARN, or the name itself if it is not an ARN."""
     if "*" in name or "?" in name:
-        raise PolicyError(path, f'{shown_value(name)}: "*" stands alone for everyone, never within a name')
+        raise PolicyError(
+            path, f'{shown_value(name)}: "*" alone means everyone and is not allowed within a name'
+        )
     if not name.startswith("arn:"):
         return name
     account, _, resource = name.removeprefix(_ARN).partition(":")
@@ -104,20 +106,21 @@ def _user(name: str, path: str) -> str:
     if name.startswith(_ARN) and resource == "root" and account:
         return account
     raise PolicyError(
-        path, f"{shown_value(name)} is no user here; write {user_arn('USER_ID')} or the user's id"
+        path, f"{shown_value(name)} is not a user; write {user_arn('USER_ID')} or the user's id"
     )
 
 
 _QUALIFIERS = ("ForAnyValue", "ForAllValues")
 _IF_EXISTS = "IfExists"
-# Right for AWS, and not compared here: no key of S3 holds binary values.
+# Valid in AWS but not supported: no key of S3 has binary values.
 _UNSUPPORTED = frozenset({"BinaryEquals"})
 
 
 def read_conditions(
     value: Any, path: str, variables: bool
 ) -> tuple[tuple[ConditionTest, ...], frozenset[str]]:
-    """The tests, and every key they ask for (variables included). Raises PolicyError."""
+    """Parse a Condition element into its tests and all keys it refers to (variables included). Raises
+    PolicyError."""
     if not isinstance(value, dict):
         raise PolicyError(
             path, f'expected {{"StringEquals": {{"s3:prefix": "train/"}}}}, got {shown_value(value)}'
@@ -188,10 +191,10 @@ _PRINCIPALS = ("Principal", "NotPrincipal")
 
 
 def parse_policy(text: str | bytes, *, kind: PolicyKind, bucket: str = "") -> Policy:
-    """The policy of a JSON document. A `bucket` policy names principals and is about the bucket `bucket`
-    only; an `identity` policy (of a user, a key or a session) names none.
+    """Parse a JSON policy document. A `bucket` policy names principals and applies only to the bucket
+    `bucket`; an `identity` policy (of a user, a key or a session) names none.
 
-    Raises PolicyError with what is wrong and where.
+    Raises PolicyError with the fault and its path.
     """
     if isinstance(text, bytes):
         try:
@@ -207,7 +210,7 @@ def parse_policy(text: str | bytes, *, kind: PolicyKind, bucket: str = "") -> Po
 
 
 class _Reader:
-    """Reads one document; collects the condition keys it asks for."""
+    """Parses one document and collects the condition keys it refers to."""
 
     def __init__(self, kind: PolicyKind, bucket: str) -> None:
         self._kind, self._bucket = kind, bucket
@@ -219,7 +222,7 @@ class _Reader:
         version = document.get("Version", "2008-10-17")
         if version not in _VERSIONS:
             raise PolicyError("Version", f"expected {_CURRENT!r}, got {shown_value(version)}")
-        self._variables = version == _CURRENT  # the older one takes ${…} as it stands
+        self._variables = version == _CURRENT  # the older version has no variables: ${…} is literal
         if not isinstance(document.get("Id", ""), str):
             raise PolicyError("Id", "expected text")
         listed = required_field(document, "Statement", "")
@@ -233,7 +236,7 @@ class _Reader:
         ]
         sids = [statement.sid for statement in read if statement.sid]
         if len(set(sids)) != len(sids):
-            raise PolicyError("Statement", "a Sid stands twice; each must be its own")
+            raise PolicyError("Statement", "two statements have the same Sid; each must be unique")
         return Policy(tuple(read), frozenset(self._keys))
 
     def _statement(self, value: Any, path: str) -> Statement:
@@ -245,11 +248,13 @@ class _Reader:
         name = _one_of(document, _PRINCIPALS, path, needed=of_bucket)
         if name and not of_bucket:
             raise PolicyError(
-                f"{path}.{name}", "the policy of a user or key is about its holder; leave it out"
+                f"{path}.{name}", "a policy of a user or key applies to its holder; leave this out"
             )
         effect = _effect(document, path)
         if name == "NotPrincipal" and effect == "Allow":
-            raise PolicyError(f"{path}.NotPrincipal", "it goes with Deny only; name whom to allow")
+            raise PolicyError(
+                f"{path}.NotPrincipal", "allowed only with Deny; list the principals to allow instead"
+            )
         principals = read_principals(document[name], f"{path}.{name}") if name else None
         if principals is not None and name == "NotPrincipal":
             principals = type(principals)(principals.everyone, principals.users, negated=True)
@@ -283,7 +288,7 @@ class _Reader:
         parts = text.split(":", 5)
         if len(parts) != 6 or parts[0] != "arn":
             raise PolicyError(
-                path, f"{shown_value(text)} is no resource; write arn:aws:s3:::bucket or …bucket/key*"
+                path, f"{shown_value(text)} is not a resource; write arn:aws:s3:::bucket or …bucket/key*"
             )
         if self._kind == "identity":
             return
@@ -292,7 +297,7 @@ class _Reader:
         if not in_s3 or Glob(name).matches(self._bucket, lambda _: None) is not True:
             raise PolicyError(
                 path,
-                f"{shown_value(text)} is not of this bucket; write arn:aws:s3:::{self._bucket} or …/key*",
+                f"{shown_value(text)} is not in this bucket; write arn:aws:s3:::{self._bucket} or …/key*",
             )
 
 
@@ -306,22 +311,24 @@ def _effect(document: Mapping[str, Any], path: str) -> Effect:
 def _one_of(document: Mapping[str, Any], names: tuple[str, str], path: str, *, needed: bool = True) -> str:
     found = [name for name in names if name in document]
     if len(found) == 2:
-        raise PolicyError(path, f"{names[0]} and {names[1]} exclude each other; keep one")
+        raise PolicyError(path, f"{names[0]} and {names[1]} are mutually exclusive; keep one")
     if needed and not found:
-        raise PolicyError(path, f"it has no {names[0]}")
+        raise PolicyError(path, f"{names[0]} is missing")
     return found[0] if found else ""
 
 
 def _action(text: str, path: str, kind: PolicyKind) -> str:
-    """An action that is there; other services' are another server's business, but not a bucket's."""
+    """Check that an action exists; actions of other services are ignored, but rejected in bucket policies."""
     if text == "*":
         return text
     service, colon, name = text.partition(":")
     if not colon or not service or not name:
-        raise PolicyError(path, f"{shown_value(text)} is no action; write s3:GetObject, s3:Get* or *")
+        raise PolicyError(path, f"{shown_value(text)} is not an action; write s3:GetObject, s3:Get* or *")
     if service.lower() != "s3":
         if kind == "bucket":
-            raise PolicyError(path, f"{shown_value(text)} is no action on a bucket; they begin with s3:")
+            raise PolicyError(
+                path, f"{shown_value(text)} is not an action on a bucket; such actions begin with s3:"
+            )
         if service.lower() != "mesh":
             return text
     if not _named(text.lower()):
@@ -330,7 +337,7 @@ def _action(text: str, path: str, kind: PolicyKind) -> str:
 
 
 def _named(folded: str) -> list[str]:
-    """The known actions a pattern names."""
+    """Return the known actions that a pattern matches."""
     glob = Glob(folded)
     if not glob.has_wildcards:
         return [folded] if folded in ACTIONS_LOWERCASE else []
@@ -338,7 +345,8 @@ def _named(folded: str) -> list[str]:
 
 
 def _check_levels(actions: Patterns, resources: Patterns, path: str) -> None:
-    """An action on objects needs a resource that can be an object, one on a bucket the bucket."""
+    """Check that each action can apply: an object action needs a resource that can be an object, a bucket
+    action the bucket itself."""
     if actions.negated or resources.negated:
         return
     names = [glob.text.partition(":::")[2] or glob.text.rpartition(":")[2] for glob in resources.globs]
@@ -349,6 +357,8 @@ def _check_levels(actions: Patterns, resources: Patterns, path: str) -> None:
         levels = {ACTIONS_LOWERCASE[name] for name in _named(glob.text)} or {"object", "bucket"}
         if glob.text != "*" and levels.isdisjoint(reach):
             what = (
-                "objects: add /* to the resource" if "object" in levels else "the bucket: name it without /"
+                "objects; add /* to the resource" if "object" in levels else "the bucket; name it without /"
             )
-            raise PolicyError(path, f"{glob.text} does not apply to any resource here; it is about {what}")
+            raise PolicyError(
+                path, f"{glob.text} does not apply to any resource of this statement; it applies to {what}"
+            )

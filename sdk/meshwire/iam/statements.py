@@ -21,10 +21,10 @@ Values = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class AccessRequest:
-    """May `principal` (a user id, empty for nobody) do `action` to `resource`?
+    """The question whether `principal` (a user id, empty for anonymous) may do `action` on `resource`.
 
-    `resource` is an ARN: `arn:aws:s3:::bucket/key`. `context` holds the facts by the lower-case name of their
-    condition key; a fact that is not there is absent.
+    `resource` is an ARN: `arn:aws:s3:::bucket/key`. `context` holds the facts by the lower-case name of
+    their condition key; a missing fact is absent.
     """
 
     action: str
@@ -33,19 +33,19 @@ class AccessRequest:
     context: Mapping[str, Values] = field(default_factory=dict)
 
     def values(self, key: str) -> tuple[str, ...]:
-        """A fact's values; none when it is absent."""
+        """Return the values of a fact; empty if it is absent."""
         found = self.context.get(key, ())
         return (found,) if isinstance(found, str) else found
 
     def value(self, key: str) -> str | None:
-        """The value of a fact that has exactly one: what a policy variable stands for."""
+        """Return the value of a fact that has exactly one, which is what a policy variable stands for."""
         values = self.values(key)
         return values[0] if len(values) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Principals:
-    """Whom a statement is about; with `negated`, everyone but those."""
+    """The principals a statement applies to; with `negated`, everyone except them."""
 
     everyone: bool = False
     users: frozenset[str] = frozenset()
@@ -58,13 +58,14 @@ class Principals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patterns:
-    """Actions or resources; with `negated`, all but those."""
+    """Actions or resources; with `negated`, all except them."""
 
     globs: tuple[Glob, ...]
     negated: bool = False
 
     def matches_text(self, text: str, resolve: Resolve, *, strict: bool) -> bool:
-        """`strict`: a negation whose variables have no value does not hold."""
+        """Whether the patterns include `text`. `strict`: a negation whose variables have no value does not
+        hold."""
         unresolved = False
         for glob in self.globs:
             verdict = glob.matches(text, resolve)
@@ -79,7 +80,7 @@ Qualifier = Literal["", "ForAnyValue", "ForAllValues"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConditionTest:
-    """One key of one condition operator. `operands` as they were written, `matches` compiled."""
+    """One key of one condition operator. `operands` in source form, `matches` compiled."""
 
     key: str
     operator: str
@@ -103,7 +104,7 @@ class ConditionTest:
         return all(self._fits(value, question, strict=strict) for value in values)
 
     def _without(self) -> bool:
-        """What an absent key means."""
+        """Whether the test holds for an absent key."""
         if self.qualifier:
             return self.if_exists or self.qualifier == "ForAllValues"
         return self.if_exists or self.negated
@@ -120,7 +121,7 @@ class ConditionTest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statement:
-    """`principals` is None in an identity's policy: it is about whoever has it."""
+    """A compiled statement. `principals` is None in an identity policy, which applies to its holder."""
 
     effect: Effect
     principals: Principals | None
@@ -134,7 +135,7 @@ class Statement:
         return self.effect == "Allow"
 
     def matches_request(self, question: AccessRequest) -> bool:
-        """Whether it says anything about the question."""
+        """Whether the statement applies to the request."""
         return (
             self.matches_principal_and_action(question)
             and self.matches_resource(question)
@@ -142,28 +143,28 @@ class Statement:
         )
 
     def matches_principal_and_action(self, question: AccessRequest) -> bool:
-        """Whether the principal and the action are its own."""
+        """Whether the statement covers the principal and the action."""
         if self.principals is not None and not self.principals.matches_user(question.principal):
             return False
         return self.actions.matches_text(question.action.lower(), question.value, strict=self.allows)
 
     def matches_resource(self, question: AccessRequest) -> bool:
-        """Whether the resource is its own."""
+        """Whether the statement covers the resource."""
         return self.resources.matches_text(question.resource, question.value, strict=self.allows)
 
     def conditions_hold(self, question: AccessRequest) -> bool:
-        """Whether every condition does."""
+        """Whether every condition holds."""
         return all(test.holds(question, strict=self.allows) for test in self.tests)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """A document, read. Equal to nothing but itself: a cache may tell by identity that it is another."""
+    """A compiled policy. Compared by identity, so a cache can detect a replaced policy."""
 
     statements: tuple[Statement, ...]
     keys: frozenset[str] = frozenset()
-    """Every condition key it asks for, in lower case, variables included."""
+    """Every condition key it refers to, in lower case, variables included."""
 
     def uses_key_prefix(self, prefix: str) -> bool:
-        """Whether it asks for a key that begins so."""
+        """Whether it refers to a condition key with this prefix."""
         return any(key.startswith(prefix) for key in self.keys)

@@ -28,7 +28,8 @@ class Wildcard(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """`name` is a condition key in lower case; `default` is what it stands for without a value."""
+    """A policy variable. `name` is a condition key in lower case; `default` is used if the key has no
+    value."""
 
     name: str
     default: str | None = None
@@ -38,7 +39,7 @@ Piece = str | Wildcard | Variable
 
 
 class MaskedSegment(NamedTuple):
-    """A segment with `?` in it; `length` in characters; `literals`: each character, None for a `?`."""
+    """A segment that contains `?`; `length` in characters; `literals`: each character, None for a `?`."""
 
     expression: re.Pattern[str]
     length: int
@@ -46,13 +47,13 @@ class MaskedSegment(NamedTuple):
 
 
 Segment = str | MaskedSegment
-# A variable, the beginning of something that is none, or a wildcard.
+# A variable, the start of an invalid variable, or a wildcard.
 _SPECIAL = re.compile(r"\$\{\s*([A-Za-z0-9:/._+=@-]+|[*?$])\s*(?:,\s*'([^']*)'\s*)?\}|(\$\{)|[*?]")
 _WILD = re.compile(r"[*?]")
 
 
 def parse_pieces(text: str, path: str, *, wild: bool, variables: bool) -> tuple[Piece, ...]:
-    """`text` cut into literals, wildcards and variables. Raises PolicyError for a variable that is none."""
+    """Split `text` into literals, wildcards and variables. Raises PolicyError for an invalid variable."""
     pieces: list[Piece] = []
     at = 0
     for found in (_SPECIAL if variables else _WILD).finditer(text):
@@ -66,12 +67,12 @@ def _special(found: re.Match[str], path: str, *, wild: bool) -> Piece:
         return Wildcard(found[0]) if wild else found[0]
     name = found[1]
     if name is None:
-        raise PolicyError(path, "a policy variable is written ${aws:username} or ${name, 'default'}")
+        raise PolicyError(path, "a policy variable has the form ${aws:username} or ${name, 'default'}")
     return name if name in "*?$" else Variable(name.lower(), found[2])
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Without empty literals, neighbours joined, `**` as `*`."""
+    """Merge neighbouring literals, drop empty ones, and reduce `**` to `*`."""
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None
@@ -83,7 +84,7 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
 
 
 class Glob:
-    """A compiled pattern. `text` is as it was written; `fold` compares without regard to case."""
+    """A compiled pattern. `text` is the source; `fold` compares without regard to case."""
 
     __slots__ = ("_fixed", "_fold", "_pieces", "text")
 
@@ -100,7 +101,7 @@ class Glob:
 
     @property
     def variables(self) -> set[str]:
-        """The condition keys its variables ask for."""
+        """The condition keys of its variables."""
         return {piece.name for piece in self._pieces if isinstance(piece, Variable)}
 
     @property
@@ -108,7 +109,7 @@ class Glob:
         return any(isinstance(piece, Wildcard) for piece in self._pieces)
 
     def matches(self, text: str, resolve: Resolve) -> bool | None:
-        """Whether `text` fits as a whole; None if a variable has no value."""
+        """Whether the pattern matches all of `text`; None if a variable has no value."""
         segments = self._fixed
         if segments is None:
             resolved = self._resolved(resolve)
@@ -118,7 +119,7 @@ class Glob:
         return segments_match(segments, text.casefold() if self._fold else text)
 
     def bind_variables(self, resolve: Resolve) -> tuple[Segment, ...] | None:
-        """The segments with every variable replaced; None if one has no value."""
+        """Return the segments with every variable replaced, or None if one has no value."""
         if self._fixed is not None:
             return self._fixed
         resolved = self._resolved(resolve)
@@ -152,7 +153,7 @@ def _cached_segments(pieces: tuple[str | Wildcard, ...]) -> tuple[Segment, ...]:
 
 
 def _segments(pieces: tuple[str | Wildcard, ...]) -> tuple[Segment, ...]:
-    """What stands between the `*`; a segment with `?` becomes an expression of fixed length."""
+    """Split at each `*`; a segment with `?` becomes a regular expression of fixed length."""
     segments: list[list[str | Wildcard]] = [[]]
     for piece in pieces:
         if piece is Wildcard.MANY:
@@ -171,13 +172,13 @@ def _segment(pieces: list[str | Wildcard]) -> Segment:
 
 
 def matches_every_suffix(segments: tuple[Segment, ...], prefix: str) -> bool:
-    """Whether every text that begins with `prefix` fits these segments. False where only the prefix itself
-    does not."""
+    """Whether every text that begins with `prefix` matches these segments. May be False if only the prefix
+    itself does not match."""
     return len(segments) > 1 and segments[-1] == "" and segments_match(segments, prefix)
 
 
 def matches_some_suffix(segments: tuple[Segment, ...], prefix: str) -> bool:
-    """Whether any text that begins with `prefix` fits these segments."""
+    """Whether any text that begins with `prefix` matches these segments."""
     first = segments[0]
     literals = first if isinstance(first, str) else first.literals
     if len(segments) == 1 and len(literals) < len(prefix):
@@ -186,7 +187,7 @@ def matches_some_suffix(segments: tuple[Segment, ...], prefix: str) -> bool:
 
 
 def segments_match(segments: tuple[Segment, ...], text: str) -> bool:
-    """Whether the whole of `text` is these segments, with anything between two of them."""
+    """Whether `text` consists of these segments in order, with anything between two of them."""
     if len(segments) == 1:
         only = segments[0]
         return text == only if isinstance(only, str) else only.expression.fullmatch(text) is not None
@@ -205,7 +206,7 @@ def _after_first(segment: Segment, text: str) -> int:
 
 
 def _after_next(segment: Segment, text: str, at: int) -> int:
-    """The end of the leftmost place from `at` on: a segment's length is fixed, so leftmost is best."""
+    """Return the end of the leftmost match from `at`: a segment's length is fixed, so leftmost is best."""
     if isinstance(segment, str):
         found = text.find(segment, at)
         return -1 if found < 0 else found + len(segment)

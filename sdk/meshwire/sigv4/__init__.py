@@ -1,6 +1,6 @@
 """AWS request signatures for both ends: SigV4, SigV2, signed chunks and form uploads.
 
-Law: the time is an argument, and secrets never leave: no repr and no error message contains one.
+Law: the time is an argument, and secrets never leak: no repr and no error message contains one.
 https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-auth-using-authorization-header.html
 """
 

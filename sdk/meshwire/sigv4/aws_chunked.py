@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_LINE = 8192
 MAX_TRAILERS = 16
-_MAX_SURPLUS = 2  # minio-go ends a body with trailers with one CRLF more than the coding has; S3 takes it
+_MAX_SURPLUS = 2  # minio-go sends one extra CRLF after a body with trailers; S3 accepts it
 
 _HEADER = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[ \t]*(.*))?\Z", re.DOTALL)
 _SIGNATURE = re.compile(rb"chunk-signature=([0-9a-f]{64})[ \t]*\Z")
@@ -34,11 +34,11 @@ _TRAILER_SIGNATURE = "x-amz-trailer-signature"
 
 
 class ChunkedDecoder:
-    """Decodes one body. States: a chunk's header line, its data, the line end after it, trailers, done.
+    """Decodes one body. Its states: a chunk's header line, its data, the line end after it, trailers, done.
 
-    `payload_hash` names the variant (one of `sigv4.STREAMING_PAYLOADS`); `verified` is needed for the signed
-    ones; `trailer_names` are the headers announced by x-amz-trailer; `decoded_length` in bytes is compared
-    when given.
+    `payload_hash` names the variant (one of `sigv4.STREAMING_PAYLOADS`); `verified` is required for the
+    signed ones; `trailer_names` are the headers announced by x-amz-trailer; `decoded_length` in bytes is
+    checked if given.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class ChunkedDecoder:
         self._with_trailer = payload_hash.endswith("-TRAILER")
         if not self._signed and payload_hash != "STREAMING-UNSIGNED-PAYLOAD-TRAILER":
             raise S3Error(
-                "InvalidArgument", "x-amz-content-sha256 names no aws-chunked variant that is known."
+                "InvalidArgument", "x-amz-content-sha256 does not name a known aws-chunked variant."
             )
         if self._signed and verified is None:
-            raise S3Error("AccessDenied", "A signed aws-chunked body needs a signed request.")
+            raise S3Error("AccessDenied", "A signed aws-chunked body requires a signed request.")
         if trailer_names and not self._with_trailer:
             raise S3Error(
-                "InvalidRequest", "x-amz-trailer needs an x-amz-content-sha256 that ends in -TRAILER."
+                "InvalidRequest", "x-amz-trailer requires an x-amz-content-sha256 that ends in -TRAILER."
             )
         self._chain = _Chain(verified) if self._signed and verified is not None else None
         self._expected = frozenset(name.lower() for name in trailer_names)
@@ -77,7 +77,8 @@ class ChunkedDecoder:
         return f"ChunkedDecoder({self._step.__name__.removeprefix('_')}, {self._size} bytes decoded)"
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Payload pieces of `data`, in order. Raises S3Error; the decoder is then spent."""
+        """Return the payload pieces in `data`, in order. Raises S3Error, after which the decoder cannot be
+        used."""
         pieces: list[bytes] = []
         position = 0
         while position < len(data):
@@ -85,16 +86,16 @@ class ChunkedDecoder:
         return pieces
 
     def finish(self) -> Mapping[str, str]:
-        """The trailers by lower-case name, once the body has ended. Raises S3Error IncompleteBody."""
+        """Return the trailers by lower-case name once the body has ended. Raises S3Error IncompleteBody."""
         if self._step != self._read_nothing:
             raise S3Error("IncompleteBody", "The aws-chunked body ended before its last chunk and trailers.")
         return self._trailers
 
-    # Each step takes at least one byte of `data` from `position` on and returns the position after it.
+    # Each step consumes at least one byte of `data` from `position` and returns the position after it.
 
     def _read_line(self, data: bytes, position: int) -> tuple[int, bytes | None]:
-        """(new position, the line without its end), or None while it is incomplete. A bare LF ends a line,
-        too: S3's published trailers have it."""
+        """Return (new position, line without its end), or None for an incomplete line. A bare LF also ends
+        a line: the trailers in S3's documentation use it."""
         limit = position + self._max_line + 2 - len(self._line)
         end = data.find(b"\n", position, limit)
         if end < 0:
@@ -131,8 +132,8 @@ class ChunkedDecoder:
         if total > self._decoded_length or (self._remaining == 0 and total != self._decoded_length):
             raise S3Error(
                 "IncompleteBody",
-                "The aws-chunked body does not have the number of bytes that x-amz-decoded-content-length "
-                "says.",
+                "The aws-chunked body does not have the number of bytes given in "
+                "x-amz-decoded-content-length.",
             )
 
     def _read_data(self, data: bytes, position: int, pieces: list[bytes]) -> int:
@@ -172,12 +173,13 @@ class ChunkedDecoder:
         return position
 
     def _awaits_signature(self) -> bool:
-        """Some clients send an empty line between the trailers and their signature, as S3's documentation
-        does."""
+        """Whether a signature follows: some clients send an empty line between the trailers and their
+        signature, as S3's documentation shows."""
         return self._signed and self._with_trailer and bool(self._trailers) and not self._signature_seen
 
     def _add_trailer(self, line: bytes) -> None:
-        # Cut and stripped, not matched as a whole: one expression that does it takes hostile lines hours.
+        # Split and stripped rather than matched as a whole: a single regular expression takes hours on
+        # hostile lines.
         name, colon, value = line.decode("latin-1").partition(":")
         name, value = name.rstrip(" \t").lower(), value.strip(" \t")
         if (
@@ -211,12 +213,12 @@ class ChunkedDecoder:
         rest = data[position:]
         self._surplus += len(rest)
         if self._surplus > _MAX_SURPLUS or rest.strip(b"\r\n"):
-            raise S3Error("InvalidRequest", "The aws-chunked body goes on after its end.")
+            raise S3Error("InvalidRequest", "The aws-chunked body continues after its end.")
         return len(data)
 
 
 class _Chain:
-    """The signatures of a signed body, each made over the one before it."""
+    """The signatures of a signed body, each chained to the previous one."""
 
     __slots__ = ("_declared", "_hash", "_previous", "_verified")
 

@@ -44,7 +44,8 @@ SIGV4_REQUIRED_MESSAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """`date` is YYYYMMDD. `str()` gives the credential scope as it is signed."""
+    """The scope of a credential. `date` is YYYYMMDD. `str()` returns the credential scope in its signed
+    form."""
 
     date: str
     region: str
@@ -56,8 +57,9 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`payload_hash` is 64 hexadecimal digits, UNSIGNED-PAYLOAD or one of STREAMING_PAYLOADS; `timestamp` is
-    in SigV4's form; `expires` (seconds) is set for presigned requests only."""
+    """The unverified signature of a request. `payload_hash` is 64 hexadecimal digits, UNSIGNED-PAYLOAD or
+    one of STREAMING_PAYLOADS; `timestamp` is in SigV4's form; `expires` (seconds) is set for presigned
+    requests only."""
 
     access_key: str
     scope: Scope
@@ -71,10 +73,11 @@ class Claim:
 
 
 def read_claim(head: RequestHead) -> Claim | None:
-    """The claim of a request; None when it is anonymous, or signed with version 2 (`meshwire.sigv4.sigv2`).
+    """Return the claim of a request, or None if it is anonymous or signed with version 2
+    (`meshwire.sigv4.sigv2`).
 
     Raises S3Error: AuthorizationHeaderMalformed, AuthorizationQueryParametersError, AccessDenied (no date),
-    InvalidArgument (two mechanisms, an unknown one, a bad payload hash, a parameter that is given twice or
+    InvalidArgument (two mechanisms, an unknown one, a bad payload hash, a parameter that is repeated or
     only allowed in a presigned URL), InvalidRequest (no payload hash), InvalidURI.
     """
     query = read_query(head.raw_query)
@@ -87,7 +90,7 @@ def read_claim(head: RequestHead) -> Claim | None:
 # --- Authorization header ---------------------------------------------------------------------------
 
 
-# What every SDK sends; anything else (other order, more blanks, errors) is taken apart field by field.
+# The form that every SDK sends; anything else (other order, more blanks, errors) is parsed field by field.
 _USUAL_HEADER = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^,\s=]+), ?SignedHeaders=([^,\s=]+), ?Signature=([0-9a-f]{64})\Z"
 )
@@ -109,7 +112,7 @@ def _read_header(head: RequestHead, authorization: str) -> Claim:
 
 
 def _split_header(authorization: str) -> tuple[str, str, str]:
-    """(credential, signed headers, signature) in any order and spacing."""
+    """Return (credential, signed headers, signature) in any order and spacing."""
     mechanism, _, rest = authorization.strip().partition(" ")
     if mechanism != "AWS4-HMAC-SHA256":
         _refuse_mechanism(mechanism)
@@ -143,7 +146,7 @@ def _field(fields: dict[str, str], name: str) -> str:
 def _header_timestamp(head: RequestHead, scope: Scope) -> str:
     timestamp = head.headers.get("x-amz-date")
     if timestamp is None or dates.parse_amz(timestamp) is None:
-        # SigV4 lets the date come as an HTTP date, in either header.
+        # SigV4 also allows an HTTP date in either header.
         seconds = dates.parse_http(timestamp or head.headers.get("date", ""))
         if seconds is None:
             raise S3Error("AccessDenied", "AWS authentication requires a valid Date or x-amz-date header")
@@ -152,8 +155,7 @@ def _header_timestamp(head: RequestHead, scope: Scope) -> str:
         raise S3Error(
             _MALFORMED,
             f'The authorization header is malformed; Invalid credential date "{scope.date}". This date is '
-            f"not the "
-            f'same as X-Amz-Date: "{timestamp[:8]}".',
+            f'not the same as X-Amz-Date: "{timestamp[:8]}".',
         )
     return timestamp
 
@@ -166,7 +168,8 @@ def _header_payload_hash(head: RequestHead) -> str:
 
 
 def read_payload_hash(value: str) -> str:
-    """`value` if x-amz-content-sha256 may have it. Raises S3Error InvalidArgument, NotImplemented."""
+    """Return `value` if it is a valid x-amz-content-sha256. Raises S3Error InvalidArgument,
+    NotImplemented."""
     if value == UNSIGNED_PAYLOAD or _PAYLOAD_HASH.match(value) or value in STREAMING_PAYLOADS:
         return value
     if value.startswith("STREAMING-AWS4-ECDSA-"):
@@ -214,7 +217,7 @@ def _read_query(head: RequestHead, query: Query) -> Claim:
 
 
 def _query_fields(query: Query) -> dict[str, str]:
-    """The X-Amz-* parameters without that prefix."""
+    """Return the X-Amz-* parameters without that prefix."""
     fields = {name[6:]: value for name, value in query.values.items() if name.startswith("X-Amz-")}
     if any(not fields.get(name) for name in _QUERY_FIELDS):
         raise S3Error(
@@ -233,15 +236,14 @@ def _expires(text: str) -> int:
         raise S3Error(
             _QUERY_ERROR,
             "X-Amz-Expires must be less than a week (in seconds); that is, the given X-Amz-Expires must "
-            "be less "
-            f"than {MAX_EXPIRES} seconds",
+            f"be less than {MAX_EXPIRES} seconds",
         )
     if seconds < 1:
         raise S3Error(_QUERY_ERROR, "X-Amz-Expires must be at least 1 second")
     return seconds
 
 
-# --- both -----------------------------------------------------------------------------------------------
+# --- common to both -------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)

@@ -1,8 +1,8 @@
 """POST Object (browser form uploads): the form's fields, its signature, and the policy that its signer set.
 
 Law: pure; the time is an argument. A field means what the header of that name means for PutObject. A
-condition of the policy must cover every field, or the form is rejected: what the signer did not list is
-not allowed.
+condition of the policy must cover every field, or the form is rejected: what the signer did not list is not
+allowed.
 https://docs.aws.amazon.com/AmazonS3/latest/API/RESTObjectPOST.html
 https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-HTTPPOSTConstructPolicy.html
 """
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 MAX_FORM_FILE_BYTES = 5 << 30
 _UNCOVERED = frozenset({"policy", "signature", "x-amz-signature", "awsaccesskeyid", "file"})
-_FREE = ("x-ignore-", "x-amz-checksum-")  # a checksum allows nothing: it can only refuse
+_FREE = ("x-ignore-", "x-amz-checksum-")  # a checksum grants nothing; it can only reject
 _LISTS = frozenset({"content-type"})
 
 
 @dataclass(frozen=True, slots=True)
 class PostCondition:
-    """`operator` is `eq` or `starts-with`, `name` a lower-case field name."""
+    """A condition of a policy. `operator` is `eq` or `starts-with`, `name` a lower-case field name."""
 
     operator: str
     name: str
@@ -60,7 +60,7 @@ class PostCondition:
 
 @dataclass(frozen=True, slots=True)
 class PostPolicy:
-    """`expires_ms` since the epoch; the file has `least` to `most` bytes."""
+    """The policy of a form. `expires_ms` since the epoch; the file must have `least` to `most` bytes."""
 
     expires_ms: int
     conditions: tuple[PostCondition, ...]
@@ -68,7 +68,7 @@ class PostPolicy:
     most: int = MAX_FORM_FILE_BYTES
 
     def check(self, fields: Mapping[str, str], bucket: str, now_ms: int) -> None:
-        """Return if a form with these fields (lower-case names) may be taken now. Raises S3Error
+        """Return if a form with these fields (lower-case names) is allowed now. Raises S3Error
         AccessDenied."""
         if now_ms > self.expires_ms:
             _deny("Policy expired.")
@@ -84,7 +84,7 @@ class PostPolicy:
 
 
 def parse_post_policy(text: str) -> PostPolicy:
-    """The policy of a form's `policy` field (base64 of JSON). Raises S3Error InvalidPolicyDocument."""
+    """Parse the policy in a form's `policy` field (base64 of JSON). Raises S3Error InvalidPolicyDocument."""
     try:
         document = read_json(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, PlanError) as error:
@@ -128,18 +128,18 @@ def _exact(condition: dict[str, Any]) -> list[PostCondition]:
 
 def _comparison(condition: Any) -> PostCondition:
     if not isinstance(condition, list) or len(condition) != 3:
-        raise _invalid("Invalid Condition: a condition has an operator, a field and a value.")
+        raise _invalid("Invalid Condition: a condition must have an operator, a field and a value.")
     operator, name, value = _lower(condition[0]), condition[1], condition[2]
     if operator not in {"eq", "starts-with"}:
         raise _invalid(f"Invalid Condition operator: {str(condition[0])[:64]}")
     if not isinstance(name, str) or not name.startswith("$") or not isinstance(value, str):
-        raise _invalid("Invalid Condition: the field begins with $, and its value is a string.")
+        raise _invalid("Invalid Condition: the field must begin with $, and its value must be a string.")
     return PostCondition(operator, name[1:].lower(), value)
 
 
 def _range(condition: list[Any]) -> tuple[int, int]:
     if len(condition) != 3:
-        raise _invalid("Invalid content-length-range: it has two limits.")
+        raise _invalid("Invalid content-length-range: it must have two limits.")
     low, high = (_size(limit) for limit in condition[1:])
     if low > high:
         raise _invalid("Invalid content-length-range: the first limit exceeds the second.")
@@ -147,10 +147,10 @@ def _range(condition: list[Any]) -> tuple[int, int]:
 
 
 def _size(limit: Any) -> int:
-    """boto3 passes on what it is given, a number or its digits."""
+    """Parse a limit; boto3 passes it unchanged, as a number or as text."""
     text = str(limit)
     if isinstance(limit, bool) or not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise _invalid("Invalid content-length-range: its limits are numbers of bytes.")
+        raise _invalid("Invalid content-length-range: its limits must be numbers of bytes.")
     return int(text)
 
 
@@ -168,7 +168,7 @@ def _deny(message: str) -> NoReturn:
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _STATUSES = {"200": 200, "201": 201, "204": 204}
-# What is signed, or names who signed: a file's name plays no part in these.
+# Fields that are signed or identify the signer; ${filename} is not replaced in them.
 _AUTHENTICATION = frozenset(
     {
         "policy",
@@ -185,7 +185,8 @@ _AUTHENTICATION = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FormClaim:
-    """Who a form claims to be. `scope` is None for version 2; `timestamp` in SigV4's form, or empty."""
+    """The unverified signature of a form. `scope` is None for version 2; `timestamp` in SigV4's form, or
+    empty."""
 
     access_key: str
     signature: str
@@ -196,7 +197,8 @@ class FormClaim:
 
 
 def read_form_claim(form: Mapping[str, str]) -> FormClaim | None:
-    """None for a form without policy and signature. Raises S3Error InvalidArgument, AccessDenied."""
+    """Return the claim of a form, or None if it has no policy and signature. Raises S3Error
+    InvalidArgument, AccessDenied."""
     new = "x-amz-signature" in form or "x-amz-algorithm" in form or "x-amz-credential" in form
     if new:
         return _read_new(form)
@@ -218,7 +220,7 @@ def _read_new(form: Mapping[str, str]) -> FormClaim:
     timestamp = _needed(form, "X-Amz-Date")
     if dates.parse_amz(timestamp) is None or timestamp[:8] != scope.date:
         raise invalid_argument(
-            "X-Amz-Date", timestamp, "X-Amz-Date must be of the day that the credential names."
+            "X-Amz-Date", timestamp, "X-Amz-Date must be on the day given in the credential."
         )
     token = form.get("x-amz-security-token")
     return FormClaim(access_key, signature, policy, scope, timestamp, token)
@@ -232,7 +234,7 @@ def _needed(form: Mapping[str, str], name: str) -> str:
 
 
 def verify_policy_signature(claim: FormClaim, secret_key: str) -> bool:
-    """Whether the form's policy was signed with this secret, in constant time."""
+    """Whether the form's policy was signed with this secret, compared in constant time."""
     try:
         if claim.scope is None:
             return sigv2_signature_matches(claim.policy, secret_key, claim.signature)
@@ -245,7 +247,7 @@ def verify_policy_signature(claim: FormClaim, secret_key: str) -> bool:
 
 
 def expand_filename(form: Mapping[str, str], filename: str) -> dict[str, str]:
-    """The fields with `${filename}` replaced by the name of the user's file, without its folders."""
+    """Replace `${filename}` in the fields with the name of the user's file, without its folders."""
     base = filename.replace("\\", "/").rpartition("/")[2]
     return {
         name: value if name in _AUTHENTICATION else value.replace("${filename}", base)
@@ -254,14 +256,12 @@ def expand_filename(form: Mapping[str, str], filename: str) -> dict[str, str]:
 
 
 def read_post_object(form: Mapping[str, str], bucket: str, sent: Mapping[str, str] = _NOTHING) -> PutObject:
-    """What the form stores; conditions may stand in its fields or among the request's own headers (`sent`).
-    Raises S3Error: UserKeyMustBeSpecified, NotImplemented (a field whose meaning would be lost) and what a
-    PUT with these headers raises."""
+    """Return the PutObject of a form; conditions may be in its fields or in the request's own headers
+    (`sent`). Raises S3Error: UserKeyMustBeSpecified, NotImplemented (a field whose meaning would be lost)
+    and whatever a PUT with these headers raises."""
     key = form.get("key", "")
     if not key:
-        raise S3Error(
-            "UserKeyMustBeSpecified", "The form must have a field named key, and have it before the file."
-        )
+        raise S3Error("UserKeyMustBeSpecified", "The form must have a field named key before the file.")
     request_headers.check_key(key)
     headers = form_headers(form)
     request_headers.reject_unsupported_headers(headers)
@@ -278,7 +278,7 @@ def read_post_object(form: Mapping[str, str], bucket: str, sent: Mapping[str, st
 
 
 def form_headers(form: Mapping[str, str]) -> dict[str, str]:
-    """The headers that a PUT would carry in place of the fields."""
+    """Return the headers that an equivalent PUT would carry."""
     headers = {name: value for name, value in form.items() if name not in _AUTHENTICATION}
     if "acl" in headers:
         headers["x-amz-acl"] = headers.pop("acl")
@@ -289,12 +289,12 @@ def form_headers(form: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_status(form: Mapping[str, str]) -> int:
-    """The status of a success; S3 overlooks those it does not know."""
+    """Return the status of a success; S3 ignores unknown values."""
     return _STATUSES.get(form.get("success_action_status", ""), 204)
 
 
 def read_redirect(form: Mapping[str, str]) -> str:
-    """Where a success sends the browser; empty for nowhere, or for what is no URL of the web."""
+    """Return where a success redirects the browser; empty for no redirect or an invalid web URL."""
     url = form.get("success_action_redirect") or form.get("redirect") or ""
     try:
         parts = urlsplit(url)

@@ -1,8 +1,8 @@
 """SigV4 signing: canonical requests, signing keys, and the client's `sign` and `presign`.
 
 Law: path and query are signed as sent. Clients differ in which characters they encode, so
-`canonical_variants` lists every encoding of the same decoded request; accepting any of them forges
-nothing.
+`canonical_variants` lists every encoding of the same decoded request; accepting any of them allows no
+forgery.
 Law: a signing key is valid for one day, region and service; the secret itself is never stored.
 """
 
@@ -35,7 +35,7 @@ def hmac_sha256(key: bytes, text: bytes) -> bytes:
 
 @lru_cache(maxsize=1024)
 def signing_key(secret_key: str, date: str, region: str, service: str) -> bytes:
-    """SigV4's derived key; `date` is YYYYMMDD."""
+    """Derive SigV4's signing key; `date` is YYYYMMDD."""
     key = hmac_sha256(b"AWS4" + secret_key.encode(), date.encode())
     for text in (region, service, "aws4_request"):
         key = hmac_sha256(key, percent_encoding.to_bytes(text))
@@ -43,13 +43,14 @@ def signing_key(secret_key: str, date: str, region: str, service: str) -> bytes:
 
 
 def chunk_signature(key: bytes, timestamp: str, scope: str, previous: str, data_sha256: str) -> str:
-    """Signature of one chunk of STREAMING-AWS4-HMAC-SHA256-PAYLOAD, chained to the `previous` one."""
+    """Return the signature of one chunk of STREAMING-AWS4-HMAC-SHA256-PAYLOAD, chained to the `previous`
+    one."""
     text = f"AWS4-HMAC-SHA256-PAYLOAD\n{timestamp}\n{scope}\n{previous}\n{EMPTY_SHA256}\n{data_sha256}"
     return hmac_sha256(key, percent_encoding.to_bytes(text)).hex()
 
 
 def trailer_signature(key: bytes, timestamp: str, scope: str, previous: str, trailers_sha256: str) -> str:
-    """Signature of the trailers (`name:value\\n` each) after a signed chunked body."""
+    """Return the signature of the trailers (`name:value\\n` each) after a signed chunked body."""
     text = f"AWS4-HMAC-SHA256-TRAILER\n{timestamp}\n{scope}\n{previous}\n{trailers_sha256}"
     return hmac_sha256(key, percent_encoding.to_bytes(text)).hex()
 
@@ -58,14 +59,15 @@ ALGORITHM = "AWS4-HMAC-SHA256"
 
 
 def canonical_request(head: RequestHead, signed: tuple[str, ...], payload_hash: str) -> str:
-    """The canonical request with path and query as sent."""
+    """Return the canonical request with path and query as sent."""
     query = _query_as_sent(head.raw_query) if head.raw_query else ""
     block = _published_headers(head.headers, signed)
     return _join(head.method, head.raw_path, query, block, signed, payload_hash)
 
 
 def canonical_variants(head: RequestHead, signed: tuple[str, ...], payload_hash: str) -> Iterator[str]:
-    """Other canonical requests of the same meaning, for clients that sign one spelling and send another.
+    """Yield other canonical requests with the same meaning, for clients that sign one spelling and send
+    another.
 
     Raises PercentError.
     """
@@ -84,7 +86,8 @@ def string_to_sign(canonical: str, timestamp: str, scope: str) -> str:
 
 
 def compute_signature(key: bytes, canonical: str, timestamp: str, scope: str) -> str:
-    """Hexadecimal signature of a canonical request. Raises PercentError for text that never was bytes."""
+    """Return the hexadecimal signature of a canonical request. Raises PercentError for text that does not
+    stand for bytes."""
     return hmac_sha256(key, percent_encoding.to_bytes(string_to_sign(canonical, timestamp, scope))).hex()
 
 
@@ -99,21 +102,21 @@ def _headers(headers: Mapping[str, str], signed: tuple[str, ...], rule: Callable
 
 
 def _published_headers(headers: Mapping[str, str], signed: tuple[str, ...]) -> str:
-    """`_headers` by the published rule; a run of spaces anywhere is rare enough to look for once."""
+    """Apply `_headers` with the documented rule; runs of spaces are rare, so search for one only once."""
     get = headers.get
     block = "".join([f"{name}:{get(name, '').strip()}\n" for name in signed])
     return _headers(headers, signed, _collapse) if "  " in block else block
 
 
 def _collapse(value: str) -> str:
-    """Trimmed, runs of spaces as one: the published rule."""
+    """Trim, and collapse runs of spaces to one: the documented rule."""
     if "  " in value:
         return " ".join(filter(None, value.split(" ")))
     return value.strip()
 
 
 def _collapse_all(value: str) -> str:
-    """As botocore does it: any white space counts."""
+    """Collapse like botocore, which counts any white space."""
     return " ".join(value.split())
 
 
@@ -163,10 +166,11 @@ def sign(
     timestamp: datetime | int,
     payload_hash: str,
 ) -> dict[str, str]:
-    """Headers to add to a request: x-amz-date, x-amz-content-sha256, authorization (and the session token).
+    """Return the headers to add to a request: x-amz-date, x-amz-content-sha256, authorization (and the
+    session token).
 
-    `head.headers` must hold `host` and everything that goes out under x-amz-*; `timestamp` is in seconds, or
-    aware.
+    `head.headers` must contain `host` and every x-amz-* header to be sent; `timestamp` is in seconds, or a
+    timezone-aware datetime.
     """
     stamp = _stamp(timestamp)
     added = {"x-amz-date": stamp, "x-amz-content-sha256": payload_hash}
@@ -195,13 +199,13 @@ def presign(
     headers: Mapping[str, str] = _NOTHING,
     service: str = "s3",
 ) -> str:
-    """`url` with a signature in its query, good for `expires` seconds from `timestamp`.
+    """Return `url` with a signature in its query, valid for `expires` seconds from `timestamp`.
 
-    `url` is encoded already; `headers` (lower-case) must then be sent with exactly these values. Raises
-    ValueError for an expiry outside 1–604,800 s.
+    `url` must already be encoded; `headers` (lower-case) must then be sent with exactly these values.
+    Raises ValueError for an expiry outside 1–604,800 s.
     """
     if not 1 <= expires <= MAX_EXPIRES:
-        raise ValueError(f"a presigned URL lives 1 to {MAX_EXPIRES} seconds, not {expires}")
+        raise ValueError(f"a presigned URL can be valid for 1 to {MAX_EXPIRES} seconds, not {expires}")
     parts = urlsplit(url)
     stamp = _stamp(timestamp)
     scope = Scope(stamp[:8], region, service)

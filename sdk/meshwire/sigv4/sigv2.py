@@ -1,8 +1,8 @@
 """AWS Signature Version 2: boto3's presigned URLs for custom endpoints, and old clients' headers.
 
 Law: pure; time and secret are arguments.
-Invariant: nothing that changes the meaning of a request is trusted unsigned: a sub-resource that version
-2 does not sign is rejected. An expiry is at most seven days ahead, as with version 4.
+Invariant: nothing that changes the meaning of a request is trusted unsigned: a sub-resource that version 2
+does not sign is rejected. An expiry is at most seven days ahead, as with version 4.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/RESTAuthentication.html
 """
 
@@ -69,14 +69,16 @@ _SIGNED_RESOURCES = frozenset(
         "expires",
     )
 )
-_UTC = re.compile(r" (?:[+-]0000|UTC|UT|Z)\Z")  # what else mail's dates, which version 2 takes, say for GMT
+_UTC = re.compile(
+    r" (?:[+-]0000|UTC|UT|Z)\Z"
+)  # other spellings of GMT in mail dates, which version 2 accepts
 _NAMES = ("AWSAccessKeyId", "Signature", "Expires")
 
 
 @dataclass(frozen=True, slots=True)
 class SigV2Claim:
-    """Who a version 2 header or query claims to be. `expires` in seconds since the epoch, None for a header;
-    `payload_hash` as version 4 would have it, UNSIGNED-PAYLOAD for what every client sends."""
+    """The unverified signature of a version 2 request. `expires` in seconds since the epoch, None for a
+    header; `payload_hash` as in version 4, UNSIGNED-PAYLOAD unless the client sends one."""
 
     access_key: str
     signature: str
@@ -90,10 +92,10 @@ class SigV2Claim:
 
 
 def read_sigv2_claim(head: RequestHead) -> SigV2Claim | None:
-    """The claim of a version 2 header or query, None when there is none.
+    """Return the claim of a version 2 header or query, or None if there is none.
 
-    Raises S3Error: AccessDenied (parts missing, no valid expiry), InvalidArgument (a bad payload hash, a
-    header that is none), InvalidRequest (a sub-resource that would not be signed), InvalidURI.
+    Raises S3Error: AccessDenied (parts missing, no valid expiry), InvalidArgument (a bad payload hash, an
+    invalid header), InvalidRequest (a sub-resource that would not be signed), InvalidURI.
     """
     parameters = read_query(head.raw_query)
     mechanism, query = read_auth_mechanism(head.headers, parameters), parameters.values
@@ -135,7 +137,7 @@ def _claim(
 
 
 def verify_sigv2(claim: SigV2Claim, head: RequestHead, secret_key: str, now: int) -> None:
-    """Return if the claim holds at time `now` (seconds since the epoch).
+    """Return if the claim is valid at time `now` (seconds since the epoch).
 
     Raises S3Error: AccessDenied (expired, valid for too long, or without a date), RequestTimeTooSkewed,
     SignatureDoesNotMatch.
@@ -154,19 +156,19 @@ def verify_sigv2(claim: SigV2Claim, head: RequestHead, secret_key: str, now: int
 
 
 def sigv2_signature_matches(text: str, secret_key: str, signature: str) -> bool:
-    """Whether `signature` is that of `text`, in constant time. Raises PercentError."""
+    """Whether `signature` is that of `text`, compared in constant time. Raises PercentError."""
     return hmac.compare_digest(sign_sigv2(text, secret_key).encode(), percent_encoding.to_bytes(signature))
 
 
 def sign_sigv2(text: str, secret_key: str) -> str:
-    """The signature of a string to sign: base64 of its HMAC-SHA1. Raises PercentError."""
+    """Return the signature of a string to sign: base64 of its HMAC-SHA1. Raises PercentError."""
     digest = hmac.digest(secret_key.encode(), percent_encoding.to_bytes(text), "sha1")
     return base64.b64encode(digest).decode()
 
 
 def signed_headers(head: RequestHead, query: Mapping[str, str]) -> dict[str, str]:
-    """The headers that version 2 signs, with those that a presigned URL carries in its query; a header that
-    was really sent wins, as it does when the request is read."""
+    """Return the headers that version 2 signs, including those that a presigned URL carries in its query; a
+    header that was actually sent takes precedence, as when the request is parsed."""
     hoisted = {name.lower(): value for name, value in query.items() if _is_signed(name.lower())}
     return hoisted | {name: value for name, value in head.headers.items() if _is_signed(name)}
 
@@ -176,7 +178,8 @@ def _is_signed(name: str) -> bool:
 
 
 def _strings_to_sign(claim: SigV2Claim, head: RequestHead) -> Iterator[str]:
-    """The strings of one meaning: clients differ in how they escape the path and write an empty value."""
+    """Yield the equivalent strings to sign: clients differ in how they escape the path and write an empty
+    value."""
     query = read_query(head.raw_query).values
     headers = signed_headers(head, query if claim.presigned else {})
     date = str(claim.expires) if claim.presigned else _date_line(head.headers)
@@ -190,7 +193,7 @@ def _strings_to_sign(claim: SigV2Claim, head: RequestHead) -> Iterator[str]:
 
 
 def _paths(head: RequestHead) -> Iterator[str]:
-    """With the bucket, wherever it was named; botocore signs `/bucket/` and sends `/bucket`."""
+    """Yield the possible paths including the bucket; botocore signs `/bucket/` and sends `/bucket`."""
     bucket = f"/{head.host_bucket}" if head.host_bucket else ""
     for path in (head.raw_path, percent_encoding.encode_path(head.raw_path)):
         yield bucket + path
@@ -199,13 +202,13 @@ def _paths(head: RequestHead) -> Iterator[str]:
 
 
 def _resource(named: list[tuple[str, str]], *, bare: bool) -> str:
-    """The sub-resources, decoded; `bare`: without the `=` of an empty value."""
+    """Return the sub-resources, decoded; `bare`: without the `=` of an empty value."""
     pieces = [name if bare and not value else f"{name}={value}" for name, value in named]
     return f"?{'&'.join(pieces)}" if pieces else ""
 
 
 def _mismatch(claim: SigV2Claim, text: str) -> S3Error:
-    """As S3 does, say what was signed here; a session token is kept out of it."""
+    """Report what the server signed, as S3 does; a session token is never included."""
     extra = {"AWSAccessKeyId": claim.access_key[:128], "SignatureProvided": claim.signature[:128]}
     if claim.session_token is None:
         extra["StringToSign"] = text
@@ -231,13 +234,14 @@ def _check_expiry(expires: int, now: int) -> None:
     if expires > now + MAX_EXPIRES + MAX_SKEW:
         raise S3Error(
             "AccessDenied",
-            f"A presigned URL lives at most {MAX_EXPIRES} seconds (a week) on this server; make one that "
-            "expires sooner.",
+            f"This server accepts presigned URLs valid for at most {MAX_EXPIRES} seconds (a week); use one "
+            "that expires sooner.",
         )
 
 
 def _date_line(headers: Mapping[str, str]) -> str:
-    """x-amz-date stands among the headers, in place of the Date that many clients cannot set."""
+    """Return the date line: empty if x-amz-date is among the headers, which clients send when they cannot
+    set Date."""
     return "" if "x-amz-date" in headers else headers.get("date", "")
 
 

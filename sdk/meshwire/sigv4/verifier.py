@@ -1,7 +1,6 @@
 """SigV4 verification: check a parsed claim against the secret key and the current time.
 
-Law: secret and time are arguments; the result is what verifying a chunked body needs next, or an
-S3Error.
+Law: secret and time are arguments; the result is what verifying a chunked body needs next, or an S3Error.
 Invariant: nothing unsigned is trusted: the host and every `x-amz-*` header must be signed.
 """
 
@@ -25,7 +24,8 @@ MAX_SKEW = 900
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What the signatures of a chunked body chain onto. `scope` is date/region/service/aws4_request."""
+    """The values that the signatures of a chunked body chain to. `scope` is
+    date/region/service/aws4_request."""
 
     signing_key: bytes = field(repr=False)
     seed_signature: str
@@ -34,10 +34,10 @@ class Verified:
 
 
 def verify(claim: Claim, head: RequestHead, secret_key: str, now: int) -> Verified:
-    """Check the claim at time `now` (seconds since the epoch).
+    """Verify the claim at time `now` (seconds since the epoch).
 
-    Raises S3Error: RequestTimeTooSkewed, AccessDenied (presigned request expired or not yet valid; headers
-    that had to be signed), SignatureDoesNotMatch.
+    Raises S3Error: RequestTimeTooSkewed, AccessDenied (presigned request expired or not yet valid; unsigned
+    headers that must be signed), SignatureDoesNotMatch.
     """
     _check_time(claim, now)
     _check_signed_headers(claim, head)
@@ -53,7 +53,7 @@ def verify(claim: Claim, head: RequestHead, secret_key: str, now: int) -> Verifi
 
 
 def _matching(claim: Claim, head: RequestHead, key: bytes, scope: str) -> str | None:
-    """The signature, when some spelling of the request yields it."""
+    """Return the signature if any spelling of the request yields it."""
     signed, given = claim.signed_headers, claim.signature
     request = signer.canonical_request(head, signed, claim.payload_hash)
     computed = signer.compute_signature(key, request, claim.timestamp, scope)
@@ -108,8 +108,8 @@ def _check_signed_headers(claim: Claim, head: RequestHead) -> None:
 
 
 def _mismatch(claim: Claim, head: RequestHead, scope: str) -> S3Error:
-    """As S3 does, say what was signed here: it is the only way to find a client's mistake. A session token is
-    kept out of it."""
+    """Report what the server signed, as S3 does: without it a client's mistake cannot be found. A session
+    token is never included."""
     extra = {"AWSAccessKeyId": claim.access_key, "SignatureProvided": claim.signature}
     if claim.session_token is None:
         request = signer.canonical_request(head, claim.signed_headers, claim.payload_hash)
