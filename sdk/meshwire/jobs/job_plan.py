@@ -1,9 +1,8 @@
 """Plans of jobs that write archives or files: which files, at which offsets, go into which output.
 
-Law: a plan is a pure function of the job's layout and the files found; an output's bytes follow from it
-and the files' bytes. Shards of plain objects equal those of a view with the same layout.
-Invariant: every sample is in exactly one output, and its files stay together. Memory: arrays, not
-objects.
+Law: a plan is a pure function of the job's layout and the files found; an output's bytes follow from it and
+the files' bytes. Shards of plain objects equal those of a view with the same layout.
+Invariant: every sample is in exactly one output, and its files stay together. Memory: arrays, not objects.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class SourceFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceTable:
-    """The objects that hold the bytes. `unpacked`: 1 where not the object itself is read, but what of it was
-    unpacked."""
+    """The objects that hold the bytes. `unpacked`: 1 if the decompressed copy is read instead of the object
+    itself."""
 
     keys: StringColumn
     etags: StringColumn
@@ -61,8 +60,8 @@ class SourceTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobPlan:
-    """Files in the order in which they are written; output i is called `outputs[i]`, holds the files
-    `firsts[i]` to `firsts[i + 1]`, and `samples[i]` samples."""
+    """Files in the order in which they are written; output i is named `outputs[i]` and holds the files
+    `firsts[i]` to `firsts[i + 1]` with `samples[i]` samples."""
 
     sources: SourceTable
     names: StringColumn
@@ -85,25 +84,25 @@ class JobPlan:
         return int(self.size.sum())
 
     def files_of_output(self, output: int) -> list[SourceFile]:
-        """The files of an output, in order."""
+        """Return the files of an output, in order."""
         return self.files(int(self.firsts[output]), int(self.firsts[output + 1]))
 
     def files(self, first: int, end: int) -> list[SourceFile]:
-        """Files `first` to `end`, in order."""
+        """Return files `first` to `end`, in order."""
         cut = slice(first, end)
         columns = (self.source[cut].tolist(), self.offset[cut].tolist(), self.size[cut].tolist())
         rows = zip(self.names.take_rows(np.arange(first, end)), *columns, strict=True)
         return [SourceFile(*row) for row in rows]
 
     def file_digest(self, item: SourceFile) -> str:
-        """Of a file that is an output by itself."""
+        """Return the digest of a file that is an output by itself."""
         source = f"{self.sources.etags[item.source]}\0{int(self.sources.sizes[item.source])}"
         text = f"{source}\0{item.offset}\0{item.size}\0{item.name}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def output_digest(self, output: int, form: str) -> str:
-        """Of what an output is made, and as what: 32 hexadecimal digits. Where in its object a file lies
-        says which one it is."""
+        """Return a digest of an output's inputs and format, 32 hexadecimal digits. A file is identified by
+        its position in its object."""
         cut = slice(int(self.firsts[output]), int(self.firsts[output + 1]))
         numbers, within = np.unique(self.source[cut], return_inverse=True)
         hasher = hashlib.sha256(f"{form}\0".encode())
@@ -116,7 +115,7 @@ class JobPlan:
         return hasher.hexdigest()[:32]
 
     def to_bytes(self) -> bytes:
-        """The document; equal plans have equal bytes."""
+        """Encode the document; equal plans have equal bytes."""
         writer = ColumnWriter(_KIND, _VERSION, {})
         writer.add_strings("keys", self.sources.keys)
         writer.add_strings("etags", self.sources.etags)
@@ -130,7 +129,7 @@ class JobPlan:
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> JobPlan:
-        """The plan of its document. Raises ColumnError for any other bytes."""
+        """Decode the document. Raises ColumnError for any other bytes."""
         reader = ColumnReader(document, _KIND, _VERSION)
         keys, names, outputs = (
             reader.read_strings("keys"),
@@ -157,7 +156,8 @@ class JobPlan:
 
 
 class FileList:
-    """The files found so far, in stored order. `archives`: they lie in such, and keep apart by them."""
+    """Collects files in stored order. `archives`: the files are archive members, and are kept apart by
+    archive."""
 
     def __init__(self, *, archives: bool = False) -> None:
         self.archives = archives
@@ -180,17 +180,17 @@ class FileList:
         *,
         unpacked: bool = False,
     ) -> None:
-        """An object and the files in it. Raises PlanError when they become too many."""
+        """Add an object and the files in it. Raises PlanError if there are too many files."""
         if len(self) + len(names) > MAX_FILES:
-            raise PlanError("source", f"more than {MAX_FILES} files: make a job of each of its folders")
+            raise PlanError("source", f"more than {MAX_FILES} files; create one job per folder")
         number = np.full(len(names), len(self._objects), dtype=np.int64)
         self._objects.append(_Object(source, unpacked))
         self._names += names
         self._rows.append(np.stack([number, offsets, sizes]))
 
     def plan_file_outputs(self, prefix: str) -> JobPlan:
-        """Every file an output of its own, called as it is below `prefix`. Raises PlanError for names that
-        stand twice."""
+        """Plan every file as an output of its own, with its name below `prefix`. Raises PlanError for
+        duplicate names."""
         self._samples()
         outputs = StringColumn.from_strings([prefix + name for name in self._names])
         count = len(self)
@@ -205,8 +205,8 @@ class FileList:
         below: str = "",
         evaluation: Evaluation | None = None,
     ) -> JobPlan:
-        """The files as shards, called `prefix` name `ending`. What is said of samples' names is said of them
-        with `below` before: of whole keys, where the files are objects. Raises PlanError."""
+        """Plan the files as shards, each named `prefix`, shard name, `ending`. Expressions see sample names
+        prefixed with `below`, so that they are whole keys if the files are objects. Raises PlanError."""
         stems, of = self._samples()
         sizes = np.bincount(of, weights=self._table()[2], minlength=len(stems)).astype(np.int64)
         order: list[Integers] = [np.zeros(0, dtype=np.int64)]
@@ -238,7 +238,7 @@ class FileList:
         below: str,
         evaluation: Evaluation | None,
     ) -> Iterator[tuple[str, Integers]]:
-        """(folder of shards, its samples in order)."""
+        """Yield (folder of shards, its samples in order)."""
         if not (layout.where or layout.group or layout.sort or layout.split_by):
             yield from _parts(layout, stems, below)
             return
@@ -257,7 +257,7 @@ class FileList:
             yield folder, np.array(numbers, dtype=np.int64)
 
     def _described(self, stems: Sequence[str], of: Integers, below: str) -> Iterator[Sample]:
-        """Samples as expressions see them."""
+        """Yield the samples as expressions see them."""
         order = np.argsort(of, kind="stable")
         ends = np.searchsorted(of[order], np.arange(len(stems) + 1)).tolist()
         source, offset, size = self._table()
@@ -273,8 +273,9 @@ class FileList:
             yield Sample(below + stem, tuple(files))
 
     def _samples(self) -> tuple[list[str], Integers]:
-        """(names of the samples in order of their first files, the sample of each file). Those of one name
-        in several archives get these before it. Raises PlanError for a file's name that stands twice."""
+        """Return (names of the samples in order of their first files, the sample of each file). If a name
+        occurs in several archives, the archive's name is prepended. Raises PlanError for duplicate file
+        names."""
         stems: dict[tuple[str, int], int] = {}
         source = self._table()[0].tolist() if self.archives else [0] * len(self)
         of = np.fromiter(
@@ -309,11 +310,11 @@ class FileList:
                 first, second = (self._objects[int(sources[place])].source.key for place in (other, index))
                 raise PlanError(
                     "names",
-                    f"{name!r} is in {first} and in {second}; with names = archive they are kept apart",
+                    f"{name!r} is in both {first} and {second}; set names = archive to keep them apart",
                 )
 
     def _table(self) -> Integers:
-        """Source, offset and size of every file: int64[3, n]."""
+        """Return source, offset and size of every file: int64[3, n]."""
         empty = np.zeros((3, 0), dtype=np.int64)
         table: Integers = np.concatenate([empty, *self._rows], axis=1)
         self._rows = [table]
@@ -338,12 +339,12 @@ class _Object(NamedTuple):
 
 
 def _folder(key: str) -> str:
-    """What an archive's files go below when their names alone would not keep them apart."""
+    """Return the folder for an archive's files if their names alone are ambiguous."""
     return archive_stem(key.rpartition("/")[2])
 
 
 def _parts(layout: ShardsView, stems: Sequence[str], below: str) -> Iterator[tuple[str, Integers]]:
-    """(folder of a part of the split, its samples in stored order)."""
+    """Yield (folder of a part of the split, its samples in stored order)."""
     if not layout.split:
         yield "", np.arange(len(stems))
         return
@@ -356,7 +357,7 @@ def _parts(layout: ShardsView, stems: Sequence[str], below: str) -> Iterator[tup
 
 
 def _filled(layout: ShardsView, weights: Integers) -> Iterable[int]:
-    """Samples a shard, until it has its count, or its size in bytes."""
+    """Return the number of samples per shard, each filled up to its count or size in bytes."""
     if not layout.size:
         whole, rest = divmod(weights.size, layout.count)
         return [layout.count] * whole + ([rest] if rest else [])

@@ -42,7 +42,7 @@ FORMATS: Final[Mapping[ArchiveKind, str]] = {
     "tar.zst": "application/zstd",
     "zip": "application/zip",
 }
-"""What shards are written as, and the content type of each."""
+"""The formats of shards, with the content type of each."""
 _COMMON = ("kind", "source", "target")
 _ARCHIVED = ("names", "on_bad")
 _LAYOUT = (
@@ -61,7 +61,7 @@ _MOST_KEYS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A bucket and what keys begin with: nothing, a folder ending in `/`, or (a source) one archive's key."""
+    """A bucket and a key prefix: empty, a folder ending in `/`, or (for a source) the key of one archive."""
 
     bucket: str
     prefix: str = ""
@@ -72,18 +72,19 @@ class Folder:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """`shard`: objects of the source into archives; `reshard`: the members of archives into other archives;
-    `extract`: into objects; `materialize`: the objects of a view (the source's bucket) into ordinary ones.
+    """A job document. `shard`: packs objects of the source into archives; `reshard`: repacks the members of
+    archives; `extract`: writes members of archives as objects; `materialize`: writes the objects of a view
+    (the source's bucket) as ordinary objects.
 
-    `layout` says which files are taken, in which order and how many go into a shard, as a view of kind
-    `shards` does. `names`: files of archives keep their names (samples of one name in several archives go
-    below folders called as these), or `archive`: all go below such folders. `on_bad`: an archive that cannot
-    be read fails the job, or is skipped and named.
+    `layout` selects and orders the files and sets the size of a shard, as in a view of kind `shards`.
+    `names`: `keep` keeps the names of archive members (samples with the same name in several archives go
+    into folders named after these), `archive` puts all into such folders. `on_bad`: an unreadable archive
+    fails the job, or is skipped and reported.
 
-    `prefetch`: objects of a bucket with an origin into its cache: those under the source, or of these `keys`,
-    or those named in the object `manifest` (`s3://BUCKET/KEY`), one a line, or those under the source that
-    `plan` (its hash) reads, in the order of `epoch`. `rate`: bytes a second at most, all nodes together, 0
-    for any; the same job at another rate is the same job.
+    `prefetch`: loads objects of a bucket with an origin into its cache: those under the source, or these
+    `keys`, or those listed in the object `manifest` (`s3://BUCKET/KEY`), one per line, or those under the
+    source that `plan` (its hash) reads, in the order of `epoch`. `rate`: maximum bytes per second over all
+    nodes, 0 for no limit; the rate is not part of the job's identity.
     """
 
     kind: Kind
@@ -100,7 +101,7 @@ class JobSpec:
     rate: int = 0
 
     def to_json(self) -> bytes:
-        """The canonical document: only what the kind knows."""
+        """Encode the canonical document, with only the fields of the kind."""
         document = (
             json.loads(self.layout.to_json())
             | {
@@ -120,16 +121,16 @@ class JobSpec:
         return canonical_json({name: document[name] for name in _KNOWN[self.kind] if name in document})
 
     def job_id(self, owner: str) -> str:
-        """16 hexadecimal digits: the name of this job of a user."""
+        """Return the id of this job of a user: 16 hexadecimal digits."""
         document = replace(self, rate=0).to_json()
         return hashlib.sha256(owner.encode() + b"\0" + document).hexdigest()[:16]
 
 
 def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
-    """Raises PlanError with the path of the bad field."""
+    """Parse a job document. Raises PlanError with the path of the bad field."""
     value = read_json(source) if isinstance(source, (bytes, str)) else dict(source)
     if not isinstance(value, dict):
-        raise PlanError("", 'expected an object, as {"kind": "shard", "source": …, "target": …}')
+        raise PlanError("", 'expected an object such as {"kind": "shard", "source": …, "target": …}')
     kind = cast("Kind", checked_choice(required_field(value, "kind", ""), "kind", KINDS))
     document = checked_object(value, "", _KNOWN[kind])
     if kind == "prefetch":
@@ -137,9 +138,9 @@ def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
     place = _parse_folder(required_field(document, "source", ""), "source", literal=kind == "materialize")
     target = _parse_folder(required_field(document, "target", ""), "target")
     if is_archive(target.prefix):
-        raise PlanError("target", "a folder is meant, not one archive: leave out the last part")
+        raise PlanError("target", "expected a folder, not an archive; leave out the last part")
     if place.bucket == target.bucket and target.prefix.startswith(place.prefix):
-        raise PlanError("target", f"{target} lies within the source; choose another bucket or folder")
+        raise PlanError("target", f"{target} is inside the source; choose another bucket or folder")
     layout = {name: document[name] for name in _LAYOUT if name in document}
     return JobSpec(
         kind,
@@ -158,20 +159,22 @@ def _parse_prefetch(document: Mapping[str, Any]) -> JobSpec:
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise PlanError("keys", "expected a list of keys")
     if len(keys) > _MOST_KEYS:
-        raise PlanError("keys", f"at most {_MOST_KEYS} keys; put more into an object: manifest")
+        raise PlanError(
+            "keys", f"at most {_MOST_KEYS} keys are allowed; list more of them in an object and set manifest"
+        )
     if manifest:
         checked_text(manifest, "manifest", at_most=2048)
         named = _parse_folder(manifest, "manifest", literal=True)
         if not named.prefix or keys:
-            raise PlanError("manifest", "an object is meant, s3://BUCKET/KEY, instead of keys")
+            raise PlanError("manifest", "expected one object, s3://BUCKET/KEY, and no keys")
     plan = document.get("plan", "")
     if plan:
         checked_hash(plan, "plan")
     if plan and (keys or manifest):
-        raise PlanError("plan", "a plan is meant instead of keys or a manifest")
+        raise PlanError("plan", "give either a plan, or keys or a manifest")
     epoch = checked_integer(document.get("epoch", 0), "epoch", 0, 1 << 40)
     if epoch and not plan:
-        raise PlanError("epoch", "an epoch is of a plan: name it, too")
+        raise PlanError("epoch", "an epoch needs a plan; set plan as well")
     rate = checked_integer(document.get("rate", 0), "rate", 0, 1 << 50)
     return JobSpec(
         "prefetch", place, place, keys=tuple(keys), manifest=manifest, plan=plan, epoch=epoch, rate=rate
@@ -179,13 +182,13 @@ def _parse_prefetch(document: Mapping[str, Any]) -> JobSpec:
 
 
 def is_archive(key: str) -> bool:
-    """Whether a key is an archive's by its ending."""
+    """Whether a key has the ending of an archive."""
     return archive_kind(key) is not None
 
 
 def _parse_folder(value: Any, path: str, *, literal: bool = False) -> Folder:
-    """`s3://BUCKET/PREFIX`; a prefix is a folder, with or without its last `/`, or one archive; a `literal`
-    one is what keys begin with."""
+    """Parse `s3://BUCKET/PREFIX`; a prefix is a folder, with or without its final `/`, or one archive; a
+    `literal` one is any key prefix."""
     address = checked_text(value, path, at_most=2048)
     bucket, _, prefix = address.removeprefix("s3://").partition("/")
     if not address.startswith("s3://") or not bucket:

@@ -1,8 +1,8 @@
 """Order of an epoch: its shuffle, mix and length buckets, and which part and sample each position holds.
 
 Law: a pure function of (plan, snapshot, epoch), any position directly, memory O(shards + block). A part
-drawn K times gives each of its n samples floor(K/n) or ceil(K/n) times; if K < n, the next epoch
-continues with the samples left over.
+drawn K times gives each of its n samples floor(K/n) or ceil(K/n) times; if K < n, the next epoch continues
+with the samples left over.
 Invariant: a keyed permutation spreads the parts over the positions of a block (in stored order: evenly).
 """
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from meshwire.plan.shuffle import Indices, SampleOrder
 
 
-# What a key is used for, as in `permutations`.
+# Domain separators of keys, as in `shuffle`.
 _BLOCK, _PART, _TAKEN, _SHARDS, _RUN = 0x626C6F636B, 0x70617274, 0x74616B656E, 0x6D7368617264, 0x72756E
-_RUN_SAMPLES = 65_536  # of small parts that are drawn often so many are shuffled together, over all parts
+_RUN_SAMPLES = 65_536  # total samples shuffled together, over all parts, if small parts are drawn often
 _KEPT = 2
 
 
 class _Draws(Protocol):
-    """What a part gives in an epoch."""
+    """The draws of a part in an epoch."""
 
     def many(self, draws: Indices) -> Indices:
-        """The samples, counted in the part, of draws 0…K−1."""
+        """Return the samples, numbered within the part, of draws 0…K−1."""
 
 
 class _Stored:
-    """One after the other, round and round, going on where the epoch before ended."""
+    """Draws in stored order, cyclically, continuing where the previous epoch ended."""
 
     def __init__(self, n: int, before: int) -> None:
         self._n, self._begin = n, before % n
@@ -50,7 +50,7 @@ class _Stored:
 
 
 class _Anywhere:
-    """A window of a fixed permutation of the part, shuffled anew in each epoch."""
+    """A window of a fixed permutation of the part, reshuffled in each epoch."""
 
     def __init__(self, n: int, count: int, before: int, keys: tuple[int, int]) -> None:
         self._n, self._begin = n, before % n
@@ -108,7 +108,8 @@ class _Sequential:
 
 
 class MixOrder:
-    """The epoch of a mix whose parts begin at `bounds` int64[D+1] of the stored order, each at a shard."""
+    """The order of an epoch of a mix whose parts begin at `bounds` int64[D+1] in stored order, each at a
+    shard boundary."""
 
     __slots__ = (
         "_block", "_bounds", "_drawn", "_evenly", "_key", "_laid", "_parts", "_segments", "_starts", "n",
@@ -134,11 +135,12 @@ class MixOrder:
         self._laid: tuple[tuple[Segment, int], tuple[Indices, Indices]] | None = None
 
     def sample_at(self, position: int) -> int:
-        """The sample at a position. Raises IndexError outside 0…n−1."""
+        """Return the sample at a position. Raises IndexError outside 0…n−1."""
         return int(self.samples_at(np.array([position], dtype=np.int64))[0])
 
     def samples_at(self, positions: Indices) -> Indices:
-        """The samples at positions (int64[k] → int64[k]). Raises IndexError if any lies outside 0…n−1."""
+        """Return the samples at positions (int64[k] → int64[k]). Raises IndexError if any is outside
+        0…n−1."""
         positions = checked_positions(positions, self.n)
         parts, draws = np.empty_like(positions), np.empty_like(positions)
         segment = np.searchsorted(self._starts, positions, side="right") - 1
@@ -154,7 +156,7 @@ class MixOrder:
         return samples
 
     def _in_block(self, number: int, first: int, places: Indices) -> tuple[Indices, Indices]:
-        """Part and draw of some places of the block that begins at position `first`."""
+        """Return part and draw of positions in the block that begins at `first`."""
         segment = self._segments[number]
         end = min(first + self._block, segment.end)
         before = np.array(shares(segment.weights, first - segment.start), np.int64)
@@ -170,7 +172,8 @@ class MixOrder:
         return parts, (self._drawn[number] + before)[parts] + nth
 
     def _evenly_laid(self, segment: Segment, first: int, quotas: Indices) -> tuple[Indices, Indices]:
-        """The i-th of a part's q places in a block is (2i+1)/2q through it; of equals the first part."""
+        """Lay out a block evenly: the i-th of a part's q positions is (2i+1)/2q through the block; ties go
+        to the first part."""
         if self._laid is None or self._laid[0] != (segment, first):
             parts = np.repeat(np.arange(quotas.size), quotas)
             nth = np.arange(parts.size) - np.repeat(np.cumsum(quotas) - quotas, quotas)
@@ -183,7 +186,7 @@ class MixOrder:
 
 
 def _starts_of(shard_starts: Indices, bounds: Indices, part: int) -> Indices:
-    """Where the shards of a part begin, counted in the part."""
+    """Return where the shards of a part begin, counted within the part."""
     first, end = np.searchsorted(shard_starts, bounds[part : part + 2])
     starts: Indices = shard_starts[first : end + 1] - bounds[part]
     return starts
@@ -203,15 +206,15 @@ def _draws(
 
 
 def mix_bounds(mix: Mix) -> Indices:
-    """Where the parts begin in stored order, and where the last ends: int64[D+1]."""
+    """Return where the parts begin in stored order, and where the last ends: int64[D+1]."""
     return np.concatenate(([0], np.cumsum(mix.parts))).astype(np.int64)
 
 
 def epoch_order(
     spec: PlanSpec, shard_starts: Indices, epoch: int, bounds: Indices | None = None
 ) -> SampleOrder:
-    """The order of an epoch but for its buckets. `bounds`: of a mix whose rows are not samples, where its
-    parts begin."""
+    """Return the order of an epoch without its buckets. `bounds`: where the parts begin, for a mix whose
+    rows are not samples."""
     if spec.mix is None:
         return shuffle_order(spec.shuffle, shard_starts, spec.seed, epoch)
     bounds = mix_bounds(spec.mix) if bounds is None else bounds
@@ -219,7 +222,7 @@ def epoch_order(
 
 
 def snapshot_order(spec: PlanSpec, snapshot: Snapshot, epoch: int) -> SampleOrder:
-    """The order of an epoch whose rows are samples. Raises PlanError as `bucket_lengths` does."""
+    """Return the order of an epoch whose rows are samples. Raises PlanError as `bucket_lengths` does."""
     found = epoch_order(spec, snapshot.shard_starts, epoch)
     if spec.buckets is None:
         return found
@@ -227,16 +230,18 @@ def snapshot_order(spec: PlanSpec, snapshot: Snapshot, epoch: int) -> SampleOrde
 
 
 def bucket_lengths(spec: PlanSpec, snapshot: Snapshot) -> Indices:
-    """The stored bytes of the field that buckets go by. Raises PlanError when it has none, or rows are
-    packed."""
+    """Return the stored sizes of the field used for buckets. Raises PlanError if it is not a bytes field,
+    or rows are packed."""
     assert spec.buckets is not None
     if spec.pack is not None:
-        raise PlanError("buckets", "packed rows are of one length: leave out `buckets`, or `pack`")
+        raise PlanError("buckets", "packed rows all have the same length; leave out `buckets` or `pack`")
     name = spec.buckets.field
     column = snapshot.fields.get(name)
     if not isinstance(column, BytesColumn):
         if column is not None:
-            raise PlanError("buckets.field", f"{name!r} is a class label: its rows are of one length")
+            raise PlanError(
+                "buckets.field", f"{name!r} is a class label, whose rows all have the same length"
+            )
         hint = suggestion(name, snapshot.fields)
         raise PlanError("buckets.field", f"the snapshot has no bytes field {name!r}{hint}")
     return column.length

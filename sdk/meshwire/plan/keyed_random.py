@@ -20,21 +20,20 @@ GAMMA = 0x9E3779B97F4A7C15
 _MIX_A = 0xBF58476D1CE4E5B9
 _MIX_B = 0x94D049BB133111EB
 _TO_UNIT = 2.0**-53
-_LN2_HIGH = float.fromhex(
-    "0x1.62e42fee00000p-1"
-)  # the upper bits of ln 2: k times it is exact for |k| < 2**20
+# The upper bits of ln 2: k times it is exact for |k| < 2**20.
+_LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
 _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 
 
 def mix64(value: int) -> int:
-    """splitmix64's finaliser: a bijection of 64-bit integers in which each bit depends on all."""
+    """Apply splitmix64's finaliser: a bijection of 64-bit integers in which each bit depends on all."""
     value = ((value ^ (value >> 30)) * _MIX_A) & MASK64
     value = ((value ^ (value >> 27)) * _MIX_B) & MASK64
     return value ^ (value >> 31)
 
 
 def mix64_many(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """`mix64` of each; a new array."""
+    """Apply `mix64` to each value; returns a new array."""
     mixed = values ^ (values >> np.uint64(30))
     mixed *= np.uint64(_MIX_A)
     mixed ^= mixed >> np.uint64(27)
@@ -44,7 +43,7 @@ def mix64_many(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def derive_key(*words: int) -> int:
-    """A 64-bit key of the words, in their order; each counts modulo 2**64."""
+    """Derive a 64-bit key from the words, in order; each counts modulo 2**64."""
     key = len(words)
     for word in words:
         key = mix64(((key ^ word) + GAMMA) & MASK64)
@@ -52,10 +51,10 @@ def derive_key(*words: int) -> int:
 
 
 class KeyedRandom:
-    """The sequence of draws for one (seed, epoch, position, stream); `stream` tells apart the uses at one
-    position.
+    """The sequence of draws for one (seed, epoch, position, stream); `stream` distinguishes uses at the
+    same position.
 
-    A draw costs about half a microsecond. Not for secrets.
+    A draw costs about half a microsecond. Not suitable for secrets.
     """
 
     __slots__ = ("_state",)
@@ -64,50 +63,52 @@ class KeyedRandom:
         self._state = derive_key(seed, epoch, position, stream)
 
     def bits(self) -> int:
-        """64 random bits."""
+        """Return 64 random bits."""
         self._state = state = (self._state + GAMMA) & MASK64
         state = ((state ^ (state >> 30)) * _MIX_A) & MASK64
         state = ((state ^ (state >> 27)) * _MIX_B) & MASK64
         return state ^ (state >> 31)
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """A float of [low, high): 53 random bits, scaled. (Rounding may give `high` when it is not 1.)"""
+        """Return a float in [low, high): 53 random bits, scaled. (Rounding may give `high` if it is not
+        1.)"""
         return low + (high - low) * ((self.bits() >> 11) * _TO_UNIT)
 
     def chance(self, probability: float) -> bool:
-        """True with this probability; 0 is never and 1 always."""
+        """Return True with this probability; 0 is never and 1 always."""
         return (self.bits() >> 11) * _TO_UNIT < probability
 
     def integer(self, n: int) -> int:
-        """An integer of [0, n), without bias. Raises ValueError unless 1 ≤ n ≤ 2**63."""
+        """Return an unbiased integer in [0, n). Raises ValueError unless 1 ≤ n ≤ 2**63."""
         if not 1 <= n <= 1 << 63:
             raise ValueError(f"integer(n) needs 1 ≤ n ≤ 2**63, got {n}")
-        threshold = (1 << 64) % n  # Lemire's method: refuse the few draws that would favour small results
+        threshold = (1 << 64) % n  # Lemire's method: reject the few draws that would favour small results
         while True:
             product = self.bits() * n
             if product & MASK64 >= threshold:
                 return product >> 64
 
     def log_uniform(self, low: float, high: float) -> float:
-        """A float of [low, high] whose logarithm is uniform. Raises ValueError unless 0 < low ≤ high."""
+        """Return a float in [low, high] whose logarithm is uniform. Raises ValueError unless 0 < low ≤
+        high."""
         start, extent = _logarithms(low, high)
         drawn = portable_exp(start + extent * self.uniform())
         return min(max(drawn, low), high)
 
     def symmetric_beta(self, alpha: float) -> float:
-        """A float of [0, 1] by Beta(alpha, alpha). Raises ValueError unless 0.01 ≤ alpha ≤ 100.
+        """Return a float in [0, 1] from Beta(alpha, alpha). Raises ValueError unless 0.01 ≤ alpha ≤ 100.
 
-        Jöhnk's method below 1, Ulrich's polar method from 1 on (Devroye 1986, IX.3 and IX.4).
+        Uses Jöhnk's method below 1 and Ulrich's polar method from 1 (Devroye 1986, IX.3 and IX.4).
         """
         if not 0.01 <= alpha <= 100.0:
             raise ValueError(f"symmetric_beta needs 0.01 ≤ alpha ≤ 100, got {alpha}")
         return self._johnk(alpha) if alpha < 1.0 else self._ulrich(alpha)
 
     def _johnk(self, alpha: float) -> float:
-        while True:  # in logarithms: a power of 1/alpha underflows
+        while True:  # in logarithms, because a power of 1/alpha underflows
             x, y = portable_log(self._positive()) / alpha, portable_log(self._positive()) / alpha
             top = max(x, y)
-            spread = portable_exp(max(min(x, y) - top, -700.0))  # the smaller one over the larger one
+            spread = portable_exp(max(min(x, y) - top, -700.0))  # the ratio of the smaller to the larger
             if top < -700.0 or portable_exp(top) * (1.0 + spread) <= 1.0:
                 share = 1.0 / (1.0 + spread)
                 return share if x >= y else 1.0 - share
@@ -121,7 +122,7 @@ class KeyedRandom:
                 return 0.5 + u * v / square * math.sqrt(max(0.0, 1.0 - power))
 
     def _positive(self) -> float:
-        """A float of (0, 1]."""
+        """Return a float in (0, 1]."""
         return 1.0 - self.uniform()
 
     def __repr__(self) -> str:
@@ -130,7 +131,8 @@ class KeyedRandom:
 
 @lru_cache(64)
 def _logarithms(low: float, high: float) -> tuple[float, float]:
-    """Of `low`, and of `high` over it: bounds stay the same from sample to sample."""
+    """Return the logarithms of `low` and of `high / low`; cached because bounds are the same for every
+    sample."""
     if not 0 < low <= high < math.inf:
         raise ValueError(f"log_uniform needs 0 < low ≤ high, got {low}, {high}")
     start = portable_log(low)
@@ -138,7 +140,8 @@ def _logarithms(low: float, high: float) -> tuple[float, float]:
 
 
 def portable_log(value: float) -> float:
-    """The natural logarithm of a positive float to about 4 units in the last place, bit-equal everywhere."""
+    """Return the natural logarithm of a positive float to about 4 units in the last place, bit-equal
+    everywhere."""
     mantissa, exponent = math.frexp(value)
     if mantissa < 0.7071067811865476:
         mantissa, exponent = mantissa * 2.0, exponent - 1
@@ -152,8 +155,8 @@ def portable_log(value: float) -> float:
 
 
 def portable_exp(value: float) -> float:
-    """e to the power of a float in [-700, 700], to about 2 units in the last place, bit-equal on every
-    machine.
+    """Return e to the power of a float in [-700, 700], to about 2 units in the last place, bit-equal on
+    every machine.
     """
     power = math.floor(value / 0.6931471805599453 + 0.5)
     rest = (value - power * _LN2_HIGH) - power * _LN2_LOW  # |rest| ≤ ln 2 / 2

@@ -1,7 +1,7 @@
 """Loader state and rank slices: a training job's position, and which positions each step and rank holds.
 
-Law: the state counts batches returned, takes about 200 bytes of JSON and is the same on all ranks.
-Global batch and world size are not in it, since both may change on resume.
+Law: the state counts batches returned, takes about 200 bytes of JSON and is the same on all ranks. Global
+batch and world size are not in it, since both may change on resume.
 Invariant: the ranks' slices in rank order are the global batch, for every world size, and the number of
 steps does not depend on the rank.
 """
@@ -40,9 +40,9 @@ MAX_WORLD = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankSlice:
-    """A rank's rows of one step. `positions` int64[k]: epoch positions, pads wrapped to the epoch's
-    beginning; `pad` bool[k]: rows that only fill up the last batch; `first`: the row of the global batch
-    where the slice begins.
+    """The rows of one rank in one step. `positions` int64[k]: epoch positions, padding wrapped to the
+    beginning of the epoch; `pad` bool[k]: rows that only fill up the last batch; `first`: row of the global
+    batch where the slice begins.
     """
 
     positions: npt.NDArray[np.int64]
@@ -61,7 +61,8 @@ def _check_geometry(n: int, batch: int, origin: int) -> None:
 
 
 def step_count(n: int, batch: int, origin: int, tail: Tail) -> int:
-    """Steps of an epoch of n positions cut into batches from position `origin` on; the same on every rank.
+    """Return the steps of an epoch of n positions cut into batches from position `origin`; the same on
+    every rank.
 
     Raises PlanError (`batch`, `origin`) for values out of range.
     """
@@ -71,7 +72,8 @@ def step_count(n: int, batch: int, origin: int, tail: Tail) -> int:
 
 
 def batch_rows(n: int, batch: int, origin: int, step: int, tail: Tail) -> int:
-    """Rows of the global batch of a step, pads included. Raises PlanError (`step`) outside the epoch."""
+    """Return the rows of the global batch of a step, padding included. Raises PlanError (`step`) outside
+    the epoch."""
     count = step_count(n, batch, origin, tail)
     if not 0 <= step < count:
         raise PlanError(
@@ -81,7 +83,8 @@ def batch_rows(n: int, batch: int, origin: int, step: int, tail: Tail) -> int:
 
 
 def rank_rows(rows: int, rank: int, world: int) -> tuple[int, int]:
-    """(first, end) of a rank's rows within a global batch: ⌊r·rows/W⌋ to ⌊(r+1)·rows/W⌋. May be empty."""
+    """Return (first, end) of a rank's rows within a global batch: ⌊r·rows/W⌋ to ⌊(r+1)·rows/W⌋. May be
+    empty."""
     if not 1 <= world <= MAX_WORLD:
         raise PlanError("world", f"{world} is outside 1…{MAX_WORLD}")
     if not 0 <= rank < world:
@@ -90,10 +93,10 @@ def rank_rows(rows: int, rank: int, world: int) -> tuple[int, int]:
 
 
 def rank_slice(n: int, batch: int, origin: int, step: int, rank: int, world: int, tail: Tail) -> RankSlice:
-    """The rows of `rank` of `world` in a step; rank 0 of 1 has the whole global batch.
+    """Return the rows of `rank` of `world` in a step; rank 0 of 1 has the whole global batch.
 
-    Step t covers positions [origin + t·batch, origin + (t+1)·batch). Raises PlanError naming the value out of
-    range.
+    Step t covers positions [origin + t·batch, origin + (t+1)·batch). Raises PlanError naming the value out
+    of range.
     """
     rows = batch_rows(n, batch, origin, step, tail)
     first, end = rank_rows(rows, rank, world)
@@ -113,7 +116,7 @@ class StateMismatchError(PlanError):
 
 
 def checked_hash(value: Any, path: str) -> str:
-    """`value` if it is a sha256 in lower-case hex."""
+    """Return `value` if it is a SHA-256 in lower-case hex. Raises PlanError."""
     text = checked_text(value, path, at_most=64)
     if not _HASH.fullmatch(text):
         raise PlanError(path, f"expected 64 lower-case hex digits, got {text!r}")
@@ -122,8 +125,8 @@ def checked_hash(value: Any, path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LoaderState:
-    """`position`: the next epoch position to deliver, over all ranks; `skips`: positions passed over so far
-    by request (never delivered), which reports of samples seen subtract.
+    """The position of a training job. `position`: the next epoch position to deliver, over all ranks;
+    `skips`: positions skipped so far on request (never delivered), which reports of samples seen subtract.
     """
 
     plan: str
@@ -134,7 +137,7 @@ class LoaderState:
     skips: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, fit for `torch.save` and `load_state_dict`."""
+        """Return plain JSON values, suitable for `torch.save` and `load_state_dict`."""
         return {
             "version": STATE_VERSION,
             "plan": self.plan,
@@ -150,7 +153,7 @@ class LoaderState:
 
     @classmethod
     def from_json(cls, source: bytes | str | Mapping[str, Any]) -> LoaderState:
-        """The state of its JSON text or plain dict. Raises PlanError with the path of the bad field."""
+        """Parse a state from JSON text or a plain dict. Raises PlanError with the path of the bad field."""
         if isinstance(source, (bytes, str)):
             value = read_json(source, "state")
         else:
@@ -158,7 +161,9 @@ class LoaderState:
         document = checked_object(value, "state", _FIELDS)
         version = checked_integer(document.get("version", 1), "state.version", 1, MAX_INTEGER)
         if version != STATE_VERSION:
-            raise PlanError("state.version", f"{version} is newer than this SDK reads (1); upgrade shardmesh")
+            raise PlanError(
+                "state.version", f"{version} is newer than this SDK supports (1); upgrade shardmesh"
+            )
         return cls(
             checked_hash(required_field(document, "plan", "state"), "state.plan"),
             checked_hash(required_field(document, "snapshot", "state"), "state.snapshot"),
@@ -169,39 +174,43 @@ class LoaderState:
         )
 
     def check(self, *, plan: str, snapshot: str, seed: int, samples: int | None = None) -> None:
-        """Raises StateMismatchError naming the field that differs, and what to do about it."""
+        """Raise StateMismatchError naming the field that differs, and what to do about it."""
         if self.snapshot != snapshot:
             _differ(
                 "snapshot", self.snapshot, snapshot,
-                "the data changed or it is another dataset; open the dataset with snapshot=<the state's> to "
-                "go on with the old data, or start a new epoch without the state",
+                "the data changed, or this is another dataset; open it with snapshot=<the state's> to "
+                "continue with the old data, or start a new epoch without the state",
             )  # fmt: skip
         if self.seed != seed:
             _differ(
-                "seed", self.seed, seed, f"make the loader with seed={self.seed}, or start without the state"
+                "seed",
+                self.seed,
+                seed,
+                f"create the loader with seed={self.seed}, or start without the state",
             )
         if self.plan != plan:
             _differ(
                 "plan", self.plan, plan,
-                "ops, op versions, shuffle, mix, tail or on_bad differ; make the loader as in the job that "
+                "ops, op versions, shuffle, mix, tail or on_bad differ; create the loader as in the job that "
                 "wrote the state, or start without it",
             )  # fmt: skip
         if samples is not None and self.position > samples:
             raise StateMismatchError(
-                "state.position", f"{self.position} lies beyond the epoch's {samples}; the state is damaged"
+                "state.position",
+                f"{self.position} is beyond the epoch's {samples} positions; the state is damaged",
             )
 
     def origin(self, batch: int) -> int:
-        """The epoch position where step 0 starts, when the epoch is gone on with in batches of `batch`."""
+        """Return the epoch position where step 0 starts if the epoch continues in batches of `batch`."""
         return self.position % batch
 
     def step(self, batch: int) -> int:
-        """The next step, counted from `origin(batch)`."""
+        """Return the next step, counted from `origin(batch)`."""
         return self.position // batch
 
     def after_batch(self, batch: int, samples: int, tail: Tail) -> LoaderState:
-        """The state once the next global batch of `batch` rows was returned; past the last one, the next
-        epoch.
+        """Return the state after the next global batch of `batch` rows; after the last one, that is the
+        next epoch.
         """
         done = self.step(batch) + 1
         if done >= step_count(samples, batch, self.origin(batch), tail):

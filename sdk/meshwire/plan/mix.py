@@ -1,8 +1,7 @@
 """Mixes: how many positions of an epoch each part gets, and where its weights change.
 
-Law: pure integers, exact at any epoch and position. In each block a part gets its share where that is a
-whole number; otherwise the following blocks compensate, at most half a position off per halving of the
-parts.
+Law: pure integers, exact at any epoch and position. In each block a part gets its share if that is a whole
+number; otherwise the following blocks compensate, at most half a position off per halving of the parts.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ BLOCK = 65_536
 MAX_BLOCK = 1 << 18
 MAX_PARTS = 256
 MAX_STAGES = 1000
-MAX_WEIGHTS = 1 << 14  # of all stages together
+MAX_WEIGHTS = 1 << 14  # over all stages together
 MAX_WEIGHT = 1 << 32
 MAX_POSITIONS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """From `position` of `epoch` on the parts have these weights: whole numbers, of which only the ratio
-    counts.
+    """The weights of the parts from `position` of `epoch` on: whole numbers, of which only the ratio
+    matters.
     """
 
     weights: tuple[int, ...]
@@ -44,9 +43,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """`parts`: samples of each, as they follow each other in stored order; `stages` rise, and the first is of
-    epoch 0, position 0; `positions` of an epoch, 0 for as many as there are samples, or packed rows; `block`:
-    positions in which quotas are kept.
+    """A mix of parts. `parts`: samples of each, in stored order; `stages` rise, and the first starts at
+    epoch 0, position 0; `positions` per epoch, 0 for the number of samples or packed rows; `block`:
+    positions over which quotas are kept.
     """
 
     parts: tuple[int, ...]
@@ -57,7 +56,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Positions `start` to `end` of an epoch, of one stage; blocks are counted from `start` on."""
+    """Positions `start` to `end` of an epoch, within one stage; blocks are counted from `start`."""
 
     start: int
     end: int
@@ -65,7 +64,7 @@ class Segment:
 
 
 def parse_mix(value: Any, path: str = "mix") -> Mix:
-    """Raises PlanError with the path of the bad field."""
+    """Parse a mix. Raises PlanError with the path of the bad field."""
     document = checked_object(value, path, ("parts", "stages", "positions", "block"))
     parts = _integers(required_field(document, "parts", path), f"{path}.parts", 1, MAX_POSITIONS)
     stages = required_field(document, "stages", path)
@@ -77,10 +76,10 @@ def parse_mix(value: Any, path: str = "mix") -> Mix:
         )
     found = tuple(_parse_stage(item, f"{path}.stages[{at}]", len(parts)) for at, item in enumerate(stages))
     if found[0].start != (0, 0):
-        raise PlanError(f"{path}.stages[0]", "the first stage begins at epoch 0, position 0")
+        raise PlanError(f"{path}.stages[0]", "the first stage must begin at epoch 0, position 0")
     for at, (earlier, later) in enumerate(itertools.pairwise(found), 1):
         if later.start <= earlier.start:
-            raise PlanError(f"{path}.stages[{at}]", "stages stand in order, each later than the one before")
+            raise PlanError(f"{path}.stages[{at}]", "stages must be in order, each later than the one before")
     return Mix(
         parts,
         found,
@@ -93,9 +92,11 @@ def _parse_stage(value: Any, path: str, parts: int) -> Stage:
     document = checked_object(value, path, ("weights", "epoch", "position"))
     weights = _integers(required_field(document, "weights", path), f"{path}.weights", 0, MAX_WEIGHT)
     if len(weights) != parts:
-        raise PlanError(f"{path}.weights", f"{len(weights)} weights for {parts} parts; give each one")
+        raise PlanError(
+            f"{path}.weights", f"{len(weights)} weights for {parts} parts; give one weight per part"
+        )
     if not any(weights):
-        raise PlanError(f"{path}.weights", "all are 0: nothing would be drawn")
+        raise PlanError(f"{path}.weights", "all weights are 0; at least one must be positive")
     return Stage(
         weights,
         checked_integer(document.get("epoch", 0), f"{path}.epoch", 0, MAX_INTEGER),
@@ -110,7 +111,7 @@ def _integers(value: Any, path: str, low: int, high: int) -> tuple[int, ...]:
 
 
 def mix_document(mix: Mix) -> dict[str, Any]:
-    """As plain JSON values; `parse_mix` gives it back."""
+    """Return the mix as plain JSON values; `parse_mix` restores it."""
     stages = [
         {"epoch": stage.epoch, "position": stage.position, "weights": list(stage.weights)}
         for stage in mix.stages
@@ -119,9 +120,10 @@ def mix_document(mix: Mix) -> dict[str, Any]:
 
 
 def shares(weights: Sequence[int], count: int) -> tuple[int, ...]:
-    """How many of the first `count` positions each part has: they add up, and none falls as `count` grows.
+    """Return how many of the first `count` positions each part has: they add up to `count`, and none
+    decreases as `count` grows.
 
-    The weights are halved again and again; each half gets its share of what there is, rounded to the nearest.
+    The weights are halved recursively; each half gets its share of the positions, rounded to nearest.
     """
     if len(weights) == 1:
         return (count,)
@@ -132,7 +134,7 @@ def shares(weights: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def segments(mix: Mix, positions: int, epoch: int) -> tuple[Segment, ...]:
-    """An epoch of so many positions, cut where its weights change."""
+    """Split an epoch of this many positions where its weights change."""
     starts = [stage.start for stage in mix.stages]
     first = bisect.bisect_right(starts, (epoch, 0)) - 1
     inside = [s for s in mix.stages[first + 1 :] if s.epoch == epoch and s.position < positions]
@@ -142,14 +144,15 @@ def segments(mix: Mix, positions: int, epoch: int) -> tuple[Segment, ...]:
 
 
 def draw_counts(mix: Mix, positions: int, epoch: int) -> tuple[int, ...]:
-    """How many positions of an epoch each part has."""
+    """Return how many positions of an epoch each part has."""
     counts = [shares(part.weights, part.end - part.start) for part in segments(mix, positions, epoch)]
     return tuple(map(sum, zip(*counts, strict=True)))
 
 
 @lru_cache(64)
 def draw_counts_before(mix: Mix, positions: int, epoch: int) -> tuple[int, ...]:
-    """How many positions each part had in all epochs before; epochs without a change are counted at once."""
+    """Return how many positions each part had in all earlier epochs; epochs without a change are counted
+    together."""
     changes = {number for stage in mix.stages for number in (stage.epoch, stage.epoch + 1)}
     marks = sorted({0, epoch, *(number for number in changes if number < epoch)})
     total = [0] * len(mix.parts)

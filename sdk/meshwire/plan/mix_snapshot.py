@@ -1,7 +1,7 @@
 """Concatenation of snapshots: the snapshot that a mix draws its parts from.
 
-Law: a pure function, so the same parts always give the same hash. Samples keep their order, and each
-part starts a new shard.
+Law: a pure function, so the same parts always give the same hash. Samples keep their order, and each part
+starts a new shard.
 Invariant: classes of one name are one class; class numbers follow the order of all names.
 """
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def concat_snapshots(parts: Sequence[Snapshot]) -> Snapshot:
-    """The samples of all, which must have the same fields. Raises PlanError."""
+    """Concatenate snapshots with the same fields. Raises PlanError."""
     first = parts[0]
     for number, part in enumerate(parts[1:]):
         _check_fields(first, part, f"concat[{number}]")
     samples = sum(part.samples for part in parts)
     if samples > MAX_SAMPLES:
-        raise PlanError("concat", f"{samples} samples; a snapshot holds at most {MAX_SAMPLES}")
+        raise PlanError("concat", f"{samples} samples; a snapshot can have at most {MAX_SAMPLES}")
     starts, begin = [np.zeros(1, np.int64)], 0
     for part in parts:
         starts.append(part.shard_starts[1:] + begin)
@@ -54,7 +54,7 @@ def _check_fields(first: Snapshot, part: Snapshot, path: str) -> None:
         if kinds[0] is not kinds[1]:
             raise PlanError(
                 path,
-                f"the field {shown_value(name)} is not in both, or a class label in one only: "
+                f"the field {shown_value(name)} is not in both, or is a class label in only one: "
                 "select and rename until all have the same fields",
             )
 
@@ -82,7 +82,7 @@ def _labels(columns: Sequence[LabelColumn]) -> LabelColumn:
 
 
 def parse_hashes(value: Any, path: str) -> tuple[str, ...]:
-    """A list of snapshots. Raises PlanError."""
+    """Parse a list of snapshot hashes. Raises PlanError."""
     if not isinstance(value, list) or not 1 <= len(value) < MAX_PARTS:
-        raise PlanError(path, f"expected a list of 1…{MAX_PARTS - 1} snapshots' hashes")
+        raise PlanError(path, f"expected a list of 1…{MAX_PARTS - 1} snapshot hashes")
     return tuple(checked_hash(item, f"{path}[{number}]") for number, item in enumerate(value))

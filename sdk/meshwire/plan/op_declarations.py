@@ -1,7 +1,7 @@
 """Declarations of user ops: inputs, outputs, arguments and limits, as the module states them.
 
-Law: a declaration is plain JSON, the same for the same source. It comes from an untrusted process, so
-every fault in it raises PlanError with its path.
+Law: a declaration is plain JSON, the same for the same source. It comes from an untrusted process, so every
+fault in it raises PlanError with its path.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 Kind = Literal["bytes", "image", "array"]
 Extent = int | str | None
-"""Of one axis: a number, a name (the same name is the same number), or None where samples differ."""
+"""Size of one axis: a number, a name (the same name is the same number), or None if samples differ."""
 
 KINDS: Final = ("bytes", "image", "array")
 LAYOUTS: Final = ("", "hwc", "chw")
 ARGUMENTS: Final = ("any", "bool", "bytes", "dict", "float", "int", "list", "str")
 MAX_SOURCE: Final = 1 << 20
-"""Bytes of a module's file."""
+"""Maximum bytes of a module's file."""
 MAX_OPS: Final = 64
 MAX_AXES: Final = 16
 MAX_VALUES: Final = 16
-"""Of one op."""
+"""Maximum values of one op."""
 MAX_EXTENT: Final = 1 << 31
 SECONDS: Final = 10.0
 MEMORY: Final = 1 << 30
@@ -48,7 +48,7 @@ _FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """What a function takes or makes. Of an input, `dtype` "" and `shape` None take any."""
+    """The type of a function's input or output. For an input, `dtype` "" and `shape` None accept any."""
 
     kind: Kind
     dtype: str = ""
@@ -69,8 +69,8 @@ class ValueType:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """`type`: one of ARGUMENTS; `bytes` is the content of an object, named by its address. Without a default
-    it must be given."""
+    """An argument of an op. `type`: one of ARGUMENTS; `bytes` is the content of an object, given by its
+    address. An argument without a default is required."""
 
     name: str
     type: str = "any"
@@ -84,9 +84,9 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class OpDeclaration:
-    """One op of a module. `seconds`: of one sample; `memory`: bytes, beyond what its imports take. `inputs`:
-    where it takes several values, their names and types, in order, and `outputs` those of them it makes anew;
-    `input` and `output` are then the first."""
+    """One op of a module. `seconds`: time limit per sample; `memory`: limit in bytes, in addition to what
+    its imports use. `inputs`: for an op over several values, their names and types, in order, and `outputs`
+    those of them that it replaces; `input` and `output` are then the first."""
 
     name: str
     input: ValueType
@@ -109,7 +109,7 @@ class OpDeclaration:
 
     def document(self) -> dict[str, Any]:
         values: dict[str, Any] = {"input": self.input.document(), "output": self.output.document()}
-        if self.inputs:  # lists: their order counts
+        if self.inputs:  # lists, because their order matters
             values = {
                 "inputs": [[name, value.document()] for name, value in self.inputs],
                 "outputs": [[name, value.document()] for name, value in self.outputs],
@@ -132,31 +132,31 @@ def _told(values: Sequence[tuple[str, ValueType]]) -> str:
 BYTES: Final = ValueType("bytes", "uint8", (None,))
 
 
-# --- read back, from a process that is not trusted --------------------------------------------------------
+# --- parsing declarations from an untrusted process -------------------------------------------------------
 
 
 def parse_declarations(value: Any, path: str = "ops") -> dict[str, OpDeclaration]:
-    """The ops of a module by name. Raises PlanError."""
+    """Parse the ops of a module by name. Raises PlanError."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_OPS:
         raise PlanError(
-            path, f"a module declares 1…{MAX_OPS} ops: mark functions with @op(input=…, output=…)"
+            path, f"a module must declare 1…{MAX_OPS} ops; decorate functions with @op(input=…, output=…)"
         )
     read = [parse_declaration(item, f"{path}[{number}]") for number, item in enumerate(value)]
     names = [declared.name for declared in read]
     if len(set(names)) != len(names):
-        raise PlanError(path, "two ops have one name; give each its own")
+        raise PlanError(path, "two ops have the same name; rename one")
     return {declared.name: declared for declared in read}
 
 
 def parse_declaration(value: Any, path: str = "") -> OpDeclaration:
-    """Raises PlanError."""
+    """Parse one declaration. Raises PlanError."""
     values = ("input", "output", "inputs", "outputs")
     known = ("name", *values, "arguments", "random", "seconds", "memory", "summary")
     document = checked_object(checked_json(value, path), path, known)
     name = checked_text(required_field(document, "name", path), join_path(path, "name"), at_most=50)
     if not _FUNCTION.fullmatch(name):
         raise PlanError(
-            join_path(path, "name"), f"{shown_value(name)} is no name for an op; use letters, digits and _"
+            join_path(path, "name"), f"{shown_value(name)} is not a valid op name; use letters, digits and _"
         )
     arguments = _parsed_arguments(document.get("arguments", []), join_path(path, "arguments"))
     random = document.get("random", False)
@@ -184,7 +184,7 @@ _Named = tuple[tuple[str, ValueType], ...]
 def _parsed_values(
     document: Mapping[str, Any], arguments: Sequence[Argument], path: str
 ) -> tuple[_Named, _Named]:
-    """What is taken and what is made, by name: "" for the only one."""
+    """Return inputs and outputs by name: "" for a single one."""
     if "inputs" not in document:
         taken = _value_type(required_field(document, "input", path), join_path(path, "input"))
         made = _value_type(required_field(document, "output", path), join_path(path, "output"))
@@ -196,11 +196,11 @@ def _parsed_values(
     for name, made in outputs:
         where = join_path(join_path(path, "outputs"), name)
         if name not in names:
-            raise PlanError(where, f"each output takes the place of an input: name one of {', '.join(names)}")
+            raise PlanError(where, f"each output must replace an input: name one of {', '.join(names)}")
         _check_output([value for _, value in inputs], made, arguments, where)
     clash = {argument.name for argument in arguments} & set(names)
     if clash:
-        raise PlanError(join_path(path, "inputs"), f"{min(clash)!r} is an argument, too")
+        raise PlanError(join_path(path, "inputs"), f"{min(clash)!r} is also an argument; rename one")
     return inputs, outputs
 
 
@@ -214,10 +214,12 @@ def _named_values(value: Any, least: int, path: str) -> _Named:
             raise PlanError(where, f"expected a name and a type, got {shown_value(item)}")
         name = checked_text(item[0], where, at_most=50)
         if not _FUNCTION.fullmatch(name):
-            raise PlanError(where, f"{shown_value(name)} is no name of a value; use letters, digits and _")
+            raise PlanError(
+                where, f"{shown_value(name)} is not a valid value name; use letters, digits and _"
+            )
         found.append((name, _value_type(item[1], where)))
     if len({name for name, _ in found}) != len(found):
-        raise PlanError(path, "two values have one name")
+        raise PlanError(path, "two values have the same name")
     return tuple(found)
 
 
@@ -237,7 +239,9 @@ def _value_type(value: Any, path: str) -> ValueType:
     if kind == "bytes":
         return BYTES
     if kind == "image" and (dtype != "uint8" or not layout or shape is None or len(shape) != 3):
-        raise PlanError(path, "an image is uint8 with three axes and a layout; write image(height, width)")
+        raise PlanError(
+            path, "an image must be uint8 with three axes and a layout; write image(height, width)"
+        )
     return ValueType(kind, dtype, shape, layout if kind == "image" else "")
 
 
@@ -254,7 +258,9 @@ def _extent(value: Any, path: str) -> Extent:
         return None
     if isinstance(value, str):
         if not _FUNCTION.fullmatch(value):
-            raise PlanError(path, f"{shown_value(value)} is no name of an extent; use letters, digits and _")
+            raise PlanError(
+                path, f"{shown_value(value)} is not a valid extent name; use letters, digits and _"
+            )
         return value
     return checked_integer(value, path, 0, MAX_EXTENT)
 
@@ -262,20 +268,18 @@ def _extent(value: Any, path: str) -> Extent:
 def _check_output(
     taken: Sequence[ValueType], made: ValueType, arguments: Sequence[Argument], path: str
 ) -> None:
-    """What is made must be known from what is taken and the arguments."""
+    """Check that the output type is fully determined by the inputs and arguments."""
     if made.kind == "bytes":
         return
     if not made.dtype or made.shape is None:
-        raise PlanError(path, 'an output has a dtype and a shape; write array("float32", (3, None))')
+        raise PlanError(path, 'an output needs a dtype and a shape; write array("float32", (3, None))')
     named = {item for value in taken for item in value.shape or () if isinstance(item, str)}
     named |= {argument.name for argument in arguments if argument.type == "int"}
     if made.kind == "image" and made.shape[0 if made.layout == "chw" else 2] is None:
-        raise PlanError(path, "an image's number of channels is known: give it")
+        raise PlanError(path, "an image needs a fixed number of channels")
     for item in made.shape:
         if isinstance(item, str) and item not in named:
-            raise PlanError(
-                path, f"{item!r} is no extent of the input and no argument annotated `int`; it must be one"
-            )
+            raise PlanError(path, f"{item!r} must be an extent of the input or an argument annotated `int`")
 
 
 def _parsed_arguments(value: Any, path: str) -> tuple[Argument, ...]:
@@ -287,10 +291,12 @@ def _parsed_arguments(value: Any, path: str) -> tuple[Argument, ...]:
         document = checked_object(item, where, ("name", "type", "default"))
         name = checked_text(required_field(document, "name", where), join_path(where, "name"), at_most=50)
         if not _FUNCTION.fullmatch(name):
-            raise PlanError(join_path(where, "name"), f"{shown_value(name)} is no name of an argument")
+            raise PlanError(join_path(where, "name"), f"{shown_value(name)} is not a valid argument name")
         kind = checked_choice(document.get("type", "any"), join_path(where, "type"), ARGUMENTS)
         if kind == "bytes" and document.get("default") is not None:
-            raise PlanError(join_path(where, "default"), "an argument of bytes has no default but None")
+            raise PlanError(
+                join_path(where, "default"), "an argument of type bytes can only have the default None"
+            )
         read.append(Argument(name, kind, "default" not in document, document.get("default")))
     return tuple(read)
 
@@ -310,7 +316,7 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def checked_argument(argument: Argument, value: Any, path: str) -> Any:
-    """`value`, if it is of the argument's type. Raises PlanError."""
+    """Return `value` if it has the argument's type. Raises PlanError."""
     wrong = isinstance(value, bool) and argument.type in ("int", "float")
     if wrong or not isinstance(value, _TYPES[argument.type]):
         raise PlanError(path, f"expected {argument.type}, got {shown_value(value)}")
@@ -320,8 +326,8 @@ def checked_argument(argument: Argument, value: Any, path: str) -> Any:
 def output_shape(
     declared: OpDeclaration, shape: Sequence[int | None], args: Mapping[str, Any]
 ) -> tuple[int | None, ...]:
-    """The output's shape for an input of `shape`: names replaced. Raises ValueError when `shape` does not fit
-    the declared input."""
+    """Return the output's shape for an input of `shape`, with names resolved. Raises ValueError if `shape`
+    does not fit the declared input."""
     bound: dict[str, int | None] = {
         argument.name: args[argument.name] for argument in declared.arguments if argument.type == "int"
     }
@@ -334,7 +340,7 @@ def output_shape(
 def output_shapes(
     declared: OpDeclaration, shapes: Sequence[Sequence[int | None]], args: Mapping[str, Any]
 ) -> tuple[tuple[int | None, ...], ...]:
-    """The shapes of all outputs of an op over several values. Raises ValueError, naming the value."""
+    """Return the shapes of all outputs of an op over several values. Raises ValueError, naming the value."""
     bound: dict[str, int | None] = {
         argument.name: args[argument.name] for argument in declared.arguments if argument.type == "int"
     }
@@ -353,14 +359,14 @@ def _filled(made: ValueType, bound: Mapping[str, int | None]) -> tuple[int | Non
 
 def _bind(taken: Sequence[Extent], shape: Sequence[int | None], bound: dict[str, int | None]) -> None:
     if len(taken) != len(shape):
-        raise ValueError(f"takes {len(taken)} axes, not {len(shape)}")
+        raise ValueError(f"expected {len(taken)} axes, got {len(shape)}")
     for axis, (item, extent) in enumerate(zip(taken, shape, strict=True)):
         if isinstance(item, int) and item != extent:
             raise ValueError(
-                f"axis {axis} must have {item}, not {'a size that differs' if extent is None else extent}"
+                f"axis {axis} must have size {item}, not {'a varying size' if extent is None else extent}"
             )
         if isinstance(item, str) and bound.setdefault(item, extent) != extent:
-            raise ValueError(f"axis {axis} is {item!r} and must have {bound[item]}, not {extent}")
+            raise ValueError(f"axis {axis} is {item!r} and must have size {bound[item]}, not {extent}")
 
 
 # --- names --------------------------------------------------------------------------------------------------
@@ -369,20 +375,20 @@ VERSION_PREFIX: Final = "sha256:"
 
 
 def checked_module(name: str, path: str = "name") -> str:
-    """`name`, if a module may have it. Raises PlanError."""
+    """Return `name` if it is a valid module name. Raises PlanError."""
     if not _MODULE.fullmatch(name):
         raise PlanError(
-            path, f"{shown_value(name)} is no name of a module; use lower-case letters, digits, _ and -"
+            path, f"{shown_value(name)} is not a valid module name; use lower-case letters, digits, _ and -"
         )
     return name
 
 
 def is_user_op(name: str) -> bool:
-    """Whether an op's name is that of a module's function, as `augment/brighten`."""
+    """Whether an op name refers to a function of a user module, such as `augment/brighten`."""
     return "/" in name
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """(module, function) of `augment/brighten`."""
+    """Split `augment/brighten` into (module, function)."""
     module, _, function = name.partition("/")
     return module, function

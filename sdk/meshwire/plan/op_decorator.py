@@ -34,12 +34,12 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class BadSample(Exception):
-    """Raise it in an op when the sample itself is at fault: `on_bad` decides what becomes of the row."""
+    """Raised by an op if the sample itself is bad; `on_bad` determines what happens to the row."""
 
 
 def array(dtype: str = "", shape: Sequence[Extent] | None = None) -> ValueType:
-    """An array. `shape`: numbers, names (`"h"` is the same number wherever it stands, or the value of the
-    argument of that name), None for what differs from sample to sample."""
+    """Declare an array. `shape`: numbers, names (`"h"` is the same number wherever it appears, or the value
+    of the argument with that name), None for sizes that vary between samples."""
     return ValueType("array", np.dtype(dtype).name if dtype else "", None if shape is None else tuple(shape))
 
 
@@ -50,7 +50,7 @@ def image(
     *,
     layout: Literal["hwc", "chw"] = "hwc",
 ) -> ValueType:
-    """An uint8 image, channels last ("hwc") or first ("chw")."""
+    """Declare a uint8 image, channels last ("hwc") or first ("chw")."""
     shape = (channels, height, width) if layout == "chw" else (height, width, channels)
     return ValueType("image", "uint8", shape, layout)
 
@@ -64,16 +64,17 @@ def op(
     seconds: float = SECONDS,
     memory: int = MEMORY,
 ) -> Callable[[_F], _F]:
-    """Makes a function an op: `f(value, *, arguments…)` → the value of type `output`.
+    """Make a function an op: `f(value, *, arguments…)` returns the value of type `output`.
 
-    Or one over several fields: `f(image, mask, *, arguments…)` with `inputs` of those names → a dict of what
-    `outputs` declares, each in the place of the input of its name; inputs that are no outputs stay as they
-    are.
+    For an op over several fields: `f(image, mask, *, arguments…)` with `inputs` of those names returns a
+    dict of the values declared in `outputs`, each of which replaces the input of its name; other inputs
+    stay unchanged.
 
-    Its arguments are its keyword-only parameters. An annotation of int, float, str, bool, list or dict is
-    checked when a plan is made; one of bytes is the content of an object, given as `s3://BUCKET/KEY`. One
-    named `random` gets the sample's own draws, a `KeyedRandom`. The function stays what it is and can be
-    called. `value` may be written to; it is gone when the function returns.
+    The arguments of the op are the keyword-only parameters. An annotation of int, float, str, bool, list or
+    dict is checked when a plan is created; a bytes argument is the content of an object, given as
+    `s3://BUCKET/KEY`. A parameter named `random` receives the random draws of the sample, a `KeyedRandom`.
+    The function itself is unchanged and can be called. It may modify `value`, which is discarded when the
+    function returns.
     """
 
     if inputs and outputs and input is None and output is None:
@@ -105,16 +106,18 @@ def op(
 
 
 def _arguments(function: Callable[..., Any], inputs: tuple[str, ...]) -> tuple[tuple[Argument, ...], bool]:
-    """The keyword-only parameters, and whether one of them is `random`."""
+    """Return the keyword-only parameters, and whether one of them is `random`."""
     parameters = list(inspect.signature(function).parameters.values())
     values, rest = parameters[: len(inputs) or 1], parameters[len(inputs) or 1 :]
     if not values or any(value.kind not in _POSITIONAL for value in values):
-        raise TypeError(f"{function.__name__}: the first parameter is the sample's value")
+        raise TypeError(
+            f"{function.__name__}: the first parameter must be positional; it receives the sample's value"
+        )
     if inputs and tuple(value.name for value in values) != inputs:
-        raise TypeError(f"{function.__name__}: its first parameters are its inputs: {', '.join(inputs)}")
+        raise TypeError(f"{function.__name__}: its first parameters must be its inputs: {', '.join(inputs)}")
     wrong = [parameter.name for parameter in rest if parameter.kind is not parameter.KEYWORD_ONLY]
     if wrong:
-        raise TypeError(f"{function.__name__}: write `*` before {wrong[0]!r}: arguments are given by name")
+        raise TypeError(f"{function.__name__}: write `*` before {wrong[0]!r}: arguments are passed by name")
     found = tuple(_argument(parameter) for parameter in rest if parameter.name != "random")
     return found, any(parameter.name == "random" for parameter in rest)
 

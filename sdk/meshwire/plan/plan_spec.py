@@ -82,9 +82,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-/]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class OpSpec:
-    """One op on one field. `args`: plain JSON values by name; `version` "" until a server has chosen the
-    build. `fields`: when it is over several, all of them, `field` being the first; `each`: arguments that one
-    of them has otherwise.
+    """One op on one field. `args`: plain JSON values by name; `version` is "" until a node has chosen the
+    build. `fields`: all fields of an op over several, of which `field` is the first; `each`: arguments by
+    field that differ from `args`.
     """
 
     op: str
@@ -96,17 +96,18 @@ class OpSpec:
 
     @property
     def all_fields(self) -> tuple[str, ...]:
-        """All fields it is over."""
+        """All fields the op applies to."""
         return self.fields or (self.field,)
 
     def for_field(self, field: str) -> OpSpec:
-        """What an op over several fields does to one of them, as an op on that field alone."""
+        """Return the part of an op over several fields that applies to one of them, as an op on that field
+        alone."""
         return OpSpec(self.op, field, {**self.args, **self.each.get(field, {})}, self.version)
 
 
 @dataclass(frozen=True, slots=True)
 class ShuffleSpec:
-    """`shards`: shards a window of a `blocks` shuffle has; 0 for the other kinds."""
+    """A shuffle. `shards`: shards per window of a `blocks` shuffle; 0 for the other kinds."""
 
     kind: Shuffle = "global"
     shards: int = 0
@@ -114,9 +115,9 @@ class ShuffleSpec:
 
 @dataclass(frozen=True, slots=True)
 class PlanSpec:
-    """`max_bad`: the share of an epoch's samples, 0…1, above which a job stops whatever `on_bad` says.
-    `pack`: when a row holds many samples; positions count rows. `mix`: when parts of the samples have shares
-    of their own. `buckets`: when rows of like lengths stand together.
+    """A plan. `max_bad`: the share of an epoch's samples, 0…1, above which a job stops whatever `on_bad`
+    is. `pack`: rows hold several samples, and positions count rows. `mix`: parts of the samples have their
+    own shares. `buckets`: rows of similar length are grouped.
     """
 
     ops: tuple[OpSpec, ...] = ()
@@ -131,7 +132,7 @@ class PlanSpec:
 
 
 def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
-    """The plan of its JSON text or of its parsed value. Raises PlanError: unknown names, types, ranges,
+    """Parse a plan from JSON text or a parsed value. Raises PlanError for unknown names, types, ranges and
     sizes.
     """
     value = read_json(source) if isinstance(source, (bytes, str)) else checked_json(dict(source), "")
@@ -139,7 +140,9 @@ def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
     document = checked_object(value, "", known)
     version = checked_integer(document.get("version", SPEC_VERSION), "version", 1, MAX_INTEGER)
     if version != SPEC_VERSION:
-        raise PlanError("version", f"{version} is newer than this node reads ({SPEC_VERSION}); upgrade it")
+        raise PlanError(
+            "version", f"{version} is newer than this node supports ({SPEC_VERSION}); upgrade the node"
+        )
     return PlanSpec(
         ops=_parse_ops(document.get("ops", [])),
         seed=checked_integer(document.get("seed", 0), "seed", 0, MAX_INTEGER),
@@ -157,7 +160,7 @@ def _parse_ops(value: Any) -> tuple[OpSpec, ...]:
     if not isinstance(value, list):
         raise PlanError("ops", f"expected a list of ops, got {shown_value(value)}")
     if len(value) > MAX_OPS:
-        raise PlanError("ops", f"{len(value)} ops; a plan holds at most {MAX_OPS}")
+        raise PlanError("ops", f"{len(value)} ops; a plan can have at most {MAX_OPS}")
     return tuple(_parse_op(item, f"ops[{index}]") for index, item in enumerate(value))
 
 
@@ -168,12 +171,12 @@ def _parse_op(value: Any, path: str) -> OpSpec:
     version = checked_text(document.get("version", ""), join_path(path, "version"), at_most=100)
     if "fields" in document:
         if "field" in document:
-            raise PlanError(join_path(path, "fields"), "an op has `field` or `fields`, not both")
+            raise PlanError(join_path(path, "fields"), "an op can have `field` or `fields`, not both")
         fields = _checked_fields(document["fields"], join_path(path, "fields"))
         each = _checked_each(document.get("each", {}), fields, join_path(path, "each"))
         return OpSpec(name, fields[0], args, version, fields, each)
     if "each" in document:
-        raise PlanError(join_path(path, "each"), "only an op over several `fields` has arguments for each")
+        raise PlanError(join_path(path, "each"), "only an op over several `fields` can have `each`")
     field = _checked_name(required_field(document, "field", path), join_path(path, "field"))
     return OpSpec(name, field, args, version)
 
@@ -189,7 +192,7 @@ def _checked_fields(value: Any, path: str) -> tuple[str, ...]:
         raise PlanError(path, f"expected a list of 2…{MAX_FIELDS} fields, got {shown_value(value)}")
     fields = tuple(_checked_name(item, f"{path}[{number}]") for number, item in enumerate(value))
     if len(set(fields)) != len(fields):
-        raise PlanError(path, "a field stands twice")
+        raise PlanError(path, "a field appears twice")
     return fields
 
 
@@ -199,7 +202,8 @@ def _checked_each(value: Any, fields: tuple[str, ...], path: str) -> dict[str, d
     for name in value:
         if name not in fields:
             raise PlanError(
-                join_path(path, name), f"the op is not over {shown_value(name)}{suggestion(name, fields)}"
+                join_path(path, name),
+                f"the op does not apply to {shown_value(name)}{suggestion(name, fields)}",
             )
     return {name: _checked_args(args, join_path(path, name)) for name, args in value.items() if args != {}}
 
@@ -207,7 +211,7 @@ def _checked_each(value: Any, fields: tuple[str, ...], path: str) -> dict[str, d
 def _checked_name(value: Any, path: str) -> str:
     text = checked_text(value, path, at_most=100)
     if not _NAME.fullmatch(text):
-        raise PlanError(path, f"{shown_value(text)} is no name; use letters, digits and _ . - /")
+        raise PlanError(path, f"{shown_value(text)} is not a valid name; use letters, digits and _ . - /")
     return text
 
 
@@ -223,7 +227,7 @@ def _parse_shuffle(value: Any) -> ShuffleSpec:
 
 
 def spec_document(spec: PlanSpec) -> dict[str, Any]:
-    """The plan as plain JSON values; `parse_spec` gives the plan back."""
+    """Return the plan as plain JSON values; `parse_spec` restores it."""
     shuffle: dict[str, Any] = {"kind": spec.shuffle.kind}
     if spec.shuffle.kind == "blocks":
         shuffle["shards"] = spec.shuffle.shards
@@ -246,7 +250,7 @@ def spec_document(spec: PlanSpec) -> dict[str, Any]:
 
 
 def op_document(op: OpSpec) -> dict[str, Any]:
-    """The op as plain JSON values."""
+    """Return the op as plain JSON values."""
     document: dict[str, Any] = {"op": op.op, "args": dict(op.args)}
     document |= {"fields": list(op.fields)} if op.fields else {"field": op.field}
     if op.each:
@@ -257,14 +261,14 @@ def op_document(op: OpSpec) -> dict[str, Any]:
 
 
 def canonical_spec(spec: PlanSpec) -> bytes:
-    """The one JSON spelling of a plan: equal plans have equal bytes."""
+    """Encode the plan as canonical JSON: equal plans have equal bytes."""
     return canonical_json(spec_document(spec))
 
 
 def plan_hash(snapshot: str, spec: PlanSpec) -> str:
-    """sha256 (hex) of the canonical JSON of {snapshot, spec}.
+    """Return the SHA-256 (hex) of the canonical JSON of {snapshot, spec}.
 
-    Raises PlanError when an op has no version yet (a node fills it in), or `snapshot` is no hash.
+    Raises PlanError if an op has no version yet (a node fills it in) or `snapshot` is not a hash.
     """
     checked_hash(snapshot, "snapshot")
     for index, op in enumerate(spec.ops):

@@ -34,15 +34,15 @@ LONG: tuple[Long, ...] = ("split", "truncate")
 MAX_LENGTH = 1 << 24
 MAX_FIELDS = 16
 RUN = 8192
-"""Sequences of a shard that are packed together: a larger shard is packed run by run."""
+"""Sequences of a shard that are packed together; a larger shard is packed run by run."""
 SEGMENTS, POSITIONS = ".segments", ".positions"
 _KIND, _VERSION = "shardmesh.pack", 1
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """`fields` of one dimension, equally long in each sample, into rows of `length`; `value` fills what is
-    left. `long`: what happens to a sequence longer than a row.
+    """Packing of `fields`, one-dimensional and equally long within each sample, into rows of `length`;
+    `value` is the padding. `long`: what happens to a sequence longer than a row.
     """
 
     fields: tuple[str, ...]
@@ -52,15 +52,15 @@ class Pack:
 
 
 def parse_pack(value: Any, path: str = "pack") -> Pack:
-    """Raises PlanError with the path of the bad field."""
+    """Parse a pack specification. Raises PlanError with the path of the bad field."""
     document = checked_object(value, path, ("fields", "length", "value", "long"))
     given = required_field(document, "fields", path)
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list) or not 1 <= len(names) <= MAX_FIELDS:
-        raise PlanError(f"{path}.fields", f'expected 1…{MAX_FIELDS} field names, as ["tokens"]')
+        raise PlanError(f"{path}.fields", f'expected 1…{MAX_FIELDS} field names, such as ["tokens"]')
     fields = tuple(checked_text(name, f"{path}.fields[{i}]", at_most=100) for i, name in enumerate(names))
     if len(set(fields)) != len(fields):
-        raise PlanError(f"{path}.fields", "a field stands twice; name each once")
+        raise PlanError(f"{path}.fields", "a field appears twice; name each once")
     return Pack(
         tuple(sorted(fields)),
         checked_integer(required_field(document, "length", path), f"{path}.length", 1, MAX_LENGTH),
@@ -70,14 +70,15 @@ def parse_pack(value: Any, path: str = "pack") -> Pack:
 
 
 def pack_document(pack: Pack) -> dict[str, Any]:
-    """As plain JSON values; `parse_pack` gives it back."""
+    """Return the specification as plain JSON values; `parse_pack` restores it."""
     return {"fields": list(pack.fields), "length": pack.length, "value": pack.value, "long": pack.long}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackTable:
-    """`row_starts` int64[R+1], into the pieces: `samples`, `begins` and `lengths` int64[P], elements `begins`
-    to `begins + lengths` of a sample. `shard_starts` int64[S+1], into the rows.
+    """The packed rows. `row_starts` int64[R+1], indices into the pieces: `samples`, `begins` and `lengths`
+    int64[P], elements `begins` to `begins + lengths` of a sample. `shard_starts` int64[S+1], indices into
+    the rows.
     """
 
     row_starts: Integers
@@ -91,13 +92,13 @@ class PackTable:
         return self.row_starts.size - 1
 
     def pieces(self, row: int) -> Iterator[tuple[int, int, int]]:
-        """(sample, begin, length) of what lies in a row, from its beginning on."""
+        """Return (sample, begin, length) of each piece of a row, in order."""
         span = slice(int(self.row_starts[row]), int(self.row_starts[row + 1]))
         columns = (self.samples[span], self.begins[span], self.lengths[span])
         return zip(*(column.tolist() for column in columns), strict=True)
 
     def samples_of(self, rows: Integers) -> Integers:
-        """The samples of some rows, each once, rising."""
+        """Return the samples in these rows, unique and rising."""
         spans = [self.samples[self.row_starts[row] : self.row_starts[row + 1]] for row in rows.tolist()]
         return np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
 
@@ -111,7 +112,7 @@ class PackTable:
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> PackTable:
-        """Raises ColumnError for what is no such document."""
+        """Decode the document. Raises ColumnError for any other bytes."""
         reader = ColumnReader(document, _KIND, _VERSION)
         bound = 1 << 40
         counts = reader.read_integers("rows", low=1, high=MAX_LENGTH)
@@ -129,7 +130,8 @@ def _starts(counts: Integers) -> Integers:
 
 
 def pack_rows(lengths: Integers, shard_starts: Integers, pack: Pack) -> PackTable:
-    """The rows of sequences of these lengths (int64[N]; 0 takes no room). About 2 µs a sequence."""
+    """Pack sequences of these lengths (int64[N]; 0 takes no room) into rows. Takes about 2 µs per
+    sequence."""
     pieces: list[tuple[int, int, int]] = []
     counts: list[int] = []
     shards: list[int] = []
@@ -150,7 +152,7 @@ def pack_rows(lengths: Integers, shard_starts: Integers, pack: Pack) -> PackTabl
 
 
 def _cut(lengths: list[int], first: int, pack: Pack) -> list[tuple[int, int, int]]:
-    """Pieces of at most a row, in the order of their samples."""
+    """Cut samples into pieces of at most one row, in order."""
     cut = []
     for sample, length in enumerate(lengths, first):
         whole = length if pack.long == "split" else min(length, pack.length)
@@ -159,8 +161,8 @@ def _cut(lengths: list[int], first: int, pack: Pack) -> list[tuple[int, int, int
 
 
 def _best_fit(pieces: list[tuple[int, int, int]], room: int) -> list[list[tuple[int, int, int]]]:
-    """Longest first, each into the fullest row that still has room for it (the oldest of equals). Rows come
-    in the order of their first pieces, pieces rise within a row."""
+    """Pack best-fit decreasing: longest first, each into the fullest row that has room for it (of equals,
+    the oldest). Rows are ordered by their first pieces, and pieces rise within a row."""
     rows: list[list[tuple[int, int, int]]] = []
     free: list[tuple[int, int]] = []  # (room left, row), sorted
     for piece in sorted(pieces, key=lambda piece: (-piece[2], piece)):

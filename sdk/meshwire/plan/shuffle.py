@@ -1,10 +1,10 @@
 """Shuffle order: stateless keyed permutations from positions to samples, and length buckets over them.
 
-Law: any position directly, many at once, memory O(shards), without a shuffle buffer; a bijection of
-0…n-1 for every n and key. Changing a constant changes every epoch: golden vectors pin them.
+Law: any position directly, many at once, memory O(shards), without a shuffle buffer; a bijection of 0…n-1
+for every n and key. Changing a constant changes every epoch: golden vectors pin them.
 Law: length buckets move samples only within a pool of positions, so an epoch keeps its content.
-Invariant: no row of a run is longer than any row of the next longer run of its pool; runs, and the rows
-in each, are in random order.
+Invariant: no row of a run is longer than any row of the next longer run of its pool; runs, and the rows in
+each, are in random order.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ if TYPE_CHECKING:
 
 ROUNDS = 8
 MAX_SAMPLES = 1 << 62
-# What a key is used for; part of the key, so that no two uses share a permutation.
+# Domain separators: part of the key, so that no two uses share a permutation.
 _GLOBAL, _SHARDS, _WINDOW = 0x676C6F62616C, 0x736861726473, 0x77696E646F77
 
 
 class SampleOrder(Protocol):
-    """Where the positions of an epoch lie in stored order."""
+    """Maps the positions of an epoch to samples in stored order."""
 
     @property
     def n(self) -> int:
-        """Positions in the epoch."""
+        """Number of positions in the epoch."""
 
     def sample_at(self, position: int) -> int:
-        """The sample at a position. Raises IndexError outside 0…n−1."""
+        """Return the sample at a position. Raises IndexError outside 0…n−1."""
 
     def samples_at(self, positions: Indices) -> Indices:
-        """The samples at positions (int64[k] → int64[k]). Raises IndexError if any lies outside 0…n−1."""
+        """Return the samples at positions (int64[k] → int64[k]). Raises IndexError if any is outside
+        0…n−1."""
 
 
 def checked_positions(positions: Indices, n: int) -> Indices:
-    """As int64; raises IndexError if any lies outside 0…n−1."""
+    """Return the positions as int64. Raises IndexError if any is outside 0…n−1."""
     positions = np.ascontiguousarray(positions, dtype=np.int64)
     if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= n):
         raise IndexError(f"positions outside 0…{n - 1}")
@@ -54,10 +55,11 @@ def checked_positions(positions: Indices, n: int) -> Indices:
 
 
 class Feistel:
-    """A keyed permutation of 0…n−1: a balanced Feistel network over the smallest domain of 2^(2k) ≥ n values.
+    """A keyed permutation of 0…n−1: a balanced Feistel network over the smallest domain of 2^(2k) ≥ n
+    values.
 
-    Results that fall outside n are put through again until they are inside ("cycle walking"), which keeps it
-    a bijection; at most four passes on average. `key` counts modulo 2**64; 0 ≤ n ≤ 2**62.
+    Results outside n are permuted again until they are inside ("cycle walking"), which keeps it a
+    bijection; at most four passes on average. `key` counts modulo 2**64; 0 ≤ n ≤ 2**62.
     """
 
     __slots__ = ("_half", "_keys", "_mask", "n")
@@ -71,7 +73,7 @@ class Feistel:
         self._keys = tuple(derive_key(key, round_number) for round_number in range(ROUNDS))
 
     def __call__(self, position: int) -> int:
-        """The value at `position`. Raises IndexError outside 0…n−1."""
+        """Return the value at `position`. Raises IndexError outside 0…n−1."""
         if not 0 <= position < self.n:
             raise IndexError(f"position {position} outside 0…{self.n - 1}")
         value = self._pass(position)
@@ -89,7 +91,7 @@ class Feistel:
         return left << self._half | right
 
     def samples_at(self, positions: Indices) -> Indices:
-        """The values at positions, int64[k]. Raises IndexError if any lies outside 0…n−1."""
+        """Return the values at positions, int64[k]. Raises IndexError if any is outside 0…n−1."""
         values = self._pass_many(checked_positions(positions, self.n).astype(np.uint64))
         outside = np.flatnonzero(values >= self.n)
         while outside.size:
@@ -110,7 +112,7 @@ class Feistel:
 
 
 class StoredOrder:
-    """Position i is sample i."""
+    """The identity order: position i is sample i."""
 
     __slots__ = ("n",)
 
@@ -141,8 +143,8 @@ class GlobalOrder(Feistel):
 class BlocksOrder:
     """Shards permuted, cut into windows of `shards`, and samples permuted inside each window.
 
-    A position p of window w comes from one of w's shards, so a reader that goes through the epoch holds no
-    more than one window of shards open and meets each shard in one window only.
+    A position of window w comes from one of w's shards, so a sequential reader of the epoch needs at most
+    one window of shards open and meets each shard in only one window.
     """
 
     __slots__ = ("_bounds", "_key", "_shards", "_starts", "_width", "_windows", "n")
@@ -174,7 +176,7 @@ class BlocksOrder:
         return self._starts[slots] + (inside - self._bounds[slots])
 
     def _inside_windows(self, positions: Indices) -> Indices:
-        """Each position moved to its permuted place within its window."""
+        """Map each position to its permuted position within its window."""
         windows = np.searchsorted(self._windows, positions, side="right") - 1
         result = np.empty_like(positions)
         order = np.argsort(windows, kind="stable")
@@ -186,9 +188,7 @@ class BlocksOrder:
         return result
 
     def shards_at(self, position: int) -> Indices:
-        """The numbers of the shards that the window around `position` reads, in permuted order: what to read
-        ahead.
-        """
+        """Return the shards that the window around `position` reads, in permuted order, for read-ahead."""
         window = int(np.searchsorted(self._windows, position, side="right")) - 1
         return self._shards[window * self._width : (window + 1) * self._width]
 
@@ -197,7 +197,7 @@ class BlocksOrder:
 
 
 def shuffle_order(shuffle: ShuffleSpec, shard_starts: Indices, seed: int, epoch: int) -> SampleOrder:
-    """The order of one epoch. `shard_starts` is int64[S+1], rising from 0 to n, as a snapshot holds it."""
+    """Return the order of one epoch. `shard_starts` is int64[S+1], rising from 0 to n, as in a snapshot."""
     n = int(shard_starts[-1])
     if shuffle.kind == "none":
         return StoredOrder(n)
@@ -207,14 +207,14 @@ def shuffle_order(shuffle: ShuffleSpec, shard_starts: Indices, seed: int, epoch:
 
 
 MAX_POOL = 1 << 18
-_RUNS, _ROWS = 0x72756E73, 0x726F7773  # what a key is used for, as in `permutations`
+_RUNS, _ROWS = 0x72756E73, 0x726F7773  # domain separators of keys, as above
 _KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """Runs of `rows` positions, the rows of a global batch; a pool has `window` of them. `field`: whose
-    stored bytes are the length.
+    """Length buckets: runs of `rows` positions, the rows of a global batch; a pool has `window` runs.
+    `field`: its stored size is the length.
     """
 
     field: str
@@ -227,7 +227,7 @@ class BucketSpec:
 
 
 def parse_buckets(value: Any, path: str = "buckets") -> BucketSpec:
-    """Raises PlanError with the path of the bad field."""
+    """Parse a bucket specification. Raises PlanError with the path of the bad field."""
     document = checked_object(value, path, ("field", "rows", "window"))
     found = BucketSpec(
         checked_text(required_field(document, "field", path), f"{path}.field", at_most=100),
@@ -235,17 +235,17 @@ def parse_buckets(value: Any, path: str = "buckets") -> BucketSpec:
         checked_integer(required_field(document, "window", path), f"{path}.window", 2, MAX_POOL),
     )
     if found.pool > MAX_POOL:
-        raise PlanError(f"{path}.window", f"{found.pool} positions a pool; at most {MAX_POOL} are sorted")
+        raise PlanError(f"{path}.window", f"{found.pool} positions per pool; at most {MAX_POOL} are allowed")
     return found
 
 
 def buckets_document(buckets: BucketSpec) -> dict[str, Any]:
-    """As plain JSON values; `parse_buckets` gives it back."""
+    """Return the specification as plain JSON values; `parse_buckets` restores it."""
     return {"field": buckets.field, "rows": buckets.rows, "window": buckets.window}
 
 
 class BucketOrder:
-    """The epoch of `order`, its pools sorted. `lengths`: of every sample, int64."""
+    """The epoch of `order` with its pools sorted. `lengths`: of every sample, int64."""
 
     __slots__ = ("_buckets", "_key", "_lengths", "_order", "_pools", "n")
 
@@ -258,11 +258,12 @@ class BucketOrder:
         self._pools: OrderedDict[int, Indices] = OrderedDict()
 
     def sample_at(self, position: int) -> int:
-        """The sample at a position. Raises IndexError outside 0…n−1."""
+        """Return the sample at a position. Raises IndexError outside 0…n−1."""
         return int(self.samples_at(np.array([position], dtype=np.int64))[0])
 
     def samples_at(self, positions: Indices) -> Indices:
-        """The samples at positions (int64[k] → int64[k]). Raises IndexError if any lies outside 0…n−1."""
+        """Return the samples at positions (int64[k] → int64[k]). Raises IndexError if any is outside
+        0…n−1."""
         positions = checked_positions(positions, self.n)
         pools, places = np.divmod(positions, self._buckets.pool)
         samples = np.empty_like(positions)
@@ -280,7 +281,8 @@ class BucketOrder:
         return found
 
     def _sorted(self, number: int) -> Indices:
-        """A pool's samples: by length, cut into runs; whole runs in random order, what is over stays last."""
+        """Return a pool's samples: sorted by length, cut into runs; whole runs in random order, an
+        incomplete run last."""
         first, width = number * self._buckets.pool, self._buckets.rows
         samples = self._order.samples_at(np.arange(first, min(first + self._buckets.pool, self.n)))
         samples = samples[np.argsort(self._lengths[samples], kind="stable")]

@@ -1,7 +1,7 @@
 """Views of kind `batches`: the epochs of a plan as a bucket of `.safetensors` files.
 
-Law: a key is the address of a frame of the plan, in one spelling. The document names the plan by its
-hash, so the content of a key never changes.
+Law: a key is the address of a frame of the plan, in one spelling. The document names the plan by its hash,
+so the content of a key never changes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _STEP_DIGITS = 6
 
 @dataclass(frozen=True)
 class BatchesView:
-    """The first `epochs` epochs of the plan with this hash, in global batches of `batch` rows cut for `world`
-    ranks. `also`: further buckets that its samples lie in."""
+    """The first `epochs` epochs of the plan with this hash, in global batches of `batch` rows divided among
+    `world` ranks. `also`: further buckets that contain its samples."""
 
     source: str
     plan: str
@@ -36,12 +36,12 @@ class BatchesView:
     kind: Literal["batches"] = "batches"
 
     def to_json(self) -> bytes:
-        """The canonical document."""
+        """Encode the canonical document."""
         return canonical_json(dataclasses.asdict(self) | {"also": list(self.also)})
 
     def keys(self, steps: int) -> NumberedKeys:
-        """The view's keys, given the steps an epoch of the plan has: (epoch, step, rank) each. Steps have at
-        least six digits, and as many as the last one needs."""
+        """Return the view's keys, given the steps of an epoch of the plan: (epoch, step, rank) each. Steps
+        have at least six digits, and as many as the last one needs."""
         width = max(_STEP_DIGITS, len(str(max(0, steps - 1))))
         levels = (
             KeyLevel("epoch=", self.epochs),
@@ -52,7 +52,7 @@ class BatchesView:
 
 
 def parse_batches(value: Mapping[str, Any], bucket: str) -> BatchesView:
-    """Raises PlanError with the path of the bad field."""
+    """Parse a document. Raises PlanError with the path of the bad field."""
     document = checked_object(dict(value), "", ("kind", "source", "also", "plan", "batch", "world", "epochs"))
     return BatchesView(
         checked_source(document, bucket),

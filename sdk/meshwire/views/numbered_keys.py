@@ -1,7 +1,7 @@
 """Keys made of numbers, such as `epoch=3/step=000017/rank=0-of-8.safetensors`.
 
-Law: a number has one spelling. Iteration yields keys in order of their UTF-8 bytes (`10` before `2`)
-from any position without visiting those before it; memory does not grow with their number.
+Law: a number has one spelling. Iteration yields keys in order of their UTF-8 bytes (`10` before `2`) from
+any position without visiting those before it; memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _DIGITS = "0123456789"
-_SORTED = 4096  # spellings remembered
+_SORTED = 4096  # spellings cached
 _NUMBER = {True: r"(\d{%d})", False: r"(0|[1-9]\d{0,18})"}
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLevel:
-    """`head`, then a number below `count`; with a `width`, padded with zeros to it. What follows a number
-    without one must sort before the digits: `/`, `-`, `.` or nothing."""
+    """A level of a key: `head`, then a number below `count`, zero-padded to `width` if that is set. The
+    text after an unpadded number must sort before the digits: `/`, `-`, `.` or nothing."""
 
     head: str
     count: int
@@ -40,7 +40,7 @@ class NumberedKeys:
     tail: str = ""
 
     def format_key(self, numbers: tuple[int, ...]) -> str:
-        """The key of these numbers, one a level."""
+        """Format the key of these numbers, one per level."""
         spelled = (level.spelled(number) for level, number in zip(self.levels, numbers, strict=True))
         return "".join(spelled) + self.tail
 
@@ -53,7 +53,7 @@ class NumberedKeys:
         return re.compile("".join(parts) + re.escape(self.tail), re.ASCII)
 
     def parse_key(self, key: str) -> tuple[int, ...] | None:
-        """The numbers of a key; None when it is none of these."""
+        """Return the numbers of a key, or None if it is not one of these keys."""
         match = self._pattern.fullmatch(key)
         if match is None:
             return None
@@ -62,10 +62,10 @@ class NumberedKeys:
         return numbers if inside else None
 
     def iter_keys(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Keys that begin with `prefix` and sort after `after`, in order, with their numbers."""
+        """Yield the keys that begin with `prefix` and sort after `after`, in order, with their numbers."""
 
         def alive(start: str) -> bool:
-            """Whether keys that begin so may be wanted."""
+            """Whether keys with this prefix may be wanted."""
             wanted = start.startswith(prefix) or prefix.startswith(start)
             return wanted and (start > after or after.startswith(start))
 
@@ -85,7 +85,7 @@ class NumberedKeys:
 
 
 def _every(level: KeyLevel) -> Iterable[str]:
-    """All spellings of a level's numbers, in order."""
+    """Return all spellings of a level's numbers, in order."""
     if level.width:
         return (f"{number:0{level.width}d}" for number in range(level.count))
     if level.count <= _SORTED:
@@ -99,7 +99,8 @@ def _sorted(count: int) -> tuple[str, ...]:
 
 
 def _texts(level: KeyLevel, base: str, alive: Callable[[str], bool], text: str = "") -> Iterator[str]:
-    """Spellings of the level's numbers that begin with `text`, in order, as far as their keys are alive."""
+    """Yield the spellings of the level's numbers that begin with `text`, in order, as long as their keys
+    may be wanted."""
     whole = len(text) == level.width if level.width else bool(text)
     if whole:
         yield text

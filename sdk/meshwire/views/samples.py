@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from meshwire.dataset.expressions import Expression, Value
 
 ReadContents = Callable[[SourceObject], bytes | None]
-"""A small file's bytes; None when it is too large, or is not what it was any more."""
+"""Returns a small file's bytes; None if it is too large or has changed."""
 EvaluationKey = tuple[str, ...]
-"""An expression and the files it was evaluated for."""
+"""An expression and the files for which it was evaluated."""
 EXPRESSION_NAMES: Final = ("key", "stem", "ext", "size", "files", "modified", "sizes")
 
 
 class Sample(NamedTuple):
-    """`stem`: the files' name without their extensions (the first file's, where archives are regrouped)."""
+    """A sample. `stem`: the name of its files without extensions (of the first file, if archives are
+    regrouped)."""
 
     stem: str
     files: tuple[SourceObject, ...]
@@ -43,15 +44,15 @@ def file_name(item: SourceObject) -> str:
 
 
 def group_samples(files: Iterable[SourceObject]) -> list[Sample]:
-    """Files as samples, in the order of their first files. Names in different archives are different
-    samples; where that leaves two of one name, theirs begin with the archive's."""
+    """Group files into samples, in the order of their first files. Equal names in different archives are
+    different samples; their names are then prefixed with the archive's."""
     plain: dict[str, list[SourceObject]] = {}
     found: dict[tuple[str, str], list[SourceObject]] = {}
     for item in files:
         if item.name:
             found.setdefault((sample_key(item.name)[0], item.key), []).append(item)
             continue
-        key = item.key  # as `sample_key` cuts it, without a call for each of a million
+        key = item.key  # inlined `sample_key`, to save a call for each of a million keys
         start = key.rfind("/") + 1
         dot = key.find(".", start)
         stem = key[:dot] if dot > start else key
@@ -77,8 +78,8 @@ def _apart(stem: str, archive: str, items: Iterable[SourceObject]) -> Sample:
 
 
 def check_names(expression: Expression, path: str) -> None:
-    """Names are those of `NAMES`, else extensions. Raises PlanError for what looks like a slip in one of the
-    former."""
+    """Check the names in an expression, which are those of `EXPRESSION_NAMES`, else extensions. Raises
+    PlanError for a likely misspelling of the former."""
     for name in sorted(expression.names - set(EXPRESSION_NAMES)):
         close = difflib.get_close_matches(name, EXPRESSION_NAMES, n=1, cutoff=0.7)
         if close:
@@ -86,8 +87,8 @@ def check_names(expression: Expression, path: str) -> None:
 
 
 class Evaluation:
-    """Evaluates expressions for samples. What was read from files is remembered by their ETags, for the next
-    layout of the same view."""
+    """Evaluates expressions for samples. Results read from files are kept by ETag, for the next layout of
+    the same view."""
 
     def __init__(
         self, contents: ReadContents | None = None, known: Mapping[EvaluationKey, Value] | None = None

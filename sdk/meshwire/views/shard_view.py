@@ -3,7 +3,7 @@
 Law: a layout is a pure function of the document, the source's files (key, ETag, size) and, if its
 expressions read files, their bytes; the bytes of every shard follow. The files of a sample stay in one
 shard.
-Law: a field that has its default is not written, so old documents keep their meaning when fields are
+Law: a field with its default value is not written, so old documents keep their meaning when fields are
 added.
 """
 
@@ -58,19 +58,18 @@ _EXPRESSIONS: Final = ("where", "group", "sort", "split_by")
 
 @dataclass(frozen=True)
 class ShardsView:
-    """Objects under `prefix` whose keys end in one of `match` (empty: all), in shards of `count` samples, or
-    of about `size` bytes of files (one of the two is 0).
+    """Objects under `prefix` whose keys end in one of `match` (empty: all), in shards of `count` samples,
+    or of about `size` bytes of files (one of the two is 0).
 
-    `shuffle`: the seed of a permutation of all samples; None keeps stored order. `split`: names and shares of
-    disjoint parts, each a folder of its own; a sample's part depends on its name alone. Shards are called
-    `name-000000.tar` (`format`: or `.tfrecord`).
+    `shuffle`: the seed of a permutation of all samples; None keeps stored order. `split`: names and shares
+    of disjoint parts, each a folder of its own; a sample's part depends only on its name. Shards are named
+    `name-000000.tar` (or `.tfrecord`, by `format`).
 
-    Expressions over a sample (`meshwire.views.samples`), empty when there is none: `where` leaves out samples
-    it
-    does not hold for; `group`: a folder for each value; `sort`: in the order of its values; `split_by`:
-    samples of one value are in one part. `samples` "archives": not the objects but the members of those that
-    are archives; `match` is of the members. `features`: extensions of files that spell a number, with `int64`
-    or `float`: what a TFRecord has them as.
+    Expressions over a sample (`meshwire.views.samples`), empty if not used: `where` excludes samples for
+    which it is false; `group`: one folder per value; `sort`: order by value; `split_by`: samples with the
+    same value are in the same part. `samples` "archives": the samples are members of archives instead of
+    objects, and `match` applies to members. `features`: extensions of files that contain a number as text,
+    with `int64` or `float`: their type in a TFRecord.
     """
 
     source: str
@@ -91,7 +90,7 @@ class ShardsView:
     kind: Literal["shards"] = "shards"
 
     def to_json(self) -> bytes:
-        """The canonical document."""
+        """Encode the canonical document."""
         document: dict[str, Any] = {
             "kind": self.kind,
             "source": self.source,
@@ -108,13 +107,13 @@ class ShardsView:
         return canonical_json(document)
 
     def includes_key(self, key: str) -> bool:
-        """Whether an object counts: is a file, or holds such."""
+        """Whether an object belongs to the view: as a file, or as an archive of files."""
         if not key.startswith(self.prefix):
             return False
         return archive_kind(key) is not None if self.samples == "archives" else self.includes_file(key)
 
     def includes_file(self, name: str) -> bool:
-        """Whether a file of this key, or name in its archive, goes into a shard."""
+        """Whether a file with this key, or name in its archive, goes into a shard."""
         return not self.match or name.endswith(self.match)
 
     @property
@@ -125,12 +124,12 @@ class ShardsView:
 
     @property
     def reads_files(self) -> bool:
-        """Whether an expression asks for what is in files."""
+        """Whether an expression reads the content of files."""
         return bool(self.expression_names.difference(EXPRESSION_NAMES))
 
     @property
     def keeps_positions(self) -> bool:
-        """Whether an object that is replaced stays where it was in the layout, whatever it is now."""
+        """Whether a replaced object keeps its position in the layout, whatever its new content."""
         return (
             self.samples == "objects"
             and not self.size
@@ -145,7 +144,7 @@ _KNOWN = (
 
 
 def parse_shards(document: Mapping[str, Any], bucket: str) -> ShardsView:
-    """Raises PlanError with the path of the bad field."""
+    """Parse a document. Raises PlanError with the path of the bad field."""
     document = checked_object(dict(document), "", _KNOWN)
     if "count" in document and "size" in document:
         raise PlanError("size", "give count (samples) or size (bytes), not both")
@@ -158,13 +157,15 @@ def parse_shards(document: Mapping[str, Any], bucket: str) -> ShardsView:
     split = _parse_split(document.get("split", {}))
     where, group, sort, split_by = [_parse_expression(document, field) for field in _EXPRESSIONS]
     if sort and shuffle is not None:
-        raise PlanError("sort", "samples are sorted or shuffled, not both; leave out one of sort and shuffle")
+        raise PlanError("sort", "samples can be sorted or shuffled, not both; leave out sort or shuffle")
     if split_by and not split:
-        raise PlanError("split_by", 'say the parts, too: split, as {"train": 0.9, "val": 0.1}')
+        raise PlanError(
+            "split_by", 'split_by needs the parts as well: set split, such as {"train": 0.9, "val": 0.1}'
+        )
     form = cast("Format", checked_choice(document.get("format", "tar"), "format", ("tar", "tfrecord")))
     features = _parse_features(document.get("features", {}))
     if features and form != "tfrecord":
-        raise PlanError("features", 'only a TFRecord has features; say "format": "tfrecord", too')
+        raise PlanError("features", 'only TFRecords have features; set "format": "tfrecord" as well')
     return ShardsView(
         checked_source(document, bucket),
         checked_prefix(document),
@@ -188,7 +189,7 @@ def parse_shards(document: Mapping[str, Any], bucket: str) -> ShardsView:
 
 def _parse_features(value: Any) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict) or len(value) > 64:
-        raise PlanError("features", 'expected at most 64 extensions with kinds, as {"cls": "int64"}')
+        raise PlanError("features", 'expected at most 64 extensions with kinds, such as {"cls": "int64"}')
     for name, kind in value.items():
         checked_text(name, "features", at_most=100)
         checked_choice(kind, join_path("features", name), ("int64", "float"))
@@ -204,22 +205,22 @@ def _parse_expression(document: Mapping[str, Any], field: str) -> str:
 
 def _parse_split(value: Any) -> tuple[tuple[str, float], ...]:
     if not isinstance(value, dict) or len(value) > 16:
-        raise PlanError("split", 'expected at most 16 names with shares, as {"train": 0.9, "val": 0.1}')
+        raise PlanError("split", 'expected at most 16 names with shares, such as {"train": 0.9, "val": 0.1}')
     for name in value:
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            raise PlanError("split", f"{name!r} is no folder name of letters, digits, - and _")
+            raise PlanError("split", f"{name!r} is not a folder name of letters, digits, - and _")
     shares = tuple((name, checked_number(share, f"split.{name}", 0.0, 1.0)) for name, share in value.items())
     if shares and abs(sum(share for _, share in shares) - 1.0) > 1e-9:
         raise PlanError("split", "the shares must add up to 1")
     return tuple(sorted(shares))
 
 
-# --- what a layout follows -------------------------------------------------------------------------------
+# --- layout -----------------------------------------------------------------------------------------------
 
 
 def split_part(view: ShardsView, stem: str) -> str:
-    """The part of the split a sample belongs to: by its name (or what it is split by), so that new data moves
-    none."""
+    """Return the part of the split that a sample belongs to. It depends only on the sample's name (or its
+    `split_by` value), so new data moves no sample."""
     digest = hashlib.blake2b(stem.encode(), digest_size=8, key=_SPLIT.to_bytes(8, "big")).digest()
     point, bound = int.from_bytes(digest) / _UNIT, 0.0
     for name, share in view.split:
@@ -230,12 +231,12 @@ def split_part(view: ShardsView, stem: str) -> str:
 
 
 def shuffle_permutation(seed: int, samples: int) -> Feistel:
-    """The order of so many samples of one part."""
+    """Return the order of the samples of one part."""
     return Feistel(samples, derive_key(seed, _SHUFFLE))
 
 
 def shard_name(view: ShardsView, number: int) -> str:
-    """The name of a part's shard, without folder and ending."""
+    """Return the name of a part's shard, without folder and ending."""
     return f"{view.name}-{number:0{_DIGITS}d}"
 
 
@@ -250,7 +251,7 @@ class ShardLayout:
         self.keys = list(self.shards)
 
     def position_of(self, text: str) -> int:
-        """Where in `keys` the first stands that does not sort before `text`."""
+        """Return the index in `keys` of the first key that does not sort before `text`."""
         return bisect_left(self.keys, text)
 
     def __repr__(self) -> str:
@@ -260,8 +261,7 @@ class ShardLayout:
 def lay_out_shards(
     view: ShardsView, files: Iterable[SourceObject], evaluation: Evaluation | None = None
 ) -> ShardLayout:
-    """The layout of these files of the source, in stored order: objects by key, members as their archive
-    has them."""
+    """Lay out these files of the source, given in stored order: objects by key, members in archive order."""
     evaluation = evaluation or Evaluation()
     samples = group_samples(_taken(view, files))
     if view.where:
@@ -278,15 +278,15 @@ def lay_out_shards(
 
 
 def _taken(view: ShardsView, files: Iterable[SourceObject]) -> list[SourceObject]:
-    prefix, ends = view.prefix, view.match or ("",)  # every name ends in nothing
+    prefix, ends = view.prefix, view.match or ("",)  # every name ends with the empty string
     if view.samples == "archives":
-        takes = lru_cache(view.includes_key)  # asked of one archive after the other
+        takes = lru_cache(view.includes_key)  # cached, because members of the same archive follow each other
         return [item for item in files if item.name.endswith(ends) and takes(item.key)]
     return [item for item in files if item.key.startswith(prefix) and item.key.endswith(ends)]
 
 
 class FolderNames:
-    """Which folder a sample's shard is in: its part of the split, then its group."""
+    """Determines the folder of a sample's shard: its part of the split, then its group."""
 
     def __init__(self, view: ShardsView, evaluation: Evaluation) -> None:
         self._view, self._evaluation = view, evaluation
@@ -306,7 +306,8 @@ class FolderNames:
 
 
 def _folder(value: Value) -> str:
-    """A group's folder: its value, percent-encoded where that would be no name. A `/` makes folders."""
+    """Return a group's folder: its value, percent-encoded where it would not be a valid name. A `/` creates
+    subfolders."""
     names = [
         encode(name) if name.strip(".") else "%2E" * len(name) for name in format_value(value).split("/")
     ]
@@ -334,7 +335,7 @@ def _shard(view: ShardsView, name: str, samples: Sequence[Sample]) -> Shard:
 
 
 def _filled(view: ShardsView, samples: Iterable[Sample]) -> Iterator[list[Sample]]:
-    """Samples until a shard has its count, or its size."""
+    """Yield the samples of each shard, filled up to its count or size."""
     taken: list[Sample] = []
     size = 0
     for sample in samples:

@@ -1,7 +1,7 @@
 """Views of kind `transform`: every object passed through a chain of ops, and how keys are mapped.
 
-Law: the canonical document states everything the results depend on besides the source. Keys are mapped
-by pure functions, and a view is iterated in order of its own keys without sorting them.
+Law: the canonical document states everything the results depend on besides the source. Keys are mapped by
+pure functions, and a view is iterated in order of its own keys without sorting them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OBJECT_FIELD = "object"
-"""The one field of a transform view's ops: the source object's bytes."""
+"""The only field of a transform view's ops: the source object's bytes."""
 _TYPE = re.compile(r"[a-z0-9.+-]{1,64}/[a-z0-9.+-]{1,64}")
 
 
 @dataclass(frozen=True)
 class TransformView:
-    """Every object whose key ends in one of `match` (empty: every object) under `prefix`, through `ops`.
+    """Every object under `prefix` whose key ends in one of `match` (empty: every object), passed through
+    `ops`.
 
-    `suffix` replaces what matched (empty: the key stays); `content_type` is that of the results.
+    `suffix` replaces the matched ending (empty: the key stays); `content_type` is that of the results.
     """
 
     source: str
@@ -45,13 +46,13 @@ class TransformView:
     kind: Literal["transform"] = "transform"
 
     def to_json(self) -> bytes:
-        """The canonical document."""
+        """Encode the canonical document."""
         document = dataclasses.asdict(self) | {"ops": _ops_document(self.ops)}
         return canonical_json({name: list(v) if isinstance(v, tuple) else v for name, v in document.items()})
 
     @property
     def digest(self) -> str:
-        """Names what the view does to a source's bytes: 32 hexadecimal digits. Keys are no part of it."""
+        """A digest of the view's transform of source bytes, independent of keys: 32 hexadecimal digits."""
         return hashlib.sha256(canonical_json(_ops_document(self.ops))).hexdigest()[:32]
 
     @property
@@ -60,7 +61,7 @@ class TransformView:
         return PlanSpec(ops=self.ops)
 
     def view_key(self, key: str) -> str | None:
-        """The view's key for a source key; None when the view leaves the object out."""
+        """Return the view's key for a source key, or None if the view excludes the object."""
         if not key.startswith(self.prefix):
             return None
         if not self.match:
@@ -71,7 +72,7 @@ class TransformView:
         return key[: len(key) - len(ending)] + self.suffix if self.suffix else key
 
     def source_keys(self, key: str) -> Iterator[str]:
-        """The source keys that `key` may be made of, the one that counts first."""
+        """Yield the source keys that `key` may be computed from, the one with precedence first."""
         if not self.match or not self.suffix:
             if self.view_key(key) == key:
                 yield key
@@ -84,7 +85,7 @@ class TransformView:
 
 
 def parse_transform(value: Mapping[str, Any], bucket: str) -> TransformView:
-    """Raises PlanError with the path of the bad field."""
+    """Parse a document. Raises PlanError with the path of the bad field."""
     known = ("kind", "source", "ops", "prefix", "match", "suffix", "content_type")
     document = checked_object(dict(value), "", known)
     match = checked_match(document)
@@ -92,7 +93,7 @@ def parse_transform(value: Mapping[str, Any], bucket: str) -> TransformView:
     if suffix:
         checked_ending(suffix, "suffix")
         if not match:
-            raise PlanError("suffix", "say in `match` which endings it replaces")
+            raise PlanError("suffix", "set `match` to the endings that suffix replaces")
     content_type = checked_text(
         document.get("content_type", "application/octet-stream"), "content_type", at_most=130
     )
@@ -104,17 +105,19 @@ def parse_transform(value: Mapping[str, Any], bucket: str) -> TransformView:
 
 
 def _parse_ops(value: Any) -> tuple[OpSpec, ...]:
-    """Ops without a field: a view has only one."""
+    """Parse ops without a field, because a view has only one."""
     if not isinstance(value, list) or not value:
-        raise PlanError("ops", "a transform view has at least one op")
+        raise PlanError("ops", "a transform view needs at least one op")
     for number, item in enumerate(value):
         if isinstance(item, dict) and "fields" in item:
             raise PlanError(
                 f"ops[{number}].fields",
-                "a view of objects has one field: put this into a plan",
+                "a view of objects has only one field; use a plan instead",
             )
         if isinstance(item, dict) and item.get("field", OBJECT_FIELD) != OBJECT_FIELD:
-            raise PlanError(f"ops[{number}].field", "a view's ops work on the object; leave the field out")
+            raise PlanError(
+                f"ops[{number}].field", "the ops of a view apply to the object; leave the field out"
+            )
     filled = [{"field": OBJECT_FIELD, **item} if isinstance(item, dict) else item for item in value]
     return parse_spec({"ops": filled}).ops
 
@@ -125,12 +128,12 @@ def _ops_document(ops: tuple[OpSpec, ...]) -> list[Any]:
     return found
 
 
-# --- walking a view in order of its keys ----------------------------------------------------------------
+# --- iterating a view in order of its keys -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ViewEntry(Generic[T]):
-    """A key of the view, the source key it is made of, and what is known of that."""
+    """A key of the view, its source key, and the source's value."""
 
     key: str
     origin: str
@@ -145,14 +148,17 @@ def iter_view(
     prefix: str = "",
     after: str = "",
 ) -> Iterator[ViewEntry[T]]:
-    """The view's keys under `prefix` and above `after`, sorted by UTF-8 bytes, of several origins the first.
+    """Yield the view's keys under `prefix` and above `after`, sorted by UTF-8 bytes; of several source keys
+    the first counts.
 
-    `source` walks the source's keys under `prefix` above `after` in order; `look` finds one by name. Changing
-    an ending moves a key past others only if those begin with its stem and a dot; so looking up the stems of
-    a key that end before a dot finds all that is out of place. Memory: one pair a dot.
+    `source` yields the source's keys under `prefix` above `after` in order; `look` finds one by name.
+    Replacing an ending moves a key past others only if those begin with its stem and a dot, so looking up
+    the stems of a key that end before a dot finds all that are out of order. Memory: one pair per dot.
     """
     held: list[tuple[bytes, bytes, int, ViewEntry[T]]] = []
-    numbers = count()  # what is found twice may have changed in between: the pairs are not compared
+    numbers = (
+        count()
+    )  # tie-breaker: an object found twice may have changed in between, and pairs are not compared
     last = after.encode() if after else b""
 
     def hold(origin: str, value: T) -> None:
@@ -185,7 +191,7 @@ def iter_view(
 
 
 def _displaced(view: TransformView, near: str) -> Iterator[str]:
-    """Source keys on the other side of `near` than what they map to."""
+    """Yield source keys that are on the other side of `near` than the keys they map to."""
     if not view.suffix:
         return
     dot = near.find(".")

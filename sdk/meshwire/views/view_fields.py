@@ -20,7 +20,7 @@ _MAX_BUCKETS = 64
 
 
 def checked_ending(value: Any, path: str) -> str:
-    """An ending of keys, as `.jpg`."""
+    """Return `value` if it is a key ending such as `.jpg`. Raises PlanError."""
     text = checked_text(value, path, at_most=33)
     if _ENDING.fullmatch(text) is None:
         raise PlanError(path, f"expected an ending such as '.jpg', not {text!r}")
@@ -28,7 +28,7 @@ def checked_ending(value: Any, path: str) -> str:
 
 
 def checked_match(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """`match`: endings; empty when every key is meant."""
+    """Return the endings in `match`; empty means every key. Raises PlanError."""
     value = document.get("match", [])
     if not isinstance(value, list) or len(value) > _MAX_ENDINGS:
         raise PlanError("match", f"expected a list of at most {_MAX_ENDINGS} endings such as '.jpg'")
@@ -36,7 +36,7 @@ def checked_match(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def checked_prefix(document: Mapping[str, Any]) -> str:
-    """`prefix`: what the keys begin with."""
+    """Return the key prefix in `prefix`. Raises PlanError."""
     prefix = checked_text(document.get("prefix", ""), "prefix", at_most=1024)
     if prefix:
         try:
@@ -47,14 +47,14 @@ def checked_prefix(document: Mapping[str, Any]) -> str:
 
 
 def checked_source(document: Mapping[str, Any], bucket: str) -> str:
-    """`source`: if given, the bucket the view is made of."""
+    """Check that `source`, if given, is the bucket of the view, and return it. Raises PlanError."""
     if document.get("source", bucket) != bucket:
         raise PlanError("source", f"the view belongs to the bucket {bucket!r}")
     return bucket
 
 
 def checked_also(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """`also`: further buckets; a node writes them down."""
+    """Return the further buckets in `also`, which a node fills in. Raises PlanError."""
     value = document.get("also", [])
     if not isinstance(value, list) or len(value) > _MAX_BUCKETS:
         raise PlanError("also", f"expected a list of at most {_MAX_BUCKETS} buckets")

@@ -1,8 +1,7 @@
 """Names of views (virtual buckets computed from another bucket) and the table of view kinds.
 
 Law: a view's canonical document states everything its bytes depend on besides the source. A kind is a
-document class in a module of its own and an entry of `KINDS`. Faults raise PlanError with the field's
-path.
+document class in a module of its own and an entry of `KINDS`. Faults raise PlanError with the field's path.
 """
 
 from __future__ import annotations
@@ -35,29 +34,29 @@ KINDS: Final[Mapping[str, Callable[[Mapping[str, Any], str], View]]] = {
 
 
 def is_sample_view(view: View) -> TypeGuard[BatchesView | ZarrView]:
-    """Whether a view is made of samples, not of objects."""
+    """Whether a view is computed from samples rather than objects."""
     return isinstance(view, BatchesView | ZarrView)
 
 
 def source_buckets(view: View) -> tuple[str, ...]:
-    """Every bucket a view is made of, its own source first."""
+    """Return every bucket a view is computed from, its own source first."""
     return (view.source, *(view.also if is_sample_view(view) else ()))
 
 
 def view_name(bucket: str, name: str) -> str:
-    """The bucket name of a view. Raises PlanError."""
+    """Return the bucket name of a view. Raises PlanError."""
     if _NAME.fullmatch(name) is None or SEPARATOR in name:
-        raise PlanError("name", "a view's name has letters a-z, digits and single dashes, at most 42")
+        raise PlanError("name", "a view name has at most 42 letters a-z, digits and single dashes")
     full = f"{bucket}{SEPARATOR}{name}"
     try:
         names.check_bucket_name(full)
     except names.BucketNameError as error:
-        raise PlanError("name", f"{full!r} is no bucket name: {error}") from None
+        raise PlanError("name", f"{full!r} is not a valid bucket name: {error}") from None
     return full
 
 
 def parse_view(source: bytes | str | Mapping[str, Any], bucket: str) -> View:
-    """The view of `bucket` that a document describes. Raises PlanError with the path of the bad field."""
+    """Parse a view document of `bucket`. Raises PlanError with the path of the bad field."""
     value = read_json(source) if isinstance(source, (bytes, str)) else dict(source)
     if not isinstance(value, dict):
         raise PlanError("", "expected an object")

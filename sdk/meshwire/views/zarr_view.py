@@ -2,8 +2,8 @@
 
 Law: the document states everything the arrays depend on besides the source. Sample i is row i of every
 array, in order of the samples' names; no row is repeated or omitted.
-Law: as in the Zarr v3 core specification: a regular chunk grid, default key encoding, little-endian
-bytes without compression, `sharding_indexed` with the index at the end, and consolidated metadata in
+Law: as in the Zarr v3 core specification: a regular chunk grid, default key encoding, little-endian bytes
+without compression, `sharding_indexed` with the index at the end, and consolidated metadata in
 zarr-python's inline form. Every chunk is whole: rows beyond the last sample hold the fill value 0.
 """
 
@@ -45,20 +45,20 @@ _DTYPES = frozenset(
     ["bool", "float16", "float32", "float64"]
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
-_ENTRY = 16  # of a shard's index: offset and length
+_ENTRY = 16  # bytes per entry of a shard's index: offset and length
 _CRC = 4
 _MISSING = (1 << 64) - 1
 
 
 def is_zarr_dtype(dtype: str) -> bool:
-    """Whether Zarr's core has the type."""
+    """Whether Zarr's core specification has the type."""
     return dtype in _DTYPES
 
 
 @dataclass(frozen=True)
 class ZarrArray:
-    """`samples` rows of shape `row`; `chunk` rows a chunk, `shard` chunks a stored object (0: each chunk is
-    one). `dimensions`: names of the row's."""
+    """An array of `samples` rows of shape `row`; `chunk` rows per chunk, `shard` chunks per stored object
+    (0: each chunk is one object). `dimensions`: names of the row's dimensions."""
 
     name: str
     dtype: str
@@ -83,30 +83,30 @@ class ZarrArray:
 
     @property
     def objects(self) -> int:
-        """Stored objects."""
+        """Number of stored objects."""
         return -(-self.chunks // max(1, self.shard))
 
     @property
     def keys(self) -> NumberedKeys:
-        """Of the stored objects, one number each."""
+        """Keys of the stored objects, one number each."""
         return NumberedKeys((KeyLevel(f"{self.name}/c/", self.objects),), "/0" * len(self.row))
 
     def held(self, number: int) -> range:
-        """The chunks a stored object holds."""
+        """Return the chunks of a stored object."""
         each = max(1, self.shard)
         return range(number * each, min((number + 1) * each, self.chunks))
 
     def rows(self, chunk: int) -> range:
-        """The samples of a chunk; the last may have fewer than `chunk`."""
+        """Return the samples of a chunk; the last chunk may have fewer than `chunk`."""
         return range(chunk * self.chunk, min((chunk + 1) * self.chunk, self.samples))
 
     def object_bytes(self, number: int) -> int:
-        """The size of a stored object."""
+        """Return the size of a stored object."""
         whole = len(self.held(number)) * self.chunk_bytes
         return whole + self.shard * _ENTRY + _CRC if self.shard else whole
 
     def index(self, number: int) -> bytes:
-        """What ends a shard: where its chunks lie; empty without shards."""
+        """Return the index at the end of a shard with the positions of its chunks; empty without shards."""
         if not self.shard:
             return b""
         entries = np.full((self.shard, 2), _MISSING, dtype="<u8")
@@ -118,7 +118,7 @@ class ZarrArray:
         return data + crc.to_bytes(_CRC, "little")
 
     def document(self) -> dict[str, Any]:
-        """The array's metadata."""
+        """Return the array's metadata."""
         inner = [self.chunk, *self.row]
         outer = [self.chunk * max(1, self.shard), *self.row]
         return {
@@ -150,7 +150,7 @@ def _sharding(inner: Sequence[int]) -> dict[str, Any]:
 
 
 def metadata_objects(arrays: Sequence[ZarrArray], attributes: Mapping[str, Any]) -> dict[str, bytes]:
-    """Every `zarr.json` of a group of these arrays, by key."""
+    """Return every `zarr.json` of a group of these arrays, by key."""
     documents = {array.name: array.document() for array in arrays}
     group = {
         "zarr_format": 3,
@@ -174,12 +174,12 @@ _STATUS = "_status"
 
 @dataclass(frozen=True)
 class ZarrView:
-    """Samples under `prefix` (a folder) with these `fields`, through `ops`: those of `snapshot` (a hash; its
-    own fields), or with `follow` those that are there when the view is read.
+    """Samples under `prefix` (a folder) with these `fields`, passed through `ops`: those of `snapshot` (a
+    hash; with the snapshot's fields), or with `follow` those that exist when the view is read.
 
-    `chunk`: samples of a chunk; `shard`: chunks of a shard (`sharding_indexed`), 0 for none. `on_bad`:
-    whether a bad sample fails its chunk or is a row of zeros, marked in the array `FIELD_status`. `also`:
-    further buckets that the snapshot's samples lie in.
+    `chunk`: samples per chunk; `shard`: chunks per shard (`sharding_indexed`), 0 for none. `on_bad`:
+    whether a bad sample fails its chunk or becomes a row of zeros, marked in the array `FIELD_status`.
+    `also`: further buckets that contain the snapshot's samples.
     """
 
     source: str
@@ -198,7 +198,7 @@ class ZarrView:
     kind: Literal["zarr"] = "zarr"
 
     def to_json(self) -> bytes:
-        """The canonical document."""
+        """Encode the canonical document."""
         return canonical_json(
             {
                 "kind": self.kind,
@@ -225,7 +225,7 @@ class ZarrView:
 
     @property
     def url(self) -> str:
-        """The source as a dataset's."""
+        """The source as a dataset URL."""
         return f"s3://{self.source}/{self.prefix}"
 
     @property
@@ -237,26 +237,28 @@ class ZarrView:
 
 
 def status_name(field: str) -> str:
-    """The array that says which rows of a field are bad."""
+    """Return the name of the array that marks the bad rows of a field."""
     return field + _STATUS
 
 
 def parse_zarr(value: Mapping[str, Any], bucket: str) -> ZarrView:
-    """Raises PlanError with the path of the bad field."""
+    """Parse a document. Raises PlanError with the path of the bad field."""
     known = ("kind", "source", "prefix", "samples", "fields", "snapshot", "follow", "ops", "chunk", "shard")
     document = checked_object(dict(value), "", (*known, "seed", "on_bad", "max_bad", "also"))
     snapshot, follow = _parse_pin(document)
     fields = document.get("fields", {}) if snapshot else required_field(document, "fields", "")
     if not isinstance(fields, dict):
-        raise PlanError("fields", 'expected an object, as {"image": {"ext": ["jpg"]}}')
+        raise PlanError("fields", 'expected an object such as {"image": {"ext": ["jpg"]}}')
     specs = parse_fields(fields) if fields or not snapshot else {}
     prefix = checked_prefix(document)
     if prefix and not prefix.endswith("/"):
-        raise PlanError("prefix", f"a folder ends in a slash: {prefix + '/'!r}")
+        raise PlanError("prefix", f"a folder must end in a slash: {prefix + '/'!r}")
     chunk = checked_integer(document.get("chunk", _CHUNK), "chunk", 1, MAX_CHUNK)
     shard = checked_integer(document.get("shard", 0), "shard", 0, MAX_SHARD)
     if chunk * shard > MAX_SHARD_SAMPLES:
-        raise PlanError("shard", f"{chunk * shard} samples a shard; at most {MAX_SHARD_SAMPLES}")
+        raise PlanError(
+            "shard", f"{chunk * shard} samples per shard; at most {MAX_SHARD_SAMPLES} are allowed"
+        )
     return ZarrView(
         checked_source(document, bucket),
         tuple(specs.values()),
@@ -275,7 +277,7 @@ def parse_zarr(value: Mapping[str, Any], bucket: str) -> ZarrView:
 
 
 def _parse_pin(document: Mapping[str, Any]) -> tuple[str, bool]:
-    """(snapshot, follow)"""
+    """Parse the pin as (snapshot, follow)."""
     follow = document.get("follow", False)
     if not isinstance(follow, bool):
         raise PlanError("follow", "expected true or false")
@@ -283,5 +285,5 @@ def _parse_pin(document: Mapping[str, Any]) -> tuple[str, bool]:
     if snapshot != "":
         checked_hash(snapshot, "snapshot")
     if follow and snapshot:
-        raise PlanError("follow", "a snapshot does not change; leave one of the two out")
+        raise PlanError("follow", "a snapshot does not change; leave out follow or snapshot")
     return snapshot, follow
