@@ -1,4 +1,4 @@
-"""ACLs: headers and documents to values, and values to the documents that clients read back.
+"""ACLs: parses headers and documents into values, and writes the documents that clients read back.
 
 Law: pure; this module does not know which users exist, so a grant to an email address becomes
 `mailto:ADDRESS` and an id stays as given.
@@ -44,7 +44,7 @@ _XSI = ' xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
 
 
 class AclDocument(NamedTuple):
-    """An AccessControlPolicy: whom it names as owner, and the grants."""
+    """An AccessControlPolicy: the owner it names, and the grants."""
 
     owner: str
     acl: Acl
@@ -54,8 +54,8 @@ class AclDocument(NamedTuple):
 
 
 def effective_grants(acl: Acl | None, owner: str, bucket_owner: str = "") -> tuple[Grant, ...]:
-    """Every grant one by one, the owner's first. None is `private`; `bucket_owner` is that of an object's
-    bucket."""
+    """Expand an ACL into individual grants, the owner's first. None means `private`; `bucket_owner` is the
+    owner of an object's bucket."""
     if acl is not None and not acl.canned:
         return acl.grants
     canned = "private" if acl is None else acl.canned
@@ -72,7 +72,8 @@ def effective_grants(acl: Acl | None, owner: str, bucket_owner: str = "") -> tup
 
 
 def is_public_acl(acl: Acl | None) -> bool:
-    """Whether it grants anything to everyone, signed in or not: what a public access block blocks."""
+    """Whether the ACL grants anything to everyone or to all authenticated users, which a public access
+    block prevents."""
     return acl is not None and any(grant.grantee in GROUPS for grant in effective_grants(acl, ""))
 
 
@@ -80,7 +81,7 @@ def is_public_acl(acl: Acl | None) -> bool:
 
 
 def read_acl_headers(headers: Mapping[str, str]) -> Acl | None:
-    """x-amz-acl or the x-amz-grant-* headers; None when there are none.
+    """Parse x-amz-acl or the x-amz-grant-* headers; None if there are none.
 
     Raises S3Error: InvalidArgument, InvalidRequest (both), NotImplemented.
     """
@@ -95,7 +96,7 @@ def read_acl_headers(headers: Mapping[str, str]) -> Acl | None:
     if canned in _UNBUILT:
         raise S3Error("NotImplemented", f"The canned ACL {canned} is not implemented.")
     if canned not in _CANNED:
-        raise invalid_argument("x-amz-acl", canned, f"There is no canned ACL {canned[:64]!r}.")
+        raise invalid_argument("x-amz-acl", canned, f"Unknown canned ACL {canned[:64]!r}.")
     return Acl(cast("CannedAcl", canned))
 
 
@@ -112,7 +113,9 @@ def _granted(headers: Mapping[str, str], names: list[str]) -> Acl:
 def _header_grantee(name: str, entry: str) -> str:
     match = _GRANTEE.match(entry.strip())
     if match is None or not (match[2] or match[3]):
-        raise invalid_argument(name, entry, 'A grantee is id="…", uri="…" or emailAddress="…"')
+        raise invalid_argument(
+            name, entry, 'A grantee must have the form id="…", uri="…" or emailAddress="…"'
+        )
     return _grantee(match[1].lower(), match[2] or match[3])
 
 
@@ -128,7 +131,7 @@ def _grantee(kind: str, value: str) -> str:
 
 def _limited(acl: Acl) -> Acl:
     if len(acl.grants) > MAX_GRANTS:
-        raise S3Error("MalformedACLError", f"An ACL holds at most {MAX_GRANTS} grants.")
+        raise S3Error("MalformedACLError", f"An ACL can have at most {MAX_GRANTS} grants.")
     return acl
 
 
@@ -136,7 +139,7 @@ def _limited(acl: Acl) -> Acl:
 
 
 def parse_acl(body: bytes) -> AclDocument:
-    """An AccessControlPolicy. Raises S3Error: MalformedACLError, InvalidArgument."""
+    """Parse an AccessControlPolicy. Raises S3Error: MalformedACLError, InvalidArgument."""
     try:
         root = parse_xml(body, root="AccessControlPolicy", max_bytes=MAX_ACL_BYTES)
         _require_known_elements(root)
@@ -146,13 +149,15 @@ def parse_acl(body: bytes) -> AclDocument:
         raise
     owner, listed = root.find_first("Owner"), root.find_first("AccessControlList")
     if owner is None or listed is None or not owner.child_text("ID").strip():
-        raise S3Error("MalformedACLError", "An AccessControlPolicy has an Owner with an ID and a list.")
+        raise S3Error(
+            "MalformedACLError", "An AccessControlPolicy needs an Owner with an ID, and an AccessControlList."
+        )
     grants = tuple(map(_parse_grant, listed.find_all("Grant")))
     return AclDocument(owner.child_text("ID").strip(), _limited(Acl("", grants)))
 
 
 def _require_known_elements(root: Element) -> None:
-    """Raise MalformedXML for an element that is unknown, or there twice: none is dropped in silence."""
+    """Raise MalformedXML for an unknown or repeated element: none is silently dropped."""
     root.require_known(("Owner", "AccessControlList"))
     for owner in root.find_all("Owner"):
         owner.require_known(("ID", "DisplayName"))
@@ -175,13 +180,13 @@ def _parse_grant(element: Element) -> Grant:
         if (child := grantee.find_first(kind)) is not None
     ]
     if len(named) != 1 or not named[0][1]:
-        raise S3Error("MalformedACLError", "A Grantee is named by one of ID, URI and EmailAddress.")
+        raise S3Error("MalformedACLError", "A Grantee needs exactly one of ID, URI and EmailAddress.")
     return Grant(_grantee(*named[0]), cast("Permission", permission))
 
 
 def acl_document(owner: Owner, grants: tuple[Grant, ...], names: Mapping[str, str]) -> str:
-    """The document of GetBucketAcl and GetObjectAcl, groups first; `names` are the display names of user
-    ids."""
+    """Write the document of GetBucketAcl and GetObjectAcl, groups first; `names` are the display names of
+    user ids."""
     ordered = sorted(grants, key=lambda grant: grant.grantee not in GROUPS)
     listed = "".join(_grant(grant, names) for grant in ordered)
     return listings.root_element(

@@ -1,6 +1,6 @@
 """Settings of buckets and objects as values: ACLs, CORS and lifecycle rules, public access blocks.
 
-Law: data only, as the documents state it. `s3.acl`, `s3.settings_xml` and `s3.lifecycle_xml` convert it
+Law: data only, as the documents state it. `s3.acl_xml`, `s3.settings_xml` and `s3.lifecycle_xml` convert it
 to and from XML; `meshd.control` stores it.
 Invariant: whatever a document may omit is None or empty here.
 """
@@ -47,7 +47,7 @@ AUTHENTICATED_USERS = "http://acs.amazonaws.com/groups/global/AuthenticatedUsers
 
 @dataclass(frozen=True)
 class Grant:
-    """`grantee`: a user id, or the URI of a group (ALL_USERS, AUTHENTICATED_USERS)."""
+    """A grant of an ACL. `grantee`: a user id, or the URI of a group (ALL_USERS, AUTHENTICATED_USERS)."""
 
     grantee: str
     permission: Permission
@@ -55,7 +55,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Acl:
-    """A canned ACL by name, or grants one by one; never both."""
+    """A canned ACL by name, or individual grants; never both."""
 
     canned: CannedAcl | Literal[""] = "private"
     grants: tuple[Grant, ...] = ()
@@ -71,8 +71,8 @@ class PublicAccessBlock:
 
 @dataclass(frozen=True)
 class CorsRule:
-    """Origins and headers may hold one `*` each. `headers` are lower-case, to be compared; `spelled` are the
-    same as they were put, to be read back."""
+    """A CORS rule. Each origin and header may contain one `*`. `headers` are lower-case, for comparison;
+    `spelled` are the same as the client wrote them, for reading back."""
 
     origins: tuple[str, ...]
     methods: tuple[str, ...]
@@ -85,10 +85,10 @@ class CorsRule:
 
 @dataclass(frozen=True)
 class LifecycleRule:
-    """One rule. Ages in days, dates in seconds since the epoch (midnight UTC), sizes in bytes.
+    """A lifecycle rule. Ages in days, dates in seconds since the epoch (midnight UTC), sizes in bytes.
 
-    `form` is how the document said what it is about: `prefix` (the old form), `filter`, or an `empty` filter;
-    `keep_markers` that it said ExpiredObjectDeleteMarker false, which does nothing.
+    `form` is how the document selects objects: `prefix` (the old form), `filter`, or an `empty` filter;
+    `keep_markers` means that it has ExpiredObjectDeleteMarker false, which has no effect.
     """
 
     id: str

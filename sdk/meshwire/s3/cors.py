@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 METHODS = frozenset({"GET", "PUT", "HEAD", "POST", "DELETE"})
 _VARY = ("vary", "Origin, Access-Control-Request-Headers, Access-Control-Request-Method")
 _REFUSED = (
-    "CORSResponse: This CORS request is not allowed: no rule of the bucket has its Origin, "
-    "Access-Control-Request-Method and every one of its Access-Control-Request-Headers."
+    "CORSResponse: This CORS request is not allowed: no rule of the bucket matches its Origin, "
+    "Access-Control-Request-Method and all of its Access-Control-Request-Headers."
 )
 
 
 def read_preflight(bucket: str, key: str, headers: Mapping[str, str]) -> Preflight:
-    """Raises S3Error BadRequest."""
+    """Parse a preflight request. Raises S3Error BadRequest."""
     origin = headers.get("origin")
     if not origin:
         raise S3Error("BadRequest", "Insufficient information. Origin request header needed.")
@@ -44,7 +44,8 @@ def read_preflight(bucket: str, key: str, headers: Mapping[str, str]) -> Preflig
 def find_cors_rule(
     rules: Iterable[CorsRule], origin: str, method: str, headers: tuple[str, ...] = ()
 ) -> CorsRule | None:
-    """The first rule that lets a page from `origin` send `method` with these headers (lower-case)."""
+    """Return the first rule that allows a page from `origin` to send `method` with these headers
+    (lower-case)."""
     for rule in rules:
         if (
             method in rule.methods
@@ -56,13 +57,13 @@ def find_cors_rule(
 
 
 def cors_forbidden() -> S3Error:
-    """What a preflight that no rule allows is answered."""
+    """Return the error for a preflight that no rule allows."""
     return S3Error("AccessForbidden", _REFUSED, headers=dict([_VARY]))
 
 
 def cors_response_headers(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> Headers:
-    """What the answer to an actual request carries, the refused ones included. Nothing for a bucket without
-    rules."""
+    """Return the CORS headers for the response to an actual request, including a disallowed one. Empty for
+    a bucket without rules."""
     if not rules:
         return []
     rule = None if origin is None else find_cors_rule(rules, origin, method)
@@ -70,7 +71,7 @@ def cors_response_headers(rules: tuple[CorsRule, ...], origin: str | None, metho
 
 
 def cors_allow_headers(rule: CorsRule, origin: str, asked: tuple[str, ...] = ()) -> Headers:
-    """The headers that let a page read an answer; `asked` are the headers of its preflight."""
+    """Return the headers that allow a page to read the response; `asked` are the headers of its preflight."""
     anyone = "*" in rule.origins
     headers = [
         ("access-control-allow-origin", "*" if anyone else origin),

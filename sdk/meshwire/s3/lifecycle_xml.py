@@ -28,7 +28,7 @@ MAX_ID = 255
 MAX_NONCURRENT_VERSIONS = 100
 DAY = 86_400
 
-# What is not known is refused: a condition that was overlooked would remove what it should keep.
+# Unknown elements are rejected: ignoring a condition would expire objects that it is meant to keep.
 _RULE = frozenset(
     {
         "ID",
@@ -46,7 +46,7 @@ _MAX_DAYS = 2_147_483_647
 
 
 def parse_lifecycle(body: bytes) -> tuple[LifecycleRule, ...]:
-    """1 to 1,000 rules, each with an id (made up where none is given).
+    """Parse 1 to 1,000 rules; a rule without an id gets a generated one.
 
     Raises S3Error: MalformedXML, InvalidArgument, InvalidRequest, NotImplemented.
     """
@@ -54,7 +54,7 @@ def parse_lifecycle(body: bytes) -> tuple[LifecycleRule, ...]:
     root.require_known((), several=("Rule",))
     elements = root.find_all("Rule")
     if not 1 <= len(elements) <= MAX_RULES:
-        raise S3Error("MalformedXML", f"A LifecycleConfiguration has 1 to {MAX_RULES} rules.")
+        raise S3Error("MalformedXML", f"A LifecycleConfiguration must have 1 to {MAX_RULES} rules.")
     rules = tuple(map(_rule, elements))
     named = [rule.id for rule in rules if rule.id]
     if len(set(named)) < len(named):
@@ -63,7 +63,7 @@ def parse_lifecycle(body: bytes) -> tuple[LifecycleRule, ...]:
 
 
 def _named(rule: LifecycleRule, number: int) -> LifecycleRule:
-    """The same document gives the same ids: who puts it again changes nothing."""
+    """Generate a missing id from the rule, so that the same document always gives the same ids."""
     made_up = hashlib.sha256(f"{number} {rule!r}".encode()).hexdigest()[:48]
     return rule if rule.id else replace(rule, id=made_up)
 
@@ -71,11 +71,11 @@ def _named(rule: LifecycleRule, number: int) -> LifecycleRule:
 def _rule(element: Element) -> LifecycleRule:
     for name in _UNBUILT:
         if element.find_first(name) is not None:
-            raise S3Error("NotImplemented", f"There are no storage classes here: {name} is not implemented.")
+            raise S3Error("NotImplemented", f"Storage classes are not supported: {name} is not implemented.")
     element.require_known(_RULE)
     status, name = element.child_text("Status").strip(), element.child_text("ID")
     if status not in {"Enabled", "Disabled"}:
-        raise S3Error("MalformedXML", "The Status of a Rule is Enabled or Disabled.")
+        raise S3Error("MalformedXML", "The Status of a Rule must be Enabled or Disabled.")
     if len(name) > MAX_ID:
         raise S3Error("InvalidArgument", f"ID length should not exceed allowed limit of {MAX_ID}")
     rule = _actions(_filtered(LifecycleRule(name, status == "Enabled"), element), element)
@@ -83,23 +83,25 @@ def _rule(element: Element) -> LifecycleRule:
     return rule
 
 
-# --- which objects a rule is about ----------------------------------------------------------------------
+# --- selection of objects ---------------------------------------------------------------------------------
 
 
 def _filtered(rule: LifecycleRule, element: Element) -> LifecycleRule:
     old, new = element.find_first("Prefix"), element.find_first("Filter")
     if (old is None) == (new is None):
-        raise S3Error("MalformedXML", "A Rule has a Filter (or, in the old form, a Prefix).")
+        raise S3Error("MalformedXML", "A Rule needs a Filter (or, in the old form, a Prefix).")
     if old is not None:
         return replace(rule, form="prefix", prefix=_prefix(old.text))
     assert new is not None
     both = new.find_first("And")
     if both is None:
         if len(new.children) > 1:
-            raise S3Error("MalformedXML", "A Filter with several conditions holds them in an And.")
+            raise S3Error("MalformedXML", "A Filter with several conditions must have them in an And.")
         return _conditions(replace(rule, form="filter" if new.children else "empty"), new)
     if len(new.children) > 1 or len(both.children) < 2:
-        raise S3Error("MalformedXML", "And holds at least two conditions, and nothing is beside it.")
+        raise S3Error(
+            "MalformedXML", "And must hold at least two conditions and be the only child of Filter."
+        )
     return _conditions(replace(rule, form="filter"), both)
 
 
@@ -134,13 +136,13 @@ def _number(element: Element, name: str, low: int, high: int = 1 << 50) -> int |
     text = child.text.strip()
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
-        raise S3Error("MalformedXML", f"{name} is a whole number.")
+        raise S3Error("MalformedXML", f"{name} must be a whole number.")
     if not low <= int(text) <= high:
         raise S3Error("InvalidArgument", f"'{name}' must be between {low} and {high}")
     return int(text)
 
 
-# --- what is done with them -----------------------------------------------------------------------------
+# --- actions ----------------------------------------------------------------------------------------------
 
 
 def _actions(rule: LifecycleRule, element: Element) -> LifecycleRule:
@@ -174,22 +176,24 @@ def _expiration(rule: LifecycleRule, element: Element) -> LifecycleRule:
         return replace(rule, expire_date=_date(element.child_text("Date").strip()))
     marker = element.child_text("ExpiredObjectDeleteMarker").strip().lower()
     if given != ["ExpiredObjectDeleteMarker"] or marker not in {"true", "false"}:
-        raise S3Error("MalformedXML", "An Expiration has one of Days, Date and ExpiredObjectDeleteMarker.")
+        raise S3Error(
+            "MalformedXML", "An Expiration needs exactly one of Days, Date and ExpiredObjectDeleteMarker."
+        )
     return replace(rule, expire_markers=marker == "true", keep_markers=marker == "false")
 
 
 def _days(element: Element, name: str) -> int:
     days = _number(element, name, 1, _MAX_DAYS)
     if days is None:
-        raise S3Error("MalformedXML", f"{element.name} has {name}.")
+        raise S3Error("MalformedXML", f"{element.name} needs {name}.")
     return days
 
 
 def _date(text: str) -> int:
-    """Seconds since the epoch of a midnight, UTC."""
+    """Parse a date into seconds since the epoch; it must be midnight UTC."""
     milliseconds = dates.parse_iso(text if "T" in text else f"{text}T00:00:00Z")
     if milliseconds is None:
-        raise S3Error("MalformedXML", "The Date of an Expiration is an ISO 8601 date.")
+        raise S3Error("MalformedXML", "The Date of an Expiration must be an ISO 8601 date.")
     if milliseconds % (DAY * 1000):
         raise S3Error("InvalidArgument", "'Date' must be at midnight GMT")
     return milliseconds // 1000

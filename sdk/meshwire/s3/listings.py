@@ -1,10 +1,9 @@
 """Listing documents: buckets, objects, uploads, parts, object attributes, archive members; page tokens.
 
-Law: text only; `s3.responses` makes responses of it. An attribute that was not requested is not
-returned.
-Invariant: keys are written exactly, or percent-encoded if `encoding-type=url` was requested. A key that
-XML 1.0 cannot carry makes a page most parsers reject, as on S3; encoding it unasked would corrupt names
-silently.
+Law: text only; `s3.responses` makes responses of it. An attribute that was not requested is not returned.
+Invariant: keys are written exactly, or percent-encoded if `encoding-type=url` was requested. A key that XML
+1.0 cannot carry makes a page most parsers reject, as on S3; encoding it without a request would corrupt
+names silently.
 Invariant: a continuation token decodes to the name it was made from; anything else is rejected.
 """
 
@@ -35,7 +34,7 @@ _VERSION = b"1"
 
 
 class ContinuationTokenError(ValueError):
-    """Not a token of ours."""
+    """The token was not issued by this server."""
 
 
 def write_continuation_token(after: str) -> str:
@@ -43,7 +42,7 @@ def write_continuation_token(after: str) -> str:
 
 
 def read_continuation_token(token: str) -> str:
-    """The name a token stands for. Raises TokenError."""
+    """Decode a token into the name it stands for. Raises ContinuationTokenError."""
     try:
         raw = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
         after = raw[1:].decode()
@@ -61,7 +60,7 @@ _encode = partial(percent_encoding.encode, safe="/")
 
 
 def root_element(name: str, *pieces: str) -> str:
-    """A whole document."""
+    """Return a complete document."""
     return "".join((XML_DECLARATION, f"<{name}{XML_NAMESPACE}>", *pieces, f"</{name}>"))
 
 
@@ -100,7 +99,7 @@ def list_buckets_document(op: ops.ListBuckets, result: res.BucketListing) -> str
 
 
 def list_objects_document(op: ops.ListObjects, result: res.ObjectListing) -> str:
-    """ListBucketResult of version 1 or 2."""
+    """Write a ListBucketResult of version 1 or 2."""
     names = (op.prefix, op.delimiter, op.after, result.next_after, *result.common_prefixes)
     key = key_writer((*names, *[e.key for e in result.entries]), encoded=op.encode_url)
     return root_element(
@@ -118,14 +117,15 @@ def list_objects_document(op: ops.ListObjects, result: res.ObjectListing) -> str
 
 
 def key_writer(names: Iterable[str], *, encoded: bool) -> Callable[[str], str]:
-    """How each of these names is written; `str`, which copies nothing, when none needs care."""
+    """Return the function that writes these names: `str`, which copies nothing, if none needs escaping."""
     if encoded:
         return _encode
     return escape_key if needs_escape("".join(names)) else str
 
 
 def _page_v1(op: ops.ListObjects, result: res.ObjectListing, key: Callable[[str], str]) -> str:
-    """NextMarker comes only with a delimiter: without one the last key is the marker."""
+    """Write the paging elements. NextMarker appears only with a delimiter: without one, the last key is the
+    marker."""
     following = result.next_after if result.truncated and op.delimiter else ""
     return f"<Marker>{key(op.after)}</Marker>" + (
         f"<NextMarker>{key(following)}</NextMarker>" if following else ""
@@ -148,7 +148,7 @@ def _page_v2(op: ops.ListObjects, result: res.ObjectListing, key: Callable[[str]
 def _objects(
     entries: Sequence[res.ObjectEntry], key: Callable[[str], str], *, with_owner: bool
 ) -> Iterable[str]:
-    """The entries, in half a microsecond each: by columns, and what several share is written once."""
+    """Write the entries, in half a microsecond each: by columns, with shared parts written once."""
     if not entries:
         return ()
     keys, sizes, tags, modified, owners, classes, algorithms, types = zip(*entries, strict=True)
@@ -250,7 +250,7 @@ ATTRIBUTES = ("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize")
 def read_get_object_attributes(
     bucket: str, key: str, version: str | None, headers: Mapping[str, str]
 ) -> operations.GetObjectAttributes:
-    """Raises S3Error InvalidArgument."""
+    """Parse the request. Raises S3Error InvalidArgument."""
     asked = headers.get("x-amz-object-attributes", "")
     names = frozenset(name.strip() for name in asked.split(",") if name.strip())
     if not names or not names <= set(ATTRIBUTES):
@@ -276,7 +276,7 @@ def _integer(headers: Mapping[str, str], name: str, default: int) -> int:
 
 
 def object_attributes_document(op: operations.GetObjectAttributes, result: res.ObjectAttributes) -> str:
-    """The ETag has no quotes here, other than everywhere else in S3."""
+    """Write the document. Unlike everywhere else in S3, the ETag has no quotes here."""
     pieces = {
         "ETag": xml_element("ETag", result.etag),
         "Checksum": _checksum(result),
@@ -290,7 +290,7 @@ def object_attributes_document(op: operations.GetObjectAttributes, result: res.O
 
 
 def _checksum(result: res.ObjectAttributes) -> str:
-    """The number of parts (`-2`) is not told here, other than everywhere else in S3."""
+    """Write the checksum. Unlike everywhere else in S3, the number of parts (`-2`) is omitted here."""
     if not result.checksums:
         return ""
     values = {name: value.partition("-")[0] for name, value in result.checksums.items()}
@@ -319,14 +319,18 @@ _PAGE: Final = 1000
 
 
 def read_member(query: Query) -> str | None:
-    """The member that is asked for; None when the object is. Raises S3Error InvalidArgument."""
+    """Return the requested member, or None if the whole object is requested. Raises S3Error
+    InvalidArgument."""
     return _name(query, "member") if "member" in query.values else None
 
 
 def read_list_members(bucket: str, key: str, query: Query) -> operations.ListMembers:
-    """Raises S3Error InvalidArgument, InvalidRequest."""
+    """Parse the request. Raises S3Error InvalidArgument, InvalidRequest."""
     if "member" in query.values or "partNumber" in query.values:
-        raise S3Error("InvalidRequest", "members is asked for alone: it lists, and member reads one.")
+        raise S3Error(
+            "InvalidRequest",
+            "members cannot be combined with member or partNumber: members lists, member reads one.",
+        )
     return operations.ListMembers(
         bucket,
         key,
@@ -341,13 +345,13 @@ def _name(query: Query, parameter: str) -> str:
     value = query.values.get(parameter, "")
     if len(value.encode()) > MAX_MEMBER_NAME_BYTES or "\0" in value or (parameter == "member" and not value):
         raise invalid_argument(
-            parameter, value, f"The name of a member has 1 to {MAX_MEMBER_NAME_BYTES} bytes."
+            parameter, value, f"A member name must have 1 to {MAX_MEMBER_NAME_BYTES} bytes."
         )
     return value
 
 
 def parse_list_members(body: bytes) -> MemberListing:
-    """Reads back what `document` wrote. Raises S3Error InternalError for anything else."""
+    """Parse a document of `list_members_document`. Raises S3Error InternalError for anything else."""
     try:
         found = json.loads(body)
         entries = tuple(
@@ -357,11 +361,11 @@ def parse_list_members(body: bytes) -> MemberListing:
         kind, etag, size, count = found["kind"], found["etag"], found["size"], found["count"]
         return MemberListing(str(kind), str(etag), int(size), int(count), entries, found.get("next"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise S3Error("InternalError", "The answer is no listing of an archive's members.") from None
+        raise S3Error("InternalError", "The response is not a listing of archive members.") from None
 
 
 def list_members_document(listing: MemberListing) -> bytes:
-    """What `?members` answers."""
+    """Write the response to `?members`."""
     found: dict[str, Any] = {
         "kind": listing.kind,
         "etag": listing.etag,

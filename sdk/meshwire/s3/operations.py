@@ -1,7 +1,6 @@
 """S3 operations as frozen values: what a request asks for.
 
-Law: data only. `s3.parse_request` builds these from method, target and headers; the daemon executes
-them.
+Law: data only. `s3.parse_request` builds these from method, target and headers; the daemon executes them.
 Invariant: whatever a client may omit is None or empty here, never guessed.
 """
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ObjectHeaders:
-    """System headers kept with an object (lower-case names, as given) and user metadata without its
-    prefix."""
+    """System headers stored with an object (lower-case names, values as given) and user metadata without
+    its prefix."""
 
     system: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -29,7 +28,7 @@ class ObjectHeaders:
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """`member`: of the archive that the object is."""
+    """The source of a copy. `member`: member of the archive that the object is."""
 
     bucket: str
     key: str
@@ -49,7 +48,8 @@ class ListBuckets:
 
 @dataclass(frozen=True, slots=True)
 class CreateBucket:
-    """`acl` is x-amz-acl or the x-amz-grant-* headers, `ownership` x-amz-object-ownership; None if absent."""
+    """CreateBucket. `acl` is from x-amz-acl or the x-amz-grant-* headers, `ownership` from
+    x-amz-object-ownership; None if absent."""
 
     bucket: str
     acl: Acl | None = None
@@ -73,7 +73,7 @@ class GetBucketLocation:
 
 @dataclass(frozen=True, slots=True)
 class GetBucketSetting:
-    """GET of a sub-resource that holds a bucket's configuration (`?versioning`, `?policy`, `?acl`, …)."""
+    """GET of a sub-resource with a bucket's configuration (`?versioning`, `?policy`, `?acl`, …)."""
 
     bucket: str
     setting: BucketSetting
@@ -81,7 +81,7 @@ class GetBucketSetting:
 
 @dataclass(frozen=True, slots=True)
 class PutBucketSetting:
-    """PUT of one; the document comes in the body (an ACL may come in headers instead: `acl`)."""
+    """PUT of such a sub-resource; the document is in the body (an ACL may be in headers instead: `acl`)."""
 
     bucket: str
     setting: BucketSetting
@@ -97,7 +97,8 @@ class DeleteBucketSetting:
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """OPTIONS: may a page from `origin` send `method` with these headers (lower-case)? `key` may be empty."""
+    """OPTIONS: whether a page from `origin` may send `method` with these headers (lower-case). `key` may be
+    empty."""
 
     bucket: str
     key: str
@@ -108,8 +109,8 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True)
 class ListObjects:
-    """ListObjectsV2 (`version` 2) or ListObjects (1). `after` is the marker, start-after or decoded
-    token: the last key or common prefix already returned."""
+    """ListObjectsV2 (`version` 2) or ListObjects (1). `after` is the marker, start-after or decoded token:
+    the last key or common prefix already returned."""
 
     bucket: str
     version: Literal[1, 2]
@@ -125,8 +126,8 @@ class ListObjects:
 
 @dataclass(frozen=True, slots=True)
 class ListObjectVersions:
-    """Versions after (`key_marker`, `version_marker`), newest first within a key; without a version marker,
-    after all versions of `key_marker`."""
+    """ListObjectVersions: versions after (`key_marker`, `version_marker`), newest first within a key;
+    without a version marker, after all versions of `key_marker`."""
 
     bucket: str
     prefix: str = ""
@@ -142,9 +143,10 @@ class ListObjectVersions:
 
 @dataclass(frozen=True, slots=True)
 class GetObject:
-    """GET, or HEAD with `head` set. `overrides` are the response-* parameters (header name, lower-case
-    → value); `member` is a file of the archive that the object is. `if_range`: of which content the range is
-    meant, by its ETag or its time in seconds since the epoch; of another one the whole is."""
+    """GET, or HEAD with `head` set. `overrides` are the response-* parameters (lower-case header name →
+    value); `member` is a file of the archive that the object is. `if_range`: the content that the range
+    applies to, by its ETag or its time in seconds since the epoch; for other content the whole object is
+    sent."""
 
     bucket: str
     key: str
@@ -161,7 +163,8 @@ class GetObject:
 
 @dataclass(frozen=True, slots=True)
 class ListMembers:
-    """The files of the archive that the object is, in order of their names; `after`: the last one known."""
+    """List the files of the archive that the object is, in order of their names; `after`: the last name
+    already returned."""
 
     bucket: str
     key: str
@@ -184,9 +187,9 @@ class PutObject:
 
 @dataclass(frozen=True, slots=True)
 class CopyObject:
-    """`replace` is the metadata directive REPLACE, `tags` what replaces the source's tags (None: they are
-    copied); `source_conditions` are the x-amz-copy-source-if-* headers, `reclass` whether a storage class is
-    named."""
+    """CopyObject. `replace` is the metadata directive REPLACE, `tags` replaces the source's tags (None:
+    they are copied); `source_conditions` are the x-amz-copy-source-if-* headers, `reclass` whether a
+    storage class is given."""
 
     bucket: str
     key: str
@@ -203,7 +206,7 @@ class CopyObject:
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """Without `version`, a delete marker is put in a bucket with versioning."""
+    """DeleteObject. Without `version`, a bucket with versioning gets a delete marker."""
 
     bucket: str
     key: str
@@ -213,7 +216,7 @@ class DeleteObject:
 
 @dataclass(frozen=True, slots=True)
 class DeleteObjects:
-    """The keys come in the XML body, read by `meshwire.s3.xml_documents.parse_delete`."""
+    """DeleteObjects. The keys are in the XML body, parsed by `meshwire.s3.xml_documents.parse_delete`."""
 
     bucket: str
     digests: BodyDigests
@@ -221,7 +224,7 @@ class DeleteObjects:
 
 @dataclass(frozen=True, slots=True)
 class PostObject:
-    """An upload by HTML form (multipart/form-data); key, policy and file come in the body."""
+    """An upload by HTML form (multipart/form-data); key, policy and file are in the body."""
 
     bucket: str
     content_type: str
@@ -258,7 +261,7 @@ class GetObjectAcl:
 
 @dataclass(frozen=True, slots=True)
 class PutObjectAcl:
-    """`acl` from the headers; None when it comes in the body."""
+    """PutObjectAcl. `acl` from the headers; None if it is in the body."""
 
     bucket: str
     key: str
@@ -269,7 +272,8 @@ class PutObjectAcl:
 
 @dataclass(frozen=True, slots=True)
 class GetObjectAttributes:
-    """`attributes`: of ETag, Checksum, ObjectParts, StorageClass, ObjectSize."""
+    """GetObjectAttributes. `attributes`: a subset of ETag, Checksum, ObjectParts, StorageClass,
+    ObjectSize."""
 
     bucket: str
     key: str
@@ -304,7 +308,7 @@ class UploadPart:
 
 @dataclass(frozen=True, slots=True)
 class UploadPartCopy:
-    """`range` is (first, last) inclusive, from x-amz-copy-source-range."""
+    """UploadPartCopy. `range` is (first, last) inclusive, from x-amz-copy-source-range."""
 
     bucket: str
     key: str
@@ -317,8 +321,9 @@ class UploadPartCopy:
 
 @dataclass(frozen=True, slots=True)
 class CompleteMultipartUpload:
-    """The part list comes in the XML body, read by `meshwire.s3.xml_documents.parse_complete`. `digests` and
-    `object_size` (bytes) are what the client expects of the assembled object."""
+    """CompleteMultipartUpload. The part list is in the XML body, parsed by
+    `meshwire.s3.xml_documents.parse_complete`. `digests` and `object_size` (bytes) are what the client
+    expects of the assembled object."""
 
     bucket: str
     key: str

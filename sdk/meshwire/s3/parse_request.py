@@ -29,7 +29,7 @@ _MAX_KEYS = 1000
 
 
 def parse_request(head: RequestHead) -> Operation:
-    """The operation a request asks for. Raises S3Error."""
+    """Parse a request into an operation. Raises S3Error."""
     bucket, key = split_path(head)
     if head.method == "OPTIONS":
         return cors.read_preflight(bucket, key, head.headers)
@@ -51,7 +51,8 @@ def parse_request(head: RequestHead) -> Operation:
 
 
 def split_path(head: RequestHead) -> tuple[str, str]:
-    """(bucket, key), either may be empty. Raises S3Error InvalidURI, InvalidBucketName, KeyTooLongError."""
+    """Return (bucket, key), either of which may be empty. Raises S3Error InvalidURI, InvalidBucketName,
+    KeyTooLongError."""
     raw_path = head.raw_path
     if not raw_path.startswith("/"):
         raise S3Error("InvalidURI")
@@ -299,7 +300,7 @@ def _put_part(bucket: str, key: str, query: Query, headers: Headers) -> Operatio
 
 
 def _upload_id(query: Query) -> str:
-    """A missing or absurd id names no upload, as S3 answers it."""
+    """Return the upload id; as in S3, a malformed one gives NoSuchUpload."""
     upload_id = query.values.get("uploadId", "")
     if not upload_id:
         raise invalid_argument(

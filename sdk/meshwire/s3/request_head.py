@@ -1,10 +1,9 @@
 """Head of an S3 request: method, target and headers, query parameters, and the authentication mechanism.
 
-Law: a parameter given twice is rejected; an unknown or unsupported sub-resource answers NotImplemented.
-A request signed in two ways is rejected, and so is an `x-amz-*` parameter outside a presigned URL, where
-it would be neither signed nor a header.
-Invariant: after `check_parameters`, the operation of (level, method) reads every sub-resource in the
-query.
+Law: a repeated parameter is rejected; an unknown or unsupported sub-resource answers NotImplemented. A
+request signed in two ways is rejected, and so is an `x-amz-*` parameter outside a presigned URL, where it
+would be neither signed nor a header.
+Invariant: after `check_parameters`, the operation of (level, method) reads every sub-resource in the query.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """`raw_path` and `raw_query` are as sent, still percent-encoded, the query without `?`; header names are
-    lower-case, the values of repeated headers joined by `,`. `host_bucket` is the bucket that the host names
-    (virtual-host addressing); the path is then the key's alone."""
+    """The head of a request. `raw_path` and `raw_query` are as sent, still percent-encoded, the query
+    without `?`; header names are lower-case, values of repeated headers joined by `,`. `host_bucket` is the
+    bucket given by the host (virtual-host addressing), in which case the path is the key alone."""
 
     method: str
     raw_path: str
@@ -42,7 +41,8 @@ MAX_INTEGER = 2_147_483_647
 MAX_VERSION = 1024
 
 _LISTING = frozenset({"prefix", "delimiter", "encoding-type"})
-# What can be set on a bucket, and what S3 can set and this server cannot: that is told truthfully.
+# Settings that this server supports, and those that S3 supports but this server truthfully reports as not
+# set.
 SETTINGS = frozenset({"acl", "cors", "lifecycle", "ownershipControls", "policy", "policyStatus"}) | {
     "publicAccessBlock",
     "tagging",
@@ -60,7 +60,9 @@ _NEVER_SET = frozenset(
         "website",
     }
 )
-_REMOVABLE = frozenset({"encryption", "replication", "website"})  # of what is never set: done already
+_REMOVABLE = frozenset(
+    {"encryption", "replication", "website"}
+)  # deleting one of these succeeds, because it is never set
 _PARAMETERS: Mapping[tuple[str, str], frozenset[str]] = MappingProxyType(
     {
         ("service", "GET"): frozenset({"prefix", "max-buckets", "continuation-token", "bucket-region"}),
@@ -100,7 +102,7 @@ _BUILT = (
     | {"member", "members"}
     | SETTINGS
 )
-# Sub-resources of S3's reference that this server does not have yet.
+# Sub-resources in S3's reference that this server does not implement.
 _UNBUILT = frozenset(
     [
         "abac",
@@ -133,9 +135,9 @@ _UNBUILT = frozenset(
         "website",
     ]
 )
-# Never a sub-resource: SDK bookkeeping, and signatures (SigV4's and SigV2's).
+# Never sub-resources: SDK bookkeeping, and signatures (SigV4's and SigV2's).
 _IGNORED = frozenset({"x-id", "AWSAccessKeyId", "Signature", "Expires"})
-# What boto3 puts into a presigned URL of version 2 beside x-amz-*.
+# Headers that boto3 puts into a version 2 presigned URL in addition to x-amz-*.
 HOISTED_V2 = frozenset({"content-md5", "content-type"})
 _OVERRIDES = frozenset(
     f"response-{name}"
@@ -153,12 +155,12 @@ _NO_PARAMETERS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Decoded parameters; a value is empty when there is none."""
+    """Decoded query parameters; a parameter without a value is empty."""
 
     values: Mapping[str, str]
 
     def check_parameters(self, level: str, method: str, *, presigned: bool) -> None:
-        """Raise S3Error unless every sub-resource named is one that (level, method) knows. `presigned`: the
+        """Raise S3Error unless every sub-resource is one that (level, method) supports. `presigned`: the
         query is that of a presigned URL."""
         allowed = _PARAMETERS.get((level, method), _NO_PARAMETERS)
         for name, value in self.values.items():
@@ -171,7 +173,8 @@ class Query:
             _refuse(name, value, method)
 
     def bucket_setting(self) -> BucketSetting | None:
-        """The bucket's setting that is asked for. Raises InvalidArgument when the query names two things."""
+        """Return the requested bucket setting. Raises InvalidArgument if the query names two
+        sub-resources."""
         named = [name for name in self.values if name in SETTINGS or name in _NEVER_SET]
         if not named:
             return None
@@ -182,7 +185,7 @@ class Query:
         return cast("BucketSetting", named[0])
 
     def text(self, name: str) -> str:
-        """A parameter that is compared with keys; empty when absent. Raises KeyTooLongError,
+        """Return a parameter that is compared with keys, empty if absent. Raises KeyTooLongError,
         InvalidArgument."""
         value = self.values.get(name, "")
         if value:
@@ -197,7 +200,7 @@ class Query:
     def integer(
         self, name: str, default: int, *, low: int = 0, high: int = MAX_INTEGER, label: str = ""
     ) -> int:
-        """A decimal parameter. Raises InvalidArgument."""
+        """Return a decimal parameter. Raises InvalidArgument."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -209,7 +212,8 @@ class Query:
         return number
 
     def version_id(self) -> str | None:
-        """versionId; None when absent. Which ids there are is the store's to know. Raises InvalidArgument."""
+        """Return versionId, or None if absent. Whether the version exists is for the store to decide.
+        Raises InvalidArgument."""
         version = self.values.get("versionId")
         if version is not None:
             check_version(version)
@@ -229,17 +233,17 @@ def _refuse(name: str, value: str, method: str) -> None:
         raise invalid_argument(name, value, "This operation does not accept a query-string.")
     if name in _BUILT:
         raise S3Error("MethodNotAllowed", extra={"Method": method, "ResourceType": name.upper()})
-    # S3 overlooks parameters it does not know, such as the cache busters of browsers. On a write, or where
-    # it has no
-    # value, an unknown name may be a sub-resource of tomorrow's S3, and a plain operation in its place does
+    # S3 ignores unknown parameters, such as the cache busters of browsers. On a write, or without a value,
+    # an unknown name may be a sub-resource of a later S3, and the plain operation in its place would do
     # harm.
     if not value or method not in {"GET", "HEAD"}:
-        raise S3Error("NotImplemented", f"The query parameter {name[:64]!r} is not known.")
+        raise S3Error("NotImplemented", f"Unknown query parameter {name[:64]!r}.")
 
 
-@lru_cache(maxsize=64)  # who signed, what is asked and what policies see: each reads it for itself
+@lru_cache(maxsize=64)  # authentication, routing and policies each parse the same query
 def read_query(raw_query: str) -> Query:
-    """Raises S3Error: InvalidURI (broken escapes, not UTF-8), InvalidArgument (a parameter given twice)."""
+    """Parse a query. Raises S3Error: InvalidURI (broken escapes, not UTF-8), InvalidArgument (a repeated
+    parameter)."""
     values: dict[str, str] = {}
     try:
         parameters = percent_encoding.split_query(raw_query)
@@ -247,18 +251,18 @@ def read_query(raw_query: str) -> Query:
         raise S3Error("InvalidURI") from None
     for name, value in parameters:
         if name in values:
-            raise invalid_argument(name, value, f"The query parameter {name[:64]!r} is given twice.")
+            raise invalid_argument(name, value, f"The query parameter {name[:64]!r} appears twice.")
         values[name] = value
     return Query(MappingProxyType(values))
 
 
 def is_subresource(name: str) -> bool:
-    """Whether a parameter makes another operation of a request, built or not."""
+    """Whether a parameter selects another operation, implemented or not."""
     return name in _BUILT or name in _UNBUILT
 
 
 def check_version(version: str, name: str = "versionId") -> None:
-    """Raise InvalidArgument for what can name no version at all."""
+    """Raise InvalidArgument for a string that cannot be a version id."""
     if not version:
         raise invalid_argument(name, version, "Version id cannot be the empty string")
     if len(version) > MAX_VERSION or not (version.isascii() and version.isprintable()):
@@ -266,7 +270,7 @@ def check_version(version: str, name: str = "versionId") -> None:
 
 
 def invalid_argument(name: str, value: str, message: str) -> S3Error:
-    """InvalidArgument with S3's details."""
+    """Return InvalidArgument with S3's details."""
     return S3Error(
         "InvalidArgument", message, extra={"ArgumentName": name[:64], "ArgumentValue": value[:256]}
     )
@@ -277,7 +281,7 @@ def key_too_long(size: int) -> S3Error:
 
 
 class AuthMechanism(Enum):
-    """Where a request carries its signature, and of which version it is."""
+    """Where a request carries its signature, and in which version."""
 
     ANONYMOUS = "anonymous"
     HEADER_V4 = "header, version 4"
@@ -300,7 +304,7 @@ _BY_PARAMETER = {
 
 
 def read_auth_mechanism(headers: Mapping[str, str], query: Query) -> AuthMechanism:
-    """How a request with these headers and this query is signed, be the signature good or not.
+    """Return how a request with these headers and this query is signed, without verifying the signature.
 
     Raises S3Error InvalidArgument: two mechanisms; an x-amz-* parameter in a request that is not presigned.
     """

@@ -1,8 +1,8 @@
 """Headers of an S3 request, parsed into the values of operations, and the body digests they declare.
 
-Law: a header that asks for an unsupported feature (encryption, locks) is rejected, never ignored,
-because the client would assume it took effect. Digests are checked for form here; `BodyVerifier` checks
-their truth.
+Law: a header that asks for an unsupported feature (encryption, locks) is rejected, never ignored, because
+the client would assume it took effect. Digests are checked only for form here; `BodyVerifier` compares them
+with the body.
 Invariant: no value returned contains control characters.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _PREFIX = "x-amz-checksum-"
 _NOT_VALUES = frozenset({"mode", "type", "algorithm"})
 _PARTS_SUFFIX = re.compile(r"-\d{1,5}\Z", re.A)
-# Of an assembled upload; an object put at once always has the type FULL_OBJECT.
+# Types for multipart uploads; an object put at once always has the type FULL_OBJECT.
 _TYPES = dict.fromkeys(ALGORITHMS, ("COMPOSITE",)) | {
     "crc32": ("COMPOSITE", "FULL_OBJECT"),
     "crc32c": ("COMPOSITE", "FULL_OBJECT"),
@@ -40,9 +40,9 @@ _TYPES = dict.fromkeys(ALGORITHMS, ("COMPOSITE",)) | {
 
 
 def read_digests(headers: Mapping[str, str], *, composite: bool = False) -> BodyDigests:
-    """`composite` allows the `-N` suffix of an assembled upload's checksum.
+    """Parse the declared digests. `composite` allows the `-N` suffix of a multipart checksum.
 
-    Raises S3Error: InvalidDigest, InvalidRequest, NotImplemented (an algorithm of S3 that is not built).
+    Raises S3Error: InvalidDigest, InvalidRequest, NotImplemented (an unsupported algorithm of S3).
     """
     checksums = {
         name[len(_PREFIX) :]: value.strip()
@@ -61,7 +61,7 @@ def read_digests(headers: Mapping[str, str], *, composite: bool = False) -> Body
 
 
 def is_checksum_value_header(name: str) -> bool:
-    """Whether a header (lower-case) has a checksum's value: `x-amz-checksum-crc32`, say."""
+    """Whether a header (lower-case) carries a checksum value, such as `x-amz-checksum-crc32`."""
     return name.startswith(_PREFIX) and name[len(_PREFIX) :] not in _NOT_VALUES
 
 
@@ -102,13 +102,13 @@ def _wanted(headers: Mapping[str, str], given: tuple[str, ...]) -> tuple[str, ..
 
 
 def checksum_algorithm(headers: Mapping[str, str]) -> str | None:
-    """The lower-case algorithm of x-amz-checksum-algorithm."""
+    """Return the lower-case algorithm of x-amz-checksum-algorithm."""
     value = headers.get("x-amz-checksum-algorithm")
     return None if value is None else _known(value)
 
 
 def checksum_type(headers: Mapping[str, str], algorithm: str | None) -> str | None:
-    """x-amz-checksum-type, in upper case, checked against the algorithm when one is named."""
+    """Return x-amz-checksum-type in upper case, checked against the algorithm if one is given."""
     given = headers.get("x-amz-checksum-type")
     if given is None:
         return None
@@ -182,7 +182,7 @@ _AUTHENTICATION = frozenset(
     )
 )
 
-# Headers that ask for what is not built, with the values that ask for nothing.
+# Headers of unsupported features, with the values that request nothing.
 _NONE: frozenset[str] = frozenset()
 _UNBUILT: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -229,16 +229,16 @@ def reject_unsupported_headers(headers: Mapping[str, str]) -> None:
 def with_presigned_headers(
     headers: Mapping[str, str], query: Query, mechanism: AuthMechanism
 ) -> Mapping[str, str]:
-    """`headers` with the x-amz-* parameters of a presigned URL, which S3 reads as if they were headers.
+    """Add the x-amz-* parameters of a presigned URL to `headers`, since S3 treats them as headers.
 
-    Not so the values of checksums: a URL is made before its body is known, and the JavaScript SDK puts the
-    checksum of an empty one into it. S3 overlooks them.
+    Checksum values are excluded: a URL is created before its body is known, and the JavaScript SDK puts the
+    checksum of an empty body into it. S3 ignores them.
     """
     if not mechanism.presigned:
         return headers
     also = HOISTED_V2 if mechanism is AuthMechanism.PRESIGNED_V2 else _NONE
     hoisted = {
-        name.lower(): value.strip(" \t")  # as a header would come
+        name.lower(): value.strip(" \t")  # stripped like a header value
         for name, value in query.values.items()
         if name[:6].lower() == "x-amz-" or name.lower() in also
     }
@@ -267,8 +267,8 @@ def check_key(key: str) -> None:
 
 
 def checked_header_value(name: str, value: str) -> str:
-    """A header value fit to be stored and sent: bytes that are no UTF-8 are read as Latin-1 (RFC 9110 §5.5 of
-    old)."""
+    """Return a header value fit to be stored and sent: bytes that are not UTF-8 are decoded as Latin-1 (as
+    in older HTTP, RFC 9110 §5.5)."""
     value = value.strip(" \t")
     if not value.isascii():
         try:
@@ -280,15 +280,16 @@ def checked_header_value(name: str, value: str) -> str:
         except UnicodeDecodeError:
             value = raw.decode("latin-1")
     if _CONTROL.search(value):
-        raise invalid_argument(name, "", f"{name} must not hold control characters.")
+        raise invalid_argument(name, "", f"{name} must not contain control characters.")
     return value
 
 
-# --- what is kept with an object ----------------------------------------------------------------------
+# --- stored with an object ----------------------------------------------------------------------------
 
 
 def object_headers(headers: Mapping[str, str]) -> ObjectHeaders:
-    """Raises S3Error: MetadataTooLarge, InvalidArgument, InvalidRedirectLocation, InvalidStorageClass."""
+    """Parse the headers stored with an object. Raises S3Error: MetadataTooLarge, InvalidArgument,
+    InvalidRedirectLocation, InvalidStorageClass."""
     storage_class = headers.get("x-amz-storage-class", "STANDARD")
     if storage_class not in _STORAGE_CLASSES:
         raise S3Error("InvalidStorageClass", extra={"StorageClassRequested": storage_class[:64]})
@@ -308,7 +309,8 @@ def object_headers(headers: Mapping[str, str]) -> ObjectHeaders:
 
 
 def _strip_chunked(system: dict[str, str]) -> None:
-    """`aws-chunked` is how the body travelled, not what it is (`gzip,aws-chunked` is stored as `gzip`)."""
+    """Remove `aws-chunked`, which describes the transfer, not the content (`gzip,aws-chunked` is stored as
+    `gzip`)."""
     codings = system["content-encoding"].split(",")
     others = [coding for coding in codings if coding.strip().lower() != "aws-chunked"]
     if len(others) == len(codings):
@@ -323,7 +325,9 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
     size = 0
     for name, value in metadata.items():
         if _TOKEN.match(name) is None:
-            raise invalid_argument("x-amz-meta-", name, "A metadata name is made of header token characters.")
+            raise invalid_argument(
+                "x-amz-meta-", name, "A metadata name must consist of header token characters."
+            )
         size += len(name) + len(value.encode())
     if size > MAX_METADATA_BYTES:
         raise S3Error(
@@ -332,7 +336,7 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def response_overrides(query: Query) -> dict[str, str]:
-    """The response-* parameters: header name → value."""
+    """Return the response-* parameters: header name → value."""
     return {
         name[9:]: checked_header_value(name, value)
         for name, value in query.values.items()
@@ -347,17 +351,18 @@ _COPY_CONDITIONAL = tuple(f"x-amz-copy-source-{name}" for name in _CONDITIONAL)
 
 
 def read_conditions(headers: Mapping[str, str]) -> Conditions | None:
-    """None when there is no conditional header."""
+    """Parse the conditional headers; None if there are none."""
     return _conditions(headers, _CONDITIONAL)
 
 
 def read_copy_source_conditions(headers: Mapping[str, str]) -> Conditions | None:
-    """The x-amz-copy-source-if-* headers."""
+    """Parse the x-amz-copy-source-if-* headers."""
     return _conditions(headers, _COPY_CONDITIONAL)
 
 
 def _conditions(headers: Mapping[str, str], names_: tuple[str, ...]) -> Conditions | None:
-    """An If-Match without a tag fits nothing: its client means a certain content, and knows none."""
+    """Parse conditions. An If-Match without a tag matches nothing: the client expects a certain content but
+    did not name it."""
     match, none_match, modified, unmodified = [headers.get(name) for name in names_]
     if match is None and none_match is None and modified is None and unmodified is None:
         return None
@@ -370,8 +375,8 @@ def _conditions(headers: Mapping[str, str], names_: tuple[str, ...]) -> Conditio
 
 
 def if_range(headers: Mapping[str, str]) -> str | int | None:
-    """If-Range (RFC 9110 §13.1.5): an ETag, or a time in seconds since the epoch; a weak tag is none that any
-    content has."""
+    """Parse If-Range (RFC 9110 §13.1.5): an ETag, or a time in seconds since the epoch; a weak tag matches
+    nothing."""
     value = headers.get("if-range")
     if value is None:
         return None
@@ -385,7 +390,7 @@ def if_range(headers: Mapping[str, str]) -> str | int | None:
 
 
 def copy_source(headers: Mapping[str, str]) -> CopySource:
-    """`[/]bucket/key[?versionId=…]`, decoded with `+` as a space, as S3 does and s5cmd relies on."""
+    """Parse `[/]bucket/key[?versionId=…]`, decoded with `+` as a space, as S3 does and s5cmd relies on."""
     value = headers["x-amz-copy-source"].strip()
     path, marked, version = value.partition("?versionId=")
     try:
@@ -414,7 +419,7 @@ def _source_version(text: str) -> str:
 
 
 def copy_range(headers: Mapping[str, str]) -> tuple[int, int] | None:
-    """(first, last), both inclusive."""
+    """Return (first, last), both inclusive."""
     value = headers.get("x-amz-copy-source-range")
     if value is None:
         return None
@@ -424,8 +429,7 @@ def copy_range(headers: Mapping[str, str]) -> tuple[int, int] | None:
             "x-amz-copy-source-range",
             value,
             "The x-amz-copy-source-range value must be of the form bytes=first-last where first and last "
-            "are the "
-            "zero-based offsets of the first and last bytes to copy",
+            "are the zero-based offsets of the first and last bytes to copy",
         )
     return int(match[1]), int(match[2])
 
@@ -438,7 +442,7 @@ def replaces_metadata(headers: Mapping[str, str]) -> bool:
 
 
 def read_object_ownership(headers: Mapping[str, str]) -> str | None:
-    """x-amz-object-ownership of a new bucket."""
+    """Return x-amz-object-ownership of a new bucket."""
     value = headers.get("x-amz-object-ownership")
     if value is not None and value not in OWNERSHIPS:
         raise invalid_argument(
@@ -460,7 +464,7 @@ def part_number(query: Query) -> int | None:
 
 
 def object_size(headers: Mapping[str, str]) -> int | None:
-    """The size an assembled upload must have."""
+    """Return the required size of a multipart upload."""
     text = headers.get("x-amz-mp-object-size")
     if text is None:
         return None

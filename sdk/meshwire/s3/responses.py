@@ -1,8 +1,8 @@
 """Responses of S3: results and errors rendered as status, headers and body.
 
 Law: pure; the caller streams the bytes of objects, everything else is complete here.
-Invariant: every response names its request id, ETags are quoted, and every XML body is well-formed
-whatever the keys are.
+Invariant: every response names its request id, ETags are quoted, and every XML body is well-formed whatever
+the keys are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Headers = list[tuple[str, str]]
 
 
 class RenderedResponse(NamedTuple):
-    """`body` is empty for HEAD, 204 and 304; Content-Length is among the headers wherever HTTP allows it."""
+    """A rendered response. `body` is empty for HEAD, 204 and 304; Content-Length is among the headers
+    wherever HTTP allows it."""
 
     status: int
     headers: Headers
@@ -37,8 +38,8 @@ class RenderedResponse(NamedTuple):
 
 
 def render(op: ops.Operation, result: res.Result, request_id: str) -> RenderedResponse:
-    """The response to an operation. For GetObject (HEAD included) it has the status and headers; its bytes,
-    and the conditions that decide on them, are the caller's. Raises S3Error InvalidRange."""
+    """Render the response to an operation. For GetObject (HEAD included) only status and headers; the
+    caller handles the bytes and the conditions. Raises S3Error InvalidRange."""
     status, headers, body = _RENDERERS[type(op)](op, result)
     headers.append(("x-amz-request-id", request_id))
     if body and not isinstance(op, ops.GetBucketSetting | ops.ListMembers):
@@ -51,7 +52,7 @@ def render(op: ops.Operation, result: res.Result, request_id: str) -> RenderedRe
 def render_error(
     error: S3Error, request_id: str, resource: str = "", *, head: bool = False
 ) -> RenderedResponse:
-    """The error document; HEAD (`head`) and 304 have none."""
+    """Render the error document; HEAD (`head`) and 304 have none."""
     headers = [("x-amz-request-id", request_id), *error.headers.items()]
     if error.status == 304:
         return RenderedResponse(304, headers)
@@ -83,10 +84,10 @@ def object_response_headers(
     checksum_mode: bool = False,
     overrides: Mapping[str, str] = _NOTHING,
 ) -> Headers:
-    """Headers of GET and HEAD. `window` is (offset, length) of a partial answer.
+    """Return the headers of GET and HEAD. `window` is (offset, length) of a partial response.
 
-    The whole object's checksum never goes with a 206: boto3, the JavaScript SDK and pyarrow would
-    compare. A part asked for by its number comes with its own.
+    The checksum of the whole object is never sent with a 206: boto3, the JavaScript SDK and pyarrow would
+    compare it. A part requested by number carries its own checksum.
     """
     length = info.size if window is None else window[1]
     headers = [
@@ -117,12 +118,12 @@ def object_response_headers(
 
 
 def resolve_object_range(op: ops.GetObject, size: int) -> tuple[int, int] | None:
-    """(offset, length) the operation asks for; None is the whole object.
+    """Return the (offset, length) that the operation requests; None is the whole object.
 
-    Raises S3Error InvalidRange, which carries `Content-Range: bytes */SIZE`: CRT clients learn sizes from it.
+    Raises S3Error InvalidRange with `Content-Range: bytes */SIZE`, from which CRT clients learn sizes.
     """
     if op.range is None or (size == 0 and op.range.is_suffix):
-        return None  # the last bytes of an empty object are all of it, which no Content-Range can say
+        return None  # a suffix of an empty object is all of it, which Content-Range cannot express
     try:
         return resolve_range(op.range, size)
     except UnsatisfiableRangeError:
@@ -135,7 +136,7 @@ def resolve_object_range(op: ops.GetObject, size: int) -> tuple[int, int] | None
 
 
 def not_modified_error(info: res.ObjectHead) -> S3Error:
-    """The 304 for a condition that did not hold; it carries what a cache refreshes (RFC 9110 §15.4.5)."""
+    """Return the 304 for a failed condition, with the headers that a cache refreshes (RFC 9110 §15.4.5)."""
     headers = {
         "etag": conditional_requests.quote_etag(info.etag),
         "last-modified": dates.format_http(info.modified_ms // 1000),
@@ -181,7 +182,7 @@ def _post_object(op: ops.PostObject, result: res.PostStored) -> RenderedResponse
         xml_element("Key", result.key),
         xml_element("ETag", conditional_requests.quote_etag(result.etag)),
     )
-    # S3 has no namespace here.
+    # S3 uses no namespace in this document.
     document = f"{listings.XML_DECLARATION}<PostResponse>{''.join(pieces)}</PostResponse>"
     return RenderedResponse(201, headers, document.encode())
 
@@ -351,7 +352,7 @@ def _listing(write: Callable[[Any, Any], str]) -> Callable[[Any, Any], RenderedR
     return lambda op, result: _document(write(op, result))
 
 
-# Which result belongs to which operation is written in the signatures; a table cannot say it to the type
+# The signatures state which result belongs to which operation; a table cannot express that to the type
 # checker.
 def _preflight(op: ops.Preflight, result: res.PreflightAllowed) -> RenderedResponse:
     return RenderedResponse(200, cors.cors_allow_headers(result.rule, result.origin, op.headers))
@@ -400,7 +401,7 @@ _RENDERERS: Mapping[type, Callable[[Any, Any], RenderedResponse]] = {
 
 
 def redirect_location(result: res.PostStored) -> str:
-    """The URL with what was stored in its query."""
+    """Return the redirect URL with bucket, key and ETag in its query."""
     query = "&".join(
         f"{name}={percent_encoding.encode(value)}"
         for name, value in (("bucket", result.bucket), ("key", result.key), ("etag", f'"{result.etag}"'))

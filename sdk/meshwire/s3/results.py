@@ -34,8 +34,8 @@ class BucketEntry:
 
 @dataclass(frozen=True, slots=True)
 class BucketListing:
-    """`next_after` is the last bucket name of a truncated page (it becomes the continuation token), else
-    None."""
+    """A page of buckets. `next_after` is the last bucket name of a truncated page (it becomes the
+    continuation token), else None."""
 
     owner: Owner
     buckets: tuple[BucketEntry, ...]
@@ -49,7 +49,7 @@ class BucketCreated:
 
 @dataclass(frozen=True, slots=True)
 class BucketFound:
-    """HEAD of a bucket."""
+    """Response to HeadBucket."""
 
     region: str = "us-east-1"
 
@@ -61,15 +61,16 @@ class BucketDeleted:
 
 @dataclass(frozen=True, slots=True)
 class BucketLocation:
-    """`us-east-1` is rendered as the empty constraint, as S3 does."""
+    """Response to GetBucketLocation. `us-east-1` is rendered as the empty constraint, as in S3."""
 
     region: str = "us-east-1"
 
 
 class ObjectEntry(NamedTuple):
-    """One object of a listing. `checksum_algorithm` in S3's spelling is made from the lower-case name.
+    """One object of a listing. `checksum_algorithm` is the lower-case name; rendering converts it to S3's
+    spelling.
 
-    A tuple because pages have a thousand of them: a frozen dataclass takes four times as long to make.
+    A tuple because pages have a thousand of them: constructing a frozen dataclass takes four times as long.
     """
 
     key: str
@@ -84,8 +85,8 @@ class ObjectEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObjectListing:
-    """A page of objects. `next_after` is the last key or common prefix returned; rendering makes the
-    continuation token or NextMarker of it. When read back by the SDK it is the raw token (or marker) to send
+    """A page of objects. `next_after` is the last key or common prefix returned, from which rendering makes
+    the continuation token or NextMarker. When parsed by the SDK it is the raw token (or marker) to send
     next."""
 
     entries: tuple[ObjectEntry, ...] = ()
@@ -113,8 +114,8 @@ class VersionEntry:
 
 @dataclass(frozen=True, slots=True)
 class VersionListing:
-    """`next_key` and `next_version` name the last version (or the last common prefix, with an empty version)
-    returned."""
+    """A page of versions. `next_key` and `next_version` are the last version (or the last common prefix,
+    with an empty version) returned."""
 
     entries: tuple[VersionEntry, ...] = ()
     common_prefixes: tuple[str, ...] = ()
@@ -125,7 +126,7 @@ class VersionListing:
 
 @dataclass(frozen=True, slots=True)
 class SettingDocument:
-    """Answer to GetBucketSetting: the whole body and its type."""
+    """Response to GetBucketSetting: the whole body and its type."""
 
     body: bytes
     content_type: str = "application/xml"
@@ -133,12 +134,12 @@ class SettingDocument:
 
 @dataclass(frozen=True, slots=True)
 class SettingStored:
-    """Answer to PutBucketSetting (200) and DeleteBucketSetting (204)."""
+    """Response to PutBucketSetting (200) and DeleteBucketSetting (204)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightAllowed:
-    """The rule that lets a page's request through."""
+    """Response to a preflight: the rule that allows the page's request."""
 
     origin: str
     rule: CorsRule
@@ -149,11 +150,12 @@ class PreflightAllowed:
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """What GET and HEAD say of an object: `headers` the stored system headers, `metadata` without its prefix.
+    """The metadata of an object in GET and HEAD: `headers` are the stored system headers, `metadata`
+    without its prefix.
 
-    `checksums` maps algorithm to base64 for what is sent (the whole object, or the part asked for);
-    `parts_count` is set only when a part number was asked for. `version` is empty where the bucket never had
-    versioning. `extra` are further headers (x-amz-expiration, say).
+    `checksums` maps algorithm to base64 for what is sent (the whole object, or the requested part);
+    `parts_count` is set only if a part number was requested. `version` is empty if the bucket never had
+    versioning. `extra` are further headers, such as x-amz-expiration.
     """
 
     size: int
@@ -170,7 +172,7 @@ class ObjectHead:
 
 
 class MemberEntry(NamedTuple):
-    """A file of an archive. `offset`: of its bytes in the archive; None where they are compressed."""
+    """A file of an archive. `offset`: of its bytes in the archive; None if they are compressed."""
 
     name: str
     size: int
@@ -194,7 +196,7 @@ class MemberListing:
 
 @dataclass(frozen=True, slots=True)
 class ObjectStored:
-    """Answer to PutObject. `extra`, here and below, are further headers."""
+    """Response to PutObject. `extra`, here and below, are further headers."""
 
     etag: str
     checksums: Mapping[str, str] = field(default_factory=dict)
@@ -205,8 +207,8 @@ class ObjectStored:
 
 @dataclass(frozen=True, slots=True)
 class ObjectDeleted:
-    """`version`: what was removed, or the delete marker that was made or removed (then `marker`); empty
-    without versioning."""
+    """Response to DeleteObject. `version`: the removed version, or the delete marker created or removed
+    (then `marker`); empty without versioning."""
 
     version: str = ""
     marker: bool = False
@@ -214,7 +216,7 @@ class ObjectDeleted:
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """Answer to CopyObject and to UploadPartCopy."""
+    """Response to CopyObject and UploadPartCopy."""
 
     etag: str
     modified_ms: int
@@ -227,7 +229,7 @@ class CopyResult:
 
 @dataclass(frozen=True, slots=True)
 class ObjectTags:
-    """Answer to GetObjectTagging."""
+    """Response to GetObjectTagging."""
 
     tags: Mapping[str, str]
     version: str = ""
@@ -235,14 +237,14 @@ class ObjectTags:
 
 @dataclass(frozen=True, slots=True)
 class ObjectTagged:
-    """Answer to PutObjectTagging (200) and DeleteObjectTagging (204)."""
+    """Response to PutObjectTagging (200) and DeleteObjectTagging (204)."""
 
     version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectAcl:
-    """Answer to GetObjectAcl; `names` are the display names of user ids."""
+    """Response to GetObjectAcl; `names` are the display names of user ids."""
 
     owner: Owner
     acl: Acl
@@ -258,7 +260,7 @@ class ObjectAclStored:
 
 @dataclass(frozen=True, slots=True)
 class ObjectAttributes:
-    """Answer to GetObjectAttributes; rendering writes those that were asked for. `parts` is a page."""
+    """Response to GetObjectAttributes; rendering writes the requested ones. `parts` is a page."""
 
     size: int
     etag: str
@@ -274,7 +276,7 @@ class ObjectAttributes:
 
 @dataclass(frozen=True, slots=True)
 class PostStored:
-    """Answer to PostObject: `status` 200, 201 (with a document) or 204, or a redirection."""
+    """Response to PostObject: `status` 200, 201 (with a document) or 204, or a redirect."""
 
     bucket: str
     key: str
@@ -297,7 +299,8 @@ class DeleteFailure:
 
 @dataclass(frozen=True, slots=True)
 class DeletedKey:
-    """`version`: the version that was asked for; `marker_version`: the delete marker made or removed."""
+    """A deleted key. `version`: the requested version; `marker_version`: the delete marker created or
+    removed."""
 
     key: str
     version: str = ""
@@ -306,7 +309,7 @@ class DeletedKey:
 
 @dataclass(frozen=True, slots=True)
 class DeleteResult:
-    """`deleted` is left out of the document when the request was quiet: pass it empty then."""
+    """Response to DeleteObjects. Pass `deleted` empty for a quiet request, whose document omits it."""
 
     deleted: tuple[DeletedKey, ...] = ()
     failures: tuple[DeleteFailure, ...] = ()
@@ -326,7 +329,7 @@ class UploadCreated:
 
 @dataclass(frozen=True, slots=True)
 class PartStored:
-    """Answer to UploadPart."""
+    """Response to UploadPart."""
 
     etag: str
     checksums: Mapping[str, str] = field(default_factory=dict)
@@ -379,8 +382,8 @@ class UploadEntry:
 
 @dataclass(frozen=True, slots=True)
 class UploadListing:
-    """`next_key` and `next_upload_id` name the last upload (or the last common prefix, with an empty id)
-    returned."""
+    """A page of uploads. `next_key` and `next_upload_id` are the last upload (or the last common prefix,
+    with an empty id) returned."""
 
     uploads: tuple[UploadEntry, ...] = ()
     common_prefixes: tuple[str, ...] = ()

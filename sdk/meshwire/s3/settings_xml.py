@@ -1,7 +1,7 @@
 """Bucket settings and tags as XML, both ways: versioning, public access block, ownership, CORS, tagging.
 
-Law: bytes and values only; whatever a document omits stays omitted. Tags are measured in characters, as
-in S3, and keep their order.
+Law: bytes and values only; whatever a document omits stays omitted. Tags are measured in characters, as in
+S3, and keep their order.
 Invariant: any bytes give a value or an S3Error; written documents parse back to the same value; accepted
 tags are valid and no key occurs twice.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html
@@ -31,7 +31,8 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 
 
 def parse_setting(body: bytes, root: str, max_bytes: int = MAX_SETTING_BYTES) -> Element:
-    """The root of a setting's document. Raises S3Error: MissingRequestBodyError, MalformedXML."""
+    """Parse a setting's document and return its root. Raises S3Error: MissingRequestBodyError,
+    MalformedXML."""
     if not body.strip():
         raise S3Error("MissingRequestBodyError")
     return parse_xml(body, root=root, max_bytes=max_bytes)
@@ -41,21 +42,22 @@ def parse_setting(body: bytes, root: str, max_bytes: int = MAX_SETTING_BYTES) ->
 
 
 def parse_versioning(body: bytes) -> Versioning:
-    """Raises S3Error: MalformedXML, IllegalVersioningConfigurationException, NotImplemented (MFA delete)."""
+    """Parse a VersioningConfiguration. Raises S3Error: MalformedXML,
+    IllegalVersioningConfigurationException, NotImplemented (MFA delete)."""
     root = parse_setting(body, "VersioningConfiguration")
-    root.require_known(("Status", "MfaDelete"))  # MinIO's folders and prefixes without versions, say
+    root.require_known(("Status", "MfaDelete"))  # rejects, for example, MinIO's excluded folders and prefixes
     if root.child_text("MfaDelete", "Disabled").strip() != "Disabled":
         raise S3Error("NotImplemented", "MFA delete is not implemented.")
     status = root.child_text("Status").strip()
     if not status:
         raise S3Error("IllegalVersioningConfigurationException")
     if status not in {"Enabled", "Suspended"}:
-        raise S3Error("MalformedXML", "The Status of a VersioningConfiguration is Enabled or Suspended.")
+        raise S3Error("MalformedXML", "The Status of a VersioningConfiguration must be Enabled or Suspended.")
     return cast("Versioning", status)
 
 
 def versioning_document(status: Versioning) -> bytes:
-    """Without a status while versioning was never enabled."""
+    """Write a VersioningConfiguration, without a status if versioning was never enabled."""
     return listings.root_element("VersioningConfiguration", optional_element("Status", status)).encode()
 
 
@@ -70,9 +72,9 @@ _BLOCKS = {
 
 
 def parse_public_access(body: bytes) -> PublicAccessBlock:
-    """Raises S3Error: MalformedXML."""
+    """Parse a PublicAccessBlockConfiguration. Raises S3Error: MalformedXML."""
     root = parse_setting(body, "PublicAccessBlockConfiguration")
-    root.require_known(_BLOCKS)  # a misspelt block would not block
+    root.require_known(_BLOCKS)  # a misspelt block would have no effect
     return PublicAccessBlock(
         **{field: _boolean(root.child_text(name, "false")) for name, field in _BLOCKS.items()}
     )
@@ -91,13 +93,13 @@ def _boolean(text: str) -> bool:
 
 
 def parse_ownership(body: bytes) -> str:
-    """Raises S3Error: MalformedXML."""
+    """Parse OwnershipControls. Raises S3Error: MalformedXML."""
     root = parse_setting(body, "OwnershipControls")
     root.require_known(("Rule",))
     rule = root.find_first("Rule")
     value = "" if rule is None else rule.child_text("ObjectOwnership").strip()
     if rule is None or value not in OWNERSHIPS:
-        raise S3Error("MalformedXML", "OwnershipControls have one Rule with a known ObjectOwnership.")
+        raise S3Error("MalformedXML", "OwnershipControls need one Rule with a known ObjectOwnership.")
     rule.require_known(("ObjectOwnership",))
     return value
 
@@ -121,12 +123,12 @@ _CORS_METHODS = frozenset({"GET", "PUT", "HEAD", "POST", "DELETE"})
 
 
 def parse_cors(body: bytes) -> tuple[CorsRule, ...]:
-    """Raises S3Error: MalformedXML, InvalidRequest."""
+    """Parse a CORSConfiguration. Raises S3Error: MalformedXML, InvalidRequest."""
     root = parse_setting(body, "CORSConfiguration", MAX_CORS_BYTES)
     root.require_known((), several=("CORSRule",))
     rules = tuple(map(_cors_rule, root.find_all("CORSRule")))
     if not 1 <= len(rules) <= MAX_CORS_RULES:
-        raise S3Error("MalformedXML", f"A CORSConfiguration has 1 to {MAX_CORS_RULES} rules.")
+        raise S3Error("MalformedXML", f"A CORSConfiguration must have 1 to {MAX_CORS_RULES} rules.")
     return rules
 
 
@@ -134,7 +136,7 @@ def _cors_rule(element: Element) -> CorsRule:
     element.require_known(("ID", "MaxAgeSeconds"), several=_CORS_LISTS)
     texts = {name: tuple(child.text.strip() for child in element.find_all(name)) for name in _CORS_LISTS}
     if not (texts["AllowedOrigin"] and texts["AllowedMethod"]):
-        raise S3Error("MalformedXML", "A CORSRule has an AllowedOrigin and an AllowedMethod.")
+        raise S3Error("MalformedXML", "A CORSRule needs an AllowedOrigin and an AllowedMethod.")
     for method in texts["AllowedMethod"]:
         if method not in _CORS_METHODS:
             message = f"Found unsupported HTTP method in CORS config. Unsupported method is {method[:32]}"
@@ -149,7 +151,7 @@ def _cors_rule(element: Element) -> CorsRule:
                 raise S3Error("InvalidRequest", f'{name} "{text[:256]}" contains invalid character.')
     name = element.child_text("ID")
     if len(name) > 255:
-        raise S3Error("InvalidRequest", "The ID of a CORSRule has at most 255 characters.")
+        raise S3Error("InvalidRequest", "The ID of a CORSRule can have at most 255 characters.")
     return CorsRule(
         texts["AllowedOrigin"],
         texts["AllowedMethod"],
@@ -166,7 +168,7 @@ def _seconds(element: Element | None) -> int | None:
         return None
     text = element.text.strip()
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise S3Error("MalformedXML", "MaxAgeSeconds is a number of seconds.")
+        raise S3Error("MalformedXML", "MaxAgeSeconds must be a number of seconds.")
     return int(text)
 
 
@@ -186,7 +188,7 @@ def _cors_pieces(rule: CorsRule) -> str:
     return f"<CORSRule>{''.join(pieces)}</CORSRule>"
 
 
-# --- what this server never sets ----------------------------------------------------------------------------
+# --- settings that this server never has ------------------------------------------------------------------
 
 _EMPTY: dict[str, bytes] = {
     "accelerate": listings.root_element("AccelerateConfiguration").encode(),
@@ -205,7 +207,8 @@ _ABSENT = {
 
 
 def unset_setting_document(setting: BucketSetting) -> bytes:
-    """What S3 says of a bucket on which this was never set: an empty document, or the error raised here."""
+    """Return S3's response for a bucket on which the setting was never set: an empty document, or raise the
+    error."""
     if setting in _ABSENT:
         raise S3Error(_ABSENT[setting])
     return _EMPTY[setting]
@@ -217,7 +220,7 @@ MAX_TAG_KEY = 128
 MAX_TAG_VALUE = 256
 MAX_TAGGING_BYTES = 64 << 10
 
-# Letters, digits and white space of any script, and these signs.
+# Letters, digits and white space of any script, and these symbols.
 _TEXT = re.compile(r"[\w\s+\-=.:/@]*\Z")
 _HEADER = (
     "The header 'x-amz-tagging' shall be encoded as UTF-8 then URLEncoded URL query parameters without tag "
@@ -226,7 +229,7 @@ _HEADER = (
 
 
 def read_tagging_header(headers: Mapping[str, str]) -> dict[str, str]:
-    """The tags of x-amz-tagging (`a=1&b=2`), in order of their keys; none when it is absent.
+    """Parse the tags of x-amz-tagging (`a=1&b=2`), in order of their keys; empty if it is absent.
 
     Raises S3Error: InvalidArgument, InvalidTag, BadRequest.
     """
@@ -243,7 +246,7 @@ def read_tagging_header(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def replaces_tags(headers: Mapping[str, str]) -> bool:
-    """x-amz-tagging-directive of a copy. Raises S3Error InvalidArgument."""
+    """Parse x-amz-tagging-directive of a copy. Raises S3Error InvalidArgument."""
     directive = headers.get("x-amz-tagging-directive", "COPY")
     if directive not in {"COPY", "REPLACE"}:
         raise invalid_argument("x-amz-tagging-directive", directive, "Unknown tagging directive.")
@@ -251,25 +254,26 @@ def replaces_tags(headers: Mapping[str, str]) -> bool:
 
 
 def parse_tagging(body: bytes, limit: int = OBJECT_TAGS) -> dict[str, str]:
-    """The tags of a Tagging document. Raises S3Error: MalformedXML, InvalidTag, BadRequest (too many)."""
+    """Parse the tags of a Tagging document. Raises S3Error: MalformedXML, InvalidTag, BadRequest (too
+    many)."""
     root = parse_xml(body, root="Tagging", max_bytes=MAX_TAGGING_BYTES)
     root.require_known(("TagSet",))
     listed = root.find_first("TagSet")
     if listed is None:
-        raise S3Error("MalformedXML", "A Tagging document has one TagSet.")
+        raise S3Error("MalformedXML", "A Tagging document needs one TagSet.")
     listed.require_known((), several=("Tag",))
     pairs = []
     for element in listed.find_all("Tag"):
         element.require_known(("Key", "Value"))
         key, value = element.find_first("Key"), element.find_first("Value")
         if key is None or value is None:
-            raise S3Error("MalformedXML", "Every Tag has a Key and a Value.")
+            raise S3Error("MalformedXML", "Every Tag needs a Key and a Value.")
         pairs.append((key.text, value.text))
     return checked_tags(pairs, limit)
 
 
 def checked_tags(pairs: Iterable[tuple[str, str]], limit: int) -> dict[str, str]:
-    """The pairs as tags. Raises S3Error: InvalidTag, BadRequest."""
+    """Check the pairs and return them as tags. Raises S3Error: InvalidTag, BadRequest."""
     tags: dict[str, str] = {}
     for key, value in pairs:
         if key in tags:
@@ -300,7 +304,7 @@ def _named(key: str) -> dict[str, str]:
 
 
 def tag_elements(tags: Mapping[str, str]) -> str:
-    """The inside of a Tagging document."""
+    """Write the content of a Tagging document."""
     pairs = "".join(
         f"<Tag>{xml_element('Key', key)}{xml_element('Value', value)}</Tag>" for key, value in tags.items()
     )

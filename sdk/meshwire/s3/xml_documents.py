@@ -34,7 +34,7 @@ _CHECKSUM_TAGS = {f"Checksum{name.upper()}": name for name in ALGORITHMS}
 
 
 class DeleteKey(NamedTuple):
-    """`version` and `etag` (a condition, without quotes) are None when absent."""
+    """A key to delete. `version` and `etag` (a condition, without quotes) are None if absent."""
 
     key: str
     version: str | None = None
@@ -56,13 +56,13 @@ class CompletedPart(NamedTuple):
 
 
 def parse_delete(body: bytes) -> DeleteRequest:
-    """The body of DeleteObjects: 1–1,000 keys. Raises S3Error: MalformedXML, KeyTooLongError,
+    """Parse the body of DeleteObjects: 1–1,000 keys. Raises S3Error: MalformedXML, KeyTooLongError,
     InvalidArgument."""
     root = parse_xml(body, root="Delete", max_bytes=MAX_REQUEST_BYTES)
     root.require_known(("Quiet",), ("Object",))
     objects = root.find_all("Object")
     if not 1 <= len(objects) <= MAX_DELETE_KEYS:
-        raise S3Error("MalformedXML", f"A DeleteObjects request names 1 to {MAX_DELETE_KEYS} keys.")
+        raise S3Error("MalformedXML", f"A DeleteObjects request must name 1 to {MAX_DELETE_KEYS} keys.")
     quiet = root.child_text("Quiet", "false").strip().lower()
     if quiet not in {"true", "false", "1", "0", ""}:
         raise S3Error("MalformedXML")
@@ -77,23 +77,24 @@ def _delete_key(element: Element) -> DeleteKey:
         element.child_text("ETag"),
     )
     if not key:
-        raise S3Error("MalformedXML", "Every Object of a DeleteObjects request has a Key.")
+        raise S3Error("MalformedXML", "Every Object of a DeleteObjects request needs a Key.")
     request_headers.check_key(key)
     if len(version) > MAX_VERSION:
-        raise S3Error("MalformedXML", f"A VersionId has at most {MAX_VERSION} characters.")
+        raise S3Error("MalformedXML", f"A VersionId can have at most {MAX_VERSION} characters.")
     if element.find_first("LastModifiedTime") or element.find_first("Size"):
         raise S3Error(
-            "NotImplemented", "Deleting on condition of LastModifiedTime or Size is not implemented."
+            "NotImplemented", "Conditional deletes by LastModifiedTime or Size are not implemented."
         )
     return DeleteKey(key, version or None, conditional_requests.unquote_etag(etag) if etag else None)
 
 
 def parse_complete(body: bytes) -> tuple[CompletedPart, ...]:
-    """The body of CompleteMultipartUpload. Raises S3Error: MalformedXML, InvalidPartOrder, InvalidRequest."""
+    """Parse the body of CompleteMultipartUpload. Raises S3Error: MalformedXML, InvalidPartOrder,
+    InvalidRequest."""
     root = parse_xml(body, root="CompleteMultipartUpload", max_bytes=MAX_REQUEST_BYTES)
     parts = tuple(map(_completed_part, root.find_all("Part")))
     if not parts:
-        raise S3Error("MalformedXML", "A CompleteMultipartUpload request names at least one part.")
+        raise S3Error("MalformedXML", "A CompleteMultipartUpload request must name at least one part.")
     for earlier, later in pairwise(parts):
         if earlier.number >= later.number:
             raise S3Error("InvalidPartOrder")
@@ -106,26 +107,26 @@ def _completed_part(element: Element) -> CompletedPart:
         conditional_requests.unquote_etag(element.child_text("ETag")),
     )
     if not (number.isascii() and number.isdigit() and 1 <= len(number) <= 9) or not etag:
-        raise S3Error("MalformedXML", "Every Part has a PartNumber and an ETag.")
+        raise S3Error("MalformedXML", "Every Part needs a PartNumber and an ETag.")
     if not 1 <= int(number) <= request_headers.MAX_PART_NUMBER:
         raise S3Error("InvalidArgument", "PartNumber must be between 1 and 10000")
     checksums = _checksums(element)
     for algorithm, value in checksums.items():
         if decode_checksum(algorithm, value) is None:
-            raise S3Error("InvalidRequest", f"The {algorithm} of part {int(number)} is no base64 digest.")
+            raise S3Error("InvalidRequest", f"The {algorithm} of part {int(number)} is not a base64 digest.")
     return CompletedPart(int(number), etag, checksums)
 
 
 class CreateBucketConfiguration(NamedTuple):
-    """What the body of CreateBucket says."""
+    """The body of CreateBucket."""
 
     location: str = ""
     tags: Mapping[str, str] = {}
 
 
 def parse_create_bucket(body: bytes) -> CreateBucketConfiguration:
-    """Raises S3Error: MalformedXML, InvalidLocationConstraint, InvalidTag, NotImplemented (directory
-    buckets)."""
+    """Parse the body of CreateBucket. Raises S3Error: MalformedXML, InvalidLocationConstraint, InvalidTag,
+    NotImplemented (directory buckets)."""
     if not body.strip():
         return CreateBucketConfiguration()
     root = parse_xml(body, root="CreateBucketConfiguration", max_bytes=MAX_REQUEST_BYTES)
@@ -144,14 +145,13 @@ def parse_create_bucket(body: bytes) -> CreateBucketConfiguration:
     return CreateBucketConfiguration(location, settings_xml.checked_tags(tags, settings_xml.BUCKET_TAGS))
 
 
-# --- answers, read by the SDK ------------------------------------------------------------------------
+# --- responses, parsed by the SDK --------------------------------------------------------------------
 
 
 def parse_error(body: bytes) -> S3Error:
-    """The error of an error document; a code we do not know becomes InternalError, its name kept in the
-    message.
+    """Parse an error document; an unknown code becomes InternalError, with the code in the message.
 
-    Raises S3Error MalformedXML when the body is no error document.
+    Raises S3Error MalformedXML if the body is not an error document.
     """
     root = parse_xml(body, root="Error", max_bytes=MAX_RESPONSE_BYTES)
     code, message = root.child_text("Code"), root.child_text("Message")
@@ -164,8 +164,7 @@ def parse_error(body: bytes) -> S3Error:
 
 
 def parse_list_result(body: bytes) -> results.ObjectListing:
-    """A page of ListObjects, either version. `next_after` is the token or marker to send for the next
-    page."""
+    """Parse a page of ListObjects, either version. `next_after` is the token or marker for the next page."""
     root = parse_xml(body, root="ListBucketResult", max_bytes=MAX_RESPONSE_BYTES)
     text = key_decoder(root)
     entries = tuple(_object_entry(element, text) for element in root.find_all("Contents"))
@@ -196,7 +195,7 @@ def _object_entry(element: Element, text: Callable[[str], str]) -> results.Objec
 
 
 def parse_list_buckets(body: bytes) -> results.BucketListing:
-    """`next_after` is the token to send for the next page."""
+    """Parse a page of ListBuckets. `next_after` is the token for the next page."""
     root = parse_xml(body, root="ListAllMyBucketsResult", max_bytes=MAX_RESPONSE_BYTES)
     owner, listed = root.find_first("Owner"), root.find_first("Buckets")
     buckets = tuple(
@@ -227,7 +226,8 @@ def parse_create_upload_result(body: bytes) -> results.UploadCreated:
 
 
 def parse_complete_result(body: bytes) -> results.CompleteResult:
-    """Raises the S3Error in the body: S3 may answer 200 and fail afterwards."""
+    """Parse a CompleteMultipartUploadResult. Raises the S3Error in the body: S3 may answer 200 and fail
+    afterwards."""
     if b"<Error>" in body[:512]:
         raise parse_error(body)
     root = parse_xml(body, root="CompleteMultipartUploadResult", max_bytes=MAX_RESPONSE_BYTES)
@@ -242,8 +242,8 @@ def parse_complete_result(body: bytes) -> results.CompleteResult:
 
 
 def parse_copy_result(body: bytes) -> results.CopyResult:
-    """Of CopyObject and of UploadPartCopy. Raises the S3Error in the body, as `parse_complete_result`
-    does."""
+    """Parse the result of CopyObject or UploadPartCopy. Raises the S3Error in the body, like
+    `parse_complete_result`."""
     if b"<Error>" in body[:512]:
         raise parse_error(body)
     name = "CopyPartResult" if b"<CopyPartResult" in body[:512] else "CopyObjectResult"
@@ -309,14 +309,14 @@ def parse_owner(element: Element) -> results.Owner:
 
 def parse_integer(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
-        raise S3Error("MalformedXML", "The answer has no number where one belongs.")
+        raise S3Error("MalformedXML", "The response has an element that should be a number but is not.")
     return int(text)
 
 
 def parse_milliseconds(text: str) -> int:
     found = dates.parse_iso(text.strip())
     if found is None:
-        raise S3Error("MalformedXML", "The answer has no time where one belongs.")
+        raise S3Error("MalformedXML", "The response has an element that should be a time but is not.")
     return found
 
 
@@ -324,7 +324,7 @@ MAX_VERSIONS_PAGE = 1000
 
 
 def read_list_versions(bucket: str, query: Query) -> operations.ListObjectVersions:
-    """Raises S3Error InvalidArgument, KeyTooLongError."""
+    """Parse the request. Raises S3Error InvalidArgument, KeyTooLongError."""
     key_marker, version_marker = query.text("key-marker"), query.values.get("version-id-marker", "")
     if version_marker and not key_marker:
         raise invalid_argument(
@@ -393,7 +393,7 @@ def _entry(e: results.VersionEntry, key: Callable[[str], str]) -> str:
 
 
 def parse_list_versions(body: bytes) -> results.VersionListing:
-    """A page. Raises S3Error MalformedXML."""
+    """Parse a page of ListObjectVersions. Raises S3Error MalformedXML."""
     root = parse_xml(body, root="ListVersionsResult", max_bytes=MAX_RESPONSE_BYTES)
     text = key_decoder(root)
     return results.VersionListing(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 16
 MAX_ELEMENTS = 1 << 16  # 10,000 parts with five fields each
 
-# Not characters of XML 1.0, not even by reference (section 2.2).
+# Characters that XML 1.0 forbids, even by reference (section 2.2).
 _ILLEGAL = "[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]"
 _SPECIAL = re.compile(f"[&<>\"'\r]|{_ILLEGAL}")
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;", "\r": "&#13;"}
@@ -28,7 +28,7 @@ _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;",
 
 @dataclass(slots=True)
 class Element:
-    """A node while and after reading; `text` is the character data directly inside it."""
+    """A parsed element; `text` is the character data directly inside it."""
 
     name: str
     text: str = ""
@@ -44,27 +44,29 @@ class Element:
         return None
 
     def require_known(self, once: Iterable[str], several: Iterable[str] = ()) -> None:
-        """Raise MalformedXML for a child that is neither one of `once`, and there once, nor of `several`."""
+        """Raise MalformedXML for a child that is neither in `several` nor a single occurrence of one in
+        `once`."""
         names = [child.name for child in self.children if child.name not in several]
         odd = next(
             (name for number, name in enumerate(names) if name not in once or name in names[:number]), ""
         )
         if odd:
-            why = "twice in" if odd in once else "not known in"
+            why = "repeated in" if odd in once else "unknown in"
             raise S3Error("MalformedXML", f"The element {odd[:64]} is {why} {self.name}; leave it out.")
 
     def child_text(self, name: str, default: str = "") -> str:
-        """Text of the first child of that name."""
+        """Return the text of the first child with that name."""
         child = self.find_first(name)
         return default if child is None else child.text
 
 
 def parse_xml(body: bytes, *, root: str, max_bytes: int) -> Element:
-    """The root element, namespaces dropped. Raises S3Error: MalformedXML, MaxMessageLengthExceeded."""
+    """Parse a document and return its root without namespaces. Raises S3Error: MalformedXML,
+    MaxMessageLengthExceeded."""
     if len(body) > max_bytes:
         raise S3Error("MaxMessageLengthExceeded", extra={"MaxMessageLengthBytes": str(max_bytes)})
     builder = _Builder()
-    # Without namespace support expat keeps prefixes, which are cut: their URIs say nothing S3 would check.
+    # Without namespace support expat keeps prefixes, which are stripped: S3 does not check their URIs.
     parser = expat.ParserCreate("utf-8")
     parser.buffer_text = True
     parser.StartElementHandler = builder.start
@@ -116,25 +118,25 @@ class _Builder:
 
 
 def needs_escape(text: str) -> bool:
-    """Whether `escape` would change `text`."""
+    """Whether `escape_xml` would change `text`."""
     return _SPECIAL.search(text) is not None
 
 
 def escape_xml(text: str) -> str:
-    """`text` as character data; what XML 1.0 cannot carry becomes U+FFFD."""
+    """Escape `text` as character data; characters that XML 1.0 forbids become U+FFFD."""
     if _SPECIAL.search(text) is None:
         return text
     return _SPECIAL.sub(lambda match: _ESCAPES.get(match[0], "\ufffd"), text)
 
 
 def escape_key(text: str) -> str:
-    """`text` as character data, with a character reference for what XML 1.0 cannot carry, as S3 writes keys:
-    most parsers refuse it, and none reads another name."""
+    """Escape `text` as character data, with character references for characters that XML 1.0 forbids, as S3
+    writes keys: most parsers reject them, and none reads a different name."""
     return _SPECIAL.sub(lambda match: _ESCAPES.get(match[0]) or f"&#x{ord(match[0]):x};", text)
 
 
 def escape_message(text: str) -> str:
-    """As `escape`, but for quotes, which S3 leaves as they are in messages: clients search these."""
+    """Escape like `escape_xml`, but leave quotes, as S3 does in messages, because clients search for them."""
     return escape_xml(text).replace("&quot;", '"').replace("&#39;", "'")
 
 
@@ -143,5 +145,5 @@ def xml_element(name: str, text: str) -> str:
 
 
 def optional_element(name: str, text: str) -> str:
-    """The element, or nothing when it would be empty."""
+    """Return the element, or nothing if it would be empty."""
     return xml_element(name, text) if text else ""
