@@ -1,5 +1,5 @@
-"""Adapters: the store and its loaders in the interfaces of other libraries, one module a library.
+"""Adapters: the store and its loaders in the interfaces of other libraries, one module per library.
 
-Law: an adapter translates and decides nothing; bytes come from `Client`, batches from `Loader`. Each
-module imports its own optional package; nothing in `meshsdk` imports an adapter.
+Law: an adapter translates and decides nothing; bytes come from `Client`, batches from `Loader`. Each module
+imports its own optional package; nothing in `meshsdk` imports an adapter.
 """

@@ -1,9 +1,9 @@
 """torch distributed checkpoints as objects of the store, written and read in parallel parts.
 
-Law: a file exists once its last byte is durable, as a whole, and not at all if saving failed; a read
-sees one version of each file. Saving continues while parts are in flight; loading prefetches only the
-ranges this rank needs.
-Invariant: parts bound the memory, not the checkpoint.
+Law: a file appears as a whole once its last byte is durable, and not at all if saving failed; a read sees
+one version of each file. Saving continues while parts are in flight; loading prefetches only the ranges
+this rank needs.
+Invariant: memory is bounded by the parts, not by the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ _SCHEMES = ("s3://", "mesh://")
 
 
 class CheckpointWriter(FileSystemWriter):
-    """`checkpoint.save(state, storage_writer=CheckpointWriter("s3://runs/step-700"))`, or `async_save`.
+    """Writes a checkpoint: `checkpoint.save(state, storage_writer=CheckpointWriter("s3://runs/step-700"))`,
+    or `async_save`.
 
-    `tuning.parallel` parts of `tuning.part` bytes are on their way at once for each file, and as many bytes
-    wait in memory. `more` is FileSystemWriter's: `thread_count` files of a rank are written at once,
-    `overwrite=False` refuses to replace a checkpoint. The bucket must be there.
+    For each file, `tuning.parallel` parts of `tuning.part` bytes are in flight at once, and as many bytes
+    wait in memory. `more` are arguments of FileSystemWriter: a rank writes `thread_count` files at once,
+    `overwrite=False` refuses to replace a checkpoint. The bucket must exist.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class CheckpointWriter(FileSystemWriter):
 
 
 class CheckpointReader(FileSystemReader):
-    """`checkpoint.load(state, storage_reader=CheckpointReader("s3://runs/step-700"))`, at any number of
-    ranks: each asks for the ranges of its own tensors, several at once, in the order in which they lie.
+    """Reads a checkpoint: `checkpoint.load(state, storage_reader=CheckpointReader("s3://runs/step-700"))`,
+    with any number of ranks: each requests the ranges of its own tensors, several at once, in stored order.
 
-    Raises NotFoundError where there is no (whole) checkpoint, PreconditionError where a file of it is
-    replaced meanwhile.
+    Raises NotFoundError if there is no (complete) checkpoint, PreconditionError if one of its files is
+    replaced in the meantime.
     """
 
     def __init__(self, url: str, client: Client | None = None, *, tuning: Tuning | None = None) -> None:
@@ -88,7 +89,7 @@ class CheckpointReader(FileSystemReader):
 
 
 class Objects(FileSystemBase):
-    """What torch's readers and writers ask of a file system. `wanted`: by path, the ranges that are about to
+    """The file system that torch's readers and writers use. `wanted`: by path, the ranges that are about to
     be read."""
 
     def __init__(self, client: Client, tuning: Tuning) -> None:
@@ -123,7 +124,9 @@ class Objects(FileSystemBase):
     def mkdir(self, path: Path) -> None:
         bucket, _ = _split(path)
         if not self.client.has_bucket(bucket):
-            raise ConfigurationError(f"{path}: no bucket {bucket!r}: make it with `mesh mb s3://{bucket}`")
+            raise ConfigurationError(
+                f"{path}: there is no bucket {bucket!r}; create it with `mesh mb s3://{bucket}`"
+            )
 
     def exists(self, path: Path) -> bool:
         try:
@@ -145,8 +148,8 @@ class Objects(FileSystemBase):
 
 
 class Sending(io.RawIOBase):
-    """A file that is stored while it is written: full parts leave in the background. Closing waits until the
-    object is durable; an exception in its `with` block, or in sending, leaves none."""
+    """A file that is uploaded while it is written: full parts are sent in the background. Closing waits
+    until the object is durable; an exception in its `with` block or in sending leaves no object."""
 
     def __init__(self, client: Client, bucket: str, key: str, tuning: Tuning) -> None:
         super().__init__()
@@ -169,11 +172,11 @@ class Sending(io.RawIOBase):
         self._sender.start()
 
     def take(self) -> bytes:
-        """A part for the sender, none after the last."""
+        """Return the next part for the sender, empty after the last."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._whole or self._failed)
             if self._failed:
-                raise MeshError("given up: saving failed")
+                raise MeshError("upload cancelled: saving failed")
             part = self._ready.popleft() if self._ready else b""
             self._changed.notify_all()
             return part
@@ -182,7 +185,7 @@ class Sending(io.RawIOBase):
         with self._changed:
             self._changed.wait_for(lambda: len(self._ready) < self._most or self._ended)
             if self._ended:
-                raise self._error or MeshError("sending ended too early")
+                raise self._error or MeshError("the upload ended before all parts were sent")
             self._ready.append(part)
             self._changed.notify_all()
 
@@ -230,7 +233,7 @@ class Sending(io.RawIOBase):
 
 
 class _Source(io.BytesIO):
-    """What is uploaded: parts as they are taken."""
+    """The source of an upload, which returns parts as they become available."""
 
     def __init__(self, take: Callable[[], bytes]) -> None:
         super().__init__()
@@ -245,5 +248,7 @@ def _split(path: Path) -> tuple[str, str]:
     scheme = next((scheme for scheme in _SCHEMES if text.startswith(scheme)), None)
     bucket, _, key = text.removeprefix(scheme or "").partition("/")
     if scheme is None or not bucket or not key.rstrip("/"):
-        raise ConfigurationError(f"{text!r}: a checkpoint is a folder of a bucket, as s3://runs/step-700")
+        raise ConfigurationError(
+            f"{text!r}: a checkpoint must be a folder in a bucket, such as s3://runs/step-700"
+        )
     return bucket, key

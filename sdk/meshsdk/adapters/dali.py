@@ -1,7 +1,7 @@
-"""A loader as the source of DALI's `external_source`. Not run here, for lack of a GPU.
+"""A loader as the source of DALI's `external_source`. Not tested here, for lack of a GPU.
 
-Law: one element is one batch, in the order of `fields`. An iteration is the rest of an epoch and the
-next iteration the next epoch, which DALI calls `cycle="raise"`.
+Law: one element is one batch, in the order of `fields`. An iteration is the rest of an epoch and the next
+iteration the next epoch, which DALI calls `cycle="raise"`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class ExternalSource:
-    """`fn.external_source(source, num_outputs=len(fields), batch=True, cycle="raise")`, with the pipeline's
-    batch size the loader's rows a rank. Fields are names of a plain dictionary (see `plain.as_dict`)."""
+    """A source for `fn.external_source(source, num_outputs=len(fields), batch=True, cycle="raise")`; set
+    the pipeline's batch size to the loader's rows per rank. Fields are names of a plain dictionary (see
+    `plain.as_dict`)."""
 
     def __init__(self, loader: Loader, fields: Sequence[str]) -> None:
         self.loader, self.fields = loader, tuple(fields)

@@ -1,6 +1,6 @@
 """The store as an fsspec file system: `mesh://bucket/key`, for pandas, xarray, datasets and others.
 
-Law: a written file exists as a whole once it is closed; a read sees one version or an error. Nothing is
+Law: a written file appears as a whole when it is closed; a read sees one version or an error. Nothing is
 cached here.
 """
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 PROTOCOL = "mesh"
 _IN_MEMORY = 16 << 20
-# What libraries give any file system: options of fsspec's own base class (zarr), arguments of `open`
-# (`datasets`, where it streams). `connect` knows none of it, and refuses what it does not know.
+# Options that libraries pass to any file system: those of fsspec's base class (zarr) and arguments of
+# `open` (`datasets`, when streaming). `connect` rejects unknown options, so they are removed here.
 _OF_OTHERS = {"asynchronous", "batch_size", "listings_expiry_time", "loop", "max_paths", "use_listings_cache"}
 _OF_OTHERS |= {"encoding", "errors", "newline"}
 
 
 @contextmanager
 def as_os_errors(path: str) -> Iterator[None]:
-    """What callers of a file system expect to catch."""
+    """Convert SDK errors to the exceptions that callers of a file system expect."""
     try:
         yield
     except NotFoundError as error:
@@ -56,14 +56,15 @@ def as_os_errors(path: str) -> Iterator[None]:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """(bucket, key) of a path without protocol."""
+    """Split a path without protocol into (bucket, key)."""
     bucket, _, key = path.partition("/")
     return bucket, key
 
 
 class MeshFileSystem(AbstractFileSystem):
-    """Options are those of `meshsdk.connect`: endpoint, access_key, …; left out, the environment's. And
-    `block_size`: bytes that a file which is read asks for at once, unless `open` says."""
+    """The fsspec file system. Options are those of `meshsdk.connect` (endpoint, access_key, …), by default
+    from the environment, and `block_size`: bytes that a file reads per request, unless `open` overrides it.
+    """
 
     protocol = PROTOCOL
     root_marker = ""
@@ -119,7 +120,7 @@ class MeshFileSystem(AbstractFileSystem):
         detail: bool = False,
         **more: Any,
     ) -> Any:
-        """All below, by one listing instead of one a folder."""
+        """Find all files below a path with a single listing instead of one per folder."""
         path = self._strip_protocol(path)
         bucket, key = split_path(path)
         if maxdepth is not None or withdirs or not bucket:
@@ -139,7 +140,7 @@ class MeshFileSystem(AbstractFileSystem):
         return moment
 
     def checksum(self, path: str) -> int:
-        """Another number for other content."""
+        """Return a number that differs for different content."""
         return hash(self.info(path)["ETag"])
 
     # --- bytes ------------------------------------------------------------------------------------
@@ -163,12 +164,12 @@ class MeshFileSystem(AbstractFileSystem):
         on_error: str = "return",
         **_: Any,
     ) -> list[Any]:
-        """Many ranges in a few requests; `max_gap` is the node's affair."""
+        """Read many ranges in a few requests; `max_gap` is ignored, because the node merges ranges."""
         count = len(paths)
         firsts = starts if isinstance(starts, list) else [starts] * count
         lasts = ends if isinstance(ends, list) else [ends] * count
         if not len(firsts) == len(lasts) == count:
-            raise ValueError("paths, starts and ends are not equally many")
+            raise ValueError("paths, starts and ends differ in length")
         items = []
         for path, first, last in zip(paths, firsts, lasts, strict=True):
             if last is None or (first or 0) < 0 or last < 0 or last - (first or 0) > CREDIT:
@@ -227,12 +228,12 @@ class MeshFileSystem(AbstractFileSystem):
         if mode in ("xb", "ab"):
             return self._added(path, mode, autocommit=autocommit)
         raise ConfigurationError(
-            f"mode {mode!r}: objects are written as a whole; read it, change it, and write it: 'rb', 'wb'; "
-            "there are 'xb' and 'ab', too"
+            f"mode {mode!r} is not supported: objects are written as a whole; read with 'rb', write with "
+            "'wb'; 'xb' and 'ab' are supported as well"
         )
 
     def _added(self, path: str, mode: str, *, autocommit: bool) -> MeshWriter:
-        """A file that is to be new ("xb"), or to begin with what is there ("ab")."""
+        """Open a file that must be new ("xb") or starts with the existing content ("ab")."""
         bucket, key = split_path(path)
         with as_os_errors(path):
             try:
@@ -250,11 +251,11 @@ class MeshFileSystem(AbstractFileSystem):
             return writer
 
     def sign(self, path: str, expiration: int = 100, **_: Any) -> str:
-        """A URL from which anybody can read the object for `expiration` seconds, a week at most, with the
-        rights of these keys and as long as they are good. Raises ValueError for another time."""
+        """Return a URL that allows anyone to read the object for `expiration` seconds, a week at most, with
+        the rights of these keys and as long as they are valid. Raises ValueError for another time."""
         bucket, key = split_path(self._strip_protocol(path))
         if not key:
-            raise ConfigurationError(f"mesh://{path}: a file's path, with a bucket and a key")
+            raise ConfigurationError(f"mesh://{path}: expected a path with a bucket and a key")
         transport = self.client.transport
         return presign(
             "GET",
@@ -283,7 +284,8 @@ class MeshFileSystem(AbstractFileSystem):
                 self.client.delete_bucket(bucket)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Folders are only names: with `recursive` all that is below goes, a thousand a request."""
+        """Delete paths. Folders are only names: `recursive` deletes everything below, a thousand keys per
+        request."""
         for each in path if isinstance(path, list) else [path]:
             bucket, key = split_path(self._strip_protocol(each))
             if not recursive or maxdepth is not None:
@@ -298,7 +300,7 @@ class MeshFileSystem(AbstractFileSystem):
             self._rm(each)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """Makes the bucket; a folder is there once something is in it."""
+        """Create the bucket; a folder exists once it contains something."""
         bucket, key = split_path(self._strip_protocol(path))
         if not key or create_parents:
             self.client.create_bucket(bucket)
@@ -314,7 +316,7 @@ class MeshFileSystem(AbstractFileSystem):
 
 
 class MeshFile(AbstractBufferedFile):
-    """A file that is read, of the version it had when it was opened."""
+    """A file opened for reading, at the version it had when it was opened."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         bucket, key = split_path(self.path)
@@ -325,10 +327,11 @@ class MeshFile(AbstractBufferedFile):
 
 
 class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
-    """A file that is written: here, up to 16 MiB in memory, and stored when it is closed; not if its own
-    `with` block failed (a wrapper's, as of text, closes it like any other). Of a transaction (`autocommit`
-    is off) it is stored when that ends. `if_absent`: FileExistsError then if there is one; `onto`: what it
-    replaces and takes type and metadata of, PreconditionError if that was replaced meanwhile."""
+    """A file opened for writing: buffered locally, up to 16 MiB in memory, and stored when it is closed,
+    but not if its own `with` block failed (a wrapper, such as a text wrapper, always closes it normally).
+    In a transaction (`autocommit` is off) it is stored when that ends. `if_absent`: raise FileExistsError
+    on storing if the object exists; `onto`: the object it replaces, whose type and metadata it takes over;
+    raise PreconditionError if that was replaced in the meantime."""
 
     def __init__(
         self,
@@ -347,7 +350,7 @@ class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
         return True
 
     def fileno(self) -> int:
-        """There is none: what is written is durable when it is closed, and not before."""
+        """There is no descriptor: written data becomes durable only when the file is closed."""
         raise io.UnsupportedOperation("fileno")
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -355,12 +358,12 @@ class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
         self.close()
 
     def commit(self) -> None:
-        """Stores what a transaction held back."""
+        """Store the file at the end of a transaction."""
         self._stores = True
         self.close()
 
     def discard(self) -> None:
-        """Closes it; nothing is stored."""
+        """Close the file without storing it."""
         self._failed = True
         self.close()
 

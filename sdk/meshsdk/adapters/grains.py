@@ -1,7 +1,7 @@
 """A loader as the start of a Grain pipeline, for JAX.
 
-Law: the iterator's state is the loader's own, so a checkpoint of Grain or Orbax resumes with any number
-of processes. Batches are plain dictionaries of numpy arrays.
+Law: the iterator's state is the loader's own, so a checkpoint of Grain or Orbax resumes with any number of
+processes. Batches are plain dictionaries of numpy arrays.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class LoaderDataset(grain.IterDataset):
-    """`LoaderDataset(mesh.Loader(ds, 256, output="numpy")).map(…)`; an iterator gives (the rest of) an epoch.
+    """A Grain dataset: `LoaderDataset(mesh.Loader(ds, 256, output="numpy")).map(…)`; an iterator yields
+    (the rest of) an epoch.
 
-    An iterator that Grain reads ahead of (`mp_prefetch`) is not needed: the loader does.
+    Grain's own prefetching (`mp_prefetch`) is not needed, because the loader prefetches.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -37,7 +38,8 @@ class LoaderDataset(grain.IterDataset):
 
 
 class LoaderIterator(grain.DatasetIterator):
-    """One pass; begun with the first batch that is asked for, so that a state can be set before."""
+    """One pass over the loader; it starts with the first batch requested, so that a state can be set
+    before."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class LoaderIterator(grain.DatasetIterator):
     def __next__(self) -> dict[str, Any]:
         if self._batches is None:
             self._batches = iter(self.loader)
-            # Grain keeps iterators until the interpreter is half gone: the pass is ended before.
+            # Grain keeps iterators until interpreter shutdown is half done, so end the pass before that.
             weakref.finalize(self, self._batches.close)
         return as_dict(next(self._batches))
 
@@ -59,6 +61,6 @@ class LoaderIterator(grain.DatasetIterator):
         self._batches = None
 
     def close(self) -> None:
-        """Ends the pass; the loader stays usable."""
+        """End the pass; the loader stays usable."""
         if self._batches is not None:
             self._batches.close()

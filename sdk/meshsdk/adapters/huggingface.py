@@ -28,15 +28,15 @@ _ROWS = 256
 
 
 def samples(dataset: Dataset, ranges: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    """The samples of some ranges of a dataset, in order."""
+    """Yield the samples in these ranges of a dataset, in order."""
     for first, last in ranges:
         for start in range(first, last, _ROWS):
             yield from dataset.__getitems__(range(start, min(start + _ROWS, last)))
 
 
 def as_iterable(dataset: Dataset, shards: int = _SHARDS) -> Any:
-    """A `datasets.IterableDataset` of samples as the ops leave them, in at most so many shards: `shuffle`,
-    workers and nodes deal in these."""
+    """Return a `datasets.IterableDataset` of samples with ops applied, in at most `shards` shards, the
+    units of `shuffle`, workers and nodes."""
     import datasets
 
     count = len(dataset)
@@ -58,11 +58,11 @@ class InputLoader(PlainLoader):
 
 
 class FedByLoader:
-    """Mixed into a Trainer: `class MeshTrainer(FedByLoader, Trainer)`, then `MeshTrainer(model, args,
+    """Mixin for a Trainer: `class MeshTrainer(FedByLoader, Trainer)`, then `MeshTrainer(model, args,
     loader=loader, inputs=lambda batch: {"pixel_values": batch["image"], "labels": batch["label"]})`.
 
-    `inputs` makes of a plain dictionary (see `plain.as_dict`) what the model is called with. The Trainer's
-    settings of batch size, seed, workers and skipping mean nothing here: the loader has its own.
+    `inputs` converts a plain dictionary (see `plain.as_dict`) into the arguments of the model. The
+    Trainer's settings for batch size, seed, workers and skipping have no effect: the loader has its own.
     """
 
     def __init__(self, *args: Any, loader: Loader, inputs: Inputs, **more: Any) -> None:
@@ -74,7 +74,7 @@ class FedByLoader:
         return InputLoader(self.loader, self._inputs)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **more: Any) -> Any:
-        """As the Trainer's; the loader goes on where it stood at that checkpoint."""
+        """Train like the Trainer; the loader resumes at its position in that checkpoint."""
         this: Any = self
         folder = resume_from_checkpoint
         if folder is True:
@@ -82,7 +82,7 @@ class FedByLoader:
 
             folder = get_last_checkpoint(this.args.output_dir)
         if folder:
-            this.args.ignore_data_skip = True  # there is nothing to skip: the loader is there already
+            this.args.ignore_data_skip = True  # nothing to skip: the loader is already at that position
             self.loader.load_state_dict(_saved(Path(folder)))
         parent: Any = super()
         return parent.train(resume_from_checkpoint=folder or None, **more)
@@ -101,6 +101,6 @@ def _saved(folder: Path) -> Mapping[str, Any]:
         state: Mapping[str, Any] = json.loads((folder / STATE).read_text())
     except FileNotFoundError as error:
         raise ConfigurationError(
-            f"{folder} has no {STATE}: saved by a Trainer without FedByLoader; load its weights alone"
+            f"{folder} has no {STATE}: a Trainer without FedByLoader saved it; load only its weights"
         ) from error
     return state

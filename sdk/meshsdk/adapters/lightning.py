@@ -1,8 +1,8 @@
 """A Lightning data module whose loader position is part of Lightning's checkpoints.
 
 Law: the loader does ranks, shuffling and resuming; Lightning neither samples nor splits. Lightning calls
-the functions that make loaders after the process group exists. The package the program imported counts,
-`lightning` or `pytorch_lightning`, because their classes do not know each other.
+the functions that create loaders after the process group exists. The package that the program imported is
+used, `lightning` or `pytorch_lightning`, because their classes are incompatible.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ def _package() -> Any:
 
 
 class MeshDataModule(_package().LightningDataModule):  # type: ignore[misc]
-    """`Trainer(use_distributed_sampler=False).fit(model, MeshDataModule(train, validation))`.
+    """A data module: `Trainer(use_distributed_sampler=False).fit(model, MeshDataModule(train,
+    validation))`.
 
-    `train` and `validation` make a `mesh.Loader` each. A step gets a plain dictionary (see `plain.as_dict`).
-    A checkpoint holds where the training loader stands, and resumes there with any number of ranks.
+    `train` and `validation` each create a `mesh.Loader`. A step receives a plain dictionary (see
+    `plain.as_dict`). A checkpoint contains the position of the training loader and resumes there with any
+    number of ranks.
     """
 
     def __init__(self, train: Callable[[], Loader], validation: Callable[[], Loader] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Batches as plain tuples and dicts of arrays or tensors, for training loops that take nothing else."""
+"""Batches as plain tuples and dicts of arrays or tensors, for training loops that accept nothing else."""
 
 from __future__ import annotations
 

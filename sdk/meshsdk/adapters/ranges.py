@@ -1,8 +1,8 @@
 """Byte ranges of one object as a file, prefetched in parallel.
 
 Law: one version of the object, or an error; only announced ranges are fetched.
-Invariant: nothing behind the position is kept, and at most the current span and `parallel` parts ahead
-of it.
+Invariant: nothing before the position is kept, and at most the current span and `parallel` parts ahead of
+it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     Span = tuple[int, int]
 
-_GAP = 64 << 10  # bytes that are read though nobody wants them, rather than ask twice
+_GAP = 64 << 10  # unwanted bytes that are cheaper to read than a second request
 
 
 def merged(ranges: Iterable[Span], most: int) -> list[Span]:
-    """Ranges (first, behind the last) in order, near ones as one of at most `most` bytes."""
+    """Sort ranges (first, end) and merge adjacent ones into spans of at most `most` bytes."""
     spans: list[Span] = []
     for first, last in sorted(ranges):
         if spans and first <= spans[-1][1] + _GAP and max(last, spans[-1][1]) - spans[-1][0] <= most:
@@ -41,7 +41,7 @@ def merged(ranges: Iterable[Span], most: int) -> list[Span]:
 
 
 class Ranges(io.RawIOBase):
-    """A file of which the `spans` are there, to be read about in their order."""
+    """A file in which only the `spans` can be read, roughly in their order."""
 
     def __init__(self, client: Client, bucket: str, key: str, spans: Sequence[Span], tuning: Tuning) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Ranges(io.RawIOBase):
         return len(data)
 
     def _span(self, number: int) -> bytearray:
-        """The bytes of a span; the ones before are forgotten, the ones behind it asked for."""
+        """Return the bytes of a span; drop the spans before it and prefetch those after it."""
         for done in [known for known in self._coming if known < number]:
             del self._coming[done]
         ahead = 0
@@ -108,7 +108,7 @@ class Ranges(io.RawIOBase):
     def _fetch(self, offset: int, into: memoryview) -> None:
         def read(response: Response) -> None:
             if response.length != len(into):
-                raise CorruptFrameError(f"{response.length} bytes for a range of {len(into)}")
+                raise CorruptFrameError(f"received {response.length} bytes for a range of {len(into)} bytes")
             response.readinto(into)
 
         request = get_request(self._bucket, self._key, offset, len(into), self._etag)

@@ -1,7 +1,7 @@
 """A dataset for Ray Data.
 
-Law: a task requests samples by number and holds no position, so Ray may repeat, move or reorder tasks.
-For training, use `mesh.Loader` in each Ray Train worker, and `share=` across Ray Tune trials.
+Law: a task requests samples by number and holds no position, so Ray may repeat, move or reorder tasks. For
+training, use `mesh.Loader` in each Ray Train worker, and `share=` across Ray Tune trials.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROWS = 256
 
 
 class FetchSamples:
-    """A batch of sample numbers → the fields of these samples, stacked where they are equally large."""
+    """Maps a batch of sample numbers to the fields of these samples, stacked if they have equal shapes."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -38,7 +38,7 @@ def _column(values: list[Any]) -> Any:
 
 
 def as_ray_dataset(dataset: Dataset, rows: int = _ROWS) -> Any:
-    """A `ray.data.Dataset` of the samples as the ops leave them, `rows` a request."""
+    """Return a `ray.data.Dataset` of the samples with ops applied, `rows` per request."""
     import ray
 
     return ray.data.range(len(dataset)).map_batches(FetchSamples(dataset), batch_size=rows)

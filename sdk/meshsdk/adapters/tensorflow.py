@@ -1,7 +1,7 @@
 """A loader as a `tf.data.Dataset`.
 
-Law: the element spec comes from one batch, without moving the loader; the loader prefetches, so
-`prefetch` adds nothing.
+Law: the element spec comes from one batch, without moving the loader; the loader prefetches, so `prefetch`
+adds nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def as_tf_dataset(loader: Loader) -> Any:
-    """Each iteration is (the rest of) an epoch of plain dictionaries. The loader's output is "numpy"."""
+    """Return a dataset in which each iteration is (the rest of) an epoch of plain dictionaries. The
+    loader's output must be "numpy"."""
     import tensorflow as tf
 
     signature = {

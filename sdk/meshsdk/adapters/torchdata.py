@@ -1,7 +1,7 @@
 """A loader for torchdata: in a StatefulDataLoader, and as a node.
 
-Law: the state is the loader's own, so a torchdata checkpoint resumes at any world size. Batches come
-ready: no workers, no collation, no pinning thread.
+Law: the state is the loader's own, so a torchdata checkpoint resumes at any world size. Batches come ready:
+no workers, no collation, no pinning thread.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def as_it_is(batch: Batch) -> Batch:
-    """The `collate_fn` for batches that are collated: torch's own would make a plain dict of one, without
+    """The `collate_fn` for complete batches: torch's own would convert a batch to a plain dict, without
     positions and status."""
     return batch
 
 
 class LoaderDataset(IterableDataset):
-    """`StatefulDataLoader(LoaderDataset(loader), batch_size=None, collate_fn=as_it_is)`: each pass is (the
-    rest of) an epoch."""
+    """A dataset for `StatefulDataLoader(LoaderDataset(loader), batch_size=None, collate_fn=as_it_is)`: each
+    pass is (the rest of) an epoch."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
@@ -36,7 +36,7 @@ class LoaderDataset(IterableDataset):
     def __iter__(self) -> Iterator[Batch]:
         if get_worker_info() is not None:
             raise ConfigurationError(
-                "the loader reads by itself: num_workers=0 (several workers would each take every batch)"
+                "the loader reads on its own; set num_workers=0 (every worker would read every batch)"
             )
         return iter(self.loader)
 
@@ -51,7 +51,8 @@ class LoaderDataset(IterableDataset):
 
 
 class LoaderNode(BaseNode):
-    """The first node of a graph: batches of (the rest of) an epoch, then the next one after a `reset`."""
+    """The first node of a graph: yields the batches of (the rest of) an epoch, and after a `reset` those of
+    the next one."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__()

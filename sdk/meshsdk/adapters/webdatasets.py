@@ -23,7 +23,7 @@ _AHEAD = 1 << 20
 
 
 class StreamReader(io.RawIOBase):
-    """A file over an iterator of pieces, to be read once from its beginning."""
+    """A file over an iterator of pieces, readable once from the start."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._left = pieces, memoryview(b"")
@@ -45,11 +45,13 @@ class StreamReader(io.RawIOBase):
 
 
 def register(client: Client | None = None) -> None:
-    """Makes `mesh://` a scheme of webdataset's in this process; workers that are forked have it too."""
+    """Register `mesh://` as a scheme of webdataset in this process; forked workers inherit it."""
 
     def opened(url: str, mode: str = "rb", _buffer: int = 0, **_: Any) -> io.BufferedReader:
         if mode != "rb":
-            raise ConfigurationError(f"{url}: mode {mode!r}: shards are read here; write them with `mesh cp`")
+            raise ConfigurationError(
+                f"{url}: mode {mode!r} is not supported; shards are read-only here, write them with `mesh cp`"
+            )
         bucket, _slash, key = url.removeprefix("mesh://").partition("/")
         return io.BufferedReader(StreamReader(stream(client or connect(), bucket, key)), _AHEAD)
 

@@ -1,7 +1,7 @@
 """The store as a zarr-python store: arrays and groups below a prefix.
 
-Law: one key is one object; one range is one request, many ranges are one gather. Calls block in threads,
-so zarr's event loop stays free.
+Law: one key is one object; one range is one request, many ranges are one gather. Calls block in threads, so
+zarr's event loop stays free.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class MeshStore(Store):
-    """`zarr.open_group(MeshStore("s3://bucket/prefix"))`. `client` is `meshsdk.connect()`'s if left out."""
+    """A zarr store: `zarr.open_group(MeshStore("s3://bucket/prefix"))`. `client` defaults to
+    `meshsdk.connect()`."""
 
     supports_writes = True
     supports_deletes = True
@@ -77,7 +78,7 @@ class MeshStore(Store):
                 return self.client.transport.call(request, lambda response: response.read(1 << 40))
             case None:
                 return self.client.get(self.bucket, name)
-        raise ValueError(f"Unexpected byte_range, got {wanted!r}.")  # as zarr's own stores word it
+        raise ValueError(f"Unexpected byte_range, got {wanted!r}.")  # the wording of zarr's own stores
 
     async def get_partial_values(self, prototype: Any, key_ranges: Iterable[tuple[str, Range]]) -> list[Any]:
         return await asyncio.gather(*(self.get(key, prototype, wanted) for key, wanted in key_ranges))

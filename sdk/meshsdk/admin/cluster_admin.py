@@ -1,7 +1,7 @@
 """Cluster administration: node states, buckets with origins or copy counts, and node metrics.
 
-Law: the server judges changes; answers become frozen values. `/metrics` is read once, unsigned, and
-unreadable lines are skipped.
+Law: the server decides whether a change is allowed; responses become frozen values. `/metrics` is read
+once, unsigned, and unreadable lines are skipped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 
 def cluster_status(transport: Transport) -> dict[str, Any]:
-    """The document of `GET /-/cluster`. Raises ServerError (AccessDenied: root alone)."""
+    """Return the document of `GET /-/cluster`. Raises ServerError (AccessDenied: root only)."""
     answer: dict[str, Any] = transport.json(Request("GET", "/-/cluster"))
     return answer
 
 
 def change_node(transport: Transport, node_id: str, action: str, **rest: Any) -> dict[str, Any]:
-    """Have a node drained, and so on; its state afterwards. Raises ServerError, which says why not."""
+    """Apply an action such as "drain" to a node, and return its state afterwards. Raises ServerError with
+    the reason of a rejection."""
     place = f"/-/cluster/nodes/{quote(node_id, safe='')}"
     answer: dict[str, Any] = transport.json(json_request("POST", place, {"action": action, **rest}))
     return answer
@@ -40,8 +41,8 @@ _PREFIX: Final = "/-/buckets/"
 
 @dataclass(frozen=True, slots=True)
 class BucketInfo:
-    """`origin`: the fields of `meshwire.origin.Origin`, None for a bucket that lives here: then there are
-    `copies` of what is in it, and `wanted` are to be."""
+    """A bucket. `origin`: the fields of `meshwire.origin.Origin`, or None for a bucket stored in the mesh,
+    which has `copies` of each object; `wanted` is the target number."""
 
     name: str
     created_ms: int
@@ -51,22 +52,22 @@ class BucketInfo:
 
 
 def create_bucket(transport: Transport, name: str, document: Mapping[str, Any]) -> BucketInfo:
-    """Make a bucket stand for an origin (`url` and more), or keep so many `copies`. Raises MeshError."""
+    """Create a bucket with an origin (`url` and more) or a number of `copies`. Raises MeshError."""
     return _info(_sent(transport, "PUT", name, document))
 
 
 def change_bucket(transport: Transport, name: str, changes: Mapping[str, Any]) -> BucketInfo:
-    """Change fields of its origin, or its `copies`. Raises MeshError."""
+    """Change fields of the origin, or `copies`. Raises MeshError."""
     return _info(_sent(transport, "PATCH", name, changes))
 
 
 def show_bucket(transport: Transport, name: str) -> BucketInfo:
-    """One bucket. Raises MeshError."""
+    """Return one bucket. Raises MeshError."""
     return _info(transport.json(Request("GET", _path(name))))
 
 
 def list_buckets(transport: Transport) -> Sequence[BucketInfo]:
-    """All of them. Raises MeshError."""
+    """Return all buckets with an origin or a number of copies. Raises MeshError."""
     return [_info(found) for found in transport.json(Request("GET", _PREFIX.rstrip("/")))["buckets"]]
 
 
@@ -92,17 +93,17 @@ _LONGEST: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Values by name, then by labels: a tuple of (label, value), in order."""
+    """Metric values by name, then by labels: a tuple of (label, value), in order."""
 
     values: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]] = field(default_factory=dict)
 
     def sum_of(self, name: str, **labels: str) -> float:
-        """The sum over all series that have these labels; 0 where there is none."""
+        """Return the sum over all series that have these labels; 0 if there are none."""
         wanted = set(labels.items())
         return sum(value for have, value in self.values.get(name, {}).items() if wanted <= set(have))
 
     def sum_by_label(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """The sums by the values of one label, over all series that have the others."""
+        """Return the sums by the values of one label, over all series that have the other labels."""
         found: dict[str, float] = {}
         wanted = set(labels.items())
         for have, value in self.values.get(name, {}).items():
@@ -114,20 +115,22 @@ class Scrape:
 
 
 def scrape(endpoint: Endpoint, timeout: float = 5.0) -> Scrape:
-    """What a node tells now. Raises ConnectError."""
+    """Fetch the current metrics of a node. Raises ConnectError."""
     connection = Connection(endpoint, timeout)
     try:
         connection.send([f"GET /metrics HTTP/1.1\r\nhost: {endpoint.authority}\r\n\r\n".encode()])
         response = connection.receive()
         if response.status != 200:
-            raise ConnectError(f"{endpoint} has no /metrics (it answers {response.status}): is it a meshd?")
+            raise ConnectError(
+                f"{endpoint} answered {response.status} for /metrics; check that the endpoint is a meshd"
+            )
         return parse_metrics(response.read(_LONGEST).decode("utf-8", "replace"))
     finally:
         connection.close()
 
 
 def parse_metrics(text: str) -> Scrape:
-    """The values of Prometheus' text format."""
+    """Parse Prometheus' text format."""
     values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for name, labels, value in _lines(text):
         values.setdefault(name, {})[labels] = value

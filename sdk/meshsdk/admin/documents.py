@@ -1,6 +1,6 @@
 """Stored plans and snapshots: list, show, and remove before they expire.
 
-Law: one request a call; every answer becomes a frozen value.
+Law: one request per call; every response becomes a frozen value.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ Kind = Literal["plans", "snapshots"]
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """A plan or snapshot that is kept.
+    """A stored plan or snapshot.
 
     Attributes:
         hash: its name.
-        buckets: of what it is made of.
+        buckets: the buckets it is made from.
         made_of: of a snapshot its source, of a plan its snapshot's hash.
         bytes, nodes: its size, and how many nodes have it.
-        used_ms: when it was made or used last, ms since 1970.
-        expires_ms: when it goes if nobody uses it; None: something names it, or nothing expires here.
-        kept_by: what names it: views, jobs, plans.
-        told: all the server said.
+        used_ms: when it was created or last used, ms since 1970.
+        expires_ms: when it expires if nothing uses it; None if something refers to it, or if
+            documents do not expire here.
+        kept_by: what refers to it: views, jobs, plans.
+        told: the complete response of the server.
     """
 
     hash: str
@@ -46,7 +47,7 @@ class StoredDocument:
 
 
 def list_documents(transport: Transport, kind: Kind) -> Iterator[StoredDocument]:
-    """Those the caller may see, in order of their hashes."""
+    """Yield the documents that the caller may see, in order of their hashes."""
     after = ""
     while True:
         query = f"after={after}&limit=1000" if after else "limit=1000"
@@ -58,13 +59,13 @@ def list_documents(transport: Transport, kind: Kind) -> Iterator[StoredDocument]
 
 
 def show_document(transport: Transport, kind: Kind, digest: str) -> StoredDocument:
-    """One of them. Raises NotFoundError."""
+    """Return one document. Raises NotFoundError."""
     return _document(transport.json(Request("GET", f"/-/documents/{kind}/{digest}")))
 
 
 def remove_document(transport: Transport, kind: Kind, digest: str, *, force: bool = False) -> tuple[str, ...]:
-    """Remove one on every node; `force`: also one used within the last day. The nodes that are away: they
-    follow when they are back. Raises NotFoundError, ServerError InUse."""
+    """Remove a document on every node; with `force` also one used within the last day. Returns the nodes
+    that are away, which remove it when they return. Raises NotFoundError, ServerError InUse."""
     answer = transport.json(Request("DELETE", f"/-/documents/{kind}/{digest}", "force=1" if force else ""))
     return tuple(answer["silent"])
 
@@ -84,5 +85,5 @@ def _document(answer: Mapping[str, Any]) -> StoredDocument:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MeshError(
-            f"what the server keeps is not understood ({error!r}): upgrade the older of SDK and server"
+            f"cannot parse the server's document ({error!r}); upgrade the older of SDK and server"
         ) from error

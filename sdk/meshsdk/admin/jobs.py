@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from meshsdk.client.transport import Transport
 
 ENDED = frozenset({"done", "failed", "cancelled", "paused"})
-_WAIT = 25.0  # seconds a question may wait for its answer
+_WAIT = 25.0  # maximum seconds a request may wait for the job to end
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far a job has come; totals are 0 until it knows them. `written` and `there` (left by an earlier
-    run) make up `outputs`; `rate` is in bytes a second. Of what goes to several homes each copy counts:
-    `copies` says how many there are."""
+    """The progress of a job; totals are 0 until known. `written` and `there` (left by an earlier run) add
+    up to `outputs`; `rate` is in bytes per second. If data goes to several homes, each copy counts:
+    `copies` is their number."""
 
     phase: str = ""
     outputs: int = 0
@@ -45,7 +45,7 @@ class JobProgress:
 @dataclass(frozen=True, slots=True)
 class JobInfo:
     """One job. `state`: queued, running, cancelling, pausing, done, failed, cancelled, paused. `failures`:
-    (name, why) of the first hundred things that were skipped; `failed` counts all. `error`: why it failed.
+    (name, reason) of the first hundred skipped items; `failed` counts all. `error`: why the job failed.
     Times in ms since 1970."""
 
     id: str
@@ -69,45 +69,47 @@ class JobInfo:
 
 
 def shard_job(source: str, target: str, **layout: Any) -> dict[str, Any]:
-    """The document of a job that makes archives of the objects under `source` (`s3://BUCKET/FOLDER`), under
-    `target`. `layout`: count or size, shuffle, sort, split, match, name, format (docs/jobs.md)."""
+    """Return the document of a job that packs the objects under `source` (`s3://BUCKET/FOLDER`) into
+    archives under `target`. `layout`: count or size, shuffle, sort, split, match, name, format
+    (docs/jobs.md)."""
     return {"kind": "shard", "source": source, "target": target, **layout}
 
 
 def reshard_job(source: str, target: str, **layout: Any) -> dict[str, Any]:
-    """The same of the files in the archives under `source` (a folder, or one archive)."""
+    """Return the document of a job that repacks the files in the archives under `source` (a folder, or one
+    archive)."""
     return {"kind": "reshard", "source": source, "target": target, **layout}
 
 
 def extract_job(source: str, target: str, **options: Any) -> dict[str, Any]:
-    """The document of a job that makes every file in the archives under `source` an object. `options`: match,
-    names, on_bad."""
+    """Return the document of a job that writes every file in the archives under `source` as an object.
+    `options`: match, names, on_bad."""
     return {"kind": "extract", "source": source, "target": target, **options}
 
 
 def materialize_job(view: str, target: str, prefix: str = "") -> dict[str, Any]:
-    """The document of a job that writes a view's objects (with `prefix`) out as ordinary ones."""
+    """Return the document of a job that writes a view's objects (with `prefix`) as ordinary objects."""
     return {"kind": "materialize", "source": f"s3://{view}/{prefix}", "target": target}
 
 
 def start_job(transport: Transport, document: Mapping[str, Any]) -> JobInfo:
-    """Start it, or join it where it runs. Raises ServerError naming the bad field, BusyError."""
+    """Start a job, or join it if it is running. Raises ServerError naming the bad field, BusyError."""
     return _job(transport.json(json_request("POST", "/-/jobs", dict(document))))
 
 
 def list_jobs(transport: Transport) -> tuple[JobInfo, ...]:
-    """The caller's jobs, the youngest first."""
+    """Return the caller's jobs, newest first."""
     return tuple(_job(item) for item in transport.json(Request("GET", "/-/jobs"))["jobs"])
 
 
 def show_job(transport: Transport, job_id: str, *, wait: float = 0.0) -> JobInfo:
-    """A job now, or once it has ended, at most `wait` seconds (30) later. Raises NotFoundError."""
+    """Return a job, waiting up to `wait` seconds (at most 30) for it to end. Raises NotFoundError."""
     query = f"wait={wait:g}" if wait else ""
     return _job(transport.json(Request("GET", f"/-/jobs/{quote(job_id, safe='')}", query)))
 
 
 def watch_job(transport: Transport, job_id: str, *, every: float = 1.0) -> Iterator[JobInfo]:
-    """A job now and then, `every` so many seconds, the last time when it has ended."""
+    """Yield a job's state every `every` seconds, the last time when it has ended."""
     job = show_job(transport, job_id)
     yield job
     while not job.ended:
@@ -116,18 +118,18 @@ def watch_job(transport: Transport, job_id: str, *, every: float = 1.0) -> Itera
 
 
 def wait_for_job(transport: Transport, job_id: str) -> JobInfo:
-    """A job, once it has ended."""
+    """Wait until a job has ended, and return it."""
     *_, last = watch_job(transport, job_id, every=_WAIT)
     return last
 
 
 def cancel_job(transport: Transport, job_id: str) -> JobInfo:
-    """Ask it to end; what it has written stays. Raises NotFoundError."""
+    """Cancel a job; what it has written stays. Raises NotFoundError."""
     return _job(transport.json(Request("DELETE", f"/-/jobs/{quote(job_id, safe='')}")))
 
 
 def pause_job(transport: Transport, job_id: str) -> JobInfo:
-    """The same, to be started again with its document. Raises NotFoundError."""
+    """Pause a job; starting it again with its document resumes it. Raises NotFoundError."""
     return _job(transport.json(Request("DELETE", f"/-/jobs/{quote(job_id, safe='')}", "pause=1")))
 
 
@@ -144,5 +146,5 @@ def _job(answer: Mapping[str, Any]) -> JobInfo:
         return JobInfo(**rest, progress=JobProgress(**progress), failures=failures)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MeshError(
-            f"the job the server sent is not understood ({error!r}): upgrade the older of SDK and server"
+            f"cannot parse the server's job ({error!r}); upgrade the older of SDK and server"
         ) from error

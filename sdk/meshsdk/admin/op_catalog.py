@@ -1,7 +1,7 @@
 """The node's op catalog, and modules of user ops: list, push, try and remove.
 
-Law: one request a call; the client knows no op beforehand, and the node's errors name the line of a
-module.
+Law: one request per call; the client has no built-in knowledge of ops, and the node's errors name the line
+of a module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """`kind`: what may be given, in words. `default` only counts when it is not `required`."""
+    """An argument of an op. `kind`: a description of allowed values. `default` is meaningful only if it is
+    not `required`."""
 
     name: str
     kind: str
@@ -31,8 +32,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class OpInfo:
-    """`takes` and `gives` are kinds with dtypes and shapes; `refuses` is what makes a sample bad. An op
-    that `mixes` rows of a batch is for plans only, as is one with several `inputs`.
+    """An op. `takes` and `gives` are kinds with dtypes and shapes; `refuses` describes what makes a sample
+    bad. An op that `mixes` rows of a batch can only be used in plans, as can one with several `inputs`.
     """
 
     op: str
@@ -50,7 +51,7 @@ class OpInfo:
 
 @dataclass(frozen=True, slots=True)
 class OpLine:
-    """An op in short; `arguments` by name."""
+    """An op in brief; `arguments` by name."""
 
     op: str
     version: str
@@ -61,25 +62,25 @@ class OpLine:
 
 
 def list_ops(transport: Transport) -> tuple[OpLine, ...]:
-    """Every op of the node, by name."""
+    """Return every op of the node, by name."""
     answer = transport.json(Request("GET", "/-/ops"))
     try:
         return tuple(OpLine(**item | {"arguments": tuple(item["arguments"])}) for item in answer["ops"])
     except (KeyError, TypeError) as error:
         raise MeshError(
-            f"the node's answer is no list of ops ({error}): is it of another release?"
+            f"the node's response is not a list of ops ({error}); it may run another release"
         ) from error
 
 
 def show_op(transport: Transport, name: str) -> OpInfo:
-    """One op. Raises NotFoundError with the nearest name."""
+    """Return one op. Raises NotFoundError with the closest name."""
     answer = transport.json(Request("GET", f"/-/ops/{quote(name, safe='')}"))
     try:
         arguments = tuple(Argument(**item) for item in answer["arguments"])
         lists = {name: tuple(answer.get(name, ())) for name in ("versions", "inputs")}
         return OpInfo(**answer | {"arguments": arguments, **lists})
     except (KeyError, TypeError) as error:
-        raise MeshError(f"the node's answer is no op ({error}): is it of another release?") from error
+        raise MeshError(f"the node's response is not an op ({error}); it may run another release") from error
 
 
 if TYPE_CHECKING:
@@ -92,13 +93,14 @@ if TYPE_CHECKING:
 
 PREFIX = "/-/modules"
 PATIENCE = 180.0
-"""Seconds a node may take to import a module, or to try its ops."""
+"""Maximum seconds a node may take to import a module or to try its ops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """`version` is what plans pin; `new`: whether it was not there before; `held`: what confines it on that
-    node; `ops`: "op", "summary", "takes", "gives", "random" and "arguments" of each."""
+    """A pushed module. `version` is what plans pin; `new`: whether the node did not have it before; `held`:
+    what confines it on that node; `ops`: "op", "summary", "takes", "gives", "random" and "arguments" of
+    each."""
 
     module: str
     version: str
@@ -110,7 +112,8 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One content of a module; `source` is the sha256 of the file. A draft is only taken by its version."""
+    """One version of a module's content; `source` is the SHA-256 of the file. A draft can only be used by
+    its version."""
 
     version: str
     source: str
@@ -122,8 +125,8 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class ModuleInfo:
-    """`builds`: the latest first; `version`: the one that the name means now, empty if there are drafts
-    alone."""
+    """A module. `builds`: newest first; `version`: the one that the name currently refers to, empty if
+    there are only drafts."""
 
     module: str
     version: str
@@ -132,9 +135,9 @@ class ModuleInfo:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of one sample. Either `error` says what is wrong, or `size` bytes came out; `repeats`:
-    whether the same came out the second time (None: not tried); `result`: what came out, when it was asked
-    for."""
+    """The result of one sample. Either `error` describes the failure, or the output has `size` bytes;
+    `repeats`: whether a second run gave the same output (None: not tried); `result`: the output, if
+    requested."""
 
     sample: str
     size: int = 0
@@ -149,7 +152,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """`ops`: (name, version) of the chain; `output`: the type it makes. Arrays come as .npy files."""
+    """The results of a trial. `ops`: (name, version) of the chain; `output`: the type of its output. Arrays
+    are .npy files."""
 
     ops: tuple[tuple[str, str], ...]
     output: str
@@ -157,9 +161,9 @@ class Trials:
 
 
 def push_module(transport: Transport, name: str, source: bytes, *, draft: bool = False) -> Pushed:
-    """Gives the node a module of ops. The same file again changes nothing.
+    """Push a module of ops to the node. Pushing the same file again changes nothing.
 
-    Raises ServerError with the module's own traceback when it cannot be used, AccessError.
+    Raises ServerError with the module's own traceback if it cannot be used, AccessError.
     """
     query = f"draft=1&name={quote(name, safe='')}" if draft else f"name={quote(name, safe='')}"
     digest = hashlib.sha256(source).hexdigest()
@@ -178,7 +182,7 @@ def push_module(transport: Transport, name: str, source: bytes, *, draft: bool =
 
 
 def list_modules(transport: Transport) -> tuple[ModuleInfo, ...]:
-    """Every pushed module, by name."""
+    """Return every pushed module, by name."""
     answer = transport.json(Request("GET", PREFIX))
     return _read(lambda: tuple(_module(item) for item in answer["modules"]))
 
@@ -189,8 +193,8 @@ def _module(item: Mapping[str, Any]) -> ModuleInfo:
 
 
 def remove_module(transport: Transport, name: str, version: str = "") -> tuple[str, ...]:
-    """Removes a module, or one build; returns the versions that are gone. Plans that name one are refused
-    from then on. Raises NotFoundError, AccessError."""
+    """Remove a module, or one build, and return the removed versions. Plans that use one are rejected from
+    then on. Raises NotFoundError, AccessError."""
     query = f"version={quote(version, safe='')}" if version else ""
     answer = transport.json(Request("DELETE", f"{PREFIX}/{quote(name, safe='')}", query))
     return _read(lambda: tuple(map(str, answer["removed"])))
@@ -204,8 +208,8 @@ def try_ops(
     seed: int = 0,
     results: bool = False,
 ) -> Trials:
-    """Applies a chain of ops ({"op", "args", "version"} each) to objects (`s3://…`), each twice, as a plan
-    would. Nothing is kept. `results`: bring along what comes out, up to 32 MiB."""
+    """Apply a chain of ops ({"op", "args", "version"} each) to objects (`s3://…`), each twice, as a plan
+    would. Nothing is stored. `results`: return the outputs as well, up to 32 MiB."""
     document = {"ops": [dict(op) for op in ops], "samples": list(samples), "seed": seed, "results": results}
     answer = transport.json(json_request("POST", f"{PREFIX}/test", document), PATIENCE)
     return _read(
@@ -227,5 +231,5 @@ def _read(make: Callable[[], T]) -> T:
         return make()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MeshError(
-            f"what the server sent is not understood ({error!r}): upgrade the older of SDK and server"
+            f"cannot parse the server's response ({error!r}); upgrade the older of SDK and server"
         ) from error

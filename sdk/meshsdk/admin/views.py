@@ -1,4 +1,4 @@
-"""Views: buckets whose objects are made from another bucket's on demand.
+"""Views: buckets whose objects are computed from another bucket's on demand.
 
 Law: the node validates the view document, and its errors name the field.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ViewInfo:
-    """`name` is the bucket to read, `bucket` the source, `view` the canonical document."""
+    """A view. `name` is the bucket to read, `bucket` the source, `view` the canonical document."""
 
     name: str
     bucket: str
@@ -41,7 +41,7 @@ def transform_view(
     prefix: str = "",
     content_type: str = "application/octet-stream",
 ) -> dict[str, Any]:
-    """The document of a view that takes every object through `ops` ({"op", "args"} each)."""
+    """Return the document of a view that passes every object through `ops` ({"op", "args"} each)."""
     return {
         "kind": "transform",
         "ops": [dict(op) for op in ops],
@@ -68,12 +68,12 @@ def shards_view(
     split_by: str = "",
     features: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The document of a view that shows samples as shards of `count` (1,000 if nothing is said) or of about
+    """Return the document of a view that presents samples as shards of `count` (default 1,000) or of about
     `size` bytes, as tars or TFRecords.
 
     `shuffle` is a seed, `split` maps folders to shares, `features` extensions to `int64` or `float`;
-    `samples` "archives" regroups the members of tars, zips and so on. `where`, `sort`, `group` and `split_by`
-    are expressions over a sample.
+    `samples` "archives" regroups the members of tars, zips and so on. `where`, `sort`, `group` and
+    `split_by` are expressions over a sample.
     """
     document: dict[str, Any] = {"kind": "shards", "match": list(match), "prefix": prefix, "shuffle": shuffle}
     document |= {} if count is None else {"count": count}
@@ -86,8 +86,8 @@ def shards_view(
 
 
 def batches_view(plan: str, batch: int, *, world: int = 1, epochs: int = 1) -> dict[str, Any]:
-    """The document of a view that shows a registered plan's epochs as `.safetensors` files: global batches of
-    `batch` rows, cut for `world` ranks."""
+    """Return the document of a view that presents a registered plan's epochs as `.safetensors` files:
+    global batches of `batch` rows, divided among `world` ranks."""
     return {"kind": "batches", "plan": plan, "batch": batch, "world": world, "epochs": epochs}
 
 
@@ -104,11 +104,11 @@ def zarr_view(
     seed: int = 0,
     on_bad: str = "raise",
 ) -> dict[str, Any]:
-    """The document of a view that shows samples as a Zarr v3 group, an array a field. `fields` in the
-    protocol's form ({"image": {"ext": ["jpg"]}}), `ops` {"op", "field", "args"} each; `chunk` samples a
-    chunk, `shard` chunks a shard (0: none); `on_bad`: "raise", or "mask" for rows of zeros. The samples are
-    those that are there now, or those of `snapshot` (a hash; leave out `fields`), or with `follow` those that
-    are there whenever it is read."""
+    """Return the document of a view that presents samples as a Zarr v3 group, one array per field. `fields`
+    in the protocol's form ({"image": {"ext": ["jpg"]}}), `ops` {"op", "field", "args"} each; `chunk`
+    samples per chunk, `shard` chunks per shard (0: none); `on_bad`: "raise", or "mask" for rows of zeros.
+    The samples are those that exist now, or those of `snapshot` (a hash; leave out `fields`), or with
+    `follow` those that exist when the view is read."""
     return {
         "kind": "zarr",
         "fields": dict(fields or {}),
@@ -125,19 +125,20 @@ def zarr_view(
 
 
 def create_view(transport: Transport, bucket: str, name: str, view: Mapping[str, Any]) -> ViewInfo:
-    """Make the view `BUCKET--NAME`; the same again is a success. Raises ServerError naming the bad field."""
+    """Create the view `BUCKET--NAME`; repeating the call succeeds. Raises ServerError naming the bad
+    field."""
     document = {"bucket": bucket, "name": name, "view": dict(view)}
     return _view(transport.json(json_request("POST", "/-/views", document)))
 
 
 def list_views(transport: Transport, bucket: str = "") -> tuple[ViewInfo, ...]:
-    """The caller's views, or those of one bucket."""
+    """Return the caller's views, or those of one bucket."""
     query = f"bucket={quote(bucket, safe='')}" if bucket else ""
     return tuple(_view(item) for item in transport.json(Request("GET", "/-/views", query))["views"])
 
 
 def show_view(transport: Transport, name: str) -> ViewInfo:
-    """Raises NotFoundError."""
+    """Return one view. Raises NotFoundError."""
     return _view(transport.json(Request("GET", f"/-/views/{quote(name, safe='')}")))
 
 
@@ -152,5 +153,5 @@ def _view(answer: Mapping[str, Any]) -> ViewInfo:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise MeshError(
-            f"the view the server sent is not understood ({error!r}): upgrade the older of SDK and server"
+            f"cannot parse the server's view ({error!r}); upgrade the older of SDK and server"
         ) from error
