@@ -30,33 +30,33 @@ EPILOG = """\b
 Examples:
   mesh mb s3://photos
   mesh cp -r ./photos s3://photos/train    upload a folder
-  mesh ls s3://photos/train/               look into one
-  mesh head s3://photos/train/             what a dataset of it would hold
+  mesh ls s3://photos/train/               list it
+  mesh head s3://photos/train/             the dataset it would form
   mesh preflight s3://photos/train/ --op decode:image   whether a job with it would work
-  mesh doctor -- python train.py           what a training job waits for, and what to do
+  mesh doctor -- python train.py           what slows a training job, and the fix
 \b
-Every command has examples of its own: mesh view create --help
+Every command's help has examples: mesh view create --help
 Connects to MESH_ENDPOINT (or AWS_ENDPOINT_URL) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,
-over https with the authorities of MESH_CA_BUNDLE (or AWS_CA_BUNDLE), else the system's.
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage or configuration, 3 not there, 130 interrupted.
-Completion by Tab, in bash: eval "$(_MESH_COMPLETE=bash_source mesh)"  (zsh_source, fish_source)"""
+trusting over https the CAs in MESH_CA_BUNDLE (or AWS_CA_BUNDLE), else the system's.
+Exit codes: 0 success, 1 failure, 2 usage or configuration error, 3 not found, 130 interrupted.
+Tab completion in bash: eval "$(_MESH_COMPLETE=bash_source mesh)"  (zsh_source, fish_source)"""
 
 
 @click.group(cls=Chapters, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shardmesh", prog_name="mesh")
 @shared_options
 def mesh(session: Session) -> None:
-    """Lists, copies, reads and measures what a Shardmesh store (or any S3 store) holds."""
-    del session  # its options are inherited by the commands
+    """List, copy, read and measure what a Shardmesh store (or any S3 store) holds."""
+    del session  # the commands inherit its options
 
 
 def main() -> None:
-    """Runs the command line and exits with its code."""
+    """Run the command line and exit with its code."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line."""
+    """Run a command line and return its exit code."""
     try:
         result = mesh.main(arguments, prog_name="mesh", standalone_mode=False)
     except click.exceptions.Abort:

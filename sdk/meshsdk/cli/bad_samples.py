@@ -1,6 +1,6 @@
 """`mesh bad ls` and `mesh replay`: samples a plan could not prepare, and one position prepared again.
 
-Law: read-only; a replay requests the frame of that single row, so it is the row the job got.
+Law: read-only; a replay requests the frame of that single row, so it is the row the job received.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @click.group("bad")
 def bad() -> None:
-    """The ledger of bad samples, kept for each plan and shared by its jobs."""
+    """Show the ledger of bad samples, one per plan, shared by its jobs."""
 
 
 @bad.command("ls")
 @click.argument("plan")
 @shared_options
 def list_bad(session: Session, plan: str) -> None:
-    """Lists what could not be prepared for PLAN (`loader.plan.hash`).
+    """List the bad samples of PLAN (`loader.plan.hash`).
 
     \b
     mesh bad ls 4f1c…e2
@@ -41,7 +41,7 @@ def list_bad(session: Session, plan: str) -> None:
     with session.make_client() as client:
         listed = bad_samples(client.transport, plan)
     if not listed:
-        session.tell("no bad samples: all that was asked for of this plan could be prepared")
+        session.tell("no bad samples: every requested sample of this plan could be prepared")
     for entry in listed:
         session.show(
             f"{entry.key}  {entry.op}: {entry.error}  (epoch {entry.epoch}, position {entry.position}, "
@@ -64,11 +64,11 @@ def list_bad(session: Session, plan: str) -> None:
 )
 @shared_options
 def replay(session: Session, plan: str, position: int, epoch: int, save: Path | None) -> int:
-    """Prepares one POSITION of an epoch of PLAN again and tells how it went; exit code 1 if it is bad.
+    """Prepare one POSITION of an epoch of PLAN again and report the result; exit code 1 if it is bad.
 
     \b
     mesh replay 4f1c…e2 1093 --epoch 2
-    mesh replay 4f1c…e2 1093 --epoch 2 --save ./sample     # and its files as they are stored
+    mesh replay 4f1c…e2 1093 --epoch 2 --save ./sample     # also save its stored files
     """
     address = FrameAddress(plan, epoch, 0, 0, 1, 1, origin=position)
     with session.make_client() as client:
@@ -78,7 +78,9 @@ def replay(session: Session, plan: str, position: int, epoch: int, save: Path | 
             arrays = tensor_frame.tensor_views(client.transport.text(address.request()))
             status = [tensor_frame.Status(value).name.lower() for value in arrays["__status"].tolist()]
         except (tensor_frame.FrameError, KeyError, ValueError) as error:
-            raise ConfigurationError(f"the answer is no frame ({error}): is the endpoint a meshd?") from error
+            raise ConfigurationError(
+                f"the response is not a frame ({error}); check that the endpoint is a meshd"
+            ) from error
         outcome = status[0] if status else "dropped"
         found = {
             name: f"{values.dtype} {list(values.shape[1:])}"
@@ -99,7 +101,7 @@ def replay(session: Session, plan: str, position: int, epoch: int, save: Path | 
 
 
 def _reason(client: Client, address: FrameAddress) -> BadSample | None:
-    """What the ledger says of the position; it was written when the row was prepared just now."""
+    """Return the ledger's entry for the position, which was just written when the row was prepared."""
     entries = bad_samples(client.transport, address.plan)
     here = [entry for entry in entries if (entry.epoch, entry.position) == (address.epoch, address.origin)]
     return here[-1] if here else None
@@ -117,6 +119,6 @@ def _save(session: Session, client: Client, address: FrameAddress, folder: Path)
 
 
 def file_name(name: str | None, number: int) -> str:
-    """A name within one folder, whatever a key says."""
+    """Return a safe file name within one folder, whatever the key is."""
     last = (name or "").replace("\0", "").rpartition("/")[2]
     return f"{number}-{last[-200:]}" if last else str(number)

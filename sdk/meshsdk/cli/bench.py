@@ -42,11 +42,11 @@ _ARGUMENT = re.compile(r"\s+([A-Za-z_]\w*)=")
 @click.argument("url", type=RemoteType())
 @click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT] or NAME=@class [default: guessed].")
 @click.option("--op", "ops", multiple=True, help=OP_HELP)
-@click.option("-b", "--batch", type=click.IntRange(1), default=256, help="Samples a batch [256].")
+@click.option("-b", "--batch", type=click.IntRange(1), default=256, help="Samples per batch [256].")
 @click.option("--epochs", type=click.IntRange(1), default=1, help="Passes over the dataset [1].")
-@click.option("--gets", is_flag=True, help="Plain GETs of the objects under URL instead.")
-@click.option("-c", "--concurrency", type=click.IntRange(1, 256), default=16, help="GETs at once [16].")
-@click.option("-n", "--requests", type=click.IntRange(1), default=2000, help="GETs in all [2000].")
+@click.option("--gets", is_flag=True, help="Measure plain GETs of the objects under URL instead.")
+@click.option("-c", "--concurrency", type=click.IntRange(1, 256), default=16, help="Concurrent GETs [16].")
+@click.option("-n", "--requests", type=click.IntRange(1), default=2000, help="Total number of GETs [2000].")
 @shared_options
 def bench(
     session: Session,
@@ -59,7 +59,7 @@ def bench(
     concurrency: int,
     requests: int,
 ) -> None:
-    """Measures a dataset's batches as a training job would get them, or with --gets plain reads.
+    """Measure a dataset's batches as a training job would get them, or with --gets plain reads.
 
     \b
     mesh bench s3://photos/train --op decode:image --op random_resized_crop:image:224 --epochs 2
@@ -75,14 +75,14 @@ def bench(
 
 
 def parse_op(text: str) -> OpSpec:
-    """`OP:FIELD`, `OP:FIELD:SIZE` or `OP:FIELD NAME=VALUE …`, values as JSON or text: what the constructor of
-    that name in `meshsdk.ops` makes. Raises ConfigurationError."""
+    """Parse `OP:FIELD`, `OP:FIELD:SIZE` or `OP:FIELD NAME=VALUE …`, with values as JSON or text, using the
+    constructor of that name in `meshsdk.ops`. Raises ConfigurationError."""
     head, *more = _ARGUMENT.split(text.strip())
     name, _, rest = head.partition(":")
     field, _, size = rest.partition(":")
     if not field or (size and not size.isdigit()):
         raise ConfigurationError(
-            f"--op {text}: write OP:FIELD, OP:FIELD:SIZE or 'OP:FIELD NAME=VALUE …', as "
+            f"--op {text}: write OP:FIELD, OP:FIELD:SIZE or 'OP:FIELD NAME=VALUE …', such as "
             "center_crop:image:224 or 'pad_to:text length=128'"
         )
     args = {key: _value(value) for key, value in zip(more[::2], more[1::2], strict=True)}
@@ -90,7 +90,7 @@ def parse_op(text: str) -> OpSpec:
         return _constructor(name)(field, **args | ({"size": int(size)} if size else {}))
     except TypeError as error:
         raise ConfigurationError(
-            f"--op {text}: {error}: `mesh op show {name}` tells what it takes"
+            f"--op {text}: {error}; see its arguments with `mesh op show {name}`"
         ) from error
     except ConfigurationError as error:
         raise ConfigurationError(f"--op {text}: {error}") from error
@@ -138,7 +138,7 @@ def _bench_loader(
 
 
 def _drain(session: Session, loader: Loader, epoch: int) -> float:
-    """Takes the whole epoch; gives the seconds to the first batch."""
+    """Read the whole epoch and return the seconds to the first batch."""
     began, first = time.perf_counter(), 0.0
     with session.progress(f"epoch {epoch}", None) as advance:
         for batch in loader:
@@ -165,7 +165,7 @@ def _show_loader(session: Session, loader: Loader, epoch: int, first: float) -> 
         f"epoch {epoch}: {stats.samples_per_second:.0f} samples/s, "
         f"{format_size(record['bytes_per_second'])}/s, "
         f"first batch {first:.2f} s, waited {stats.wait_share:.0%}, "
-        f"client CPU {stats.cpu_per_1000:.3f} s a 1000, {stats.retries} retries"
+        f"client CPU {stats.cpu_per_1000:.3f} s per 1000, {stats.retries} retries"
     )
     session.show(text, type="loader", epoch=epoch, **record)
 
@@ -173,7 +173,7 @@ def _show_loader(session: Session, loader: Loader, epoch: int, first: float) -> 
 def _bench_gets(session: Session, client: Client, url: Remote, concurrency: int, requests: int) -> None:
     keys = [entry.key for entry in islice(client.list(url.bucket, url.key), 10_000)]
     if not keys:
-        raise NotFoundError(f"no key begins with {url}: see what there is with `mesh ls`", status=404)
+        raise NotFoundError(f"no key begins with {url}; list the existing keys with `mesh ls`", status=404)
     usage, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
 
     def get(key: str) -> tuple[float, int]:
@@ -198,7 +198,7 @@ def _show_gets(session: Session, results: Sequence[tuple[float, int]], seconds: 
     session.show(
         f"{count} GETs: {count / seconds:.0f}/s, {format_size(size / seconds)}/s, "
         f"median {1000 * median:.2f} ms, "
-        f"99 % within {1000 * tail:.2f} ms, client CPU {1000 * cpu / count:.3f} s a 1000",
+        f"99 % within {1000 * tail:.2f} ms, client CPU {1000 * cpu / count:.3f} s per 1000",
         type="gets",
         requests=count,
         requests_per_second=round(count / seconds, 1),

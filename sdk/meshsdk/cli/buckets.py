@@ -1,6 +1,6 @@
 """`mesh bucket`: buckets with an origin or a copy count: create, show, change.
 
-Law: `meshwire.origins` defines a valid origin, and the node checks it. No secret passes through this
+Law: `meshwire.origin` defines a valid origin, and the node checks it. No secret passes through this
 process.
 """
 
@@ -25,22 +25,27 @@ if TYPE_CHECKING:
 
 @click.group("bucket")
 def bucket() -> None:
-    """Buckets that stand for a place elsewhere (S3, Google or Azure storage, a web server, a folder), and how
-    many copies there are of what is in the others. Any other bucket: `mesh mb`, `mesh ls`.
+    """Manage buckets with an origin or a number of copies.
 
-    What is read of an origin is cached on the node's disks; what is written goes to it. Root's alone.
+    An origin is a remote store behind a bucket (S3, Google or Azure storage, a web server, a folder): reads
+    of it are cached on the nodes' disks, writes go to it. For any other bucket use `mesh mb` and `mesh ls`.
+    Requires root's keys.
     """
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
-        click.option("--credentials", metavar="NAME", help="A credentials file of the node's, or anonymous."),
-        click.option("--ttl", type=float, metavar="SECONDS", help="Then ask whether it changed.  [60]"),
-        click.option("--immutable/--mutable", default=None, help="What is there never changes: never ask."),
-        click.option("--write", type=click.Choice(["through", "back", "off"]), help="Of writes.  [through]"),
-        click.option("--quota", metavar="SIZE", help="Most of the cache, as 500GiB; 0 for no limit.  [0]"),
-        click.option("--pin", multiple=True, metavar="PREFIX", help="Keys that stay cached; repeat it."),
-        click.option("--home", multiple=True, metavar="NODE", help="A node to keep it on; repeat it."),
+        click.option("--credentials", metavar="NAME", help="A credentials file on the nodes, or anonymous."),
+        click.option("--ttl", type=float, metavar="SECONDS", help="Revalidate after this time.  [60]"),
+        click.option("--immutable/--mutable", default=None, help="Objects never change: never revalidate."),
+        click.option(
+            "--write", type=click.Choice(["through", "back", "off"]), help="How writes reach it.  [through]"
+        ),
+        click.option(
+            "--quota", metavar="SIZE", help="Maximum cache size, such as 500GiB; 0 for no limit.  [0]"
+        ),
+        click.option("--pin", multiple=True, metavar="PREFIX", help="Keys that stay cached; repeatable."),
+        click.option("--home", multiple=True, metavar="NODE", help="A node that caches it; repeatable."),
     )
     for option in reversed(options):
         command = option(command)
@@ -48,7 +53,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _copies = click.option(
-    "--copies", type=click.IntRange(1, 8), help="Nodes that keep each object.  [what the mesh says]"
+    "--copies", type=click.IntRange(1, 8), help="Copies of each object.  [the mesh's default]"
 )
 
 
@@ -57,15 +62,15 @@ _copies = click.option(
 @click.option(
     "--origin",
     metavar="URL",
-    help="s3://BUCKET/PREFIX, gs://, az://, https://, file:///; without: it lives here.",
+    help="s3://BUCKET/PREFIX, gs://, az://, https:// or file:///; without one, the mesh stores the bucket.",
 )
 @_copies
-@click.option("--endpoint", metavar="URL", help="Of an S3 service other than AWS.")
-@click.option("--region", metavar="NAME", help="Of the S3 bucket.  [us-east-1]")
+@click.option("--endpoint", metavar="URL", help="Address of an S3 service other than AWS.")
+@click.option("--region", metavar="NAME", help="Region of the S3 bucket.  [us-east-1]")
 @_options
 @shared_options
 def create(session: Session, name: str, origin: str | None, copies: int | None, **options: Any) -> None:
-    """Makes a bucket with an origin or a number of copies.
+    """Create a bucket with an origin or a number of copies.
 
     \b
     mesh bucket create results --copies 3
@@ -75,9 +80,11 @@ def create(session: Session, name: str, origin: str | None, copies: int | None, 
     """
     document = _given(options)
     if origin is None and document:
-        raise ConfigurationError(f"--{next(iter(document))} is about an origin: give it with --origin URL")
+        raise ConfigurationError(f"--{next(iter(document))} applies to an origin; give --origin URL as well")
     if origin is not None and copies is not None:
-        raise ConfigurationError("--copies: what is read of an origin is kept once; give one of the two")
+        raise ConfigurationError(
+            "--copies does not apply to a bucket with an origin, which is cached once; give one of the two"
+        )
     document |= {"url": origin} if origin else {"copies": copies} if copies else {}
     with session.make_client() as client:
         _show(session, cluster_admin.create_bucket(client.transport, name, document))
@@ -87,14 +94,16 @@ def create(session: Session, name: str, origin: str | None, copies: int | None, 
 @click.argument("name")
 @_copies
 @_options
-@click.option("--unpin", is_flag=True, help="Take back every pin.")
-@click.option("--homeless", is_flag=True, help="Keep it on all nodes that store, each a share.")
+@click.option("--unpin", is_flag=True, help="Remove all pins.")
+@click.option("--homeless", is_flag=True, help="Remove all homes: every storing node caches a share.")
 @shared_options
 def change(
     session: Session, name: str, copies: int | None, unpin: bool, homeless: bool, **options: Any
 ) -> None:
-    """Changes how NAME is read and written, and what of it is kept. Pins and homes given replace those there
-    were. Another number of copies is made, or let go of, in the background: mesh cluster status --watch.
+    """Change how bucket NAME is cached or copied.
+
+    Given pins and homes replace the previous ones. If --copies changes, copies are added or removed in the
+    background; follow it with: mesh cluster status --watch
 
     \b
     mesh bucket change results --copies 2
@@ -108,10 +117,12 @@ def change(
         document["homes"] = []
     if copies is not None:
         if document:
-            raise ConfigurationError("--copies is of buckets without an origin: give it alone")
+            raise ConfigurationError(
+                "--copies applies to buckets without an origin and cannot be combined with other options"
+            )
         document = {"copies": copies}
     if not document:
-        raise ConfigurationError("nothing to change: give an option, as --ttl 300 or --copies 3")
+        raise ConfigurationError("nothing to change: give an option, such as --ttl 300 or --copies 3")
     with session.make_client() as client:
         _show(session, cluster_admin.change_bucket(client.transport, name, document))
 
@@ -120,7 +131,7 @@ def change(
 @click.argument("name")
 @shared_options
 def show(session: Session, name: str) -> None:
-    """Shows the origin of NAME, or how many copies there are.
+    """Show the origin or the number of copies of NAME.
 
     \b
     mesh bucket show photos
@@ -132,7 +143,7 @@ def show(session: Session, name: str) -> None:
 @bucket.command("ls")
 @shared_options
 def list_all(session: Session) -> None:
-    """Lists buckets with an origin or a number of copies.
+    """List buckets with an origin or a number of copies.
 
     `mesh ls` lists all buckets.
 
@@ -142,7 +153,7 @@ def list_all(session: Session) -> None:
     with session.make_client() as client:
         listed = cluster_admin.list_buckets(client.transport)
     if not listed:
-        session.tell("no bucket has an origin or a number of copies of its own; `mesh ls` lists all buckets")
+        session.tell("no bucket has an origin or its own number of copies; `mesh ls` lists all buckets")
     for found in listed:
         _show(session, found)
 

@@ -30,10 +30,10 @@ _SHOWN = 60  # characters of a text
 @click.command()
 @click.argument("urls", type=RemoteType(), nargs=-1, required=True)
 @click.option("--offset", type=click.IntRange(0), default=0, help="First byte.")
-@click.option("--length", type=click.IntRange(0), help="Number of bytes [default: to the end].")
+@click.option("--length", type=click.IntRange(0), help="Number of bytes [default: up to the end].")
 @shared_options
 def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | None) -> None:
-    """Writes objects to standard output, one after the other.
+    """Write objects to standard output, one after the other.
 
     \b
     mesh cat s3://logs/today.txt | grep error
@@ -53,23 +53,25 @@ KIND_OPTION = click.option(
     "--kind",
     type=click.Choice(["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet"]),
     default="auto",
-    help="What a sample is: files of one stem, of archives, a line (JSONL), a row or chunk of Zarr arrays, "
-    "a record (TFRecord, MDS), a row of Parquet.",
+    help="What a sample is: files with one stem, the same in archives, a line (JSONL), a row or chunk of "
+    "Zarr arrays, a record (TFRecord, MDS), a row of Parquet.",
 )
 
 
 @click.command()
 @click.argument("url", type=RemoteType())
-@click.option("-c", "--bytes", "count", type=click.IntRange(0), default=512, help="Bytes of an object.")
-@click.option("-n", "--samples", type=click.IntRange(0), default=3, help="Samples of a dataset.")
+@click.option(
+    "-c", "--bytes", "count", type=click.IntRange(0), default=512, help="Bytes to show of an object."
+)
+@click.option("-n", "--samples", type=click.IntRange(0), default=3, help="Samples to show of a dataset.")
 @click.option(
     "--field",
     "fields",
     multiple=True,
-    help="NAME=EXT[;EXT], NAME=@class, or of an array or feature NAME=ITS_NAME [default: guessed].",
+    help="NAME=EXT[;EXT], NAME=@class, or NAME=ARRAY_OR_FEATURE [default: guessed].",
 )
 @KIND_OPTION
-@click.option("--filter", "condition", help="Only samples for which this expression holds.")
+@click.option("--filter", "condition", help="Only samples for which this expression is true.")
 @shared_options
 def head(
     session: Session,
@@ -80,8 +82,8 @@ def head(
     kind: Kind,
     condition: str | None,
 ) -> None:
-    """Writes the first bytes of an object; of a folder, or with --field, the fields and first samples of a
-    dataset of it.
+    """Write the first bytes of an object; for a folder, or with --field, the fields and first samples of
+    the dataset it forms.
 
     \b
     mesh head -c 100 s3://logs/today.txt
@@ -102,18 +104,18 @@ def head(
         with session.steps("head", 3 if condition is None else 4) as done:
             client.transport.on_progress = done.reached
             ds = open_dataset(str(url), parse_fields(fields) if fields else None, kind=kind, client=client)
-            done(f"{len(ds)} samples are pinned")
+            done(f"{len(ds)} samples pinned")
             ds = filtered_dataset(ds, condition, done)
             schema = ds.schema()
-            done("the first one is prepared")
+            done("first sample prepared")
             rows = ds.head(samples)
-            done("those to show are prepared")
+            done("samples to show prepared")
         _show_dataset(session, ds, schema, rows)
 
 
 def _beginning(client: Client, url: Remote, count: int) -> bytes | None:
-    """The first bytes of an object; None where there is none of this name but something below it, as of a
-    dataset's URL. Raises NotFoundError."""
+    """Return the first bytes of an object, or None if there is no object with this key but some below it,
+    as for a dataset's URL. Raises NotFoundError."""
     try:
         return client.get(url.bucket, url.key, length=count) if count else b""
     except NotFoundError as error:
@@ -123,21 +125,23 @@ def _beginning(client: Client, url: Remote, count: int) -> bytes | None:
 
 
 def filtered_dataset(ds: Dataset, condition: str | None, done: Steps) -> Dataset:
-    """The samples of a dataset for which `--filter` holds, if it is given: a step."""
+    """Return the samples for which `--filter` is true, if it is given; counts as one step."""
     if condition is None:
         return ds
     found = ds.filter(condition)
-    done(f"{found.snapshot.samples} of them are left")
+    done(f"{found.snapshot.samples} samples match")
     return found
 
 
 def parse_fields(texts: Sequence[str]) -> dict[str, str]:
-    """`NAME=SPEC` options as a `fields=` argument."""
+    """Parse `NAME=SPEC` options into a `fields=` argument."""
     fields = {}
     for text in texts:
         name, equals, spec = text.partition("=")
         if not equals or not name or not spec:
-            raise ConfigurationError(f"--field {text}: write NAME=EXT, as image=jpg;jpeg, or label=@class")
+            raise ConfigurationError(
+                f"--field {text}: write NAME=EXT, such as image=jpg;jpeg, or label=@class"
+            )
         fields[name] = spec
     return fields
 
@@ -175,8 +179,8 @@ def _show_dataset(
 
 
 def describe_value(value: Any) -> str:
-    """A field's value in a few words: numbers as they are, text from its beginning, arrays by type and
-    shape."""
+    """Describe a field's value in a few words: numbers as they are, text by its beginning, arrays by dtype
+    and shape."""
     if isinstance(value, np.ndarray) and value.ndim:
         text = _text(value)
         return f"{value.dtype} {list(value.shape)}{f' {text!r}' if text else ''}"
@@ -184,7 +188,7 @@ def describe_value(value: Any) -> str:
 
 
 def _text(value: np.ndarray[Any, Any]) -> str:
-    """The beginning of bytes that are text, else nothing."""
+    """Return the beginning of bytes that are text, else an empty string."""
     if value.dtype != np.uint8 or value.ndim != 1:
         return ""
     text = value[: 4 * _SHOWN].tobytes().decode(errors="replace")[:_SHOWN]

@@ -1,7 +1,7 @@
 """`mesh cluster`: shows and changes the nodes of a mesh.
 
-Law: shows what the cluster map and the rebalancer report; the mesh refuses a change that would lose
-data, and says what to do.
+Law: shows what the cluster map and the rebalancer report; the mesh refuses a change that would lose data,
+and says what to do.
 """
 
 from __future__ import annotations
@@ -25,45 +25,49 @@ if TYPE_CHECKING:
 
 _ADVICE = {
     "away": "does not answer; its share waits for it",
-    "returning": "back; gets what it missed",
-    "joining": "new; gets its share",
+    "returning": "back; receives what it missed",
+    "joining": "new; receives its share",
     "down": "given up",
 }
-_FULL = 97  # per cent: the alert ShardmeshDiskFull's
-_CLOCK = 60  # seconds: the alert ShardmeshClockDrifts'
+_FULL = 97  # per cent, as in the alert ShardmeshDiskFull
+_CLOCK = 60  # seconds, as in the alert ShardmeshClockDrifts
 _FOLLOW = "Follow it: mesh cluster status --watch"
 _NEXT = {
-    "drain": "When `mesh cluster status --watch` calls it empty, stop it, then: mesh cluster remove {}",
+    "drain": "When `mesh cluster status --watch` shows it as empty, stop it, then: mesh cluster remove {}",
     "undrain": _FOLLOW,
-    "replace": "Start it on an empty directory with --node-id {}; it gets its share anew",
-    "lost": "Its share is made again of the other copies. When that is done: mesh cluster remove {}",
-    "remove": "What is left in its directory nobody needs",
+    "replace": "Start it on an empty directory with --node-id {}; it then receives its share again",
+    "lost": "Its share is rebuilt from the other copies. When that is done: mesh cluster remove {}",
+    "remove": "The data left in its directory is no longer needed",
     "reweigh": _FOLLOW,
 }
-"""What to do after a change, with the node's id."""
-_SET = "set it (chronyc makestep); from 5 min on nodes refuse each other's requests (ShardmeshClocksDiffer)"
+"""The next step after a change; {} is the node's id."""
+_SET = "set it (chronyc makestep); beyond 5 min nodes reject each other's requests (ShardmeshClocksDiffer)"
 _SET_EITHER = "set the one whose `date -u` is wrong (chronyc makestep; ShardmeshClocksDiffer)"
 
 
 @click.group()
 def cluster() -> None:
-    """Shows the nodes of a mesh, and has them drained, replaced, given up. Root's keys are needed.
+    """Show the nodes of a mesh; drain, replace or give up nodes. Requires root's keys.
 
     \b
-    mesh cluster status --watch         who is there, and how far data has moved
-    mesh cluster drain n2               n2 gives its share to the others; then: mesh cluster remove n2
-    mesh cluster undrain n2             it stays after all
+    mesh cluster status --watch         nodes, and how far data has moved
+    mesh cluster drain n2               move the share of n2 to other nodes; then: mesh cluster remove n2
+    mesh cluster undrain n2             cancel the drain
     mesh cluster replace n2             n2 has lost its disk: start it again on an empty directory
-    mesh cluster lost n2                n2 will not come back: its share is copied anew
-    mesh cluster reweigh n2 2000        another share of the data, in the unit of the others
-    mesh cluster scrub --wait           every node reads all its bytes; what is damaged is restored
+    mesh cluster lost n2                n2 will not come back: rebuild its share on other nodes
+    mesh cluster reweigh n2 2000        change its share of the data, in the unit of the other weights
+    mesh cluster scrub --wait           verify all bytes on every node and repair damage
     """
 
 
 @cluster.command()
-@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option(
-    "--every", default=2.0, show_default=True, type=click.FloatRange(0.2), help="Seconds, with --watch."
+    "--every",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.2),
+    help="Seconds between updates with --watch.",
 )
 @shared_options
 def status(session: Session, watch: bool, every: float) -> None:
@@ -76,8 +80,8 @@ def status(session: Session, watch: bool, every: float) -> None:
         while watch:
             try:
                 text, found = _status(client)
-            except (ConnectError, DeadlineError) as error:  # the mesh's troubles are what is watched
-                text, found = f"nobody answers: {error}", {"error": str(error)}
+            except (ConnectError, DeadlineError) as error:  # --watch must survive an outage of the mesh
+                text, found = f"no node answers: {error}", {"error": str(error)}
             if not session.as_json:
                 click.clear()
             session.show(text, **found)
@@ -99,26 +103,26 @@ def _changing(action: str, doc: str) -> None:
         _change(session, node, action)
 
 
-_changing("drain", "NODE gives its share away.\n\nIt is empty when `mesh cluster status` says so.")
-_changing("undrain", "NODE is not to be drained after all.\n\nWhat it still has stays its own.")
+_changing("drain", "Move the share of NODE to other nodes.\n\n`mesh cluster status` shows when it is empty.")
+_changing("undrain", "Cancel the drain of NODE.\n\nIt keeps what it still has.")
 _changing(
     "replace",
-    "NODE has lost its data and comes back empty. The others' copies are made again, and it joins anew when "
-    "it is started on an empty directory with the same --node-id. Refused where only NODE has something.",
+    "Replace NODE, which has lost its data.\n\nIts share is rebuilt from the other copies. It joins again "
+    "when it is started on an empty directory with the same --node-id. Refused if only NODE has the data.",
 )
-_changing("remove", "Takes a NODE that is empty out of the map.")
+_changing("remove", "Remove an empty NODE from the cluster map.")
 
 
 @cluster.command()
 @click.argument("node")
-@click.option("--anyway", is_flag=True, help="Give up what only NODE has, too. It cannot be undone.")
+@click.option("--anyway", is_flag=True, help="Also give up data that only NODE has. This cannot be undone.")
 @shared_options
 def lost(session: Session, node: str, anyway: bool) -> None:
-    """NODE will not come back: its share is made again at once.
+    """Give up NODE and rebuild its share at once.
 
-    The other copies are what it is made of.
+    The share is rebuilt from the other copies.
 
-    Without this a mesh does so by itself after --down-after (15 minutes), where nothing is lost by it.
+    A mesh does this on its own after --down-after (15 minutes) if no data would be lost.
 
     \b
     mesh cluster lost n2
@@ -131,7 +135,7 @@ def lost(session: Session, node: str, anyway: bool) -> None:
 @click.argument("weight", type=click.IntRange(0, 1 << 20))
 @shared_options
 def reweigh(session: Session, node: str, weight: int) -> None:
-    """Gives NODE another share of the data: its WEIGHT by that of all.
+    """Change the share of NODE: its WEIGHT relative to the total.
 
     \b
     mesh cluster reweigh n2 2000
@@ -142,16 +146,16 @@ def reweigh(session: Session, node: str, weight: int) -> None:
 @cluster.command()
 @click.argument("node", required=False)
 @click.option(
-    "--wait", is_flag=True, help="Until it is done, with progress; exit status 1 if damage is left."
+    "--wait", is_flag=True, help="Wait until it is done, with progress; exit code 1 if damage is left."
 )
 @shared_options
 def scrub(session: Session, node: str | None, wait: bool) -> None:
-    """Has NODE, or every node, verify all bytes in use.
+    """Verify all bytes in use on NODE, or on every node.
 
-    It reads them, compares them with their checksums, and itself with the other owners, now rather than in
-    its time (--scrub-interval).
+    A node reads its bytes, compares them with their checksums, and compares itself with the other owners,
+    now instead of at the next interval (--scrub-interval).
 
-    What is damaged goes into quarantine: it is never given out, and restored from another node that has it.
+    Damaged data goes into quarantine: it is never served, and is restored from another node that has it.
 
     \b
     mesh cluster scrub n2 --wait
@@ -165,7 +169,9 @@ def scrub(session: Session, node: str | None, wait: bool) -> None:
             for each in ([node] if node else nodes)
         }
         if not wait:
-            session.show(f"asked {', '.join(asked)}; follow it: mesh cluster status --watch", asked=asked)
+            session.show(
+                f"scrub started on {', '.join(asked)}; follow it: mesh cluster status --watch", asked=asked
+            )
             return
         found = _await_scrubs(session, client.transport, asked)
     left = sum(each["quarantined"] for each in found.values())
@@ -179,13 +185,13 @@ def _scrubs(node: dict[str, Any]) -> bool:
 
 
 def _await_scrubs(session: Session, transport: Transport, asked: dict[str, int]) -> dict[str, dict[str, Any]]:
-    """What each says of the pass that it was asked for, when all are done."""
+    """Wait until all requested scrubs are done, and return their results by node."""
     shown = ""
     while True:
         status = {found["id"]: found for found in cluster_admin.cluster_status(transport)["nodes"]}
         gone = [name for name in asked if name not in status or not _scrubs(status[name])]
         if gone:
-            raise click.ClickException(f"{', '.join(gone)} went away; its scrub goes on when it is back")
+            raise click.ClickException(f"{', '.join(gone)} went away; the scrub continues when it returns")
         found = {name: status[name]["scrub"] for name in asked}
         if all(
             each and each["asked"] >= asked[name] and not each["running"] and each["compared"]
@@ -201,18 +207,18 @@ def _await_scrubs(session: Session, transport: Transport, asked: dict[str, int])
 
 def _percent(told: dict[str, Any] | None) -> str:
     if not told:
-        return "waits"
+        return "waiting"
     if not told["running"]:
-        return "done" if told["compared"] else "compares itself with the others"
+        return "done" if told["compared"] else "comparing with other owners"
     return f"{min(99, 100 * told['bytes'] // max(1, told['total']))}%"
 
 
 def _scrubbed(name: str, told: dict[str, Any]) -> str:
-    damage = "nothing is damaged" if not told["damaged"] else f"{told['damaged']} damaged"
+    damage = "no damage" if not told["damaged"] else f"{told['damaged']} damaged"
     if told["mended"]:
         damage += f", {told['mended']} restored from other nodes"
     if told["quarantined"]:
-        damage += f"; {told['quarantined']} in quarantine: no other node has them; put those objects again"
+        damage += f"; {told['quarantined']} in quarantine: no other node has them; upload those objects again"
     return f"{name}: {format_size(told['bytes'])} read, {damage}"
 
 
@@ -231,9 +237,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         counts = [
             _count(each["count"], kind.removesuffix("s")) for kind, each in kept.items() if each["count"]
         ]
-        yield f"kept: {', '.join(counts)} ({format_size(sum(each['bytes'] for each in kept.values()))})"
+        yield f"stored: {', '.join(counts)} ({format_size(sum(each['bytes'] for each in kept.values()))})"
     if found["control"] != "reached":
-        yield f"the control store is out of reach ({_meanwhile(found)}): {found['control']}"
+        yield f"the control store is unreachable ({_meanwhile(found)}): {found['control']}"
     rows: list[tuple[str, ...]] = [("node", "state", "zone", "roles", "share", "disks", "endpoint", "")]
     now, wanted = (sum(node[name] for node in found["nodes"]) for name in ("slots", "slots_wanted"))
     hurt = any(node["state"] == "away" for node in found["nodes"])
@@ -245,35 +251,37 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _standing(found: dict[str, Any]) -> str:
-    """The one thing to know."""
+    """Summarize the most important fact."""
     away = [node["id"] for node in found["nodes"] if node["state"] == "away" or _is_dead(node)]
     wrong = [f"{', '.join(away)} {'does' if len(away) == 1 else 'do'} not answer"] if away else []
-    wrong += [f"{node['id']} cannot be asked by others" for node in found["nodes"] if node.get("refused")]
-    wrong += [f"{node['id']} has no room" for node in found["nodes"] if _is_full(node)]
+    wrong += [
+        f"{node['id']} cannot be reached by other nodes" for node in found["nodes"] if node.get("refused")
+    ]
+    wrong += [f"{node['id']} is full" for node in found["nodes"] if _is_full(node)]
     wrong += _clocks(found)
     if found.get("debt"):
-        wrong.append(f"{_count(found['debt'], 'object')} with fewer copies than asked")
+        wrong.append(f"{_count(found['debt'], 'object')} with fewer copies than required")
     if not wrong or _moves(found):
         wrong.append(_moving(found))
     return "; ".join(wrong)
 
 
 def _is_dead(node: dict[str, Any]) -> bool:
-    """Whether a node does not answer, and nobody is known to hear of it: while the control store is lost or
-    takes no writes, none is marked away."""
+    """Whether a node does not answer although it is not marked away: without a writable control store, no
+    node can be marked away."""
     return bool(node.get("silent")) and not node["lease"]
 
 
 def _meanwhile(found: dict[str, Any]) -> str:
-    """What goes on without the control store."""
+    """Describe what works without the control store."""
     dead = [node["id"] for node in found["nodes"] if _is_dead(node)]
     if not dead:
-        return "data is served all the same"
-    return f"writes of what {', '.join(dead)} should have wait until either is back"
+        return "data is still served"
+    return f"writes of data that {', '.join(dead)} owns wait until it or the control store is back"
 
 
 def _clocks(found: dict[str, Any]) -> list[str]:
-    """Whose clock is wrong; of clocks of which no majority agrees nobody knows."""
+    """Name the nodes whose clocks are wrong; without an agreeing majority, only the difference is known."""
     off = {node["id"]: node["clock_ahead"] for node in found["nodes"] if _is_off(node)}
     if off and not found["clocks_agree"]:
         names, shown = ", ".join(sorted({found["node"], *off})), (0, *off.values())
@@ -291,18 +299,18 @@ def _apart(seconds: int) -> str:
 
 
 def _away(found: dict[str, Any]) -> Iterator[str]:
-    """What nodes that do not answer mean, and what to do."""
+    """Explain the effect of nodes that are away, and what to do."""
     away = [node for node in found["nodes"] if node["state"] == "away"]
     needed = [node["id"] for node in away if node["only_copies"]]
     if needed:
         yield (
-            f"some data cannot be read or written: bring back {', '.join(needed)}, the newest first; "
-            "`mesh cluster lost NODE --anyway` gives up for good what only it had"
+            f"some data cannot be read or written: restart {', '.join(needed)}, the last to leave first; "
+            "`mesh cluster lost NODE --anyway` permanently gives up data that only it has"
         )
     elif away:
         yield (
-            "all data can be read and written; start what is away again; "
-            f"lost for good: mesh cluster lost {away[0]['id']}"
+            "all data can be read and written; restart the nodes that are away; "
+            f"if lost for good: mesh cluster lost {away[0]['id']}"
         )
 
 
@@ -316,7 +324,7 @@ def _moving(found: dict[str, Any]) -> str:
         if found["control"] == "reached":
             return "all data is where it belongs"
         return "all data was where it belongs when the control store was last reached"
-    words = ["data is on the move"]
+    words = ["data is moving"]
     words += [
         f"{each['copies']}→{each['wanted']} copies of {each['bucket']}" for each in found.get("counts", ())
     ]
@@ -342,7 +350,7 @@ def _row(node: dict[str, Any], slots: int, slots_wanted: int, *, hurt: bool, ask
     now, wanted = _share(node["slots"], slots), _share(node["slots_wanted"], slots_wanted)
     return (
         node["id"],
-        node["state"] + (" (drains)" if node["leaving"] and node["state"] != "draining" else ""),
+        node["state"] + (" (draining)" if node["leaving"] and node["state"] != "draining" else ""),
         node["zone"] or "-",
         ",".join(node["roles"]),
         now if now == wanted else f"{now}→{wanted}",
@@ -357,16 +365,16 @@ def _share(slots: int, of: int) -> str:
 
 
 def _notes(node: dict[str, Any], *, hurt: bool, asked: str) -> Iterator[str]:
-    """`asked`: the node whose clock the others' are compared with, where it may be the wrong one."""
+    """Return notes on a node. `asked`: the node whose clock is the reference, if it may be the wrong one."""
     if node["empty"] and (node["drain"] is None or node["drain"]["empty"]):
         stop = "" if node["state"] in ("away", "down") else "stop it, then "
         yield f"empty: {stop}mesh cluster remove {node['id']}"
     elif node["empty"]:
-        yield "its share is elsewhere; looks whether something else is left"
+        yield "its share has moved; checking for remaining data"
     elif node["state"] in _ADVICE:
         yield _ADVICE[node["state"]]
     if hurt and node["only_copies"]:
-        words = "has what no other node that is up has"
+        words = "has data that no other running node has"
         yield words if node["state"] == "away" else f"{words}: do not stop it"
     if node["lease"] is False and node["state"] not in ("away", "down"):
         yield "does not renew its lease"
@@ -375,9 +383,9 @@ def _notes(node: dict[str, Any], *, hurt: bool, asked: str) -> Iterator[str]:
     if node["work"] and node["state"] not in ("away", "down"):
         yield from _work(node["work"])
     if node.get("refused"):
-        yield f"cannot be asked by others: {node['refused']}"
+        yield f"cannot be reached by other nodes: {node['refused']}"
     if _is_full(node):
-        yield "full: writes of names it has are refused; delete, or add a disk or a node (ShardmeshDiskFull)"
+        yield "full: rejects writes; delete objects, or add a disk or a node (ShardmeshDiskFull)"
     if _is_off(node):
         words = f"its clock is {_apart(node['clock_ahead'])}"
         yield f"{words} of {asked}'s: {_SET_EITHER}" if asked else f"{words}: {_SET}"
@@ -386,7 +394,7 @@ def _notes(node: dict[str, Any], *, hurt: bool, asked: str) -> Iterator[str]:
     yield from _load(node.get("load") or {})
     told = node["scrub"]
     if told and told["running"]:
-        yield f"scrubs: {_percent(told)}"
+        yield f"scrub: {_percent(told)}"
     if told and told["quarantined"]:
         yield _lacks(told)
     yield from (f"{disk['path']} {disk['why']}" for disk in _disks(told) if not disk["serves"])
@@ -394,15 +402,15 @@ def _notes(node: dict[str, Any], *, hurt: bool, asked: str) -> Iterator[str]:
 
 def _load(load: dict[str, Any]) -> Iterator[str]:
     if load.get("to_come"):
-        words = f"{format_size(load['to_come'])} to come"
+        words = f"{format_size(load['to_come'])} to receive"
         words += f" at {format_size(load['rate'])}/s" if load["rate"] else ""
         yield words + (f", about {_time(load['eta_seconds'])} left" if load["eta_seconds"] else "")
     if load.get("to_go"):
-        yield f"about {format_size(load['to_go'])} to go"
+        yield f"about {format_size(load['to_go'])} to hand over"
 
 
 def _room(disks: list[dict[str, Any]]) -> str:
-    """How many of a node's disks serve, and how full the fullest of them is."""
+    """Format how many of a node's disks work, and how full the fullest is."""
     if not disks:
         return "-"
     serving = [disk for disk in disks if disk["serves"]]
@@ -411,7 +419,7 @@ def _room(disks: list[dict[str, Any]]) -> str:
 
 
 def _is_full(node: dict[str, Any]) -> bool:
-    """Whether none of its disks that serve has the room at which the alert fires."""
+    """Whether all of its working disks are above the threshold of the alert."""
     serving = [disk for disk in _disks(node["scrub"]) if disk["serves"]]
     return bool(serving) and all(disk.get("full", 0) > _FULL for disk in serving)
 
@@ -427,7 +435,7 @@ def _lacks(told: dict[str, Any]) -> str:
 def _work(work: dict[str, Any]) -> Iterator[str]:
     if work.get("doing", "idle") == "idle":
         return
-    words = f"{work['doing']}: {work.get('names', 0)} names looked at, {work.get('entered', 0)} fetched"
+    words = f"{work['doing']}: {work.get('names', 0)} names compared, {work.get('entered', 0)} fetched"
     yield words
     if work.get("why"):
         yield work["why"]

@@ -1,7 +1,7 @@
-"""What every command shares: options, session, progress and exit codes.
+"""What all commands share: options, session, progress and exit codes.
 
-Law: with `--json` a program gets one JSON object a line on stdout; a person gets text, with progress on
-stderr: a bar on a terminal, else one line a step where steps are few.
+Law: with `--json`, stdout gets one JSON object per line for programs; otherwise it gets text for people,
+with progress on stderr: a bar on a terminal, else one line per step if there are few steps.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from meshsdk.errors import MeshError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_MISSING, EXIT_INTERRUPTED = 1, 2, 3, 130
-_PATIENCE = 15.0  # seconds a person waits for a server that does not answer
+_PATIENCE = 15.0  # seconds to wait for a server that does not answer
 
 
 class Steps:
-    """Steps of a piece of work, as they end; from any thread. These nobody is to see."""
+    """Reports the steps of an operation as they end, from any thread. This base class shows nothing."""
 
     def __call__(self, step: str = "", count: int = 1) -> None:
-        """A step has ended, or `count` of them."""
+        """Report that a step has ended, or `count` of them."""
 
     def reached(self, share: float) -> None:
-        """So much of the step under way is done, 0…1."""
+        """Report the completed share of the current step, 0…1."""
 
 
 class _Bar(Steps):
-    """On stderr."""
+    """Shows a bar on stderr."""
 
     def __init__(self, bar: Progress, what: str, total: int | None) -> None:
         self._bar, self._what = bar, what
@@ -59,7 +59,7 @@ class _Bar(Steps):
 
 
 class _Lines(Steps):
-    """A line each."""
+    """Prints one line per step."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total, self._ended = what, total, 0
@@ -71,7 +71,7 @@ class _Lines(Steps):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A command's surroundings. `quiet`: no progress; `deadline`: in seconds, if the user says."""
+    """The environment of a command. `quiet`: no progress; `deadline`: in seconds, if given by the user."""
 
     endpoint: str | None
     as_json: bool
@@ -80,25 +80,25 @@ class Session:
     deadline: float | None = None
 
     def make_client(self, patience: float = _PATIENCE) -> Client:
-        """One that waits `deadline`, else `patience` seconds for a server that does not answer. Raises
-        ConfigurationError."""
+        """Create a client that waits `deadline`, else `patience` seconds for a server that does not answer.
+        Raises ConfigurationError."""
         from meshsdk.client.s3_client import connect
 
         deadline = patience if self.deadline is None else self.deadline
         return connect(self.endpoint, deadline=deadline, ca_cert=self.ca_cert)
 
     def show(self, text: str, **record: Any) -> None:
-        """Prints `text` for a person, or `record` for a program."""
+        """Print `text` for a person, or `record` for a program."""
         click.echo(json.dumps(record, ensure_ascii=False) if self.as_json else text)
 
     def tell(self, text: str) -> None:
-        """A hint for a person, beside what is printed: what to do where there is nothing to show."""
+        """Print a hint for a person on stderr, such as what to do when there is nothing to show."""
         if not (self.as_json or self.quiet):
             click.echo(text, err=True)
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """A bar of bytes on stderr; the callable adds to it, from any thread."""
+        """Show a bar of bytes on stderr; the callable advances it, from any thread."""
         if not self.has_bar:
             yield lambda _: None
             return
@@ -111,8 +111,8 @@ class Session:
 
     @contextmanager
     def steps(self, what: str, total: int | None = None) -> Iterator[Steps]:
-        """A bar of `total` steps on stderr, with the time they have taken. Calling it ends a step, and says
-        which."""
+        """Show a bar of `total` steps on stderr, with the elapsed time. Calling the result ends a step and
+        names it."""
         if not self.has_bar:
             yield Steps()
             return
@@ -124,7 +124,7 @@ class Session:
 
     @contextmanager
     def logged_steps(self, what: str, total: int) -> Iterator[Steps]:
-        """`steps` of work that has few: where there is no terminal, each is a line on stderr."""
+        """Like `steps`, for operations with few steps: without a terminal, each is a line on stderr."""
         if self.has_bar:
             with self.steps(what, total) as done:
                 yield done
@@ -133,18 +133,18 @@ class Session:
 
     @property
     def has_bar(self) -> bool:
-        """Whether somebody looks."""
+        """Whether progress bars are shown."""
         return not (self.quiet or self.as_json) and sys.stderr.isatty()
 
     def lines(self, what: str, total: int) -> Steps:
-        """A line a step, also where other things are printed between them."""
+        """Print a line per step, even if other output appears between them."""
         return Steps() if self.quiet or self.as_json else _Lines(what, total)
 
 
 @contextmanager
 def progress_bar(*columns: ProgressColumn) -> Iterator[Progress]:
-    """A bar on stderr, gone in the end. What is printed goes above it only where stdout is a terminal, too:
-    rich would lead it past a pipe."""
+    """Show a bar on stderr that disappears at the end. Output is redirected above it only if stdout is a
+    terminal as well: otherwise rich would divert it from a pipe."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -154,19 +154,21 @@ def progress_bar(*columns: ProgressColumn) -> Iterator[Progress]:
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --endpoint-url, --ca-cert, --deadline, --json and --quiet, before or after the command's name, and
-    passes a Session."""
+    """Add --endpoint-url, --ca-cert, --deadline, --json and --quiet, before or after the command's name,
+    and pass a Session."""
 
-    @click.option("--endpoint-url", metavar="URL", help="The store, as http://host:9000.  [MESH_ENDPOINT]")
-    @click.option("--ca-cert", metavar="FILE", help="Authorities to believe over https.  [MESH_CA_BUNDLE]")
+    @click.option(
+        "--endpoint-url", metavar="URL", help="The store, such as http://host:9000.  [MESH_ENDPOINT]"
+    )
+    @click.option("--ca-cert", metavar="FILE", help="CA certificates to trust over https.  [MESH_CA_BUNDLE]")
     @click.option(
         "--deadline",
         type=click.FloatRange(min=0),
         metavar="SECONDS",
-        help=f"How long a server that does not answer is waited for [{_PATIENCE:.0f}; preflight: 1].",
+        help=f"How long to wait for a server that does not answer [{_PATIENCE:.0f}; preflight: 1].",
     )
-    @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-    @click.option("-q", "--quiet", is_flag=True, help="No progress.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+    @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
     @click.pass_context
     @functools.wraps(command)
     def wrapped(
@@ -201,7 +203,7 @@ def exit_code(error: MeshError) -> int:
 
 
 def report_error(error: MeshError, *, as_json: bool, stream: IO[str] | None = None) -> None:
-    """Tells an error on stderr."""
+    """Print an error on stderr."""
     code = error.code if isinstance(error, ServerError) else type(error).__name__
     told = str(error)
     if isinstance(error, DeadlineError):

@@ -19,26 +19,26 @@ TOOLS: Final = ""
 """Instead of a module: a command of `shardmesh-tools`."""
 CHAPTERS = {
     "Objects": {
-        "ls": ("objects", "Buckets, or the keys that begin with a URL."),
-        "stat": ("objects", "Size, ETag and metadata of an object; how much is in a folder."),
-        "cat": ("cat", "Objects to standard output."),
-        "head": ("cat", "First bytes of an object; of a folder, the dataset it would be."),
+        "ls": ("objects", "List buckets, or the keys that begin with a URL."),
+        "stat": ("objects", "Show an object's size, ETag and metadata, or a folder's total."),
+        "cat": ("cat", "Write objects to standard output."),
+        "head": ("cat", "Show an object's first bytes, or the dataset a folder forms."),
         "cp": ("cp", "Copy files up, objects down, or within the store."),
-        "sync": ("sync", "Make a folder like another one."),
+        "sync": ("sync", "Make one folder like another."),
         "rm": ("objects", "Delete objects."),
-        "mb": ("objects", "Make a bucket."),
+        "mb": ("objects", "Create a bucket."),
         "rb": ("objects", "Remove an empty bucket."),
-        "archive": ("objects", "What is in a tar, tgz, tar.zst or zip, not downloaded."),
+        "archive": ("objects", "List a tar, tgz, tar.zst or zip without downloading it."),
     },
     "Datasets": {
-        "schema": ("datasets", "Fields of a dataset's rows: dtype and shape."),
-        "stats": ("datasets", "Samples, bytes by field, samples by class and shard."),
-        "preflight": ("datasets", "Would a job with it work? If not, why, and what to do."),
-        "split": ("datasets", "Cut into parts, such as train and val."),
-        "mix": ("datasets", "What epochs of several datasets would hold."),
-        "plans": ("documents", "Stored plans: what refers to them, when they expire."),
-        "snapshots": ("documents", "Stored snapshots."),
-        "bench": ("bench", "How fast its batches come."),
+        "schema": ("datasets", "Show dtype and shape of a dataset's fields."),
+        "stats": ("datasets", "Count samples and bytes, by field, class and shard."),
+        "preflight": ("datasets", "Check whether a job with it would work."),
+        "split": ("datasets", "Split into parts, such as train and val."),
+        "mix": ("datasets", "Show what epochs of several datasets would hold."),
+        "plans": ("documents", "Show and remove stored plans."),
+        "snapshots": ("documents", "Show and remove stored snapshots."),
+        "bench": ("bench", "Measure how fast its batches arrive."),
     },
     "Training jobs": {
         "doctor": (TOOLS, "What a training job waits for, and the cheapest fix."),
@@ -47,12 +47,12 @@ CHAPTERS = {
         "replay": ("bad_samples", "Prepare one position of an epoch again."),
     },
     "Work on the nodes": {
-        "view": ("view", "Buckets made of another bucket's objects, on demand."),
-        "op": ("op", "What nodes can do to a field; ops of your own."),
-        "shard": ("jobs", "Objects into shards."),
-        "reshard": ("jobs", "Shards into other shards: shuffled, sorted, split."),
-        "extract": ("jobs", "Archives into objects."),
-        "job": ("jobs", "What the nodes work on: shown, followed, stopped."),
+        "view": ("view", "Manage buckets computed from another bucket on demand."),
+        "op": ("op", "Show the nodes' ops; push and test ops of your own."),
+        "shard": ("jobs", "Pack objects into shards."),
+        "reshard": ("jobs", "Repack shards: shuffled, sorted, split."),
+        "extract": ("jobs", "Unpack archives into objects."),
+        "job": ("jobs", "Show, follow and stop jobs on the nodes."),
     },
     "The store": {
         "bucket": ("buckets", "Buckets that cache a remote store; numbers of copies."),
@@ -62,7 +62,7 @@ CHAPTERS = {
     },
 }
 RENAMED = {"plan": "plans", "snapshot": "snapshots"}
-"""Commands by their earlier name, which goes on for one release with a notice."""
+"""Commands by their former name, which works for one release with a warning."""
 _MODULES = {name: module for chapter in CHAPTERS.values() for name, (module, _) in chapter.items()}
 
 
@@ -88,7 +88,7 @@ class Chapters(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Raises NoSuchCommand with what may have been meant."""
+        """Resolve a command. Raises NoSuchCommand with suggestions."""
         if args and args[0] in RENAMED:
             old, new = args[0], RENAMED[args[0]]
             click.echo(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One object or file to copy; `size` in bytes, None when only reading tells; `modified_ms` of the
+    """One object or file to copy; `size` in bytes, None if unknown before reading; `modified_ms` of the
     source.
     """
 
@@ -47,14 +47,14 @@ class Copy:
 @click.command()
 @click.argument("sources", type=LocationType(), nargs=-1, required=True)
 @click.argument("target", type=LocationType())
-@click.option("-r", "--recursive", is_flag=True, help="Folders, with all that is below them.")
-@click.option("-j", "--jobs", type=click.IntRange(1, 64), default=8, help="Copies at once [8].")
-@click.option("--dryrun", is_flag=True, help="Say what would be copied.")
+@click.option("-r", "--recursive", is_flag=True, help="Copy folders with everything below them.")
+@click.option("-j", "--jobs", type=click.IntRange(1, 64), default=8, help="Concurrent copies [8].")
+@click.option("--dryrun", is_flag=True, help="Only show what would be copied.")
 @shared_options
 def cp(
     session: Session, sources: Sequence[Location], target: Location, recursive: bool, jobs: int, dryrun: bool
 ) -> int:
-    """Copies files to the store, objects to files, or objects within the store; - is standard input or
+    """Copy files to the store, objects to files, or objects within the store; - is standard input or
     output.
 
     \b
@@ -64,22 +64,24 @@ def cp(
     tar c ./photos | mesh cp - s3://backup/photos.tar
     """
     if not isinstance(target, Remote) and not all(isinstance(source, Remote) for source in sources):
-        raise ConfigurationError("neither side is in the store: use cp(1), or name an s3:// address")
+        raise ConfigurationError("neither side is in the store; use cp(1), or give an s3:// address")
     with session.make_client() as client:
         copies = [copy for source in sources for copy in plan_copies(client, source, target, recursive)]
         if len(copies) > 1 and len({copy.target for copy in copies}) < len(copies):
-            raise ConfigurationError(f"several sources have the same name in {target}: copy them one by one")
+            raise ConfigurationError(
+                f"several sources would have the same name in {target}; copy them one by one"
+            )
         return run_copies(session, client, copies, jobs=jobs, dryrun=dryrun)
 
 
 def plan_copies(client: Client, source: Location, target: Location, recursive: bool) -> Iterator[Copy]:
-    """What copying `source` to `target` means, file by file; raises MeshError when it means nothing."""
+    """Yield the individual copies for `source` and `target`. Raises MeshError if the copy is not possible."""
     match source:
         case Standard():
             yield Copy(source, _named(target, "stdin"), None)
         case Local(path) if path.is_dir():
             if not recursive:
-                raise ConfigurationError(f"{path} is a folder: add -r to copy all that is below it")
+                raise ConfigurationError(f"{path} is a folder; add -r to copy everything below it")
             for file in walk(path):
                 yield _local_copy(file, _below(target, relative_name(file, path)))
         case Local(path):
@@ -94,7 +96,7 @@ def plan_copies(client: Client, source: Location, target: Location, recursive: b
                     yield Copy(place, _below(target, name), entry.size, entry.modified_ms)
         case Remote(bucket, key):
             if source.is_folder:
-                raise ConfigurationError(f"{source} is a folder: add -r to copy all that is in it")
+                raise ConfigurationError(f"{source} is a folder; add -r to copy everything in it")
             info = client.head(bucket, key)
             yield Copy(source, _named(target, key.rpartition("/")[2]), info.size, info.modified_ms)
         case _:
@@ -102,7 +104,7 @@ def plan_copies(client: Client, source: Location, target: Location, recursive: b
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """The files below a folder, in order of name; links to folders are not followed."""
+    """Yield the files below a folder in order of name; links to folders are not followed."""
     for base, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
@@ -115,7 +117,7 @@ def _local_copy(file: Path, target: Location) -> Copy:
 
 
 def _named(target: Location, name: str) -> Location:
-    """The target itself, or the place of that name in it when it is a folder."""
+    """Return the target itself or, if it is a folder, the location of that name in it."""
     match target:
         case Remote() if target.is_folder:
             return target.below(name)
@@ -127,12 +129,14 @@ def _named(target: Location, name: str) -> Location:
 
 def _below(target: Location, relative: str) -> Location:
     if isinstance(target, Standard):
-        raise ConfigurationError("a folder cannot go to standard output: name a folder or s3:// address")
+        raise ConfigurationError(
+            "a folder cannot be copied to standard output; give a folder or an s3:// address"
+        )
     return target.below(relative)
 
 
 def run_copies(session: Session, client: Client, copies: Sequence[Copy], *, jobs: int, dryrun: bool) -> int:
-    """Copies, telling each; gives the exit code."""
+    """Run the copies, reporting each, and return the exit code."""
     if dryrun:
         for copy in copies:
             _tell(session, copy, dryrun=True)
@@ -159,7 +163,7 @@ def run_copies(session: Session, client: Client, copies: Sequence[Copy], *, jobs
 
         try:
             failures = sum(pool.map(run, copies))
-        except BaseException:  # interrupted: those under way end, the others do not begin
+        except BaseException:  # interrupted: running copies finish, the others do not start
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return EXIT_FAILED if failures else 0
@@ -181,7 +185,7 @@ def _tell(session: Session, copy: Copy, *, dryrun: bool) -> None:
 
 
 def copy_one(client: Client, copy: Copy, advance: Callable[[int], None]) -> None:
-    """Moves the bytes of one copy; raises MeshError or OSError."""
+    """Transfer one copy. Raises MeshError or OSError."""
     match copy.source, copy.target:
         case (Standard() | Local()) as source, Remote(bucket, key):
             origin = source.path if isinstance(source, Local) else sys.stdin.buffer
@@ -200,4 +204,4 @@ def copy_one(client: Client, copy: Copy, advance: Callable[[int], None]) -> None
         case Remote(bucket, key), Remote(to_bucket, to_key):
             copy_within(client, (bucket, key), (to_bucket, to_key), copy.size, progress=advance)
         case _:
-            raise ConfigurationError(f"{copy.source} to {copy.target}: one of them must be in the store")
+            raise ConfigurationError(f"{copy.source} to {copy.target}: one side must be in the store")

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from meshwire.dataset.snapshot_stats import Spread
 
 
-_PATIENCE = 1.0  # seconds: a preflight is there to say at once that a server is not
+_PATIENCE = 1.0  # seconds; a preflight should report an unreachable server at once
 _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The dataset that a command line names; calling it opens it, in so many `steps`, and tells them."""
+    """The dataset given on a command line; calling it opens the dataset in `steps` steps and reports them."""
 
     open: Callable[[Client, Steps], Dataset]
     steps: int
@@ -47,13 +47,13 @@ class Opening:
 
 
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds URL, --field, --kind, --filter and --op, and passes an `Opening`."""
+    """Add URL, --field, --kind, --filter, --snapshot and --op, and pass an `Opening`."""
 
     @click.argument("url", type=RemoteType())
     @click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT], NAME=@class [default: guessed].")
     @KIND_OPTION
-    @click.option("--filter", "condition", help="Only samples for which this expression holds.")
-    @click.option("--snapshot", help="What was pinned before, by its hash, in place of what is there now.")
+    @click.option("--filter", "condition", help="Only samples for which this expression is true.")
+    @click.option("--snapshot", help="Hash of an existing snapshot to use instead of the current content.")
     @click.option("--op", "ops", multiple=True, help=OP_HELP)
     @functools.wraps(command)
     def wrapped(
@@ -74,11 +74,11 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
             made = [parse_op(op) for op in ops]
             if snapshot is not None and (fields or kind != "auto"):
                 raise ConfigurationError(
-                    "--snapshot has its fields and kind already: leave out --field, --kind"
+                    "a snapshot already has its fields and kind; leave out --field and --kind"
                 )
             wanted = parse_fields(fields) if fields else None
             ds = open_dataset(str(url), wanted, kind=kind, snapshot=snapshot, client=client)
-            done(f"{ds.snapshot.samples} samples are pinned")
+            done(f"{ds.snapshot.samples} samples pinned")
             return filtered_dataset(ds, condition, done).map(*made)
 
         return command(session, Opening(opened, 1 if condition is None else 2), **rest)
@@ -89,11 +89,11 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @dataset_options
 def schema(session: Session, opened: Opening) -> None:
-    """Writes the fields of a dataset's rows, as its ops leave them: dtype and shape, or that rows differ in
-    shape ("ragged").
+    """Show the fields of a dataset's rows with ops applied: dtype and shape, or that rows differ in shape
+    ("ragged").
 
     Shapes are those of the first sample; files that must be read for it (archives, JSONL, TFRecord, MDS,
-    Parquet) are indexed once, and a bar tells how far that is.
+    Parquet) are indexed once, with a progress bar.
 
     \b
     mesh schema s3://photos/train/
@@ -103,7 +103,7 @@ def schema(session: Session, opened: Opening) -> None:
     """
     with session.make_client() as client, session.steps("schema", opened.steps + 1) as done:
         found = opened(client, done).schema()
-        done("the first sample is prepared")
+        done("first sample prepared")
     for name, field in found.items():
         shape = None if field.shape is None else list(field.shape)
         session.show(f"{name}: {field}", field=name, dtype=field.dtype, shape=shape)
@@ -112,9 +112,9 @@ def schema(session: Session, opened: Opening) -> None:
 @click.command()
 @dataset_options
 def stats(session: Session, opened: Opening) -> None:
-    """Writes what a dataset holds: samples, bytes a field, samples a class and a shard.
+    """Show what a dataset holds: samples, bytes per field, samples per class and shard.
 
-    It comes of the snapshot alone: no sample is read, and ops do not matter.
+    Computed from the snapshot alone: no sample is read, and ops do not matter.
 
     \b
     mesh stats s3://photos/train/
@@ -123,21 +123,21 @@ def stats(session: Session, opened: Opening) -> None:
     with session.make_client() as client, session.steps("stats", opened.steps + 1) as done:
         ds = opened(client, done)
         found = ds.stats()
-        done("they are counted")
+        done("samples counted")
     lines = [
         f"{ds.snapshot.source}: {found.samples} samples, "
         f"{format_size(found.bytes)} in {found.objects} objects, "
         f"{ds.snapshot.skipped} skipped",
     ]
     if ds.snapshot.shards > 1:
-        lines.append(f"  samples a shard: {_spread(found.shards, str)}")
+        lines.append(f"  samples per shard: {_spread(found.shards, str)}")
     for name, spread in found.sizes.items():
         empty = f"; {found.empty[name]} are empty" if found.empty[name] else ""
         lines.append(f"  {name}: {_spread(spread, format_size)}{empty}")
     for name, counts in found.classes.items():
         rare = sorted(counts.items(), key=lambda item: (item[1], item[0]))
         told = ", ".join(f"{label} {count}" for label, count in rare[:_SHOWN])
-        lines.append(f"  {name}: {len(counts)} classes, the rarest first: {told}")
+        lines.append(f"  {name}: {len(counts)} classes, rarest first: {told}")
     record = found.document() | {"skipped": ds.snapshot.skipped, "snapshot": ds.snapshot.hash}
     session.show("\n".join(lines), source=ds.snapshot.source, **record)
 
@@ -150,20 +150,20 @@ def _spread(spread: Spread, told: Callable[[int], str]) -> str:
 
 
 @click.command()
-@click.option("-b", "--batch", type=click.IntRange(1), help="The global batch, to see whether it fits.")
+@click.option("-b", "--batch", type=click.IntRange(1), help="Global batch size, to check whether it fits.")
 @click.option("--world", type=click.IntRange(1), default=1, help="Ranks that share it [1].")
 @click.option("-n", "--rows", type=click.IntRange(1, 512), default=8, help="Samples to prepare [8].")
 @dataset_options
 def preflight(session: Session, opened: Opening, batch: int | None, world: int, rows: int) -> None:
-    """Prepares a few samples from all over a dataset and says whether a job with it would work; if not, why,
-    and what to do.
+    """Prepare a few samples from all over a dataset and report whether a job with it would work; if not,
+    why, and what to do.
 
     \b
     mesh preflight s3://photos/train/ --op decode:image --op center_crop:image:224 -b 1024 --world 8
     """
     with session.make_client(_PATIENCE) as client, session.steps("preflight", opened.steps + 1) as done:
         found = opened(client, done).preflight(batch, world=world, rows=rows)
-        done(f"{rows} of them are tried")
+        done(f"{rows} samples tried")
     session.show(
         str(found),
         samples=found.samples,
@@ -177,19 +177,22 @@ def preflight(session: Session, opened: Opening, batch: int | None, world: int, 
     )
 
 
-_DEADLINE = 600.0  # seconds an unavailable node is waited for
+_DEADLINE = 600.0  # seconds to wait for an unavailable node
 
 
 @click.command()
-@click.option("--part", "parts", multiple=True, required=True, help="NAME=SHARE, as train=0.9; repeat.")
-@click.option("--by", default="name", show_default=True, help="What has one value of this stays together.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the hash.")
+@click.option(
+    "--part", "parts", multiple=True, required=True, help="NAME=SHARE, such as train=0.9; repeatable."
+)
+@click.option("--by", default="name", show_default=True, help="Samples with the same value stay together.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the hash.")
 @dataset_options
 def split(session: Session, opened: Opening, parts: Sequence[str], by: str, seed: int) -> None:
-    """Cuts a dataset into parts, such as train and val: where a sample goes follows from a hash of its name
-    (or of --by), so it stays there when others come.
+    """Split a dataset into parts, such as train and val. A hash of a sample's name (or of --by) determines
+    its part, so it stays there when samples are added.
 
-    Each part is pinned; its snapshot's hash opens it: mesh.open(URL, snapshot=HASH), or --snapshot HASH here.
+    Each part is pinned; the hash of its snapshot opens it: mesh.open(URL, snapshot=HASH), or --snapshot
+    HASH here.
 
     \b
     mesh split s3://photos/train/ --part train=0.8 --part val=0.2
@@ -198,12 +201,12 @@ def split(session: Session, opened: Opening, parts: Sequence[str], by: str, seed
     """
     shares = dict(_share("--part", part, "train=0.9") for part in parts)
     if len(shares) < len(parts):
-        raise ConfigurationError("--part: two have one name")
+        raise ConfigurationError("--part: two parts have the same name")
     from meshsdk.datasets.split_mix import split as cut
 
     with session.make_client() as client, session.logged_steps("split", opened.steps + len(shares)) as done:
         ds = opened(client, done)
-        found = cut(ds, shares, by, seed, _DEADLINE, lambda name: done(f"{name} is cut"))
+        found = cut(ds, shares, by, seed, _DEADLINE, lambda name: done(f"{name} pinned"))
     for name, part in found.items():
         share = len(part) / len(ds)
         session.show(
@@ -219,9 +222,17 @@ def split(session: Session, opened: Opening, parts: Sequence[str], by: str, seed
 @click.argument("sources", nargs=-1, required=True, metavar="URL=WEIGHT…")
 @click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT], NAME=@class [default: guessed].")
 @KIND_OPTION
-@click.option("--positions", type=click.IntRange(1), help="Of an epoch [default: as many as samples].")
-@click.option("--block", type=click.IntRange(2), default=BLOCK, show_default=True, help="Exact in so many.")
-@click.option("--epochs", type=click.IntRange(1, 10_000), default=1, show_default=True, help="To count.")
+@click.option("--positions", type=click.IntRange(1), help="Positions per epoch [default: number of samples].")
+@click.option(
+    "--block",
+    type=click.IntRange(2),
+    default=BLOCK,
+    show_default=True,
+    help="Positions in which shares are exact.",
+)
+@click.option(
+    "--epochs", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Epochs to count."
+)
 @shared_options
 def mix(
     session: Session,
@@ -232,8 +243,8 @@ def mix(
     block: int,
     epochs: int,
 ) -> None:
-    """Tells what epochs of several datasets, drawn by weight, would hold: positions of each, and how often
-    its samples come. Nothing is read or kept; a program draws with mesh.mix(…, weights=…).
+    """Show what epochs of several datasets, drawn by weight, would hold: positions per dataset, and how
+    often each sample appears. Nothing is read or stored; a program draws with mesh.mix(…, weights=…).
 
     \b
     mesh mix s3://web/=0.7 s3://books/=0.3
@@ -251,14 +262,14 @@ def mix(
         client.transport.on_progress = done.reached
         for url in urls:
             parts.append(open_dataset(url, chosen, kind=kind, client=client))
-            done(f"{url} is pinned")
+            done(f"{url} pinned")
         ds = mixed(*parts, weights=[weight for _, weight in named], positions=positions, block=block)
-        done("they are one dataset")
+        done("datasets mixed")
         spec = parse_mix(ds.spec()["mix"])
         length = spec.positions or ds.snapshot.samples
         drawn_each = (draw_counts(spec, length, epoch) for epoch in range(epochs))
         counts = [sum(each) for each in zip(*drawn_each, strict=True)]
-        done("epochs are counted")
+        done("epochs counted")
     every = "an epoch" if epochs == 1 else f"{epochs} epochs"
     session.show(
         f"{every} of {length} positions, exact in each {block}",
@@ -290,12 +301,12 @@ def _share(what: str, text: str, example: str) -> tuple[str, float]:
     except ValueError:
         number = -1.0
     if not equals or not name or not number >= 0:
-        raise ConfigurationError(f"{what} {text}: write it as {example}")
+        raise ConfigurationError(f"{what} {text}: write it like {example}")
     return name, number
 
 
 def _folder(text: str) -> str:
     place = parse_location(text)
     if not isinstance(place, Remote):
-        raise ConfigurationError(f"{text!r} is not in the store: write s3://BUCKET/FOLDER=WEIGHT")
+        raise ConfigurationError(f"{text!r} is not in the store; write s3://BUCKET/FOLDER=WEIGHT")
     return str(place)

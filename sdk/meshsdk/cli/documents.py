@@ -27,25 +27,25 @@ _SHORT = re.compile(r"[0-9a-f]{6,63}")
 
 @click.group("plans")
 def plans() -> None:
-    """Stored plans: the address of a batch is valid as long as its plan exists.
+    """Show and remove stored plans: a batch address is valid as long as its plan exists.
 
-    A plan that a view or a job refers to stays. Any other expires when it has not been used for 90 days
-    (--keep-documents of the nodes); made again from the same content, it has the same hash and its addresses
-    work again.
+    A plan that a view or a job refers to is kept. Any other expires when it has not been used for 90 days
+    (--keep-documents of the nodes); created again from the same content, it has the same hash, and its
+    addresses work again.
     """
 
 
 @click.group("snapshots")
 def snapshots() -> None:
-    """Stored snapshots: the pinned content of a source.
+    """Show and remove stored snapshots: the pinned content of a source.
 
-    A snapshot that a plan, a view or a job refers to stays. Any other expires when it has not been used for
-    90 days (--keep-documents of the nodes). It cannot be made again once its source has changed.
+    A snapshot that a plan, a view or a job refers to is kept. Any other expires when it has not been used
+    for 90 days (--keep-documents of the nodes). It cannot be created again once its source has changed.
     """
 
 
 _NONE: dict[Kind, str] = {
-    "plans": "no plans yet: a loader makes one when it starts, `mesh view create --batches` another",
+    "plans": "no plans yet: a loader creates one when it starts, and so does `mesh view create --batches`",
     "snapshots": "no snapshots yet: opening a dataset pins one (mesh.open, mesh prefetch, mesh shard)",
 }
 
@@ -83,12 +83,12 @@ def _remove(session: Session, kind: Kind, name: str, *, force: bool) -> None:
     with session.make_client() as client:
         digest = _whole(client, kind, name)
         silent = remove_document(client.transport, kind, digest, force=force)
-    later = f"; {', '.join(silent)} will follow when back" if silent else ""
+    later = f"; {', '.join(silent)} will follow on return" if silent else ""
     session.show(f"removed {kind[:-1]} {digest}{later}", removed=digest, kind=kind[:-1], silent=list(silent))
 
 
 def _whole(client: Client, kind: Kind, name: str) -> str:
-    """The hash whose beginning somebody typed. Raises ConfigurationError."""
+    """Expand the prefix of a hash. Raises ConfigurationError."""
     if _HASH.fullmatch(name):
         return name
     if not _SHORT.fullmatch(name):
@@ -96,7 +96,7 @@ def _whole(client: Client, kind: Kind, name: str) -> str:
     found = [kept.hash for kept in list_documents(client.transport, kind) if kept.hash.startswith(name)]
     if len(found) != 1:
         what = f"no {kind[:-1]} begins" if not found else f"{len(found)} {kind} begin"
-        raise ConfigurationError(f"{what} with {name}; see them with: mesh {kind} ls")
+        raise ConfigurationError(f"{what} with {name}; list them with: mesh {kind} ls")
     return found[0]
 
 
@@ -118,13 +118,13 @@ def _day(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
 
 
-_force = click.option("--force", is_flag=True, help="Also one that was used within the last day.")
+_force = click.option("--force", is_flag=True, help="Remove it even if it was used within the last day.")
 
 
 @plans.command("ls")
 @shared_options
 def list_plans(session: Session) -> None:
-    """Lists plans: size, last use, when they go, what keeps them.
+    """List plans: size, last use, expiry, and what keeps them.
 
     \b
     mesh plans ls
@@ -136,7 +136,7 @@ def list_plans(session: Session) -> None:
 @click.argument("name", metavar="HASH")
 @shared_options
 def show_plan(session: Session, name: str) -> None:
-    """Shows one plan; the first digits of its hash will do.
+    """Show one plan, by its hash or the first digits of it.
 
     \b
     mesh plans show 3f9c01d2
@@ -149,9 +149,10 @@ def show_plan(session: Session, name: str) -> None:
 @_force
 @shared_options
 def remove_plan(session: Session, name: str, force: bool) -> None:
-    """Removes a plan on every node.
+    """Remove a plan on every node.
 
-    One that a view or a job names is refused. Made again of the same content it has the same hash.
+    A plan that a view or a job refers to cannot be removed. Created again from the same content, it has the
+    same hash.
 
     \b
     mesh plans ls
@@ -163,7 +164,7 @@ def remove_plan(session: Session, name: str, force: bool) -> None:
 @snapshots.command("ls")
 @shared_options
 def list_snapshots(session: Session) -> None:
-    """Lists snapshots: size, last use, when they go, what keeps them.
+    """List snapshots: size, last use, expiry, and what keeps them.
 
     \b
     mesh snapshots ls
@@ -175,7 +176,7 @@ def list_snapshots(session: Session) -> None:
 @click.argument("name", metavar="HASH")
 @shared_options
 def show_snapshot(session: Session, name: str) -> None:
-    """Shows one snapshot; the first digits of its hash will do.
+    """Show one snapshot, by its hash or the first digits of it.
 
     \b
     mesh snapshots show 3f9c01d2
@@ -188,9 +189,10 @@ def show_snapshot(session: Session, name: str) -> None:
 @_force
 @shared_options
 def remove_snapshot(session: Session, name: str, force: bool) -> None:
-    """Removes a snapshot on every node.
+    """Remove a snapshot on every node.
 
-    One that a plan, a view or a job names is refused. Once its source has changed, it cannot be made again.
+    A snapshot that a plan, a view or a job refers to cannot be removed. Once its source has changed, it
+    cannot be created again.
 
     \b
     mesh snapshots ls

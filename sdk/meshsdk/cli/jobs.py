@@ -29,51 +29,66 @@ if TYPE_CHECKING:
 
 @click.group("job")
 def job() -> None:
-    """Work on the node: objects into shards, shards into shards, archives into objects.
+    """Show, follow and stop jobs on the nodes, or start one.
 
-    A job runs on the node, whoever goes away; killed, it goes on where it was. The same job started twice is
-    one job; started again later, it writes only what is missing or has changed.
+    A job runs on the node even if this command ends; after a crash, it continues where it stopped. Starting
+    the same job twice gives one job; starting it again later writes only what is missing or has changed.
     """
 
 
 @job.group("start")
 def start() -> None:
-    """Starts a job: shard, reshard, extract."""
+    """Start a job: shard, reshard, extract."""
 
 
 def _layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
-        click.option("--count", type=click.IntRange(1), metavar="N", help="Samples a shard.  [1000]"),
+        click.option("--count", type=click.IntRange(1), metavar="N", help="Samples per shard.  [1000]"),
         click.option(
-            "--size", type=click.IntRange(1024), metavar="BYTES", help="Bytes a shard, about, instead."
+            "--size",
+            type=click.IntRange(1024),
+            metavar="BYTES",
+            help="Approximate bytes per shard, instead of --count.",
         ),
-        click.option("--shuffle", type=int, metavar="SEED", help="Samples in an order by this seed."),
-        click.option("--split", multiple=True, metavar="NAME=SHARE", help="Parts, a folder each; repeat."),
-        click.option("--match", multiple=True, metavar=".EXT", help="Only files that end so; repeat."),
+        click.option("--shuffle", type=int, metavar="SEED", help="Shuffle samples with this seed."),
         click.option(
-            "--sort", metavar="EXPR", help="Samples by an expression, as '-size' or 'part(key, \"/\", 1)'."
+            "--split", multiple=True, metavar="NAME=SHARE", help="Parts, one folder each; repeatable."
         ),
-        click.option("--where", metavar="EXPR", help="Only samples it holds for, as 'size > 10000'."),
-        click.option("--group", metavar="EXPR", help="A folder for each of its values."),
-        click.option("--split-by", metavar="EXPR", help="Samples of one value are in one part of the split."),
         click.option(
-            "--format", type=click.Choice(["tar", "tgz", "tar.zst", "zip"]), help="Of the shards.  [tar]"
+            "--match", multiple=True, metavar=".EXT", help="Only files with this ending; repeatable."
         ),
-        click.option("--name", help="What shards are called before their number.  [shard]"),
+        click.option(
+            "--sort",
+            metavar="EXPR",
+            help="Sort samples by an expression, such as '-size' or 'part(key, \"/\", 1)'.",
+        ),
+        click.option(
+            "--where", metavar="EXPR", help="Only samples for which it is true, such as 'size > 10000'."
+        ),
+        click.option("--group", metavar="EXPR", help="One folder per value."),
+        click.option("--split-by", metavar="EXPR", help="Samples with the same value are in the same part."),
+        click.option(
+            "--format",
+            type=click.Choice(["tar", "tgz", "tar.zst", "zip"]),
+            help="Format of the shards.  [tar]",
+        ),
+        click.option("--name", help="Name of shards before their number.  [shard]"),
     )
     for option in reversed(options):
         command = option(command)
     return command
 
 
-detach_option = click.option("-d", "--detach", is_flag=True, help="Print the job's id and leave it running.")
+detach_option = click.option(
+    "-d", "--detach", is_flag=True, help="Print the job's id and exit; the job keeps running."
+)
 _names = click.option(
     "--names",
     type=click.Choice(["keep", "archive"]),
-    help="Files keep their names, or go below a folder called as their archive.  [keep]",
+    help="Keep the names of files, or put them below a folder named after their archive.  [keep]",
 )
 _on_bad = click.option(
-    "--on-bad", type=click.Choice(["fail", "skip"]), help="What an archive that cannot be read does.  [fail]"
+    "--on-bad", type=click.Choice(["fail", "skip"]), help="What to do with an unreadable archive.  [fail]"
 )
 
 
@@ -84,9 +99,9 @@ _on_bad = click.option(
 @detach_option
 @shared_options
 def shard(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
-    """Makes objects shards: SOURCE to TARGET, on the node.
+    """Pack objects of SOURCE into shards in TARGET, on the node.
 
-    Files whose names differ in their extension only are a sample, and stay together.
+    Files whose names differ only in the extension are a sample, and stay together.
 
     \b
     mesh shard s3://photos/train/ s3://photos-shards/v1/ --count 1000 --shuffle 7
@@ -105,7 +120,7 @@ def shard(session: Session, source: Remote, target: Remote, detach: bool, **opti
 @detach_option
 @shared_options
 def reshard(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
-    """Makes archives other shards: SOURCE to TARGET, on the node.
+    """Repack archives of SOURCE into shards in TARGET, on the node.
 
     \b
     mesh reshard s3://photos-shards/v1/ s3://photos-shards/v2/ --count 5000 --shuffle 1
@@ -117,13 +132,13 @@ def reshard(session: Session, source: Remote, target: Remote, detach: bool, **op
 @click.command()
 @click.argument("source", type=RemoteType())
 @click.argument("target", type=RemoteType())
-@click.option("--match", multiple=True, metavar=".EXT", help="Only files that end so; repeat.")
+@click.option("--match", multiple=True, metavar=".EXT", help="Only files with this ending; repeatable.")
 @_names
 @_on_bad
 @detach_option
 @shared_options
 def extract(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
-    """Makes files in archives objects: SOURCE to TARGET, on the node.
+    """Unpack archives of SOURCE into objects in TARGET, on the node.
 
     \b
     mesh extract s3://photos-shards/v1/ s3://photos-again/
@@ -139,7 +154,7 @@ for command in (shard, reshard, extract):
 @job.command("ls")
 @shared_options
 def list_all(session: Session) -> None:
-    """Lists your jobs, the youngest first.
+    """List your jobs, newest first.
 
     \b
     mesh job ls
@@ -159,7 +174,7 @@ def list_all(session: Session) -> None:
 @click.argument("job_id", metavar="ID")
 @shared_options
 def show(session: Session, job_id: str) -> None:
-    """Shows how far a job has come, and what it could not read.
+    """Show a job's progress, and what it could not read.
 
     \b
     mesh job show 3f2a9c0117b4de52
@@ -173,7 +188,7 @@ def show(session: Session, job_id: str) -> None:
 @click.argument("job_id", metavar="ID")
 @shared_options
 def watch(session: Session, job_id: str) -> int:
-    """Follows a job to its end. Interrupting this does not stop the job.
+    """Follow a job to its end. Interrupting the command does not stop the job.
 
     \b
     mesh job watch 3f2a9c0117b4de52
@@ -186,7 +201,7 @@ def watch(session: Session, job_id: str) -> int:
 @click.argument("job_id", metavar="ID")
 @shared_options
 def cancel(session: Session, job_id: str) -> None:
-    """Stops a job. What it has written stays; started again, it goes on from there.
+    """Stop a job. What it has written stays; started again, it continues from there.
 
     \b
     mesh job cancel 3f2a9c0117b4de52
@@ -195,7 +210,7 @@ def cancel(session: Session, job_id: str) -> None:
 
 
 def show_stopped(session: Session, job_id: str, *, pause: bool = False) -> None:
-    """Stop a job, and say how far it came."""
+    """Stop a job, and show its progress."""
     with session.make_client() as client:
         found = (jobs.pause_job if pause else jobs.cancel_job)(client.transport, job_id)
         if not found.ended:
@@ -207,7 +222,7 @@ def show_stopped(session: Session, job_id: str, *, pause: bool = False) -> None:
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options somebody gave, as the document has them."""
+    """Return the options that were given, in the form of the job document."""
     given = {name: value for name, value in options.items() if value is not None and value != ()}
     if "split" in given:
         given["split"] = dict(map(_share, given["split"]))
@@ -221,17 +236,17 @@ def _share(text: str) -> tuple[str, float]:
     try:
         return name, float(share if equals else "")
     except ValueError:
-        raise ConfigurationError(f"--split {text!r}: expected NAME=SHARE, as train=0.9") from None
+        raise ConfigurationError(f"--split {text!r}: expected NAME=SHARE, such as train=0.9") from None
 
 
 def run_job(session: Session, document: dict[str, Any], *, detach: bool) -> int:
-    """Start a job and follow it to its end, or leave it; the exit code."""
+    """Start a job and, unless detached, follow it to its end; return the exit code."""
     with session.make_client() as client:
         return _run(session, client, document, detach=detach)
 
 
 def _run(session: Session, client: Client, document: dict[str, Any], *, detach: bool) -> int:
-    """Start a job and follow it to its end; the exit code."""
+    """Start a job and, unless detached, follow it to its end; return the exit code."""
     begun = jobs.start_job(client.transport, document)
     return (
         report_started(session, begun)
@@ -241,7 +256,7 @@ def _run(session: Session, client: Client, document: dict[str, Any], *, detach: 
 
 
 def report_started(session: Session, begun: JobInfo) -> int:
-    """The end of a command that leaves its job running."""
+    """Report the job that the command leaves running, and return the exit code."""
     _show(session, begun, f"{begun.id} {begun.state}; follow it with: mesh job watch {begun.id}")
     return 0
 
@@ -252,14 +267,14 @@ def _report_ended(session: Session, found: JobInfo) -> int:
 
 
 def follow_job(session: Session, client: Client, begun: JobInfo) -> JobInfo:
-    """A job at its end, with a bar until then; what it skipped is told on stderr."""
+    """Follow a job to its end with a progress bar, and report on stderr what it skipped."""
     found = begun
     try:
         for state in _with_bar(session, jobs.watch_job(client.transport, begun.id)):
             found = state
     except KeyboardInterrupt:
         click.echo(
-            f"mesh: the job goes on; see it with `mesh job watch {begun.id}`, stop it with "
+            f"mesh: the job continues; follow it with `mesh job watch {begun.id}`, stop it with "
             f"`mesh job cancel {begun.id}`",
             err=True,
         )
@@ -270,7 +285,7 @@ def follow_job(session: Session, client: Client, begun: JobInfo) -> JobInfo:
 
 
 def _with_bar(session: Session, states: Iterator[JobInfo]) -> Iterator[JobInfo]:
-    """The states as they come, drawn on stderr when that is a terminal."""
+    """Yield the states unchanged, showing them on stderr if that is a terminal."""
     if not session.has_bar:
         yield from states
         return
@@ -293,10 +308,10 @@ def _summary(found: JobInfo) -> str:
     if found.state == "failed":
         return found.error
     progress = found.progress
-    parts = [f"{progress.written} written", f"{progress.there} were there"]
-    parts += [f"{progress.removed} of earlier runs removed"] if progress.removed else []
+    parts = [f"{progress.written} written", f"{progress.there} unchanged"]
+    parts += [f"{progress.removed} from earlier runs removed"] if progress.removed else []
     parts += [f"{found.failed} skipped"] if found.failed else []
-    return f"{', '.join(parts)}; {format_size(progress.bytes)} in all"
+    return f"{', '.join(parts)}; {format_size(progress.bytes)} in total"
 
 
 def _lines(found: JobInfo) -> Sequence[str]:

@@ -19,7 +19,7 @@ SCHEME = "s3://"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Remote:
-    """An object, or with a key that is empty or ends in `/` a folder."""
+    """An object, or a folder if the key is empty or ends in `/`."""
 
     bucket: str
     key: str
@@ -29,7 +29,7 @@ class Remote:
         return not self.key or self.key.endswith("/")
 
     def below(self, relative: str) -> Remote:
-        """The object at a relative name within this folder."""
+        """Return the object with a name relative to this folder."""
         folder = self.key if self.is_folder else f"{self.key}/"
         return Remote(self.bucket, folder + relative)
 
@@ -42,11 +42,13 @@ class Local:
     path: Path
 
     def below(self, relative: str) -> Local:
-        """The file at a relative name below; raises ConfigurationError for a name that leads elsewhere."""
+        """Return the file with a relative name below this path. Raises ConfigurationError for a name that
+        leads outside."""
         parts = relative.split("/")
         if any(part in ("", ".", "..") for part in parts) or "\0" in relative:
             raise ConfigurationError(
-                f"the key {relative!r} is no file name below {self.path}: copy it alone, to a name of its own"
+                f"the key {relative!r} is not a valid file name below {self.path}; copy it alone, under "
+                "another name"
             )
         return Local(self.path.joinpath(*parts))
 
@@ -66,19 +68,19 @@ Location = Remote | Local | Standard
 
 
 def parse_location(text: str) -> Location:
-    """`s3://bucket/key`, `-`, or a path. Raises BadParameter."""
+    """Parse `s3://bucket/key`, `-`, or a path. Raises BadParameter."""
     if text.startswith(SCHEME):
         bucket, _, key = text.removeprefix(SCHEME).partition("/")
         if not bucket:
-            raise click.BadParameter(f"{text!r} names no bucket: write s3://BUCKET/KEY")
+            raise click.BadParameter(f"{text!r} names no bucket; write s3://BUCKET/KEY")
         return Remote(bucket, key)
     if "://" in text:
-        raise click.BadParameter(f"{text!r}: addresses of the store begin with s3://")
+        raise click.BadParameter(f"{text!r}: addresses in the store must begin with s3://")
     return Standard() if text == "-" else Local(Path(text))
 
 
 class LocationType(click.ParamType[Location]):
-    """A command-line argument that is a place."""
+    """A command-line argument that is a location."""
 
     name = "place"
 
@@ -89,7 +91,7 @@ class LocationType(click.ParamType[Location]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Files by the shell itself; what is in the store is not asked for."""
+        """Let the shell complete files; the store is not queried."""
         del ctx, param
         return [] if incomplete.startswith(SCHEME) else [CompletionItem(incomplete, type="file")]
 
@@ -109,5 +111,5 @@ class RemoteType(LocationType):
 
 
 def relative_name(path: Path, root: Path) -> str:
-    """The name of a file below a folder, with `/` on every system."""
+    """Return the name of a file relative to a folder, with `/` on every system."""
     return PurePosixPath(*path.relative_to(root).parts).as_posix()

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 def show_time(milliseconds: int) -> str:
-    """Local time to the second."""
+    """Format a time as local time to the second."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 @click.command()
 @click.argument("url", type=RemoteType(), required=False)
-@click.option("-r", "--recursive", is_flag=True, help="All keys below, not one level.")
+@click.option("-r", "--recursive", is_flag=True, help="List all keys below, not just one level.")
 @shared_options
 def ls(session: Session, url: Remote | None, recursive: bool) -> int:
-    """Lists buckets, or the keys that begin with URL.
+    """List buckets, or the keys that begin with URL.
 
     \b
     mesh ls                      the buckets
@@ -67,7 +67,7 @@ def _list_keys(session: Session, client: Client, url: Remote, recursive: bool) -
         click.echo(f"mesh: no key begins with {url}", err=True)
         return EXIT_MISSING
     if not count and not prefixes and not recursive:
-        session.tell(f"nothing in {url} yet: mesh cp -r ./FOLDER {url}")
+        session.tell(f"{url} is empty: mesh cp -r ./FOLDER {url}")
     if recursive and not session.as_json:
         click.echo(f"{count} objects, {format_size(size)}")
     return 0
@@ -89,7 +89,7 @@ def _show_entry(session: Session, bucket: str, entry: ObjectEntry) -> None:
 @click.argument("url", type=RemoteType())
 @shared_options
 def stat(session: Session, url: Remote) -> None:
-    """Tells what is known of an object; of a folder or bucket, how much is in it.
+    """Show the metadata of an object, or the total size of a folder or bucket.
 
     \b
     mesh stat s3://photos/train/cat/1.jpg
@@ -127,21 +127,21 @@ def stat(session: Session, url: Remote) -> None:
 @click.argument("url", type=RemoteType())
 @shared_options
 def mb(session: Session, url: Remote) -> None:
-    """Makes a bucket.
+    """Create a bucket.
 
     \b
     mesh mb s3://photos
     """
     with session.make_client() as client:
         client.create_bucket(_only_bucket(url))
-    session.show(f"made s3://{url.bucket}", action="make-bucket", bucket=url.bucket)
+    session.show(f"created s3://{url.bucket}", action="make-bucket", bucket=url.bucket)
 
 
 @click.command()
 @click.argument("url", type=RemoteType())
 @shared_options
 def rb(session: Session, url: Remote) -> None:
-    """Removes an empty bucket.
+    """Remove an empty bucket.
 
     \b
     mesh rb s3://photos
@@ -153,20 +153,20 @@ def rb(session: Session, url: Remote) -> None:
 
 def _only_bucket(url: Remote) -> str:
     if url.key:
-        raise ConfigurationError(f"{url} names a key: write s3://{url.bucket}")
+        raise ConfigurationError(f"{url} names a key; write s3://{url.bucket}")
     return url.bucket
 
 
-_AT_ONCE = 1000  # keys a request
+_AT_ONCE = 1000  # keys per request
 
 
 @click.command()
 @click.argument("urls", type=RemoteType(), nargs=-1, required=True)
-@click.option("-r", "--recursive", is_flag=True, help="Every key that begins with URL's.")
-@click.option("--dryrun", is_flag=True, help="Say what would be deleted.")
+@click.option("-r", "--recursive", is_flag=True, help="Delete every key that begins with URL.")
+@click.option("--dryrun", is_flag=True, help="Only show what would be deleted.")
 @shared_options
 def rm(session: Session, urls: Sequence[Remote], recursive: bool, dryrun: bool) -> int:
-    """Deletes objects. There is no way back.
+    """Delete objects. This cannot be undone.
 
     \b
     mesh rm s3://photos/train/cat/1.jpg
@@ -180,7 +180,7 @@ def rm(session: Session, urls: Sequence[Remote], recursive: bool, dryrun: bool) 
 
 
 def _deleted(session: Session, client: Client, url: Remote, keys: Sequence[str]) -> dict[str, DeleteFailure]:
-    """Deletes them; those that could not be, by key."""
+    """Delete keys, and return the failures by key."""
     failures: dict[str, DeleteFailure] = {}
     with session.steps(f"deleting below {url}", len(keys)) as done:
         for first in range(0, len(keys), _AT_ONCE):
@@ -191,11 +191,13 @@ def _deleted(session: Session, client: Client, url: Remote, keys: Sequence[str])
 
 
 def _remove(session: Session, client: Client, url: Remote, recursive: bool, dryrun: bool) -> int:
-    """The number of keys that could not be deleted."""
+    """Delete one URL, and return the number of keys that could not be deleted."""
     if not recursive:
         if url.is_folder:
-            raise ConfigurationError(f"{url} is a folder: add -r to delete all that is in it")
-        client.head(url.bucket, url.key)  # S3 deletes what is not there without a word; a person mistypes
+            raise ConfigurationError(f"{url} is a folder; add -r to delete everything in it")
+        client.head(
+            url.bucket, url.key
+        )  # S3 silently accepts deletes of missing keys, but a person may have mistyped
     keys = [entry.key for entry in client.list(url.bucket, url.key)] if recursive else [url.key]
     failures = {} if dryrun else _deleted(session, client, url, keys)
     for key in keys:
@@ -210,10 +212,10 @@ def _remove(session: Session, client: Client, url: Remote, recursive: bool, dryr
 
 @click.group("archive")
 def archive() -> None:
-    """Archives (.tar, .tar.gz, .tgz, .tar.zst, .tzst, .zip): what is in them, without downloading them.
+    """List and inspect archives without downloading them (.tar, .tar.gz, .tgz, .tar.zst, .tzst, .zip).
 
-    The node indexes an archive when it comes in. Its files are also keys below ARCHIVE/-/, for every command
-    and every other S3 client:
+    The node indexes an archive when it is uploaded. Its files are also keys below ARCHIVE/-/, for every
+    command and every other S3 client:
 
     \b
     mesh ls s3://shards/0001.tar/-/train/
@@ -225,12 +227,12 @@ def archive() -> None:
 
 @archive.command("ls")
 @click.argument("url", type=RemoteType())
-@click.option("--prefix", default="", help="Files whose names begin so.")
+@click.option("--prefix", default="", help="Only files whose names begin with this.")
 @shared_options
 def list_files(session: Session, url: Remote, prefix: str) -> int:
-    """Lists the files of an archive.
+    """List the files of an archive.
 
-    Size, offset in the archive (- where they are compressed), name.
+    Columns: size, offset in the archive (- if compressed), name.
 
     \b
     mesh archive ls s3://shards/0001.tar
@@ -263,7 +265,7 @@ def list_files(session: Session, url: Remote, prefix: str) -> int:
 @click.argument("url", type=RemoteType())
 @shared_options
 def show(session: Session, url: Remote) -> None:
-    """Tells kind and number of files, or why it cannot be read.
+    """Show kind and number of files, or why it cannot be read.
 
     \b
     mesh archive show s3://shards/0001.tgz
@@ -273,7 +275,7 @@ def show(session: Session, url: Remote) -> None:
         found = client.member_page(url.bucket, url.key, page=1)
     record = {"kind": found.kind, "files": found.count, "size": found.size, "etag": found.etag}
     plain = bool(found.entries) and found.entries[0].offset is not None
-    reads = "in place" if plain else "of an inflated copy, made when a file is first read"
+    reads = "in place" if plain else "from a decompressed copy, created when a file is first read"
     lines = [
         f"{url}",
         f"  kind   {found.kind}",
@@ -287,4 +289,6 @@ def show(session: Session, url: Remote) -> None:
 
 def _check(url: Remote) -> None:
     if archive_kind(url.key) is None:
-        raise ConfigurationError(f"{url} is no archive by its name: one of {', '.join(ARCHIVE_EXTENSIONS)}")
+        raise ConfigurationError(
+            f"{url} does not have the extension of an archive: {', '.join(ARCHIVE_EXTENSIONS)}"
+        )

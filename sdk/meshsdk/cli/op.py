@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from meshsdk.client.s3_client import Client
 
 
-_SHORT = 19  # of a version: sha256: and twelve digits
+_SHORT = 19  # of a version: "sha256:" and twelve digits
 _MOST = 64
 
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="MODULE.py")
-@click.option("--name", metavar="NAME", help="Under which name.  [the file's]")
-@click.option("--draft", is_flag=True, help="Only to be taken by its version: the name stays what it is.")
+@click.option("--name", metavar="NAME", help="Name of the module.  [the file's]")
+@click.option("--draft", is_flag=True, help="Usable only by version; the name keeps its current build.")
 @shared_options
 def push(session: Session, file: Path, name: str | None, draft: bool) -> None:
-    """Gives the node a Python file of functions marked with @op.
+    """Push a Python file of functions marked with @op to the node.
 
-    Each function becomes the op NAME/FUNCTION, for plans (`ops.user`) and views (`--op`). Its version is the
-    content's hash: plans keep the build they were made with, whatever is pushed later.
+    Each function becomes the op NAME/FUNCTION, for plans (`ops.user`) and views (`--op`). Its version is
+    the hash of the content: plans keep the build they were created with, whatever is pushed later.
 
     \b
     mesh op push augment.py
@@ -58,11 +58,11 @@ def push(session: Session, file: Path, name: str | None, draft: bool) -> None:
     """
     with session.make_client() as client:
         pushed = _push(client, file, name, draft=draft)
-    known = "" if pushed.new else " (it was there already)"
+    known = "" if pushed.new else " (unchanged)"
     lines = [f"{pushed.module} {pushed.version}{known}"]
     lines += [f"  {item['op']:24} {item['takes']} → {item['gives']}" for item in pushed.ops]
     if draft:
-        lines.append(f"  a draft: name it with its version, as version={pushed.version[:_SHORT]}…")
+        lines.append(f"  a draft: use it by its version, with version={pushed.version[:_SHORT]}…")
     session.show(
         "\n".join(lines),
         module=pushed.module,
@@ -81,15 +81,19 @@ def _push(client: Client, file: Path, name: str | None, *, draft: bool) -> Pushe
 @click.command()
 @click.argument("what", metavar="OP|MODULE.py")
 @click.argument("samples", nargs=-1, required=True, metavar="s3://BUCKET/KEY…")
-@click.option("--op", "name", metavar="FUNCTION", help="Which op of MODULE.py.  [its only one]")
-@click.option("--arg", "args", multiple=True, metavar="KEY=VALUE", help="An argument of the op; repeat.")
+@click.option("--op", "name", metavar="FUNCTION", help="The op of MODULE.py to test.  [its only one]")
+@click.option("--arg", "args", multiple=True, metavar="KEY=VALUE", help="An argument of the op; repeatable.")
 @click.option(
-    "--before", multiple=True, metavar="'NAME KEY=VALUE …'", help="Ops before it; repeat, in order."
+    "--before", multiple=True, metavar="'NAME KEY=VALUE …'", help="Ops before it; repeatable, in order."
 )
-@click.option("--after", multiple=True, metavar="'NAME KEY=VALUE …'", help="Ops behind it; repeat, in order.")
-@click.option("--limit", default=8, show_default=True, type=click.IntRange(1, _MOST), help="Of a prefix.")
-@click.option("--seed", default=0, show_default=True, help="For ops that draw.")
-@click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Folder for what comes out.")
+@click.option(
+    "--after", multiple=True, metavar="'NAME KEY=VALUE …'", help="Ops after it; repeatable, in order."
+)
+@click.option(
+    "--limit", default=8, show_default=True, type=click.IntRange(1, _MOST), help="Objects per prefix."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of random ops.")
+@click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Folder for the outputs.")
 @shared_options
 def test(
     session: Session,
@@ -103,16 +107,17 @@ def test(
     seed: int,
     save: Path | None,
 ) -> int:
-    """Applies an op to chosen objects, and tells how it went.
+    """Apply an op to chosen objects, and report the results.
 
-    A file is pushed as a draft first, so that nothing else changes. Each sample is done twice, in another
-    order: an op that does not repeat itself is found out. A prefix (`s3://photos/train/`) stands for its
-    first objects. Exit code 1 if anything is wrong.
+    A file is pushed as a draft first, so nothing else changes. Each sample is processed twice, in different
+    order, to detect an op that does not repeat itself. A prefix (`s3://photos/train/`) stands for its first
+    objects. Exit code 1 if anything is wrong.
 
     \b
     mesh op test augment.py --op brighten --arg gain=2 --before decode s3://photos/train/0001.jpg
     mesh op test augment/brighten --before decode s3://photos/train/ --limit 20
-    mesh op test augment/brighten --before decode --after 'encode format=png' --save ./out s3://photos/train/
+    mesh op test augment/brighten --before decode --after 'encode format=png' --save ./out
+    s3://photos/train/
     """
     with session.make_client() as client:
         tried = _spec(client, what, name)
@@ -125,8 +130,8 @@ def test(
     wrong = [trial for trial in trials.results if trial.error or trial.repeats is not True]
     left = len(keys) - len(trials.results)
     version = next(version for op, version in trials.ops if op == tried["op"])
-    text = f"{tried['op']} {version[:_SHORT]}… makes {trials.output}: "
-    text += f"{len(trials.results) - len(wrong)} of {len(keys)} as they should be"
+    text = f"{tried['op']} {version[:_SHORT]}… outputs {trials.output}: "
+    text += f"{len(trials.results) - len(wrong)} of {len(keys)} correct"
     session.show(
         text + (f", {left} not reached in time" if left else ""),
         op=tried["op"],
@@ -139,7 +144,7 @@ def test(
 
 
 def _spec(client: Client, what: str, name: str | None) -> dict[str, Any]:
-    """The op that is tried; a file is pushed as a draft."""
+    """Return the op under test; a file is pushed as a draft."""
     if not what.endswith(".py"):
         return {"op": what}
     pushed = _push(client, Path(what), None, draft=True)
@@ -147,7 +152,7 @@ def _spec(client: Client, what: str, name: str | None) -> dict[str, Any]:
     wanted = f"{pushed.module}/{name}" if name else names[0]
     if wanted not in names or (name is None and len(names) > 1):
         known = ", ".join(item.partition("/")[2] for item in names)
-        raise ConfigurationError(f"{what} has the ops {known}: say which with --op")
+        raise ConfigurationError(f"{what} has the ops {known}; choose one with --op")
     return {"op": wanted, "version": pushed.version}
 
 
@@ -156,7 +161,7 @@ def _samples(client: Client, samples: Sequence[str], limit: int) -> Iterator[str
         match = re.fullmatch(r"s3://([^/]+)/(.*)", url)
         if match is None:
             raise ConfigurationError(
-                f"{url!r} is no object: expected s3://BUCKET/KEY, or a prefix that ends in /"
+                f"{url!r} is not an object; expected s3://BUCKET/KEY, or a prefix that ends in /"
             )
         bucket, key = match.groups()
         if key and not key.endswith("/"):
@@ -164,7 +169,7 @@ def _samples(client: Client, samples: Sequence[str], limit: int) -> Iterator[str
             continue
         found = [item.key for _, item in zip(range(limit), client.list(bucket, key), strict=False)]
         if not found:
-            raise ConfigurationError(f"there is nothing at {url}")
+            raise ConfigurationError(f"no objects found at {url}")
         yield from (f"s3://{bucket}/{item}" for item in found)
 
 
@@ -174,7 +179,7 @@ def _show(session: Session, trial: Trial, saved: str) -> None:
     else:
         text = f"{trial.sample}  {format_size(trial.size)} in {trial.seconds * 1000:.1f} ms"
         if trial.repeats is False:
-            text += "  NOT REPEATED: the same sample gave something else the second time"
+            text += "  NOT REPEATED: the second run gave a different result"
         elif trial.repeats is None:
             text += "  (not tried twice)"
         text += f"  → {saved}" if saved else ""
@@ -196,7 +201,7 @@ def _saved(folder: Path, number: int, trial: Trial, trials: Trials) -> str:
 @click.command("modules")
 @shared_options
 def list_modules(session: Session) -> None:
-    """Lists pushed modules and their builds, the latest first.
+    """List pushed modules and their builds, newest first.
 
     \b
     mesh op modules
@@ -224,10 +229,10 @@ def list_modules(session: Session) -> None:
 
 @click.command()
 @click.argument("name", metavar="MODULE")
-@click.option("--version", default="", metavar="sha256:HEX", help="That build alone.  [all of them]")
+@click.option("--version", default="", metavar="sha256:HEX", help="Only this build.  [all builds]")
 @shared_options
 def rm(session: Session, name: str, version: str) -> None:
-    """Removes a module, or one build of it. Plans and views that were made with it are refused from then on.
+    """Remove a module, or one build of it. Plans and views that use it are rejected from then on.
 
     \b
     mesh op modules
@@ -241,10 +246,10 @@ def rm(session: Session, name: str, version: str) -> None:
 
 @click.group("op")
 def op() -> None:
-    """What storage nodes can do to a field: in plans (`Dataset.map`) and in views (`--op`).
+    """Show the nodes' ops on fields, for plans (`Dataset.map`) and views (`--op`); push and test your own.
 
-    Beside the ops that nodes come with there are those of your own: one Python file is a module, each of its
-    functions an op named MODULE/FUNCTION. They run in processes of their own, with limits on memory, time and
+    In addition to the built-in ops you can push your own: one Python file is a module, and each of its
+    functions an op named MODULE/FUNCTION. They run in separate processes, with limits on memory, time and
     files.
     """
 
@@ -257,7 +262,7 @@ for _command in (push, test, list_modules, rm):
 @click.argument("word", default="")
 @shared_options
 def list_all(session: Session, word: str) -> None:
-    """Lists the node's ops, or those that are about WORD.
+    """List the node's ops, or those that match WORD.
 
     \b
     mesh op ls
@@ -267,7 +272,7 @@ def list_all(session: Session, word: str) -> None:
         listed = op_catalog.list_ops(client.transport)
     found = [line for line in listed if word.lower() in f"{line.op} {line.summary}".lower()]
     if not found:
-        session.tell(f"no op is about {word!r}: `mesh op ls` lists all {len(listed)}")
+        session.tell(f"no op matches {word!r}: `mesh op ls` lists all {len(listed)}")
     for line in found:
         session.show(
             f"{line.op:20} {line.takes} → {line.gives}",
@@ -284,7 +289,7 @@ def list_all(session: Session, word: str) -> None:
 @click.argument("name")
 @shared_options
 def show(session: Session, name: str) -> None:
-    """Tells what an op takes, gives, and refuses; its arguments.
+    """Show an op's input, output, bad samples and arguments.
 
     \b
     mesh op show random_resized_crop
@@ -314,9 +319,9 @@ def _page(found: OpInfo) -> str:
     lines = [f"{found.op} (version {found.version})", f"  {found.summary}", ""]
     lines += [f"  takes  {found.takes}", f"  gives  {found.gives}"]
     if found.refuses:
-        lines.append(f"  a sample is bad when: {found.refuses}")
+        lines.append(f"  a sample is bad if: {found.refuses}")
     if found.random:
-        lines.append("  draws: keyed by seed, epoch and position, the same on every node")
+        lines.append("  random: keyed by seed, epoch and position, the same on every node")
     if found.arguments:
         wide = max(len(item.name) for item in found.arguments)
         lines += ["", *(f"  {item.name:{wide}}  {_told(item)}" for item in found.arguments)]
@@ -339,5 +344,5 @@ def _told(item: Argument) -> str:
 
 
 def _example(item: Argument) -> str:
-    """A place holder for a value, or the first choice."""
+    """Return a placeholder for a value, or the first choice."""
     return item.kind.split('"')[1] if item.kind.startswith('one of "') else item.name.upper()

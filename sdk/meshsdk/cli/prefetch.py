@@ -1,7 +1,7 @@
 """`mesh prefetch`: loads objects of a bucket with an origin into the nodes' caches, as a job.
 
-Law: starts and follows the job; no object passes through this process. A restarted job continues where
-it stopped.
+Law: starts and follows the job; no object passes through this process. A restarted job continues where it
+stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Group(click.Group):
-    """`mesh prefetch [--rate …] s3://…` is `mesh prefetch start …`."""
+    """Treats `mesh prefetch [--rate …] s3://…` as `mesh prefetch start …`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -36,26 +36,26 @@ class _Group(click.Group):
 
 @click.group("prefetch", cls=_Group)
 def prefetch() -> None:
-    """Brings objects of a bucket with an origin into the caches of the nodes that answer for them, before
-    they are read. One job counts what all nodes do; it goes on when one of them dies.
+    """Load objects of a bucket with an origin into the caches of the responsible nodes before they are
+    read. One job covers all nodes; it continues if one of them fails.
 
     \b
-    mesh prefetch s3://photos/train/                    all that begins so
-    mesh prefetch s3://photos --keys wanted.txt         these keys, one a line
+    mesh prefetch s3://photos/train/                    all keys with this prefix
+    mesh prefetch s3://photos --keys wanted.txt         these keys, one per line
     mesh prefetch s3://photos --manifest s3://lists/train.txt
     mesh prefetch s3://photos --plan HASH               what a plan reads, in its order
-    mesh prefetch s3://photos/train/ --rate 50MiB       no faster than this, a second
-    mesh prefetch pause ID; mesh prefetch resume ID     what is cached stays
+    mesh prefetch s3://photos/train/ --rate 50MiB       at most this much per second
+    mesh prefetch pause ID; mesh prefetch resume ID     cached objects stay
     """
 
 
 @prefetch.command()
 @click.argument("source", type=RemoteType())
-@click.option("--keys", type=click.Path(exists=True, dir_okay=False), help="A file of keys, one a line.")
-@click.option("--manifest", metavar="URL", help="An object of keys, one a line; for more than 1000.")
+@click.option("--keys", type=click.Path(exists=True, dir_okay=False), help="A file of keys, one per line.")
+@click.option("--manifest", metavar="URL", help="An object of keys, one per line, for more than 1000.")
 @click.option("--plan", metavar="HASH", help="The samples of a plan, in the order it reads them.")
-@click.option("--epoch", type=click.IntRange(0), metavar="N", help="Of the plan.  [0]")
-@click.option("--rate", metavar="SIZE", help="A second at most, all nodes together, as 50MiB.  [no limit]")
+@click.option("--epoch", type=click.IntRange(0), metavar="N", help="Epoch of the plan.  [0]")
+@click.option("--rate", metavar="SIZE", help="Maximum per second over all nodes, such as 50MiB.  [no limit]")
 @detach_option
 @shared_options
 def start(
@@ -68,9 +68,10 @@ def start(
     rate: str | None,
     detach: bool,
 ) -> int:
-    """Starts a job that reads SOURCE into the cache, and follows it.
+    """Start a job that reads SOURCE into the cache, and follow it.
 
-    One that runs is joined: from then on with this --rate, or with no limit.
+    If the job is already running, the command joins it, and the job continues with this --rate, or without
+    a limit.
 
     \b
     mesh prefetch start s3://photos/train/ --rate 50MiB
@@ -87,7 +88,7 @@ def start(
     if rate is not None:
         document["rate"] = parse_size(rate, "--rate")
     if keys is not None and not document["keys"]:
-        raise ConfigurationError(f"{keys} names no key")
+        raise ConfigurationError(f"{keys} contains no keys")
     return run_job(session, document, detach=detach)
 
 
@@ -95,7 +96,7 @@ def start(
 @click.argument("job_id", metavar="ID")
 @shared_options
 def pause(session: Session, job_id: str) -> None:
-    """Stops a prefetch; `resume` goes on with what is missing.
+    """Pause a prefetch; `resume` continues with what is missing.
 
     \b
     mesh prefetch pause 3f2a9c0117b4de52
@@ -107,7 +108,7 @@ def pause(session: Session, job_id: str) -> None:
 @click.argument("job_id", metavar="ID")
 @shared_options
 def cancel(session: Session, job_id: str) -> None:
-    """Stops a prefetch. What is cached stays, until something is worth more.
+    """Cancel a prefetch. Cached objects stay until they are evicted.
 
     \b
     mesh prefetch cancel 3f2a9c0117b4de52
@@ -120,7 +121,7 @@ def cancel(session: Session, job_id: str) -> None:
 @detach_option
 @shared_options
 def resume(session: Session, job_id: str, detach: bool) -> int:
-    """Goes on with a prefetch that was paused, cancelled or failed.
+    """Continue a prefetch that was paused, cancelled or failed.
 
     \b
     mesh prefetch resume 3f2a9c0117b4de52

@@ -1,7 +1,7 @@
 """`mesh sync`: makes a folder like another by copying only the differences.
 
-Law: `compare` is a pure function of two listings. A file differs if it is missing, has another size, or
-is newer at the source without equal content (by ETag, where that is an MD5).
+Law: `compare_listings` is a pure function of two listings. A file differs if it is missing, has another
+size, or is newer at the source without equal content (by ETag, where that is an MD5).
 Invariant: nothing is deleted without --delete, and nothing at all when the source is empty.
 """
 
@@ -33,7 +33,7 @@ _CLOCK_SLACK_MS = 1000  # S3's times are whole seconds in HTTP headers
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file of a side: `etag` empty for local files."""
+    """One file of a listing; `etag` is empty for local files."""
 
     size: int
     modified_ms: int
@@ -55,8 +55,8 @@ def compare_listings(
     delete: bool,
     same_content: Callable[[str], bool] = lambda _: False,
 ) -> Difference:
-    """What makes `target` like `source`; `same_content(name)` is asked only where size and time leave it
-    open.
+    """Return what makes `target` like `source`; `same_content(name)` is called only if size and time do not
+    decide.
     """
 
     def differs(name: str) -> bool:
@@ -76,10 +76,12 @@ def compare_listings(
 @click.command()
 @click.argument("source", type=LocationType())
 @click.argument("target", type=LocationType())
-@click.option("--delete", is_flag=True, help="Delete at the target what the source lacks.")
-@click.option("--exclude", "excluded", multiple=True, help="Leave out names like this, as '*.tmp'.")
-@click.option("-j", "--jobs", type=click.IntRange(1, 64), default=8, help="Copies at once [8].")
-@click.option("--dryrun", is_flag=True, help="Say what would be done.")
+@click.option("--delete", is_flag=True, help="Delete files from the target that the source lacks.")
+@click.option(
+    "--exclude", "excluded", multiple=True, help="Leave out names that match, such as '*.tmp'; repeatable."
+)
+@click.option("-j", "--jobs", type=click.IntRange(1, 64), default=8, help="Concurrent copies [8].")
+@click.option("--dryrun", is_flag=True, help="Only show what would be done.")
 @shared_options
 def sync(
     session: Session,
@@ -90,8 +92,8 @@ def sync(
     jobs: int,
     dryrun: bool,
 ) -> int:
-    """Makes the folder TARGET like the folder SOURCE: copies what is missing, of another size, or newer and
-    of other content. Either may be local; both may be in the store.
+    """Make the folder TARGET like the folder SOURCE: copy files that are missing, differ in size, or are
+    newer with different content. Either may be local; both may be in the store.
 
     \b
     mesh sync ./photos s3://photos/train
@@ -100,11 +102,11 @@ def sync(
     """
     source, target = _folder(source), _folder(target)
     if isinstance(source, Local) and isinstance(target, Local):
-        raise ConfigurationError("both are local: use rsync, or name an s3:// address")
+        raise ConfigurationError("both sides are local; use rsync, or give an s3:// address")
     with session.make_client() as client:
         ours, theirs = _entries(client, source, excluded), _entries(client, target, excluded)
         if not ours and (delete or isinstance(source, Remote)):
-            raise NotFoundError(f"nothing is in {source}: is the address right?", status=404)
+            raise NotFoundError(f"{source} is empty; check the address", status=404)
         same = _content_check(source, target, theirs)
         difference = compare_listings(ours, theirs, delete=delete, same_content=same)
         copies = [
@@ -124,9 +126,7 @@ def _folder(place: Location) -> Local | Remote:
         case Local():
             return place
         case _:
-            raise ConfigurationError(
-                "sync takes folders: a stream is copied with `mesh cp - s3://BUCKET/KEY`"
-            )
+            raise ConfigurationError("sync works on folders; copy a stream with `mesh cp - s3://BUCKET/KEY`")
 
 
 def _entries(client: Client, place: Local | Remote, excluded: Sequence[str]) -> dict[str, Entry]:
@@ -153,7 +153,8 @@ def _entries(client: Client, place: Local | Remote, excluded: Sequence[str]) -> 
 def _content_check(
     source: Local | Remote, target: Local | Remote, theirs: Mapping[str, Entry]
 ) -> Callable[[str], bool]:
-    """Whether a local file that looks newer has the stored object's MD5: touched, not changed."""
+    """Return a check whether a local file that looks newer has the MD5 of the stored object: touched but
+    not changed."""
     if not isinstance(source, Local) or not isinstance(target, Remote):
         return lambda _: False
 

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("name", metavar="BUCKET--NAME")
 @click.argument("target", type=RemoteType())
-@click.option("--prefix", default="", help="Only the view's keys that begin so.")
+@click.option("--prefix", default="", help="Only keys of the view with this prefix.")
 @detach_option
 @shared_options
 def materialize(session: Session, name: str, target: Remote, prefix: str, detach: bool) -> int:
-    """Writes a view's objects under TARGET. Run again, it does what is left or has changed.
+    """Write a view's objects under TARGET. Running it again writes what is missing or has changed.
 
-    The node does it, whether or not this command waits for it: see `mesh job`.
+    The node does the work, whether or not this command waits for it: see `mesh job`.
 
     \b
     mesh view materialize photos--shards s3://photos-shards/v1/
@@ -54,8 +54,8 @@ def materialize(session: Session, name: str, target: Remote, prefix: str, detach
         click.echo(f"mesh: {found.state}: {found.error}", err=True)
     progress = found.progress
     session.show(
-        f"{progress.written} written, {progress.there} were there, {found.failed} failed; "
-        f"{format_size(progress.bytes)} in all",
+        f"{progress.written} written, {progress.there} unchanged, {found.failed} failed; "
+        f"{format_size(progress.bytes)} in total",
         view=name,
         target=str(target),
         made=progress.written,
@@ -73,22 +73,24 @@ SEPARATOR = "--"
 
 @click.group("view")
 def view() -> None:
-    """Buckets made of another bucket's objects on demand, read by any S3 client.
+    """Manage buckets computed from another bucket's objects on demand, readable by any S3 client.
 
-    A view is named BUCKET--NAME. What it shows changes with its source; nobody writes to it.
+    A view is named BUCKET--NAME. Its content follows its source; it is read-only.
     """
 
 
 @view.command()
 @click.argument("name", metavar="BUCKET--NAME")
-@click.option("--op", "ops", multiple=True, metavar="'NAME KEY=VALUE …'", help="An op; repeat, in order.")
-@click.option("--match", multiple=True, metavar=".EXT", help="Only keys that end so; repeat.  [every key]")
+@click.option("--op", "ops", multiple=True, metavar="'NAME KEY=VALUE …'", help="An op; repeatable, in order.")
+@click.option(
+    "--match", multiple=True, metavar=".EXT", help="Only keys with this ending; repeatable.  [every key]"
+)
 @click.option("--suffix", default="", metavar=".EXT", help="Replaces the ending that matched.")
-@click.option("--prefix", default="", metavar="PREFIX", help="Only keys that begin so.")
-@click.option("--content-type", metavar="TYPE", help="Of the results.  [by --suffix]")
+@click.option("--prefix", default="", metavar="PREFIX", help="Only keys with this prefix.")
+@click.option("--content-type", metavar="TYPE", help="Type of the results.  [by --suffix]")
 @shard_options
-@click.option("--shuffle", type=int, metavar="SEED", help="Shards or batches in an order by this seed.")
-@click.option("--spec", type=click.File("rb"), metavar="FILE", help="The whole document as JSON instead.")
+@click.option("--shuffle", type=int, metavar="SEED", help="Shuffle shards or batches with this seed.")
+@click.option("--spec", type=click.File("rb"), metavar="FILE", help="The complete document as JSON instead.")
 @sample_options
 @shared_options
 def create(
@@ -104,7 +106,7 @@ def create(
     spec: IO[bytes] | None,
     **samples: Any,
 ) -> None:
-    """Makes a view; the same again changes nothing.
+    """Create a view; repeating the command changes nothing.
 
     \b
     mesh view create photos--small --match .jpg --suffix .webp \\
@@ -117,8 +119,8 @@ def create(
     mesh view create photos--small --spec small.json
 
     EXPR is an expression over a sample: key, stem, ext, size (bytes), files, modified (ms), sizes.EXT, and
-    what is in its small files by their extension: 'number(cls)', 'json.width > 640'. docs/expressions.md
-    tells the rest.
+    the content of its small files by their extension: 'number(cls)', 'json.width > 640'. See
+    docs/expressions.md.
     """
     bucket, short = _split(name)
     choices = SampleChoices(**samples)
@@ -134,7 +136,7 @@ def create(
             document = sample_view(client, bucket, prefix, parsed, choices, shuffle)
     elif shards.meant or shuffle is not None:
         if ops or suffix:
-            raise ConfigurationError("shards show objects as they are: leave out --op and --suffix")
+            raise ConfigurationError("shards contain unmodified objects; leave out --op and --suffix")
         document = shards.document(match, prefix, shuffle)
     else:
         parsed = [parse_op(text) for text in ops]
@@ -144,7 +146,7 @@ def create(
         )
     with session.make_client() as client:
         made = views.create_view(client.transport, bucket, short, document)
-    _show(session, made, f"{made.name} is there: read s3://{made.name}/")
+    _show(session, made, f"created {made.name}: read s3://{made.name}/")
 
 
 view.add_command(materialize)
@@ -154,7 +156,7 @@ view.add_command(materialize)
 @click.argument("bucket", default="")
 @shared_options
 def list_all(session: Session, bucket: str) -> None:
-    """Lists your views, or those of BUCKET.
+    """List your views, or those of BUCKET.
 
     \b
     mesh view ls
@@ -163,7 +165,7 @@ def list_all(session: Session, bucket: str) -> None:
     with session.make_client() as client:
         listed = views.list_views(client.transport, bucket)
     if not listed:
-        session.tell("no views yet: `mesh view create --help` shows how one is made")
+        session.tell("no views yet: `mesh view create --help` shows how to create one")
     for found in listed:
         _show(session, found, f"{found.name:40} {found.kind:10} {_summary(found)}")
 
@@ -172,7 +174,7 @@ def list_all(session: Session, bucket: str) -> None:
 @click.argument("name", metavar="BUCKET--NAME")
 @shared_options
 def show(session: Session, name: str) -> None:
-    """Prints a view's document, as `create --spec FILE` takes it.
+    """Print a view's document, in the form of `create --spec FILE`.
 
     \b
     mesh view show photos--small > small.json
@@ -186,13 +188,13 @@ def show(session: Session, name: str) -> None:
 @click.argument("name", metavar="BUCKET--NAME")
 @shared_options
 def rm(session: Session, name: str) -> None:
-    """Removes a view. Its source is not touched.
+    """Remove a view. Its source is not affected.
 
     \b
     mesh view rm photos--small
     """
     with session.make_client() as client:
-        views.show_view(client.transport, name)  # a bucket that is no view is not removed by mistake
+        views.show_view(client.transport, name)  # prevents removing a bucket that is not a view by mistake
         client.delete_bucket(name)
     session.show(f"removed {name}", action="remove", view=name)
 
@@ -201,14 +203,14 @@ _ARGUMENT = re.compile(r"\s+([A-Za-z_]\w*)=")
 
 
 def parse_op(text: str) -> dict[str, Any]:
-    """`resize size=[256, 320]` → {"op": "resize", "args": {"size": [256, 320]}}. A value is JSON, else text;
-    `resize@1` is that version.
+    """Parse `resize size=[256, 320]` → {"op": "resize", "args": {"size": [256, 320]}}. A value is JSON,
+    else text; `resize@1` selects that version.
 
     Raises ConfigurationError.
     """
     name, *rest = _ARGUMENT.split(text.strip())
     if not name or any(mark in name for mark in " ="):
-        raise ConfigurationError(f"--op {text!r}: expected NAME KEY=VALUE …, as 'resize size=256'")
+        raise ConfigurationError(f"--op {text!r}: expected NAME KEY=VALUE …, such as 'resize size=256'")
     pairs = zip(rest[::2], rest[1::2], strict=True)
     op, _, version = name.partition("@")
     found: dict[str, Any] = {"op": op, "args": {key: _value(value) for key, value in pairs}}
@@ -225,7 +227,7 @@ def _value(text: str) -> Any:
 def _split(name: str) -> tuple[str, str]:
     bucket, separator, short = name.rpartition(SEPARATOR)
     if not separator or not bucket or not short:
-        raise ConfigurationError(f"{name!r} names no view: it is BUCKET--NAME, as photos--small")
+        raise ConfigurationError(f"{name!r} is not a view name; expected BUCKET--NAME, such as photos--small")
     return bucket, short
 
 
@@ -235,9 +237,9 @@ def _read_spec(spec: IO[bytes], ops: Sequence[str]) -> dict[str, Any]:
     try:
         document = json.load(spec)
     except ValueError as error:
-        raise ConfigurationError(f"{spec.name} is no JSON: {error}") from None
+        raise ConfigurationError(f"{spec.name} is not valid JSON: {error}") from None
     if not isinstance(document, dict):
-        raise ConfigurationError(f"{spec.name} must hold a JSON object")
+        raise ConfigurationError(f"{spec.name} must contain a JSON object")
     return document
 
 
@@ -247,7 +249,7 @@ def _summary(found: ViewInfo) -> str:
         cut = f" for {view['world']} ranks" if view.get("world", 1) != 1 else ""
         return f"{view.get('batch')} rows{cut}, {view.get('epochs')} epochs of {str(view.get('plan'))[:12]}"
     if found.kind == "zarr":
-        return f"{', '.join(view.get('fields', ()))}; {view.get('chunk')} samples a chunk"
+        return f"{', '.join(view.get('fields', ()))}; {view.get('chunk')} samples per chunk"
     if found.kind == "shards":
         return view_options.shards_summary(view)
     return " → ".join(str(op["op"]) for op in found.view.get("ops", ()))

@@ -1,7 +1,7 @@
 """Options of `mesh view create`: shard layouts, and views of samples (`--batches`, `--zarr`).
 
-Law: reads options only; the node judges a layout, and its errors name the field. Samples are named as in
-`mesh.open` and in a plan's ops.
+Law: parses options only; the node validates a layout, and its errors name the field. Samples are named as
+in `mesh.open` and in a plan's ops.
 """
 
 from __future__ import annotations
@@ -27,30 +27,32 @@ if TYPE_CHECKING:
 
 
 _SHARD_OPTIONS: Final = (
-    click.option("--shards", type=int, metavar="N", help="Not objects but shards of N samples.  [1000]"),
-    click.option("--shard-size", type=int, metavar="BYTES", help="Shards of about so many bytes."),
+    click.option("--shards", type=int, metavar="N", help="Shards of N samples instead of objects.  [1000]"),
+    click.option("--shard-size", type=int, metavar="BYTES", help="Shards of about this many bytes."),
     click.option("--tfrecord", is_flag=True, help="Shards are TFRecords of tf.Example, not tars."),
     click.option(
         "--feature",
         "features",
         multiple=True,
         metavar="EXT=KIND",
-        help="A TFRecord's int64 or float; repeat.",
+        help="Type in a TFRecord, int64 or float; repeatable.",
     ),
-    click.option("--archives", is_flag=True, help="Samples are the members of tars, zips …, regrouped."),
-    click.option("--where", default="", metavar="EXPR", help="Only samples it holds for: 'size > 10000'."),
+    click.option("--archives", is_flag=True, help="Regroup the members of tars, zips and so on."),
     click.option(
-        "--sort", default="", metavar="EXPR", help="In order of its values: 'part(stem, \"-\", 1)'."
+        "--where", default="", metavar="EXPR", help="Only samples for which it is true: 'size > 10000'."
     ),
-    click.option("--group", default="", metavar="EXPR", help="A folder for each of its values: 'cls'."),
-    click.option("--split", multiple=True, metavar="NAME=SHARE", help="Parts, a folder each; repeat."),
-    click.option("--split-by", default="", metavar="EXPR", help="Samples of one value are in one part."),
+    click.option("--sort", default="", metavar="EXPR", help="Sort by its value: 'part(stem, \"-\", 1)'."),
+    click.option("--group", default="", metavar="EXPR", help="One folder per value: 'cls'."),
+    click.option("--split", multiple=True, metavar="NAME=SHARE", help="Parts, one folder each; repeatable."),
+    click.option(
+        "--split-by", default="", metavar="EXPR", help="Samples with the same value are in the same part."
+    ),
 )
 
 
 @dataclass(frozen=True)
 class ShardChoices:
-    """What the options say."""
+    """The values of the shard options."""
 
     shards: int | None
     shard_size: int | None
@@ -65,11 +67,11 @@ class ShardChoices:
 
     @property
     def meant(self) -> bool:
-        """Whether shards are asked for."""
+        """Whether the view is one of shards."""
         return any(value not in (None, False, "", ()) for value in vars(self).values())
 
     def document(self, match: Sequence[str], prefix: str, shuffle: int | None) -> dict[str, Any]:
-        """Raises ConfigurationError."""
+        """Return the view document. Raises ConfigurationError."""
         return views.shards_view(
             count=self.shards,
             size=self.shard_size,
@@ -88,7 +90,7 @@ class ShardChoices:
 
 
 def shard_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of shards, and passes `shards`, a ShardChoices."""
+    """Add the options of shards, and pass `shards`, a ShardChoices."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **given: Any) -> Any:
@@ -101,7 +103,7 @@ def shard_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shards_summary(view: Mapping[str, Any]) -> str:
-    """A layout in a line."""
+    """Describe a layout in one line."""
     size = view.get("size")
     parts = [f"{size} bytes each" if size else f"{view.get('count')} samples each"]
     parts += [f"as {view['format']}"] if "format" in view else []
@@ -117,13 +119,13 @@ def _parse_share(text: str) -> tuple[str, float]:
     try:
         return name, float(share if equals else "")
     except ValueError:
-        raise ConfigurationError(f"--split {text!r}: expected NAME=SHARE, as train=0.9") from None
+        raise ConfigurationError(f"--split {text!r}: expected NAME=SHARE, such as train=0.9") from None
 
 
 def _feature(text: str) -> tuple[str, str]:
     name, equals, kind = text.partition("=")
     if not name or not equals:
-        raise ConfigurationError(f"--feature {text!r}: expected EXT=KIND, as cls=int64")
+        raise ConfigurationError(f"--feature {text!r}: expected EXT=KIND, such as cls=int64")
     return name, kind
 
 
@@ -132,7 +134,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 @dataclass(frozen=True, slots=True)
 class SampleChoices:
-    """What was said on the command line about samples."""
+    """The values of the sample options."""
 
     batches: int | None
     world: int
@@ -153,32 +155,32 @@ class SampleChoices:
 
 
 _SAMPLE_OPTIONS = (
-    click.option("--batches", type=int, metavar="ROWS", help="Not objects but batches, as .safetensors."),
-    click.option("--world", type=int, default=1, metavar="RANKS", help="Batches cut for so many ranks.  [1]"),
+    click.option("--batches", type=int, metavar="ROWS", help="Batches as .safetensors instead of objects."),
+    click.option("--world", type=int, default=1, metavar="RANKS", help="Ranks that share a batch.  [1]"),
     click.option("--epochs", type=int, default=1, metavar="N", help="Epochs of batches.  [1]"),
     click.option("--plan", default="", metavar="HASH", help="Batches of a registered plan; leave out --op."),
-    click.option("--zarr", is_flag=True, help="Not objects but one Zarr v3 array a field."),
-    click.option("--chunk", type=int, default=64, metavar="SAMPLES", help="Samples of a Zarr chunk.  [64]"),
-    click.option("--shard-chunks", type=int, default=0, metavar="N", help="Chunks of a Zarr shard.  [none]"),
+    click.option("--zarr", is_flag=True, help="One Zarr v3 array per field instead of objects."),
+    click.option("--chunk", type=int, default=64, metavar="SAMPLES", help="Samples per Zarr chunk.  [64]"),
+    click.option("--shard-chunks", type=int, default=0, metavar="N", help="Chunks per Zarr shard.  [none]"),
     click.option("--follow", is_flag=True, help="Zarr rows follow the source.  [pinned now]"),
     click.option(
         "--field",
         "fields",
         multiple=True,
         metavar="NAME=EXT[;EXT…]",
-        help="A field of the samples, or NAME=@class for the folder; repeat.  [by the first keys]",
+        help="A field of the samples, or NAME=@class for the folder; repeatable.  [guessed]",
     ),
-    click.option("--seed", type=int, metavar="SEED", help="Of ops that draw.  [--shuffle's, else 0]"),
+    click.option("--seed", type=int, metavar="SEED", help="Seed of random ops.  [--shuffle's, else 0]"),
     click.option(
         "--on-bad",
         type=click.Choice(["raise", "mask", "substitute", "drop"]),
-        help="What stands for a bad sample.  [raise; substitute in shuffled batches]",
+        help="What replaces a bad sample.  [raise; substitute in shuffled batches]",
     ),
 )
 
 
 def sample_options(command: F) -> F:
-    """The options of `SampleChoices`, on a command."""
+    """Add the options of `SampleChoices` to a command."""
     for option in reversed(_SAMPLE_OPTIONS):
         command = option(command)
     return command
@@ -192,12 +194,12 @@ def sample_view(
     choices: SampleChoices,
     shuffle: int | None,
 ) -> dict[str, Any]:
-    """The document of the view. Raises ConfigurationError, MeshError (the node's refusal)."""
+    """Return the view document. Raises ConfigurationError, MeshError (rejected by the node)."""
     if choices.batches is not None and choices.zarr:
         raise ConfigurationError("give --batches or --zarr, not both")
     if choices.plan:
         if choices.batches is None or ops or choices.fields or shuffle is not None:
-            raise ConfigurationError("--plan says all but --batches ROWS, --world and --epochs")
+            raise ConfigurationError("--plan can be combined only with --batches ROWS, --world and --epochs")
         return views.batches_view(choices.plan, choices.batches, world=choices.world, epochs=choices.epochs)
     source = check_source(f"s3://{bucket}/{prefix}")
     given = dict(map(_parse_field, choices.fields))
@@ -205,7 +207,9 @@ def sample_view(
     placed = [_placed(op, fields) for op in ops]
     if choices.zarr:
         if shuffle is not None:
-            raise ConfigurationError("--shuffle is for --batches: rows of --zarr are the samples in order")
+            raise ConfigurationError(
+                "--shuffle applies to --batches; the rows of --zarr are the samples in order"
+            )
         return views.zarr_view(
             fields,
             placed,
@@ -242,15 +246,15 @@ def _parse_field(text: str) -> tuple[str, str]:
 
 
 def _placed(op: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """An op with its field: `field=NAME` among its arguments (`field=image,mask` for several), or the only
-    one that has bytes."""
+    """Return an op with its field: `field=NAME` among its arguments (`field=image,mask` for several), or
+    the only field with bytes."""
     args = dict(op.get("args", {}))
     field = args.pop("field", None)
     if field is None:
         held = [name for name, spec in fields.items() if "class" not in spec]
         if len(held) != 1:
             raise ConfigurationError(
-                f"--op {op['op']!r}: say which field it works on, as '{op['op']} field={held[0]}'; "
+                f"--op {op['op']!r}: name the field it applies to, such as '{op['op']} field={held[0]}'; "
                 f"there are {', '.join(held)}"
             )
         field = held[0]

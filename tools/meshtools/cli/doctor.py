@@ -35,9 +35,9 @@ _DOING = {
 
 @click.command()
 @click.argument("what", nargs=-1, required=True, metavar="URL|VIEW|PLAN or -- COMMAND…")
-@click.option("-b", "--batch", type=click.IntRange(1), help="The global batch [256, or the view's].")
+@click.option("-b", "--batch", type=click.IntRange(1), help="Global batch size [256, or the view's].")
 @click.option("--world", type=click.IntRange(1), help="Ranks that share it [1, or the view's].")
-@click.option("--step-time", type=click.FloatRange(0), default=0.0, help="Seconds a step computes [0].")
+@click.option("--step-time", type=click.FloatRange(0), default=0.0, help="Seconds of compute per step [0].")
 @click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT], NAME=@class [default: guessed].")
 @KIND_OPTION
 @click.option("--filter", "condition", help="Only samples for which this expression is true.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from meshtools.top.nodes import Nodes
     from meshtools.top.snapshot_diff import Screen
 
-_SOON: Final = 0.5  # seconds to the first screen
+_SOON: Final = 0.5  # seconds until the first screen
 
 
 @click.command()
