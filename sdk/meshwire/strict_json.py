@@ -100,7 +100,7 @@ class _Checker:
     def check(self, value: Any, path: str, depth: int) -> Any:
         self.values += 1
         if depth > MAX_DEPTH or self.values > MAX_VALUES:
-            raise PlanError(path, f"nested deeper than {MAX_DEPTH}, or more than {MAX_VALUES} values")
+            raise PlanError(path, f"nested deeper than {MAX_DEPTH} levels, or more than {MAX_VALUES} values")
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):

@@ -113,8 +113,8 @@ class Routes:
         present, future = self._present.owners_of_slot(slot), self._future.owners_of_slot(slot)
         readers = _readers(present)
         given = self._given.owners_of_slot(slot)
-        everybody = {node.node_id: node for node in (*readers, *present, *given, *future)}
-        writers = tuple(node for node in everybody.values() if node.state not in ("away", "down"))
+        involved = {node.node_id: node for node in (*readers, *present, *given, *future)}
+        writers = tuple(node for node in involved.values() if node.state not in ("away", "down"))
         return Route(readers[0] if readers else None, readers, writers)
 
 

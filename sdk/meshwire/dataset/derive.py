@@ -179,14 +179,15 @@ def join_snapshots(
             "join", f"both have a field {shown_value(doubled[0])}; rename it or drop it with select first"
         )
     if len(left.fields) + len(right.fields) > MAX_FIELDS:
-        raise PlanError("join", f"more than {MAX_FIELDS} fields together")
+        raise PlanError("join", f"more than {MAX_FIELDS} fields in total")
     partners = _partners(right, right_keys)
     found = np.fromiter(
         (-1 if key is None else partners.get(key, -1) for key in left_keys), np.int64, left.samples
     )
     lacking = np.flatnonzero(found < 0)
     examples = tuple(
-        f"{shown_value(left.sample_name(sample))} has no partner" for sample in lacking[:_EXAMPLES].tolist()
+        f"{shown_value(left.sample_name(sample))} has no partner in the other source"
+        for sample in lacking[:_EXAMPLES].tolist()
     )
     if lacking.size == left.samples:
         keys = f"{shown_value(next(iter(left_keys), None))} and {shown_value(next(iter(right_keys), None))}"

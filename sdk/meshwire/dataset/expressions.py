@@ -265,7 +265,7 @@ class _Parser:
         while self._take("-"):
             count += 1
         node = self._operand()
-        for _ in range(2 - count % 2 if count else 0):  # twice is no change of sign, but still a number
+        for _ in range(2 - count % 2 if count else 0):  # a double negation still requires a number
             node = self._counted(nodes.arithmetic_node("-", nodes.constant_node(0.0), node))
         return node
 

@@ -307,7 +307,7 @@ def _read_objects(reader: ColumnReader) -> ObjectTable:
         others = read_json(reader.read_text("others"))
         buckets = tuple(checked_text(item, "others", at_most=63) for item in others)
     except (PlanError, TypeError) as error:
-        raise ColumnError(f"the snapshot's further buckets are malformed: {error}") from error
+        raise ColumnError(f"the snapshot's other buckets are malformed: {error}") from error
     which = reader.read_integers("objects.which", low=0, high=len(buckets), count=len(keys))
     return ObjectTable(reader.read_text("bucket"), keys, etags, sizes, buckets, which)
 

@@ -59,7 +59,7 @@ class LineIndex:
         steps = reader.read_integers("steps", low=1, high=MAX_BYTES, count=lengths.size)
         size = reader.metadata.get("size", "0")
         if not (size.isdecimal() and len(size) < len(str(MAX_BYTES))):
-            raise ColumnError(f"a file of {shown_value(size)} bytes")
+            raise ColumnError(f"invalid file size {shown_value(size)}")
         return cls(np.cumsum(gaps), lengths, np.cumsum(steps), int(size))
 
 

@@ -70,7 +70,7 @@ class RowLengths:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ColumnError(f"the facts of the rows are malformed: {error}") from error
         if not 0 <= rows * len(columns) <= MAX_CELLS or rows < 0 or len(columns) > MAX_COLUMNS:
-            raise ColumnError(f"{rows} rows of {len(columns)} columns")
+            raise ColumnError(f"{rows} rows of {len(columns)} columns exceed the limits")
         lengths = {
             name: reader.read_integers(f"lengths.{number}", low=0, high=MAX_RECORD_BYTES + 1, count=rows) - 1
             for number, name in enumerate(columns)

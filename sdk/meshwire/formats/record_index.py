@@ -70,7 +70,7 @@ class RecordIndex:
             names, skipped = [str(name) for name in facts["parts"]], int(facts["skipped"])
             kinds, told, size = dict(facts["kinds"]), dict(facts["told"]), int(facts.get("size", 0))
             if not 0 <= size <= MAX_BYTES:
-                raise ColumnError(f"a file of {shown_value(size)} bytes")
+                raise ColumnError(f"invalid file size {shown_value(size)}")
             examples = tuple(map(str, facts["examples"]))
         except (ValueError, TypeError, KeyError) as error:
             raise ColumnError(f"the facts of the index are malformed: {error}") from error

@@ -269,7 +269,7 @@ def _layout(meta: Any, name: str) -> ZarrLayout:
         if len(codecs) > 1:
             raise PlanError(
                 name,
-                "a shard that is encoded as a whole cannot be read in parts; use codecs only inside the shard",
+                "a shard that is encoded as a whole cannot be read in parts; use codecs inside it only",
             )
         inner, codecs, index = _extents(settings["chunk_shape"]), settings["codecs"], settings
     smallest = inner or chunk

@@ -247,7 +247,7 @@ def _check_entry(name: str, flags: int, method: int, size: int, packed: int) -> 
         raise ArchiveError(f"the member {_shown(name)} is encrypted, which is not supported")
     if method not in (STORED, DEFLATED):
         raise ArchiveError(
-            f"the member {_shown(name)} uses compression method {method}; only stored and deflate are supported"
+            f"the member {_shown(name)} uses compression method {method}; stored and deflate are supported"
         )
     if method == STORED and size != packed:
         raise ArchiveError(f"the stored member {_shown(name)} has two sizes: {size} and {packed}")

@@ -215,7 +215,7 @@ class ColumnReader:
         Raises ColumnError."""
         values = self._array(name)
         if values.dtype.name not in ("uint8", "uint16", "uint32", "int64"):
-            raise ColumnError(f"the column {name!r} holds no integers")
+            raise ColumnError(f"the column {name!r} does not contain integers")
         if count is not None and values.size != count:
             raise ColumnError(f"the column {name!r} has {values.size} values instead of {count}")
         if values.size and (int(values.min()) < low or int(values.max()) > high):
@@ -225,7 +225,7 @@ class ColumnReader:
     def read_strings(self, name: str) -> StringColumn:
         blob = self._array(f"{name}.data")
         if blob.dtype != np.uint8:
-            raise ColumnError(f"the column {name!r} holds no bytes")
+            raise ColumnError(f"the column {name!r} does not contain bytes")
         return StringColumn(blob.tobytes(), self.read_integers(f"{name}.lengths", low=0, high=blob.size))
 
     def _array(self, name: str) -> npt.NDArray[Any]:

@@ -129,7 +129,7 @@ class SampleFrame:
             index, self.blobs = arrays[INDEX], arrays[BLOBS]
             self.status, self.crc32c = arrays[STATUS], arrays[CRC]
         except KeyError as error:
-            raise FrameError(f"not a frame of samples: it lacks {error}") from error
+            raise FrameError(f"not a sample frame: it lacks {error}") from error
         self.metadata = parsed.metadata
         self._check(index)
         self._index = index
@@ -138,14 +138,14 @@ class SampleFrame:
     def _check(self, index: npt.NDArray[np.int64]) -> None:
         expected = {"<i8": index, "|u1": self.blobs, "<u4": self.crc32c}
         if any(array.dtype.str != code for code, array in expected.items()) or self.status.dtype != np.uint8:
-            raise FrameError("a tensor of the sample frame has another dtype")
+            raise FrameError("a tensor of the sample frame has the wrong dtype")
         if index.ndim != 2 or index.shape[1] != 2 or self.blobs.ndim != 1:
-            raise FrameError("a tensor of the sample frame has another shape")
+            raise FrameError("a tensor of the sample frame has the wrong shape")
         if self.status.shape != index.shape[:1] or self.crc32c.shape != index.shape[:1]:
             raise FrameError("the sample frame's index and results differ in length")
         offsets, lengths = index[:, 0], index[:, 1]
         if (offsets < 0).any() or (lengths < 0).any() or (lengths > self.blobs.size - offsets).any():
-            raise FrameError("a sample lies outside the frame's blobs")
+            raise FrameError("a sample extends beyond the frame's blobs")
 
     def __len__(self) -> int:
         return len(self._index)

@@ -145,7 +145,7 @@ class SplitFrameReader:
         """Return the whole frame: its tensors by name, as views of the memory, and its size in bytes.
         Raises FrameError if rows are missing."""
         if self._layout is None or not self._taken.all():
-            raise FrameError(f"{self!r}: no node sent the others")
+            raise FrameError(f"{self!r}: no node sent the missing rows")
         return {
             name: slot.view(self._frame) for name, slot in self._layout.tensors.items()
         }, self._layout.size
@@ -154,18 +154,18 @@ class SplitFrameReader:
 def _read_header(size: int, fill: Fill) -> FrameHeader:
     first = bytearray(8)
     if size < len(first):
-        raise FrameError("a part too short to be a frame")
+        raise FrameError("the part is too short to be a frame")
     fill(memoryview(first))
     length = header_size(first)
     if length > size:
-        raise FrameError("a part that ends in its header")
+        raise FrameError("the part ends inside its header")
     text = bytearray(length)
     text[:8] = first
     fill(memoryview(text)[8:])
     header = parse_frame_header(text)
     if header.size != size or next(iter(header.tensors), "") != ROW_TENSOR:
         raise FrameError(
-            "a part of another size than it says, or one that does not begin with its rows' places"
+            "the part does not have its stated size, or does not begin with the positions of its rows"
         )
     _columns(header)
     return header
@@ -173,4 +173,4 @@ def _read_header(size: int, fill: Fill) -> FrameHeader:
 
 def _check(slot: TensorSlot, crc: int, expected: int | None) -> None:
     if expected is not None and crc != expected:
-        raise FrameError(f"tensor {slot.name[:60]!r} of a part does not have its checksum")
+        raise FrameError(f"tensor {slot.name[:60]!r} of a part does not match its checksum")

@@ -410,7 +410,8 @@ _VERBS = ((GetBucketSetting, "Get"), (PutBucketSetting, "Put"), (DeleteBucketSet
 
 
 def operation_name(operation: Operation) -> str:
-    """What S3's reference calls it: `HeadObject`, `PutBucketPolicy`, `GetObjectLockConfiguration`, …"""
+    """Return the operation's name in S3's reference: `HeadObject`, `PutBucketPolicy`,
+    `GetObjectLockConfiguration`, …"""
     if isinstance(operation, GetObject):
         return "HeadObject" if operation.head else "GetObject"
     for kind, verb in _VERBS:
