@@ -145,7 +145,7 @@ def test_the_command(daemon: Daemon, client: mesh.Client, bucket: str) -> None:
     assert "kind   tgz" in run("archive", "show", f"s3://{bucket}/x.tgz")
     assert run("cat", lines[0]["url"]) == "0"
     assert "part/" in run("ls", f"s3://{bucket}/x.tgz/-/")
-    assert "no archive by its name" in run("archive", "ls", f"s3://{bucket}", code=2)
+    assert "does not have the extension of an archive" in run("archive", "ls", f"s3://{bucket}", code=2)
     assert "no file" in run("archive", "ls", f"s3://{bucket}/x.tgz", "--prefix", "z", code=3)
 
 

@@ -109,9 +109,9 @@ ZARR: dict[str, tuple[Callable[[], Files | bytes], str]] = {
     "extent-negative": (lambda: zarr(shape=[-1]), "from 0 on"),
     "extent-true": (lambda: zarr(shape=[True]), "from 0 on"),
     "extents-text": (lambda: zarr(shape="10"), "from 0 on"),
-    "chunks-of-nothing": (lambda: zarr(chunk_grid=grid(0)), "chunks of no"),
+    "chunks-of-nothing": (lambda: zarr(chunk_grid=grid(0)), "have no rows"),
     "python-objects": (lambda: zarr(data_type="object"), "no rows of numbers"),
-    "pickles": (lambda: zarr(codecs=[{"name": "bytes"}, {"name": "numcodecs.pickle"}]), "not known here"),
+    "pickles": (lambda: zarr(codecs=[{"name": "bytes"}, {"name": "numcodecs.pickle"}]), "is not supported"),
     "codecs-30000": (lambda: zarr(codecs=[{"name": "bytes"}, *[{"name": "gzip"}] * 30_000]), "30001 codecs"),
     "attributes-deep": (lambda: b'{"attributes":' + b"[" * 400_000, "not a JSON document"),
     "attributes-many": (lambda: zarr(attributes={"a": [0] * (1 << 18)}), "values"),
@@ -126,9 +126,9 @@ ZARR: dict[str, tuple[Callable[[], Files | bytes], str]] = {
     "utf-16": (lambda: "{}".encode("utf-16"), "JSON document|not the metadata"),
     "pieces-overlap": (overlapping, "overlap"),
     "pieces-missing": (missing, "none of the"),
-    "piece-beyond": (lambda: lying(struct.pack("<4Q", 0, 1, 1 << 62, 1 << 62)), "reaches beyond"),
-    "piece-overflows": (lambda: lying(struct.pack("<4Q", 0, 1, (1 << 64) - 2, 4)), "reaches beyond"),
-    "index-cut": (lambda: lying(b"\xff" * 20), "no room for its index"),
+    "piece-beyond": (lambda: lying(struct.pack("<4Q", 0, 1, 1 << 62, 1 << 62)), "beyond its end"),
+    "piece-overflows": (lambda: lying(struct.pack("<4Q", 0, 1, (1 << 64) - 2, 4)), "beyond its end"),
+    "index-cut": (lambda: lying(b"\xff" * 20), "too small for its index"),
 }
 
 
@@ -209,8 +209,11 @@ MDS: dict[str, tuple[Callable[[], Files], str]] = {
     "negative-size": (lambda: mds(raw_data={"bytes": -1}), "outside"),
     "negative-count": (lambda: mds(samples=-5), "outside"),
     "huge-count": (lambda: mds(samples=1 << 40), "outside"),
-    "count-beyond-the-file": (lambda: mds(samples=1 << 25), "ends before the places"),
-    "offset-beyond-the-file": (lambda: mds(SHARD[:4] + b"\xff" * 4 + SHARD[8:]), "one after the other"),
+    "count-beyond-the-file": (lambda: mds(samples=1 << 25), "ends before the offsets"),
+    "offset-beyond-the-file": (
+        lambda: mds(SHARD[:4] + b"\xff" * 4 + SHARD[8:]),
+        "out of order or extend beyond",
+    ),
     "offsets-out-of-order": (lambda: mds(SHARD[:8] + SHARD[12:16] + SHARD[8:12] + SHARD[16:]), "one after"),
     "dot-dot": (lambda: mds(basename="../box/secret"), "not there"),
     "deep": (lambda: {"index.json": b'{"shards":' + b"[" * 300_000}, "not a JSON document"),

@@ -107,7 +107,7 @@ def test_refusals_name_the_shard_and_the_cause(client: Client) -> None:
     with pytest.raises(BadSampleError, match=r"torn/shard\.00000\.mds is no MDS shard.*the index says"):
         opened(client, "torn", x="label")
     put(client, "other", files | {"shard.00000.mds": struct.pack("<I", 6) + shard[4:]})
-    with pytest.raises(BadSampleError, match="says that it has 6 samples, the index 5"):
+    with pytest.raises(BadSampleError, match="header states 6 samples, but its index 5"):
         opened(client, "other", x="label")
     put(client, "missing", {"index.json": files["index.json"]})
     with pytest.raises(BadSampleError, match="not there, although the index names it"):

@@ -104,7 +104,7 @@ def test_where_nothing_is_kept_that_is_told(daemon: Daemon) -> None:
         assert not done.stdout
         return done.stderr
 
-    assert "no plans yet: a loader makes one" in told(plan_group, "ls")
+    assert "no plans yet: a loader creates one" in told(plan_group, "ls")
     assert "no snapshots yet" in told(snapshot_group, "ls")
     assert not told(plan_group, "ls", "--json")
     _, plan = make(daemon, seed=14)

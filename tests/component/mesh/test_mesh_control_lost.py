@@ -166,7 +166,7 @@ def test_a_node_that_dies_meanwhile_is_told_though_the_map_has_it_as_up(parted: 
     ]
     first, second, *_ = CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output.splitlines()
     assert re.search(r"\bn3 does not answer$", first), first
-    assert "writes of what n3 should have wait until either is back" in second
+    assert "writes of data that n3 owns wait until it or the control store is back" in second
 
 
 def _env(mesh: DaemonCluster) -> dict[str, str]:

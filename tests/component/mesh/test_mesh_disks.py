@@ -198,7 +198,7 @@ def test_a_disk_that_has_the_only_copy_is_not_given_up_unasked(mesh: DaemonClust
     short = [found["Key"] for found in listed if "n2" in {n.node_id for n in owners("disks", found["Key"])}]
     _await(mesh, lambda: _status(mesh)["debt"] == len(short) > 0)
     told = CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output
-    assert f"{len(short)} objects with fewer copies than asked" in told
+    assert f"{len(short)} objects with fewer copies than required" in told
     assert re.search(r"^n2 +away .* 2/2 \d+% ", told, re.M), told
     assert re.search(
         r"^n3 .*was started with other domains than most nodes, which have no --domain", told, re.M

@@ -115,10 +115,10 @@ def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: DaemonClust
     mesh.await_state("n3", "away")
     text = command(mesh, "status").stdout
     assert text.splitlines()[0].endswith("2 copies: n3 does not answer")
-    assert text.splitlines()[1].startswith("all data can be read and written; start what is away again")
+    assert text.splitlines()[1].startswith("all data can be read and written; restart the nodes")
     assert "does not answer; its share waits for it" in text
-    assert text.count("has what no other node that is up has: do not stop it") == 2
-    assert "start it, or say `mesh cluster lost` first" in command(mesh, "remove", "n3").stderr
+    assert text.count("has data that no other running node has: do not stop it") == 2
+    assert "start it, or run `mesh cluster lost` first" in command(mesh, "remove", "n3").stderr
     assert "n3 is down" in command(mesh, "replace", "n3").stdout
     mesh.remove_data("n3")
     mesh.up("n3")

@@ -85,7 +85,7 @@ def _await_refusal(mesh: DaemonCluster, *words: str) -> None:
 
     def told() -> bool:
         said = _said(mesh)
-        return ": n2 cannot be asked by others" in said.splitlines()[0] and all(
+        return ": n2 cannot be reached by other nodes" in said.splitlines()[0] and all(
             each in said for each in words
         )
 

@@ -112,7 +112,7 @@ def test_documents_and_states_of_another_version(ds: mesh.Dataset, monkeypatch: 
     with mesh.Loader(ds, 4) as loader:
         state = loader.state_dict()
         with pytest.raises(
-            ConfigurationError, match=r"2 is newer than this SDK reads \(1\); upgrade shardmesh"
+            ConfigurationError, match=r"2 is newer than this SDK supports \(1\); upgrade shardmesh"
         ):
             loader.load_state_dict({**state, "version": loader_state.STATE_VERSION + 1})
     monkeypatch.setattr(snapshot, "_VERSION", 9)

@@ -155,7 +155,7 @@ def test_what_cannot_be_mixed_says_what_to_do(pets: Dataset, birds: Dataset, cli
         mesh.mix(pets, birds.select("id"))
     with pytest.raises(ConfigurationError, match="3 weights for 2"):
         mesh.mix(pets, birds, weights=[1, 2, 3])
-    with pytest.raises(ConfigurationError, match="all are 0"):
+    with pytest.raises(ConfigurationError, match="all weights are 0"):
         mesh.mix(pets, birds, weights=[0, 0])
     mixed = mesh.mix(pets, birds)
     with pytest.raises(ConfigurationError, match="before mix"):

@@ -203,7 +203,7 @@ def test_the_commands(command: Callable[..., str]) -> None:
         "label: int64 []",
     ]
     assert json.loads(command("stats", "--json", "s3://data/photos/"))["classes"]["label"]["dog"] == 10
-    assert "2 classes, the rarest first: dog 10, cat 30" in command("stats", "s3://data/photos/")
+    assert "2 classes, rarest first: dog 10, cat 30" in command("stats", "s3://data/photos/")
     told = json.loads(command("preflight", "--json", "s3://data/photos/", *crop, "-b", "8"))
     assert (told["rows"], told["bad"], told["batch_bytes"]) == (8, [], 8 * (16 * 16 * 3 + 8))
     assert "'npy' has no op and is a .npy file" in command("preflight", "s3://data/arrays/")

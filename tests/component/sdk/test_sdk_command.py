@@ -70,9 +70,9 @@ def test_where_there_is_nothing_what_to_do_is_told(
         assert not out
         return err
 
-    assert f"nothing in s3://{bucket}/ yet: mesh cp" in told("ls", f"s3://{bucket}")
+    assert f"s3://{bucket}/ is empty: mesh cp" in told("ls", f"s3://{bucket}")
     assert "mesh view create --help" in told("view", "ls", bucket)
-    assert "no op is about 'nosuch': `mesh op ls`" in told("op", "ls", "nosuch")
+    assert "no op matches 'nosuch': `mesh op ls`" in told("op", "ls", "nosuch")
     assert not told("ls", "--json", f"s3://{bucket}") + told("-q", "view", "ls", bucket)
 
 
@@ -140,7 +140,7 @@ def test_sync_copies_what_differs(mesh: Any, bucket: str, folder: Path, tmp_path
 def test_sync_never_deletes_for_an_empty_source(mesh: Any, bucket: str, folder: Path, tmp_path: Path) -> None:
     mesh("sync", folder, f"s3://{bucket}/s")
     (tmp_path / "empty").mkdir()
-    assert "nothing is in" in mesh("sync", "--delete", tmp_path / "empty", f"s3://{bucket}/s", code=3)
+    assert "check the address" in mesh("sync", "--delete", tmp_path / "empty", f"s3://{bucket}/s", code=3)
     assert "3 objects" in mesh("stat", f"s3://{bucket}/s/")
 
 
@@ -186,7 +186,7 @@ def test_errors_for_programs(mesh: Any, bucket: str) -> None:
 
 def test_a_key_that_is_no_file_name_is_refused(mesh: Any, s3: Any, bucket: str, tmp_path: Path) -> None:
     s3.put_object(Bucket=bucket, Key="t/../../evil", Body=b"x")
-    assert "no file name" in mesh("cp", "-r", f"s3://{bucket}/t", tmp_path / "out", code=2)
+    assert "not a valid file name" in mesh("cp", "-r", f"s3://{bucket}/t", tmp_path / "out", code=2)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -302,15 +302,15 @@ def test_long_work_tells_its_steps(
     place = f"s3://{bucket}/t/"
     work = {
         ("split", place, "--part", "a=0.5", "--part", "b=0.5", "--seed", "1"): [
-            "mesh: split: 3 samples are pinned (1 of 3)",
-            "mesh: split: a is cut (2 of 3)",
-            "mesh: split: b is cut (3 of 3)",
+            "mesh: split: 3 samples pinned (1 of 3)",
+            "mesh: split: a pinned (2 of 3)",
+            "mesh: split: b pinned (3 of 3)",
         ],
         ("mix", f"{place}=3", f"{place}=1"): [
-            f"mesh: mix: {place} is pinned (1 of 4)",
-            f"mesh: mix: {place} is pinned (2 of 4)",
-            "mesh: mix: they are one dataset (3 of 4)",
-            "mesh: mix: epochs are counted (4 of 4)",
+            f"mesh: mix: {place} pinned (1 of 4)",
+            f"mesh: mix: {place} pinned (2 of 4)",
+            "mesh: mix: datasets mixed (3 of 4)",
+            "mesh: mix: epochs counted (4 of 4)",
         ],
     }
     for command, wanted in work.items():

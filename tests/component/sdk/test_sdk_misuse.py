@@ -231,7 +231,7 @@ def test_what_is_no_op_says_what_to_write(ds: mesh.Dataset) -> None:
 def test_functions_and_texts_without_quotes_are_no_filters(ds: mesh.Dataset) -> None:
     with pytest.raises(ConfigurationError, match=r"'size > 10000'.*got function"):
         ds.filter(lambda sample: True)  # type: ignore[arg-type]
-    with pytest.raises(InvalidPlanError, match=r"there is no 'red' \(a text has quotes\)"):
+    with pytest.raises(InvalidPlanError, match=r"there is no 'red' \(put text in quotes\)"):
         ds.filter("name == red")
 
 
@@ -364,7 +364,7 @@ def test_set_epoch_behind_a_state_gives_up_its_place(
         ("s3://misused/*.bin", None, "no wildcards: name the folder"),
         ("s3://misused/1.bin", {"x": "bin"}, r"if 1\.bin is a file, name its folder, s3://misused/\."),
         ("s3://misused/", {"x": "bin", "label": "class"}, 'has "@class", with the @'),
-        ("s3://misused/nothing", {"x": "bin"}, "there is nothing in it"),
+        ("s3://misused/nothing", {"x": "bin"}, "it is empty"),
     ],
 )
 def test_what_was_meant_where_nothing_is_found(

@@ -274,7 +274,7 @@ def test_the_command(mesh: Callable[..., str], s3: Any) -> None:
     key = "epoch=0/step=000002/rank=1-of-2.safetensors"
     bodies = [s3.get_object(Bucket=f"photos--{name}", Key=key)["Body"].read() for name in ("same", "by-hand")]
     assert bodies[0] == bodies[1]
-    assert "--plan says all" in mesh(*make, "--plan", plan, *ops, code=2)
+    assert "--plan can be combined only" in mesh(*make, "--plan", plan, *ops, code=2)
     assert "not both" in mesh(*make, "--zarr", code=2)
     assert "NAME=EXT" in mesh(*make, "--field", "image", code=2)
     assert "take samples by --field" in mesh(*make, "--match", ".png", code=2)

@@ -207,7 +207,7 @@ def test_the_command(
     document = json.loads(mesh("view", "show", "photos--tiny"))
     assert document["content_type"] == "image/png"
     assert "a/0.png" in mesh("ls", "-r", "s3://photos--tiny/a/")
-    assert "names no view" in mesh("view", "create", "photos", "--op", "decode", code=2)
+    assert "is not a view name" in mesh("view", "create", "photos", "--op", "decode", code=2)
     assert "did you mean 'resize'" in mesh(
         *make[:2], "photos--x", "--op", "decode", "--op", "resise size=3", code=1
     )

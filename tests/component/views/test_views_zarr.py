@@ -534,7 +534,7 @@ def test_the_command(daemon: Daemon, mesh: Callable[..., str]) -> None:
         "int_label field=txt",
     ]
     mesh(*make, "--shard-chunks", "2", *ops)  # fields by the first keys: image, txt, label
-    assert "image, label, txt; 10 samples a chunk" in mesh("view", "ls", "photos")
+    assert "image, label, txt; 10 samples per chunk" in mesh("view", "ls", "photos")
     group: Any = zarr.open_group(store_of(daemon, "photos--by-hand"), mode="r", zarr_format=3)
     assert (group["image"].shape, group["image"].shards) == ((SAMPLES, 8, 8, 3), (20, 8, 8, 3))
     assert group["txt"][:].tolist() == oracle(daemon)["size"].tolist()

@@ -118,5 +118,5 @@ def test_what_is_missing_or_of_another_frame_is_an_error() -> None:
         with pytest.raises(FrameError):
             take(joining, other)
     narrow = {name: each if name != "image" else each[:, :9] for name, each in whole.items()}
-    with pytest.raises(FrameError, match="not of one frame"):
+    with pytest.raises(FrameError, match="belong to different frames"):
         take(joining, part(narrow, [2], 3))

@@ -96,7 +96,7 @@ def test_other_documents_are_refused() -> None:
         (data, "other", 1, "not a other"),
         (data, "test", 2, "version"),
         (data + b"\0", "test", 1, "bytes"),
-        (data[:-1], "test", 1, "cut short"),
+        (data[:-1], "test", 1, "truncated"),
         (b"", "test", 1, "not a test"),
     ):
         with pytest.raises(ColumnError, match=message):

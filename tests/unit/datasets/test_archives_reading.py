@@ -333,7 +333,7 @@ def test_a_zip_of_too_many_entries_is_refused_before_they_are_read(
 
     async def look() -> None:
         record = await shelf.put("x.zip", archive_of("zip", FILES))
-        with pytest.raises(BatchError, match="for 5 entries is not believed"):
+        with pytest.raises(BatchError, match="for 5 entries is not plausible"):
             await shelf.archives.get_index("b", "x.zip", record)
 
     asyncio.run(look())

@@ -122,7 +122,7 @@ REFUSED = [
     ("a = 1", 3, "compare with =="),
     ("'abc", 1, "never closed"),
     ("1 < 2 < 3", 7, "do not chain"),
-    ("a ; b", 3, "means nothing here"),
+    ("a ; b", 3, "is not valid here"),
     ("part(key)", 1, "write part(text, separator, n)"),
     ("prt(key, '/', 1)", 1, "did you mean 'part'"),
     ("glob(key, ext)", 1, "in quotes"),

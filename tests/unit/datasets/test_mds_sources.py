@@ -87,7 +87,7 @@ def test_any_damage_is_a_refusal_a_sample_left_out_or_other_bytes_of_it(data: st
         ({"version": 1}, "version 2"),
         ({"shards": [{"format": "jsonl"}]}, "the format 'jsonl'; only mds"),
         ({"shards": [7]}, "the format 7"),
-        ({"shards": "x"}, "no index"),
+        ({"shards": "x"}, "not an index"),
     ],
 )
 def test_other_indexes_are_refused(change: dict[str, Any], complaint: str) -> None:
@@ -99,8 +99,8 @@ def test_other_indexes_are_refused(change: dict[str, Any], complaint: str) -> No
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"column_names": ["a"]}, "not as many names"),
-        ({"column_names": ["a", "a", "b"]}, "two columns have one name"),
+        ({"column_names": ["a"]}, "numbers of column names"),
+        ({"column_names": ["a", "a", "b"]}, "two columns have the same name"),
         ({"column_sizes": [None, -1, None]}, "column_sizes"),
         ({"samples": 1.5}, "samples"),
         ({"samples": 1 << 26}, "samples"),
@@ -129,11 +129,11 @@ def test_a_head_that_says_otherwise() -> None:
     shard = parse_mds(files["index.json"])[0]
     head = files[shard.basename][: shard.head_bytes]
     for wrong, complaint in [
-        (head[:-1], "ends before the places"),
-        (struct.pack("<I", 3) + head[4:], "says that it has 3 samples, the index 2"),
-        (head[:4] + head[8:12] + head[4:8] + head[12:], "one after the other"),
-        (head[:4] + struct.pack("<I", 2) + head[8:], "one after the other"),
-        (head[:-4] + struct.pack("<I", shard.bytes + 1), "one after the other"),
+        (head[:-1], "ends before the offsets"),
+        (struct.pack("<I", 3) + head[4:], "header states 3 samples, but its index 2"),
+        (head[:4] + head[8:12] + head[4:8] + head[12:], "out of order or extend beyond"),
+        (head[:4] + struct.pack("<I", 2) + head[8:], "out of order or extend beyond"),
+        (head[:-4] + struct.pack("<I", shard.bytes + 1), "out of order or extend beyond"),
     ]:
         with pytest.raises(MdsError, match=complaint):
             sample_bounds(shard, wrong)

@@ -111,5 +111,5 @@ def test_files_told_as_numbers() -> None:
     ],
 )
 def test_what_is_no_number(kind: str, text: bytes) -> None:
-    with pytest.raises(NumberError, match=f"is no {kind}"):
+    with pytest.raises(NumberError, match=f"is not a valid {kind}"):
         convert_number(kind, text)

@@ -151,7 +151,7 @@ def test_an_empty_result_says_what_was_looked_for_and_what_there_is() -> None:
         assert part in str(caught.value)
     with pytest.raises(EmptySnapshotError, match="lacks label"):
         build_from_objects(listing("t/1.jpg"), source="s3://b/t", fields=FIELDS)
-    with pytest.raises(EmptySnapshotError, match="there is nothing in it"):
+    with pytest.raises(EmptySnapshotError, match="it is empty"):
         build_from_tars([], source="s3://b/t", fields=FIELDS)
 
 

@@ -92,13 +92,13 @@ def test_any_damage_is_a_refusal_or_a_record_left_out(data: st.DataObject) -> No
 @pytest.mark.parametrize(
     ("file", "complaint"),
     [
-        (record(b"x")[:-1], "record 0, at byte 0, is cut off"),
-        (record(b"x") + b"\0" * 5, "record 1, at byte 17, is cut off"),
+        (record(b"x")[:-1], "record 0, at byte 0, is truncated"),
+        (record(b"x") + b"\0" * 5, "record 1, at byte 17, is truncated"),
         (b"\x1f\x8b" + b"\0" * 20, "compressed with gzip"),
         (b"no record at all", "does not begin with a length"),
         (
             (size := struct.pack("<Q", MAX_RECORD_BYTES + 1)) + masked_crc(crc32c(size)),
-            "has 134217729 bytes; a record has at most",
+            "has 134217729 bytes; a record may have at most",
         ),
     ],
 )
@@ -128,10 +128,10 @@ def test_records_that_are_no_samples_are_counted_with_the_reason() -> None:
     for reason, example_ in zip(
         [
             "crc32c",
-            "no tf.Example",
+            "not a tf.Example",
             "lacks 'label'",
             "several values of bytes",
-            "float in 'label'; records before",
+            "float in 'label'; earlier records",
         ],
         index.examples,
         strict=True,
@@ -158,10 +158,10 @@ def test_what_would_take_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPa
         (b"\x1a\x03\x0a\x01\x80", "ends within a number"),
         (b"\x1a\x0d\x0a\x0b" + b"\x80" * 10 + b"\0", "more than ten bytes"),
         (b"\x12\x05\x0a\x03abc", "ends within a number"),
-        (b"\x1a\x02\x10\x01", "something else"),
-        (b"\x1a\x00\x1a\x00", "just one list"),
-        (b"\x1b", "no protobuf message"),
-        (b"\x1a\x05\x00", "no protobuf message"),
+        (b"\x1a\x02\x10\x01", "another type"),
+        (b"\x1a\x00\x1a\x00", "exactly one list"),
+        (b"\x1b", "not a protobuf message"),
+        (b"\x1a\x05\x00", "not a protobuf message"),
     ],
 )
 def test_numbers_that_are_none(feature: bytes, complaint: str) -> None:
@@ -199,7 +199,7 @@ def test_a_folder_of_records_is_a_snapshot() -> None:
             source=Source("b", "d/"),
             fields=parse_fields({"box": {"feature": "box"}}),
         )
-    with pytest.raises(PlanError, match="reaches beyond its 10 bytes"):
+    with pytest.raises(PlanError, match="extends beyond its 10 bytes"):
         build_from_records(
             [("d/a", "e", 10, again)],
             kind="tfrecord",

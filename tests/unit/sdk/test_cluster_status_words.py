@@ -54,8 +54,8 @@ def test_a_mesh_that_is_well_says_so() -> None:
 
 def test_a_node_that_is_away_comes_first() -> None:
     first, second, *_ = said(node("n1", only_copies=True), node("n2", "away"), moving=True)
-    assert first == "map 9, 2 nodes, 2 copies: n2 does not answer; data is on the move"
-    assert second.startswith("all data can be read and written; start what is away again")
+    assert first == "map 9, 2 nodes, 2 copies: n2 does not answer; data is moving"
+    assert second.startswith("all data can be read and written; restart the nodes that are away")
     assert "mesh cluster lost n2" in second
 
 
@@ -64,7 +64,8 @@ def test_a_node_that_cannot_be_marked_away_is_told_all_the_same() -> None:
     lines = said(n1, n2, control="etcd takes no writes (alarm:NOSPACE)")
     assert lines[0].endswith(": n2 does not answer")
     assert lines[1] == (
-        "the control store is out of reach (writes of what n2 should have wait until either is back): "
+        "the control store is unreachable (writes of data that n2 owns wait until it or the control store is "
+        "back): "
         "etcd takes no writes (alarm:NOSPACE)"
     )
     assert lines[-1].endswith("did not answer within a second")
@@ -81,19 +82,19 @@ def test_a_node_that_renews_its_lease_may_be_slow_once() -> None:
 def test_without_the_control_store_nobody_knows_where_data_belongs_now() -> None:
     first, second, *_ = said(node("n1"), node("n2"), control="is etcd running?")
     assert first.endswith(": all data was where it belongs when the control store was last reached")
-    assert second.startswith("the control store is out of reach (data is served all the same)")
+    assert second.startswith("the control store is unreachable (data is still served)")
 
 
 def test_data_with_too_few_copies_is_never_where_it_belongs() -> None:
-    assert said(node("n1"), debt=3)[0].endswith(", 2 copies: 3 objects with fewer copies than asked")
+    assert said(node("n1"), debt=3)[0].endswith(", 2 copies: 3 objects with fewer copies than required")
 
 
 def test_data_that_cannot_be_had_is_never_where_it_belongs() -> None:
     away = [node(name, "away", only_copies=True) for name in ("n2", "n3")]
     first, second, *_ = said(node("n1", only_copies=True), *away)
     assert first.endswith(": n2, n3 do not answer")
-    assert second.startswith("some data cannot be read or written: bring back n2, n3, the newest first")
-    assert "gives up for good" in second
+    assert second.startswith("some data cannot be read or written: restart n2, n3, the last to leave first")
+    assert "permanently gives up" in second
 
 
 def disk(full: int, *, serves: bool = True) -> dict[str, Any]:
@@ -107,16 +108,16 @@ def holding(name: str, *disks: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_node_without_room_is_told_first() -> None:
     first, *rest = said(node("n1"), holding("n2", disk(98), disk(40, serves=False), disk(99)))
-    assert first.endswith(": n2 has no room")
-    assert "full: writes of names it has are refused; delete, or add a disk or a node" in rest[-1]
+    assert first.endswith(": n2 is full")
+    assert "full: rejects writes; delete objects, or add a disk or a node" in rest[-1]
     assert said(holding("n2", disk(99), disk(97)))[0].endswith(": all data is where it belongs")
     assert not any("full:" in line for line in said(holding("n2", disk(99, serves=False))))
 
 
 def test_a_certificate_that_is_refused_is_told_first() -> None:
     lines = said(node("n1"), node("n2") | {"refused": "its certificate is refused (expired): renew it"})
-    assert lines[0].endswith(": n2 cannot be asked by others")
-    assert "cannot be asked by others: its certificate is refused (expired)" in lines[-1]
+    assert lines[0].endswith(": n2 cannot be reached by other nodes")
+    assert "cannot be reached by other nodes: its certificate is refused (expired)" in lines[-1]
 
 
 def test_a_clock_that_is_wrong_is_told_first_and_by_how_much() -> None:
@@ -124,7 +125,7 @@ def test_a_clock_that_is_wrong_is_told_first_and_by_how_much() -> None:
     assert lines[0].endswith(": n3 does not answer; n2's clock is 7 min behind")
     n2 = next(line for line in lines if line.startswith("n2"))
     assert n2.endswith(
-        "its clock is 7 min behind: set it (chronyc makestep); from 5 min on nodes refuse each other's "
+        "its clock is 7 min behind: set it (chronyc makestep); beyond 5 min nodes reject each other's "
         "requests (ShardmeshClocksDiffer)"
     )
     assert not any("clock" in line for line in said(node("n1") | {"clock_ahead": 59}))

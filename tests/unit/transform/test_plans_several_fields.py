@@ -80,9 +80,9 @@ def test_an_op_of_one_field_is_spelled_as_before() -> None:
     [
         ({"field": "image"}, "not both"),
         ({"fields": ["image"]}, "2…16 fields"),
-        ({"fields": ["image", "image"]}, "stands twice"),
+        ({"fields": ["image", "image"]}, "appears twice"),
         ({"fields": ["image", 3]}, r"fields\[1\]"),
-        ({"each": {"maks": {}}}, "not over 'maks'; did you mean 'mask'"),
+        ({"each": {"maks": {}}}, "does not apply to 'maks'; did you mean 'mask'"),
         ({"each": {"mask": 3}}, "expected an object"),
         ({"each": []}, "by field"),
     ],
@@ -188,11 +188,11 @@ def test_what_a_declaration_says_must_fit_together() -> None:
     def given(a: Any, b: Any) -> Any:
         return {"a": a}
 
-    with pytest.raises(TypeError, match="its first parameters are its inputs: b, a"):
+    with pytest.raises(TypeError, match="its first parameters must be its inputs: b, a"):
         op(inputs={"b": image(), "a": image()}, outputs=two)(given)
-    with pytest.raises(PlanError, match="takes the place of an input"):
+    with pytest.raises(PlanError, match="must replace an input"):
         op(inputs=two, outputs={"c": image(1, 1)})(given)
-    with pytest.raises(PlanError, match="is no extent of the input"):
+    with pytest.raises(PlanError, match="must be an extent of the input"):
         op(inputs=two, outputs={"a": image("h", 1)})(given)
     with pytest.raises(PlanError, match="2…16 values"):
         op(inputs={"a": image()}, outputs={"a": image(1, 1)})(_one)

@@ -128,7 +128,7 @@ def test_a_bound_key_of_roots_pushes_only_within_its_bounds() -> None:
 def test_an_action_that_is_none_is_refused_where_the_policy_is_written() -> None:
     with pytest.raises(PolicyError, match="did you mean 'mesh:PushOp'"):
         policy("Allow", "mesh:PushOps", "*")
-    with pytest.raises(PolicyError, match="no action on a bucket"):
+    with pytest.raises(PolicyError, match="not an action on a bucket"):
         parse_policy(
             '{"Statement": {"Effect": "Allow", "Principal": "*", "Action": "mesh:PushOp", '
             '"Resource": "arn:aws:s3:::b"}}',
