@@ -253,7 +253,7 @@ def test_datasets_are_split_and_mixed(mesh: Any, s3: Any, bucket: str) -> None:
         "split", f"s3://{bucket}/", "--part", "a=0.7", "--part", "b=0.3"
     )
     assert "train=0.9" in mesh("split", f"s3://{bucket}/", "--part", "train", code=2)
-    assert "one name" in mesh("split", f"s3://{bucket}/", "--part", "a=0.5", "--part", "a=0.5", code=2)
+    assert "the same name" in mesh("split", f"s3://{bucket}/", "--part", "a=0.5", "--part", "a=0.5", code=2)
     of_pinned = ("--snapshot", val["snapshot"], "--field", "text=txt")
     assert "--field" in mesh("stats", f"s3://{bucket}/", *of_pinned, code=2)
 
