@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class AssetService:
-    """One a worker."""
+    """Pins, stores and loads assets for a worker."""
 
     def __init__(
         self,
@@ -50,11 +50,10 @@ class AssetService:
         return "<AssetService>"
 
     async def pin_assets(self, caller: Caller, spec: PlanSpec) -> PlanSpec:
-        """The spec with `sha256:HEX` in the place of every address of an asset, the content kept, and with
-        the versions of users' ops.
+        """Return the spec with pinned user ops and with `sha256:HEX` in place of every asset address.
 
-        Raises PlanError (with the path), UnknownOpError, UnknownBuildError, MissingAssetError; BatchError
-        NoSuchBucket, NoSuchKey, AccessDenied, TooLarge.
+        The content of each asset is stored. Raises PlanError (with the path), UnknownOpError,
+        UnknownBuildError, MissingAssetError; BatchError NoSuchBucket, NoSuchKey, AccessDenied, TooLarge.
         """
         spec = self._user_ops.pin_versions(spec)
         await self._have_modules(spec)
@@ -78,7 +77,7 @@ class AssetService:
             await self._catalog.ensure_local_copies([asset_key(digest)])
             if not self._catalog.has_document(asset_key(digest)):
                 raise MissingAssetError(path, missing_asset_message(digest))
-        return value  # what is no reference at all is refused where arguments are parsed
+        return value  # a value that is no reference at all is refused when the arguments are parsed
 
     async def _located(self, caller: Caller, url: str, path: str) -> tuple[str, str, str, int, int]:
         bucket, _, key = url.removeprefix("s3://").partition("/")
@@ -90,12 +89,12 @@ class AssetService:
             raise BatchError(error.code, f"{path}: {error.message}", help=error.help) from error
         if not rights.allows_key(key):
             raise BatchError(
-                "AccessDenied", f"{path}: this key may not read {url[:300]}", help="it takes s3:GetObject"
+                "AccessDenied", f"{path}: this key may not read {url[:300]}", help="requires s3:GetObject"
             )
         record = await self._objects.find(bucket, key)
         if record is None:
             code = self._readers.missing_key_code(caller, bucket, key)
-            raise BatchError(code, f"{path}: there is no object {url[:300]}", help="look with: mesh ls")
+            raise BatchError(code, f"{path}: there is no object {url[:300]}", help="list the bucket: mesh ls")
         if record.size > MAX_ASSET_BYTES:
             raise BatchError(
                 "TooLarge",
@@ -104,14 +103,16 @@ class AssetService:
         return bucket, key, record.etag, 0, record.size
 
     def require(self, spec: PlanSpec) -> None:
-        """Raises UnknownBuildError if a user's op of a pinned spec was removed."""
+        """Raises UnknownBuildError if a user op of a pinned spec was removed."""
         for index, op in enumerate(spec.ops):
             if is_user_op(op.op):
                 self._user_ops.require_build(op.op, op.version, f"ops[{index}]")
 
     async def fetch_missing(self, spec: PlanSpec) -> None:
-        """Fetch from other nodes what a pinned spec needs and this one lacks. Raises BatchError Busy; what
-        nobody has is refused where the spec is compiled."""
+        """Fetch the modules and assets of a pinned spec that this node lacks. Raises BatchError Busy.
+
+        If no node has one of them, compiling the spec fails.
+        """
         await self._have_modules(spec)
         with suppress(PlanError):
             await self._catalog.ensure_local_copies(map(asset_key, asset_digests(spec)))
@@ -123,18 +124,18 @@ class AssetService:
         )
 
     async def store_asset(self, data: bytes) -> str:
-        """Keep content durably; its sha256 in hex. Idempotent."""
+        """Store content durably and return its sha256 in hex. Idempotent."""
         digest = hashlib.sha256(data).hexdigest()
         metrics.asset_bytes.inc(len(data))
         await self._catalog.put_shared(asset_key(digest), data)
         return digest
 
     def load_asset_content(self, digest: str) -> Asset:
-        """An asset's content (blocking). Raises MissingAssetError, SourceGoneError."""
+        """Return the content of an asset (blocking). Raises MissingAssetError, SourceGoneError."""
         return load_asset(self._catalog, digest)
 
 
 def load_asset(catalog: DocumentStore, digest: str) -> Asset:
-    """An asset's content (blocking). Raises MissingAssetError, SourceGoneError."""
+    """Return the content of an asset (blocking). Raises MissingAssetError, SourceGoneError."""
     data = catalog.read_document(asset_key(digest))
     return no_assets(digest) if data is None else verify_asset(digest, data)

@@ -33,21 +33,23 @@ if TYPE_CHECKING:
     from meshd.store.records import Extent, Record
 
 _log = logging.getLogger("meshd.batches")
-_GROUP = 1 << 18  # bytes that are read; a buffer this large stays in the processor's cache
-_DIRECT = 1 << 16  # bytes of an object from which on it is sent from its file
+_GROUP = 1 << 18  # bytes that are read per group; a buffer this large stays in the processor's cache
+_DIRECT = 1 << 16  # objects of at least this many bytes are sent straight from their file
 _DIRECT_GROUP = 8 << 20
-_PAGE = 1 << 20  # bytes of a cold file that a thread reads in at a time, and of zeros at hand
-_KEPT = 4  # buffers a worker keeps
+_PAGE = 1 << 20  # bytes of a cold file that a thread reads in at a time; size of the file of zeros
+_KEPT = 4  # idle buffers that a worker keeps
 _GROUP_PARTS = 1000
-_VECTORS = 1000  # of one call; the kernel takes 1,024
-_GAP = bytearray(4096)  # what lies between neighbours, as members' headers, is read into here and forgotten
+_VECTORS = 1000  # buffers per preadv call; the kernel allows 1,024
+_GAP = bytearray(4096)  # receives the bytes between neighbours, such as member headers; never used
 
 
 @dataclass(slots=True)
 class Group:
-    """The stream's bytes up to `end`: `data`, or else what `spans` hold; both are valid until the next group
-    is asked for. `sums`: the crc32c of each blob that ends here; `failed`: blobs with zeros for bytes. What
-    lies between blobs is zero."""
+    """The stream's bytes up to `end`: in `data`, or else in `spans`.
+
+    Both are valid until the next group is requested. `sums`: the crc32c of each blob that ends here;
+    `failed`: blobs whose bytes are zeros. The bytes between blobs are zero.
+    """
 
     data: memoryview
     end: int
@@ -57,7 +59,7 @@ class Group:
 
 
 class _Buffers:
-    """Memory that is used again: a new page costs more than to fill it."""
+    """A pool of buffers: faulting in a new page costs more than filling an old one."""
 
     def __init__(self) -> None:
         self._idle: list[bytearray] = []
@@ -77,7 +79,7 @@ _buffers = _Buffers()
 
 @dataclass(slots=True)
 class _Part:
-    """`length` bytes of blob `number` from its `offset` on; they belong at `place` of the group."""
+    """`length` bytes of blob `number` from `offset` on, placed at `place` in the group."""
 
     number: int
     offset: int
@@ -87,7 +89,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Run:
-    """Neighbours in a file: one call reads `length` bytes from `start` on into the `views`."""
+    """Neighbouring ranges of a file: one call reads `length` bytes from `start` on into the `views`."""
 
     fd: int
     start: int
@@ -107,7 +109,7 @@ class _Run:
         self.length = span.offset + span.length - self.start
 
     def read(self, flags: int = 0) -> bool:
-        """Whether all bytes came."""
+        """Read the run. Returns whether all bytes were read."""
         try:
             return os.preadv(self.fd, self.views, self.start, flags) == self.length
         except OSError:
@@ -123,9 +125,11 @@ async def read_blobs(
     direct: bool = False,
     elsewhere: RemoteSource = SINGLE_NODE,
 ) -> AsyncIterator[Group]:
-    """The stream from `at` to the end of the last blob that has bytes; blob i begins at `starts[i]`. With
-    `direct`, groups of large objects are spans."""
-    sums: dict[int, int] = {}  # of blobs that go on in the next group
+    """Yield the stream from `at` to the end of the last nonempty blob; blob i begins at `starts[i]`.
+
+    With `direct`, groups of large objects are spans.
+    """
+    sums: dict[int, int] = {}  # of blobs that continue in the next group
     async with _buffers.borrowed() as buffer, RemoteParts(elsewhere, blobs, _GROUP) as far:
         for parts, end in _cut(blobs, starts, at, direct=direct):
             if direct and _is_direct(blobs[parts[0].number]):
@@ -154,8 +158,10 @@ def _is_direct(blob: Blob) -> bool:
 def _cut(
     blobs: Sequence[Blob], starts: Sequence[int], at: int, *, direct: bool
 ) -> Iterator[tuple[list[_Part], int]]:
-    """The parts of each group, and where in the stream it ends. A blob that is direct is one part, in a group
-    of its like."""
+    """Yield the parts of each group and the stream offset where it ends.
+
+    A direct blob is one part, in a group of direct blobs only.
+    """
     parts: list[_Part] = []
     end = at
     whole = False
@@ -196,7 +202,7 @@ def _clear_between(parts: Sequence[_Part], data: memoryview) -> None:
 async def _direct_group(
     store: ObjectStore, blobs: Sequence[Blob], parts: Sequence[_Part], end: int, files: ExitStack
 ) -> Group:
-    """Whole objects as ranges of their files, in memory, with the checksums they were stored with."""
+    """Return whole objects as ranges of their files, read into memory, with their stored checksums."""
     wanted = [(record, 0, part.length) for part in parts if (record := blobs[part.number].record) is not None]
     found = files.enter_context(store.open_spans_many(wanted))
     lost = _shortened(found)
@@ -221,7 +227,7 @@ async def _direct_group(
 
 
 def _shortened(found: Sequence[Sequence[Span] | None]) -> set[int]:
-    """The places of what cannot be read, or ends behind its file."""
+    """Return the places of entries that cannot be read or extend past the end of their file."""
     sizes: dict[int, int] = {}
     lost: set[int] = set()
     for place, spans in enumerate(found):
@@ -230,25 +236,25 @@ def _shortened(found: Sequence[Sequence[Span] | None]) -> set[int]:
             if size is None:
                 size = sizes[span.fd] = os.fstat(span.fd).st_size
             if size < span.offset + span.length:
-                _log.error("a data file ends before its extent does")
+                _log.error("a data file ends before the end of an extent")
                 lost.add(place)
     return lost
 
 
 def _resident(spans: Sequence[Span]) -> bool:
-    """Whether the ends of ranges are in memory."""
+    """Return whether the first and last byte of each range are in the page cache."""
     probe = (bytearray(1),)
     try:
         for span in spans:
             os.preadv(span.fd, probe, span.offset, os.RWF_NOWAIT)
             os.preadv(span.fd, probe, span.offset + span.length - 1, os.RWF_NOWAIT)
-    except OSError:  # not in memory, or this file system cannot say
+    except OSError:  # not in memory, or the file system does not support RWF_NOWAIT
         return False
     return True
 
 
 async def _fetch(found: Sequence[Sequence[Span] | None], cold: Sequence[int]) -> set[int]:
-    """Has threads read in what is cold, several at a time; the places of what no disk gives."""
+    """Read cold entries in with several threads; return the places of those that the disk cannot read."""
     fetched = [asyncio.to_thread(_read_in, found[place] or ()) for place in cold]
     outcomes = await asyncio.gather(*fetched, return_exceptions=True)
     lost: set[int] = set()
@@ -262,7 +268,7 @@ async def _fetch(found: Sequence[Sequence[Span] | None], cold: Sequence[int]) ->
 
 
 def _read_in(spans: Sequence[Span]) -> None:
-    """In a thread. Raises OSError when the disk fails."""
+    """Read ranges into the page cache (blocking). Raises OSError if the disk fails."""
     for span in spans:
         for offset in range(0, span.length, _PAGE):
             os.pread(span.fd, min(_PAGE, span.length - offset), span.offset + offset)
@@ -284,7 +290,7 @@ def _zero_file() -> int:
 async def _fill(
     store: ObjectStore, blobs: Sequence[Blob], parts: Sequence[_Part], view: memoryview, far: RemoteParts
 ) -> set[int]:
-    """Reads the parts into `view`; gives the numbers of blobs that could not be read."""
+    """Read the parts into `view` and return the numbers of blobs that could not be read."""
     lost: set[int] = set()
     stored: list[_Part] = []
     wanted: list[tuple[Record, int, int]] = []
@@ -314,7 +320,7 @@ async def _fill(
 
 
 def _plan(spans: Sequence[Span], part: _Part, view: memoryview, runs: list[_Run]) -> bool:
-    """Adds a part to the runs; False when its object is shorter than it was."""
+    """Add a part to the runs. Returns False if its object is shorter than when it was looked up."""
     place, end = part.place, part.place + part.length
     for span in spans:
         piece = view[place : place + span.length]
@@ -327,7 +333,10 @@ def _plan(spans: Sequence[Span], part: _Part, view: memoryview, runs: list[_Run]
 
 
 def _read_all(runs: Sequence[_Run]) -> set[int]:
-    """In a thread: the blobs that cannot be read. A run that fails is read part by part."""
+    """Read runs and return the blobs that cannot be read (blocking).
+
+    A run that fails is read part by part.
+    """
     lost: set[int] = set()
     for run in runs:
         if run.read():
@@ -349,7 +358,7 @@ def _read_all(runs: Sequence[_Run]) -> set[int]:
 
 
 def _finish(blob: Blob, part: _Part, group: Group, sums: dict[int, int], *, lost: bool) -> None:
-    """The checksum of a part; at the blob's end the verdict on all of it."""
+    """Add a part to its blob's checksum; at the end of the blob, compare it with the stored checksum."""
     number, piece = part.number, group.data[part.place : part.place + part.length]
     if lost:
         piece[:] = bytes(part.length)
@@ -370,7 +379,7 @@ def _finish(blob: Blob, part: _Part, group: Group, sums: dict[int, int], *, lost
 
 
 def _damaged(blob: Blob, total: int) -> bool:
-    """Whether the bytes of whole extents differ from what was stored."""
+    """Return whether a blob of whole extents differs from its stored checksums."""
     record = blob.record
     if record is None:
         return False
@@ -379,7 +388,7 @@ def _damaged(blob: Blob, total: int) -> bool:
 
 
 def stored_crc32c(extents: Sequence[Extent], offset: int, length: int) -> int | None:
-    """The checksum of these bytes of an object as they were stored; None where they are not whole extents."""
+    """Return the stored checksum of these bytes of an object; None if they are not whole extents."""
     at, total, begun = 0, 0, False
     for extent in extents:
         if at == offset:

@@ -42,15 +42,17 @@ if TYPE_CHECKING:
 MAX_ITEMS: Final = 20_000
 MAX_BODY_BYTES: Final = 4 << 20
 MAX_KEY_BYTES: Final = 1024
-_CACHED_MEMBERS: Final = 100_000  # names of members a worker keeps at hand, over all shards
+_CACHED_MEMBERS: Final = 100_000  # member names that a worker caches, over all shards
 
 _UNBOUNDED: Final = 1 << 62
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
 
 
 class GatherItem(Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing asked for. `range`: (offset, length) in bytes within the object or the member. `tag` is any
-    JSON: it comes back as it is and is never looked at."""
+    """One requested item. `range`: (offset, length) in bytes within the object or the member.
+
+    `tag` is any JSON; it is returned unchanged and never interpreted.
+    """
 
     bucket: Annotated[str, Meta(max_length=255)]
     key: Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
@@ -64,9 +66,12 @@ class GatherItem(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GatherRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """`credit`: bytes of items, each rounded up to 64, that the caller has room for; the first items that fit
-    are answered, at least one. `enough`: bytes after which the stream may end, so that a client can use its
-    memory again; a larger item comes alone. `names`: whether a frame of samples carries them."""
+    """A parsed gather request.
+
+    `credit`: bytes of items, each rounded up to 64, that the caller can receive; the response has the first
+    items that fit, at least one. `enough`: bytes after which the stream may end, so that a client can reuse
+    its memory; a larger item comes alone. `names`: whether a frame of samples includes the item names.
+    """
 
     items: Annotated[list[GatherItem], Meta(min_length=1, max_length=MAX_ITEMS)]
     format: Literal["samples", "tar"] = "samples"
@@ -80,14 +85,14 @@ _Places = dict[str, tuple[int, int]]
 
 
 class MemberCache:
-    """Where the members of recently used shards lie: name → (offset, size), by the shard's content."""
+    """Members of recently used shards: name → (offset, size), keyed by the content of the shard."""
 
     def __init__(self, limit: int = _CACHED_MEMBERS) -> None:
         self._limit, self._held = limit, 0
         self._places: OrderedDict[tuple[str, int], _Places] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Shelf, {self._held} members of {len(self._places)} shards>"
+        return f"<MemberCache, {self._held} members of {len(self._places)} shards>"
 
     def members_of(self, record: Record) -> _Places | None:
         name = (record.etag, record.size)
@@ -105,7 +110,7 @@ class MemberCache:
 
 
 class GatherService:
-    """One a worker."""
+    """Serves gather requests for a worker."""
 
     def __init__(
         self, store: ObjectStore, archives: ArchiveService, readers: DatasetAccess, objects: RemoteObjects
@@ -118,10 +123,10 @@ class GatherService:
         return f"<GatherService {self._members!r}>"
 
     async def gather(self, caller: Caller, body: bytes) -> StreamBody:
-        """The stream. Its metadata has `errors`, {item number: code}, and `tags`, as JSON; it has as many
-        rows as items are answered.
+        """Return the stream, with one row per answered item.
 
-        Raises BatchError InvalidPlan for a malformed request; items that fail are marked instead.
+        Its metadata has `errors`, {item number: code}, and `tags`, both as JSON. Raises BatchError
+        InvalidPlan for a malformed request; items that fail are marked instead.
         """
         asked = _parse(body)
         blobs = await self._resolve_all(caller, asked)
@@ -140,7 +145,7 @@ class GatherService:
         )
 
     async def _resolve_all(self, caller: Caller, asked: GatherRequest) -> list[Blob]:
-        """A blob for each of the first items, as far as the credit reaches."""
+        """Return a blob for each of the first items, as far as the credit allows."""
         round_ = _GatherRun(self._store, self._readers, caller)
         if not self._objects.single_node:
             await round_.look_up(self._objects, asked.items)
@@ -166,7 +171,7 @@ class GatherService:
         return blobs
 
     async def _open_shard(self, round_: _GatherRun, item: GatherItem) -> None:
-        """Makes the members of the item's shard known to the round."""
+        """Load the members of the item's shard into the run."""
         known = round_.records[item.bucket, item.key]
         assert isinstance(known, tuple)
         record = known[0]
@@ -178,7 +183,7 @@ class GatherService:
                 self._members.put_members(record, places)
             plain = await self._archives.decompressed(item.bucket, item.key, record)
         except BatchError as error:
-            if error.code == "Busy":  # not of this item
+            if error.code == "Busy":  # concerns the node, not this item
                 raise
             round_.records[item.bucket, item.key] = error.code
             return
@@ -186,17 +191,17 @@ class GatherService:
 
 
 class _GatherRun:
-    """One request's lookups: a bucket's rights and a shard are looked at once, whatever is asked of them."""
+    """The lookups of one request: the rights to a bucket and each shard are looked up once for all items."""
 
     def __init__(self, store: ObjectStore, readers: DatasetAccess, caller: Caller) -> None:
         self._store, self._readers, self._caller = store, readers, caller
-        self._rights: dict[str, BulkAccess | str] = {}  # or a code
-        self.records: dict[tuple[str, str], tuple[Record, _Places | None] | str] = {}  # of shards; or a code
+        self._rights: dict[str, BulkAccess | str] = {}  # or an error code
+        self.records: dict[tuple[str, str], tuple[Record, _Places | None] | str] = {}  # shards; or a code
         self._remote: dict[tuple[str, str], Record | None] = {}
         self._single_node = True
 
     async def look_up(self, objects: RemoteObjects, items: Sequence[GatherItem]) -> None:
-        """Ask the nodes that hold them for what this one does not. Raises BatchError Busy."""
+        """Look up the objects that this node does not hold on those that do. Raises BatchError Busy."""
         self._single_node = objects.single_node
         names = list(
             {(item.bucket, item.key) for item in items if not objects.is_local(item.bucket, item.key)}
@@ -204,7 +209,7 @@ class _GatherRun:
         self._remote = dict(zip(names, await objects.find_many(names), strict=True))
 
     def resolve(self, item: GatherItem) -> Blob | None:
-        """None: the members of its shard must be made known first."""
+        """Return the blob of an item, or None if the members of its shard must be loaded first."""
         if item.member is None:
             found = self._find(item.bucket, item.key)
             if isinstance(found, str):
@@ -230,7 +235,7 @@ class _GatherRun:
         return known
 
     def _find(self, bucket: str, key: str) -> Record | str:
-        """The record, or the code of what is in the way."""
+        """Return the record, or the error code if it is missing or not allowed."""
         try:
             rights = self._rights.get(bucket)
             if rights is None:
@@ -242,7 +247,7 @@ class _GatherRun:
             elsewhere = (bucket, key) in self._remote
             record = self._remote[bucket, key] if elsewhere else self._store.get(bucket, key)
             if record is not None and record.broken and not self._single_node:
-                record = to_remote_record(record)  # damaged here; another owner has it
+                record = to_remote_record(record)  # damaged on this node; read it from another owner
             return record or self._readers.missing_key_code(self._caller, bucket, key)
         except BatchError as error:
             self._rights.setdefault(bucket, error.code)
@@ -251,11 +256,11 @@ class _GatherRun:
 
 def _places(index: ArchiveIndex) -> _Places:
     spots = zip(index.offsets.tolist(), index.sizes.tolist(), strict=True)
-    return dict(zip(index.names, spots, strict=True))  # of doubled names the last, as in `find`
+    return dict(zip(index.names, spots, strict=True))  # the last of duplicate names wins, as in `find`
 
 
 def _cut(item: GatherItem, record: Record, offset: int, size: int) -> Blob:
-    """The item's bytes among the `size` of its object or member, which begin at `offset`."""
+    """Return the requested range of an object or member of `size` bytes that begins at `offset`."""
     first, length = item.range or (0, size)
     if first > size or (first == size and length):
         return Blob(item.name, 0, error="InvalidRange")
@@ -267,15 +272,15 @@ def _cut(item: GatherItem, record: Record, offset: int, size: int) -> Blob:
 
 
 def _parse(body: bytes) -> GatherRequest:
-    """Raises BatchError InvalidPlan."""
+    """Parses the body of a gather request. Raises BatchError InvalidPlan."""
     if len(body) > MAX_BODY_BYTES:
         raise invalid_plan(
             PlanError("", f"the document has more than {MAX_BODY_BYTES} bytes; send a smaller one")
         )
     try:
-        body.decode()  # tags are passed on unread
+        body.decode()  # tags are passed on without parsing
         asked = _decoder.decode(body)
-    except (ValueError, RecursionError) as error:  # all of msgspec's are ValueErrors
+    except (ValueError, RecursionError) as error:  # all errors of msgspec are ValueErrors
         raise invalid_plan(PlanError("", f"not a list of items: {str(error)[:200]}")) from error
     for number, item in enumerate(asked.items):
         if not item.key.isascii() and len(item.key.encode()) > MAX_KEY_BYTES:

@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 FIELD: Final = "value"
 MAX_SAMPLES: Final = 64
 MAX_KEPT: Final = 32 << 20
-"""Bytes of results an answer carries, when they are asked for."""
+"""Limit of the bytes of results in one response, if the caller requests results."""
 SECONDS: Final = 120.0
-"""After so long no further sample is begun."""
+"""No further sample is started after this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TrialRequest:
-    """`ops` is the whole chain; `samples` are (bucket, key)."""
+    """A parsed trial request. `ops` of the spec is the whole chain; `samples` are (bucket, key)."""
 
     spec: PlanSpec
     samples: tuple[tuple[str, str], ...]
@@ -61,7 +61,7 @@ class _TrialRequest:
 
 
 class OpTrials:
-    """One a worker."""
+    """Runs op trials for a worker."""
 
     def __init__(
         self,
@@ -76,12 +76,13 @@ class OpTrials:
         self._readers, self._frames, self._clock = readers, frames, clock
 
     def __repr__(self) -> str:
-        return "<OpTests>"
+        return "<OpTrials>"
 
     async def run_trial(self, caller: Caller, body: bytes) -> dict[str, Any]:
-        """What `POST /-/modules/test` answers. What is wrong with a sample is told with the sample.
+        """Run a trial and return the answer to `POST /-/modules/test`.
 
-        Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, AccessDenied, NoSuchBucket, NoSuchKey.
+        A failure of a single sample is part of the result of that sample. Raises BatchError InvalidPlan,
+        UnknownOp, UnknownOpBuild, AccessDenied, NoSuchBucket, NoSuchKey.
         """
         try:
             asked = _parsed(body)
@@ -98,7 +99,7 @@ class OpTrials:
         }
 
     def _compiled(self, spec: PlanSpec) -> tuple[FieldType, PlanSpec]:
-        """The type of the chain, and the chain with its value as bytes."""
+        """Return the output type of the chain, and the chain plus an op that writes its value as bytes."""
         program = compile_program(spec, [FIELD], load=self._assets.load_asset_content)
         program.require_unmixed("look at it in a plan: `ds.map(…)[0]`")
         output = program.outputs[FIELD]
@@ -125,7 +126,7 @@ class OpTrials:
     async def _results(
         self, spec: PlanSpec, asked: _TrialRequest, records: Sequence[Record]
     ) -> list[dict[str, Any]]:
-        """Each sample twice, the second time in reverse: what an op remembers shows."""
+        """Run each sample twice, the second time in reverse order, which exposes an op that keeps state."""
         began = self._clock.monotonic()
         found: list[dict[str, Any]] = []
         numbers = range(len(records))
@@ -171,7 +172,7 @@ class OpTrials:
     ) -> bytes:
         document: Mapping[str, Any] = {"spec": spec_document(spec), "fields": [FIELD]}
         name = f"test-{hashlib.sha256(canonical_json(document)).hexdigest()}"
-        once = {**document, "run": [self._clock.now_ms(), run]}  # another text is another frame: made anew
+        once = {**document, "run": [self._clock.now_ms(), run]}  # a different text forces a new frame
         address = DerivedAddress(
             name, canonical_json(once).decode(), bucket, key, record.etag, number, asset_digests(spec)
         )
@@ -191,7 +192,7 @@ def _parsed(body: bytes) -> _TrialRequest:
     seed = checked_integer(document.get("seed", 0), "seed", 0, MAX_INTEGER)
     samples = required_field(document, "samples", "")
     if not isinstance(samples, list) or not 1 <= len(samples) <= MAX_SAMPLES:
-        raise PlanError("samples", f"expected a list of 1…{MAX_SAMPLES} addresses, as s3://BUCKET/KEY")
+        raise PlanError("samples", f"expected a list of 1…{MAX_SAMPLES} addresses such as s3://BUCKET/KEY")
     named = tuple(_located(item, f"samples[{number}]") for number, item in enumerate(samples))
     return _TrialRequest(parse_spec({"ops": ops, "seed": seed}), named, document.get("results") is True)
 

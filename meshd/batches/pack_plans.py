@@ -47,17 +47,17 @@ _BAD = -1
 
 
 class PackPlanner:
-    """One a worker."""
+    """Creates packed plans for a worker."""
 
     def __init__(self, catalog: DocumentStore, frames: FrameSource) -> None:
         self._catalog, self._frames = catalog, frames
         self._long: LongRunningCalls[Plan] = LongRunningCalls("packs")
 
     def __repr__(self) -> str:
-        return f"<Packs, {self._long!r}>"
+        return f"<PackPlanner, {self._long!r}>"
 
     def check_spec(self, snapshot: Snapshot, spec: PlanSpec) -> None:
-        """Raises PlanError for what cannot be packed, before an op is built."""
+        """Raises PlanError for a spec that cannot be packed, before any op is built."""
         pack = spec.pack
         assert pack is not None
         unknown = [name for name in pack.fields if name not in snapshot.fields]
@@ -69,16 +69,19 @@ class PackPlanner:
         if left:
             raise PlanError(
                 "pack.fields",
-                f"a row holds many samples and cannot have {left[0]!r} with it; select the packed fields",
+                f"a packed row holds many samples and cannot carry {left[0]!r}; select the packed fields",
             )
         for index, op in enumerate(spec.ops):
             if registry.find(op.op, op.version, f"ops[{index}]").random:
-                raise PlanError(f"ops[{index}]", f"{op.op!r} draws; packed rows are the same in every epoch")
+                raise PlanError(
+                    f"ops[{index}]", f"{op.op!r} is random; packed rows must be the same in every epoch"
+                )
 
     async def plan_packed(self, within: Plan, snapshot: Snapshot, spec: PlanSpec) -> Plan:
-        """The packed plan over the plan `within` (which renders single samples), its rows laid out.
+        """Return the packed plan over the inner plan `within`, which renders single samples.
 
-        Raises PlanError; BatchError: BadSample (by `on_bad`, `max_bad`), Busy (measuring: ask again).
+        Lays out the rows. Raises PlanError; BatchError: BadSample (by `on_bad`, `max_bad`), Busy (still
+        measuring: retry).
         """
         pack = spec.pack
         assert pack is not None
@@ -86,7 +89,7 @@ class PackPlanner:
             output = within.outputs[name]
             if output.shape is not None or output.ndim != 1 or output.dtype == "bool":
                 raise PlanError(
-                    "pack.fields", f"{name!r} is {output.describe()}; packed are ragged sequences, as tokens"
+                    "pack.fields", f"{name!r} is {output.describe()}; only ragged sequences can be packed"
                 )
             _check_value(pack, output.dtype)
         spec = replace(spec, ops=within.spec.ops)
@@ -109,11 +112,11 @@ class PackPlanner:
         _check_bad(lengths, snapshot, spec, within)
         table = await asyncio.to_thread(pack_rows, np.maximum(lengths, 0), snapshot.shard_starts, pack)
         if not table.rows:
-            raise BatchError("NoSuchKey", "every sample is empty: nothing to pack", help="look at the ops")
+            raise BatchError("NoSuchKey", "every sample is empty: nothing to pack", help="check the ops")
         bounds = pack_row_bounds(table, spec)
         if bounds is not None and not np.diff(bounds).all():
             part = int(np.flatnonzero(np.diff(bounds) == 0)[0])
-            raise PlanError(f"mix.parts[{part}]", "all its samples are empty: leave it out of the mix")
+            raise PlanError(f"mix.parts[{part}]", "all its samples are empty; remove it from the mix")
         await self._catalog.put_shared(pack_table_key(digest), await asyncio.to_thread(table.to_bytes))
         first = pack.fields[0]
         outputs = {name: FieldOutput(within.outputs[name].dtype, (pack.length,)) for name in pack.fields}
@@ -128,7 +131,7 @@ class PackPlanner:
         )
 
     async def _lengths(self, within: Plan, samples: int, pack: Pack, progress: CallProgress) -> Integers:
-        """Of all samples, in elements; −1 for bad ones."""
+        """Return the lengths of all samples in elements, with −1 for bad samples."""
         found = []
         for number, start in enumerate(range(0, samples, PART)):
             key = f"lengths/{within.hash}/{'-'.join(pack.fields)}/{number:06d}"
@@ -182,18 +185,18 @@ def _frame_lengths(header: bytes, data: mmap.mmap, pack: Pack) -> npt.NDArray[np
 def _check_value(pack: Pack, dtype: str) -> None:
     kind = np.dtype(dtype)
     if kind.kind in "iu" and not np.iinfo(kind).min <= pack.value <= np.iinfo(kind).max:
-        raise PlanError("pack.value", f"{pack.value} is no {dtype}")
+        raise PlanError("pack.value", f"{pack.value} does not fit into {dtype}")
 
 
 def _check_bad(lengths: Integers, snapshot: Snapshot, spec: PlanSpec, within: Plan) -> None:
-    """What `on_bad` and `max_bad` say, of the whole dataset. Raises BatchError BadSample."""
+    """Apply `on_bad` and `max_bad` to the whole dataset. Raises BatchError BadSample."""
     bad = np.flatnonzero(lengths == _BAD)
     allowed = 0 if spec.on_bad == "raise" else max(1, int(spec.max_bad * lengths.size))
     if bad.size > allowed:
         name = snapshot.sample_name(int(bad[0]))
         raise BatchError(
             "BadSample",
-            f"{bad.size} of {lengths.size} samples cannot be packed, {allowed} may; the first is {name}",
+            f"{bad.size} of {lengths.size} samples cannot be packed, {allowed} allowed; the first is {name}",
             help=f"see why with: mesh bad ls {within.hash}; fields packed together must be equally long",
             detail={"key": name, "bad": int(bad.size), "plan": within.hash},
         )
@@ -201,7 +204,7 @@ def _check_bad(lengths: Integers, snapshot: Snapshot, spec: PlanSpec, within: Pl
 
 def _to_bytes(lengths: Integers) -> bytes:
     writer = ColumnWriter(_KIND, _VERSION, {})
-    writer.add_integers("lengths", lengths + 1)  # from 0 on, which is narrower
+    writer.add_integers("lengths", lengths + 1)  # starts at 0, so the integers are narrower
     return writer.to_bytes()
 
 
@@ -211,5 +214,5 @@ def _from_bytes(document: bytes, count: int) -> Integers:
 
 
 def inner_spec(spec: PlanSpec) -> PlanSpec:
-    """The plan within: the same ops on single samples, whatever the order; bad ones are masked."""
+    """Return the spec of the inner plan: the same ops on single samples in no order; bad ones are masked."""
     return PlanSpec(spec.ops, 0, ShuffleSpec("none"), "pad", "mask", 1.0)

@@ -29,7 +29,7 @@ _Window = dict[tuple[int, int], "Location | ReadFailure"]
 
 
 class RemoteParts:
-    """Of `blobs` those that other nodes hold, in pieces of at most `most` bytes."""
+    """The `blobs` that other nodes hold, fetched in pieces of at most `most` bytes."""
 
     def __init__(self, elsewhere: RemoteSource, blobs: Sequence[Blob], most: int) -> None:
         self._remote = elsewhere
@@ -40,7 +40,7 @@ class RemoteParts:
         self._ahead: asyncio.Task[tuple[FetchedRanges, _Window]] | None = None
 
     def __repr__(self) -> str:
-        return f"<FarParts {self._memory!r}>"
+        return f"<RemoteParts {self._memory!r}>"
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -56,7 +56,7 @@ class RemoteParts:
                 ahead.result()[0].close()
 
     async def fill_range(self, number: int, offset: int, view: memoryview) -> bool:
-        """The piece of blob `number` at `offset`, into `view`; False when it cannot be had."""
+        """Copy the piece of blob `number` at `offset` into `view`. Returns False if it cannot be read."""
         while (number, offset) not in self._window:
             assert self._ahead is not None
             self._release()

@@ -36,10 +36,10 @@ TAG_KEY = "SHARDMESH.tag"
 
 
 class Blob(msgspec.Struct, frozen=True):
-    """`length` bytes at `offset` of an object, or `data` itself, or a `part` that other nodes hold.
-    `error`: a code; the blob is then empty.
+    """One item of a stream: `length` bytes at `offset` of an object, `data` itself, or a remote `part`.
 
-    `status`: what the trailer says when the bytes were read.
+    `error`: an error code; the blob is then empty.
+    `status`: the status in the trailer if the bytes can be read.
     """
 
     name: str
@@ -54,8 +54,10 @@ class Blob(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StreamBody:
-    """A body to be sent: exactly `size` bytes come out of `chunks`, each valid until the next is asked
-    for."""
+    """A response body: `chunks` yields exactly `size` bytes.
+
+    Each chunk is valid until the next one is requested.
+    """
 
     content_type: str
     size: int
@@ -64,7 +66,7 @@ class StreamBody:
 
 
 class UnreadableError(Exception):
-    """Bytes that were promised cannot be read any more; the connection must be closed."""
+    """Announced bytes cannot be read any more; the connection must be closed."""
 
 
 def samples_body(
@@ -77,8 +79,10 @@ def samples_body(
     direct: bool = True,
     elsewhere: RemoteSource = SINGLE_NODE,
 ) -> StreamBody:
-    """A frame of samples, with the blobs' names if wanted. Without `direct` large objects are compared with
-    their checksums, too. Raises FrameError."""
+    """Return a frame of samples, with the names of the blobs if `names` is set. Raises FrameError.
+
+    Without `direct`, large objects are compared with their checksums, too.
+    """
     layout = sample_frames.sample_layout(
         [blob.length for blob in blobs], metadata, [blob.name for blob in blobs] if names else None
     )
@@ -116,8 +120,10 @@ def tar_body(
     tags: Sequence[str] = (),
     elsewhere: RemoteSource = SINGLE_NODE,
 ) -> StreamBody:
-    """A tar of the blobs; one with an error becomes a member `NAME.error` that holds its code. `tags`: for
-    each blob a text that its pax header carries, "" for none; or nothing at all."""
+    """Return a tar of the blobs. A blob with an error becomes a member `NAME.error` that holds the code.
+
+    `tags`: a text per blob for its pax header, "" for none; an empty sequence if no blob has one.
+    """
     members = [_tar_member(blob) for blob in blobs]
     headers = [
         tar_member_header(blob.name, blob.length, pax={TAG_KEY: tag} if tag else {})

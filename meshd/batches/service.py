@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A plan request, parsed. `batch` None: the caller did not say."""
+    """A parsed plan request. `batch` is None if the request does not give a batch size."""
 
     snapshot: str
     spec: PlanSpec
@@ -74,7 +74,7 @@ class Registration:
 
 
 def parse_registration(body: bytes) -> Registration:
-    """Raises BatchError InvalidPlan."""
+    """Parses the body of a plan request. Raises BatchError InvalidPlan."""
     try:
         document = checked_object(read_json(body), "", ("snapshot", "spec", "batch"))
         spec = _checked_spec(required_field(document, "spec", ""))
@@ -96,12 +96,12 @@ def _checked_spec(value: Any) -> dict[str, Any]:
 
 MAX_ROWS_ASKED = 65536
 _CHECKED_OBJECTS = 20_000
-_COMPILED = 10_000  # plans remembered to be usable here
-_CHECKED_ORIGINS = 64  # of those whose bytes are at an origin
+_COMPILED = 10_000  # plans remembered as checked: this node can run them
+_CHECKED_ORIGINS = 64  # objects to check if their bytes are at an origin
 
 
 class BatchService:
-    """One a worker."""
+    """Registers plans and returns their frames, samples and bad-sample ledgers; one per worker."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class BatchService:
         return f"<BatchService, {len(self._compiled)} plans checked>"
 
     async def register_plan(self, caller: Caller, body: bytes) -> dict[str, Any]:
-        """Register a plan; what `POST /-/plans` answers. Idempotent.
+        """Register a plan and return the answer to `POST /-/plans`. Idempotent.
 
         Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchSnapshot, AccessDenied,
         SnapshotChanged.
@@ -138,7 +138,10 @@ class BatchService:
         return _describe(plan, snapshot, asked.batch)
 
     async def compile_for(self, caller: Caller, snapshot: Snapshot, spec: PlanSpec) -> Plan:
-        """A plan with all that its hash covers, not registered. Raises BatchError as `create` does."""
+        """Compile a plan with everything that its hash covers, without registering it.
+
+        Raises BatchError as `register_plan` does.
+        """
         try:
             _check_mix(snapshot, spec)
             if spec.buckets is not None:
@@ -156,13 +159,13 @@ class BatchService:
             raise invalid_plan(error) from error
 
     async def compile_pinned(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
-        """A plan of ops whose versions, arguments and assets are settled. Raises BatchError."""
+        """Compile a plan whose op versions, arguments and assets are pinned. Raises BatchError."""
         pinned = self._pinned(snapshot)
         try:
             await pinned.prepare([0])
             await self._assets.fetch_missing(spec)
             first = partial(_read_first, snapshot, pinned)
-            # In a thread: building an op of its asset may take a second.
+            # In a thread: building an op from its asset may take a second.
             return await asyncio.to_thread(_compile, snapshot, spec, first, self._assets.load_asset_content)
         finally:
             pinned.close()
@@ -171,9 +174,9 @@ class BatchService:
         return PinnedObjects(self._store, snapshot, self._archives, self._objects)
 
     async def _check_objects(self, snapshot: Snapshot) -> None:
-        """Missing or replaced objects are found now rather than in the middle of an epoch.
+        """Check when a plan is registered, not in the middle of an epoch, that no object is gone or replaced.
 
-        All of them, or of a large snapshot an even sample: each frame checks its own again.
+        Checks all objects, or an even sample of them for a large snapshot: each frame checks its own again.
         """
         if self._datasets.is_as_listed(snapshot):
             return
@@ -189,7 +192,10 @@ class BatchService:
                 await asyncio.sleep(0)
 
     async def _check_remote(self, snapshot: Snapshot, pinned: PinnedObjects, numbers: Sequence[int]) -> None:
-        """Each by a node that holds it; one call a node. Raises BatchError SnapshotChanged, Busy."""
+        """Check each object on a node that holds it, with one call per node.
+
+        Raises BatchError SnapshotChanged, Busy.
+        """
         objects = snapshot.objects
         numbers = self._few_of_origins(snapshot, numbers)
         names = [(objects.bucket_of(number), objects.keys[number]) for number in numbers]
@@ -198,33 +204,38 @@ class BatchService:
                 raise pinned.changed(number, "was deleted" if record is None else "was replaced")
 
     def _few_of_origins(self, snapshot: Snapshot, numbers: Sequence[int]) -> Sequence[int]:
-        """Of objects with an origin only some are asked about: each costs a request there."""
+        """Reduce the objects with an origin to a few: each check costs a request to the origin."""
         objects = snapshot.objects
         far = [number for number in numbers if self._objects.has_origin(objects.bucket_of(number))]
         left_out = set(far) - set(far[:: max(1, len(far) // _CHECKED_ORIGINS)])
         return [number for number in numbers if number not in left_out]
 
     async def _require(self, caller: Caller, plan: Plan) -> None:
-        """Raises BatchError AccessDenied, NoSuchBucket, NoSuchPlan. The owner's snapshot need not be looked
-        at."""
+        """Require that the caller may use the plan. Raises BatchError AccessDenied, NoSuchBucket, NoSuchPlan.
+
+        A caller who may read the whole buckets is authorized without loading the snapshot.
+        """
         if not all(self._readers.reads_whole_bucket(caller, bucket) for bucket in plan.buckets):
             await self._readers.require_snapshot(caller, await self._catalog.snapshot(plan.snapshot))
         await self._datasets.births.require_valid(caller, plan.snapshot, plan.buckets, f"plans/{plan.hash}")
 
     async def plan(self, caller: Caller, digest: str) -> Plan:
-        """A plan its caller may use, and this node can run. Raises BatchError."""
+        """Return a plan that its caller may use and that this node can run. Raises BatchError."""
         await self._require(caller, await self._catalog.plan(digest))
         return await self.runnable_plan(digest)
 
     async def view_plan(self, digest: str) -> Plan:
-        """The plan of a view: one this node can run, of the buckets that are there now. Raises BatchError."""
+        """Return the plan of a view: this node can run it and its buckets still exist. Raises BatchError.
+
+        A bucket that was deleted and created again counts as another bucket.
+        """
         plan = await self._catalog.plan(digest)
         if not await self._datasets.births.is_valid(plan.snapshot, plan.buckets):
             raise unknown_document(f"plans/{digest}")
         return await self.runnable_plan(digest)
 
     async def runnable_plan(self, digest: str) -> Plan:
-        """A plan this node can run, whoever asks. Raises BatchError."""
+        """Return a plan that this node can run, without authorizing the caller. Raises BatchError."""
         plan = await self._catalog.plan(digest)
         try:
             self._assets.require(plan.spec)
@@ -244,8 +255,11 @@ class BatchService:
         self._compiled.add(digest)
 
     async def get_frame(self, caller: Caller, address: Address, *, share: str = "") -> Frame:
-        """A frame of tensors; the handle is the caller's to close. With `share` it is taken from the node at
-        which its address meets, whoever is asked. Raises BatchError."""
+        """Return a frame of tensors; the caller closes the handle. Raises BatchError.
+
+        With `share`, take the frame from the peer that its address is assigned to, so that it is built once
+        whichever node receives the request.
+        """
         await self.plan(caller, address.plan)
         if isinstance(address, FrameAddress) and self._objects.near_cache is not None:
             return await self._cached_or_peer_frame(address)
@@ -256,13 +270,15 @@ class BatchService:
         return await self._frames.get_frame(address)
 
     async def get_part(self, caller: Caller, address: FrameAddress, version: int) -> Frame:
-        """The rows of a frame whose bytes this node holds by this version of the map. Raises BatchError;
-        NotOwner where this node goes by another."""
+        """Return the rows of a frame whose bytes this node holds under this version of the cluster map.
+
+        Raises BatchError; NotOwner if this node uses another version.
+        """
         await self.plan(caller, address.plan)
         return await self._frames.get_frame(PartAddress(address, version))
 
     async def _cached_or_peer_frame(self, address: FrameAddress) -> Frame:
-        """From this node's copies, else from the node where its address meets; kept."""
+        """Return the frame from the near cache, else from the peer assigned to its address; cache it."""
         frame = await self._objects.cached_frame(address)
         if frame is None:
             frame = await self._objects.assigned_peer_frame(address) or await self._frames.get_frame(address)
@@ -270,7 +286,7 @@ class BatchService:
         return frame
 
     async def get_rows(self, caller: Caller, digest: str, epoch: int, body: bytes) -> Frame:
-        """The frame of chosen samples, in the order asked for. Raises BatchError."""
+        """Return a frame of chosen samples in the requested order. Raises BatchError."""
         try:
             document = checked_object(read_json(body), "", ("samples",))
             samples = _checked_list(required_field(document, "samples", ""))
@@ -282,7 +298,7 @@ class BatchService:
         return await self.get_frame(caller, RowsAddress(digest, epoch, chosen))
 
     async def bad_samples(self, caller: Caller, digest: str) -> list[dict[str, Any]]:
-        """The plan's ledger of bad samples. Raises BatchError NoSuchPlan, AccessDenied."""
+        """Return the plan's ledger of bad samples. Raises BatchError NoSuchPlan, AccessDenied."""
         plan = await self._catalog.plan(digest)
         await self._require(caller, plan)
         if self._objects.single_node:
@@ -291,7 +307,7 @@ class BatchService:
         return merge_ledgers(read_ledger(self._catalog, digest), *map(json.loads, others))
 
     async def samples(self, caller: Caller, address: FrameAddress) -> StreamBody:
-        """The rows' source bytes as a frame of samples, row by row, each field in order of name.
+        """Stream the source bytes of the rows as a frame of samples: row by row, the fields ordered by name.
 
         Class labels are decimal text. Raises BatchError.
         """
@@ -304,8 +320,9 @@ class BatchService:
         return samples_body(self._store, blobs, metadata, len(piece), elsewhere=self._objects)
 
     async def tar(self, caller: Caller, address: FrameAddress) -> StreamBody:
-        """The rows' source bytes as a tar in WebDataset's naming. Pad rows are left out: a tar has no
-        flags.
+        """Stream the source bytes of the rows as a tar with WebDataset names.
+
+        Pad rows are left out, because a tar has no status flags.
         """
         _, piece, blobs = await self._blobs(caller, address)
         kept = [blob for blob in blobs if blob.status != Status.PAD]
@@ -317,7 +334,7 @@ class BatchService:
         if plan.within:
             raise BatchError(
                 "BadRequest",
-                "a row of a packed plan is no sample; ask for tensors, or for the plan within",
+                "a row of a packed plan is not a sample; request tensors, or use the inner plan",
                 detail={"within": plan.within},
             )
         count_rows(address, plan)
@@ -331,7 +348,7 @@ class BatchService:
 
 
 def slice_of(plan: Plan, address: FrameAddress) -> RankSlice:
-    """The rows of an address. Raises BatchError InvalidPlan."""
+    """Return the rows of an address. Raises BatchError InvalidPlan."""
     try:
         return rank_slice(
             plan.positions,
@@ -354,7 +371,7 @@ async def _sample_blobs(
         status = int(Status.PAD if padding else Status.OK)
         blobs += [_field_blob(snapshot, pinned, sample, name, status) for name in names]
         if number % 500 == 499:
-            await asyncio.sleep(0)  # other requests get their turn
+            await asyncio.sleep(0)  # give other requests a turn
     return blobs
 
 
@@ -377,7 +394,7 @@ def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: st
 
 
 def _own_extension(snapshot: Snapshot, name: str) -> str:
-    """A field's extension, or where several have the same one, its name."""
+    """Return the extension of a field, or its name if several fields have the same extension."""
     if snapshot.specs[name].array is not None:
         return f"{name}.row"
     if not snapshot.specs[name].ext:
@@ -388,15 +405,15 @@ def _own_extension(snapshot: Snapshot, name: str) -> str:
 
 
 def _check_mix(snapshot: Snapshot, spec: PlanSpec) -> None:
-    """Raises PlanError when a mix's parts are not the snapshot's."""
+    """Raises PlanError if the parts of a mix do not match the snapshot."""
     if spec.mix is None:
         return
     bounds = mix_bounds(spec.mix)
     if bounds[-1] != snapshot.samples or not np.isin(bounds, snapshot.shard_starts).all():
         raise PlanError(
             "mix.parts",
-            f"they are not those of the snapshot's {snapshot.samples} samples: each begins at a shard; "
-            "concatenate the parts' snapshots, and give the samples each has",
+            f"the parts do not match the snapshot's {snapshot.samples} samples, or a part does not begin at "
+            "a shard; concatenate the parts' snapshots and give the number of samples of each",
         )
 
 
@@ -407,13 +424,13 @@ def _checked_list(value: Any) -> list[Any]:
 
 
 def _read_first(snapshot: Snapshot, pinned: PinnedObjects, field: str) -> bytes:
-    """The bytes of a field of the first sample (blocking)."""
+    """Return the bytes of a field of the first sample (blocking)."""
     column = bytes_columns(snapshot)[field]
     return pinned.read_range(int(column.object[0]), int(column.offset[0]), int(column.length[0]))
 
 
 def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes], load: AssetLoader) -> Plan:
-    """The plan with versions and outputs filled in. Raises BatchError."""
+    """Return the plan with versions and outputs filled in. Raises BatchError."""
     labels = [name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn)]
     try:
         spec = complete_spec(spec, first)

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 MAX_BUILDS: Final = 100
 MAX_DRAFTS: Final = 8
-"""Of one module; the oldest draft goes when another comes."""
-_AT_A_TIME = 2  # modules whose declarations one worker reads
+"""Limit per module; the oldest draft is removed when another one is pushed."""
+_AT_A_TIME = 2  # modules whose declarations one worker reads at a time
 
 
 class UserModules:
-    """One a worker. `confinement` None: this node runs none."""
+    """Modules of user ops, for one worker. If `confinement` is None, this node runs no user ops."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class UserModules:
         self._reading = asyncio.Semaphore(_AT_A_TIME)
 
     def __repr__(self) -> str:
-        return f"<UserOps {len(self._table.list_all())} modules>"
+        return f"<UserModules {len(self._table.list_all())} modules>"
 
     # --- names to versions -----------------------------------------------------------------------------
 
     def pin_versions(self, spec: PlanSpec) -> PlanSpec:
-        """The spec with the version of every user's op, each of them here.
+        """Return the spec with the version of every user op; each version exists on this node.
 
         Raises UnknownOpError, UnknownBuildError, BatchError NotImplemented.
         """
@@ -83,7 +83,7 @@ class UserModules:
         return replace(op, version=version)
 
     def latest_version(self, name: str, path: str = "") -> str:
-        """The version that a name stands for now. Raises UnknownOpError, BatchError NotImplemented."""
+        """Return the version a name resolves to now. Raises UnknownOpError, BatchError NotImplemented."""
         self._require_on()
         module, function = split_name(name)
         found = self._table.get(module)
@@ -99,27 +99,29 @@ class UserModules:
         return [f"{name}/{op}" for name, build in found if build is not None for op in build.ops]
 
     def require_build(self, name: str, version: str, path: str = "") -> None:
-        """Raises UnknownBuildError unless the build was pushed under the name and is there still, BatchError
-        NotImplemented. Content alone is not enough: anybody's asset could be a module."""
+        """Raises UnknownBuildError unless the build was pushed under the name and was not removed.
+
+        Content alone is not enough: anybody's asset could be a module. Raises BatchError NotImplemented.
+        """
         self._require_on()
         module = self._table.get(split_name(name)[0])
         if module is None or version not in {build.version for build in module.builds}:
             raise missing_build_error(name, version, path)
 
     def definitions(self) -> list[OpDefinition]:
-        """Every op that a name stands for now, by name."""
+        """Return the latest build of every op, sorted by name."""
         found = []
         for name in sorted(self._names()) if self._confinement is not None else ():
             try:
                 found.append(MODULES.find_op(name, self.latest_version(name), ""))
-            except PlanError:  # removed in this moment
+            except PlanError:  # removed since the names were listed
                 continue
         return found
 
     # --- modules ---------------------------------------------------------------------------------------
 
     async def push(self, caller: Caller, name: str, source: bytes, *, draft: bool = False) -> dict[str, Any]:
-        """Take a module; what `POST /-/modules` answers. The same file again changes nothing.
+        """Store a module and return the answer to `POST /-/modules`. Pushing the same file again is a no-op.
 
         Raises BatchError AccessDenied, InvalidPlan (with the module's own traceback), TooLarge, Busy.
         """
@@ -170,8 +172,8 @@ class UserModules:
                 raise BatchError(
                     "InvalidPlan",
                     f"{name}.py cannot be used: {error}",
-                    help="a node runs it with the libraries it has itself, without files or network; what it "
-                    "needs beside its own text must be imported by name",
+                    help="a node runs a module with its own libraries, without files or network; the module "
+                    "must import by name everything that it does not define itself",
                 ) from error
 
     def _check_limits(self, ops: Mapping[str, OpDeclaration]) -> None:
@@ -181,13 +183,13 @@ class UserModules:
                 raise BatchError(
                     "InvalidPlan",
                     f"{declared.name} declares {declared.seconds:g} s and {declared.memory} bytes; this node "
-                    f"grants {self._confinement.seconds:g} s a sample and {self._confinement.memory} bytes",
-                    help="declare less in @op(…), or have the node started with --user-op-seconds or "
+                    f"allows {self._confinement.seconds:g} s per sample and {self._confinement.memory} bytes",
+                    help="declare less in @op(…), or start the node with a larger --user-op-seconds or "
                     "--user-op-memory",
                 )
 
     def list_all(self, caller: Caller) -> list[dict[str, Any]]:
-        """Every module with its builds, the latest first; of a bounded key, those its bounds let it list."""
+        """Return every module with its builds, latest first; for a bounded key, those within its bounds."""
         found = sorted(self._table.list_all().items())
         return [
             _described(module)
@@ -196,7 +198,7 @@ class UserModules:
         ]
 
     async def remove(self, caller: Caller, name: str, version: str = "") -> dict[str, Any]:
-        """Remove a module, or one build of it: plans that name it are refused from now on.
+        """Remove a module, or one build of it. Plans that use it are refused from then on.
 
         Raises BatchError AccessDenied, NoSuchKey.
         """
@@ -213,18 +215,18 @@ class UserModules:
             raise BatchError(
                 "NoSuchKey",
                 f"there is no {what}{suggestion(name, self._table.list_all())}",
-                help="see them with: mesh op modules",
+                help="list the modules with: mesh op modules",
             )
         await self._drop({build.version for build in removed})
         return {"module": name, "removed": [build.version for build in removed]}
 
     async def _drop(self, versions: set[str]) -> None:
-        """Forget builds that no name has any more."""
+        """Delete builds that no module has any more."""
         for version in versions - _versions(self._table.list_all().values()):
             MODULES.forget(version)
             await self._store.delete(RESERVED_BUCKET, asset_key(version.removeprefix(VERSION_PREFIX)))
 
-    # --- who may -----------------------------------------------------------------------------------------
+    # --- authorization and limits ----------------------------------------------------------------------
 
     def _require(self, caller: Caller, action: str, name: str) -> None:
         need = _need(action, name)
@@ -234,14 +236,14 @@ class UserModules:
             raise BatchError(
                 "AccessDenied",
                 error.message,
-                help=f"root may, and who has a policy that allows {action} on {need.arn}",
+                help=f"requires root, or a policy that allows {action} on {need.arn}",
             ) from error
 
     def _require_on(self) -> None:
         if self._confinement is None:
             raise BatchError(
                 "NotImplemented",
-                "this node runs no ops of users",
+                "this node does not run user ops",
                 help="it was started with --user-ops off",
             )
 
@@ -252,7 +254,7 @@ def _need(action: str, module: str) -> RequiredAction:
 
 def _text(source: bytes) -> str:
     if len(source) > MAX_SOURCE:
-        raise BatchError("TooLarge", f"a module has at most {MAX_SOURCE} bytes, this one {len(source)}")
+        raise BatchError("TooLarge", f"the module has {len(source)} bytes; at most {MAX_SOURCE} are allowed")
     try:
         return source.decode()
     except UnicodeDecodeError as error:
@@ -260,8 +262,10 @@ def _text(source: bytes) -> str:
 
 
 def _with(present: PushedModule, build: Build) -> PushedModule:
-    """The module with a build as its latest (or a draft of it); unchanged if it is that already. Raises
-    BatchError TooLarge."""
+    """Return the module with `build` as its latest build, or as a draft; unchanged if it is that already.
+
+    Raises BatchError TooLarge.
+    """
     latest = present.latest
     known = {item.version: item for item in present.builds}
     if build.version in known and (build.draft or (latest is not None and latest.version == build.version)):
@@ -273,8 +277,8 @@ def _with(present: PushedModule, build: Build) -> PushedModule:
     if not build.draft and len(builds) - len(drafts) >= MAX_BUILDS:
         raise BatchError(
             "TooLarge",
-            f"{present.name} has {MAX_BUILDS} builds",
-            help=f"remove one that no plan needs any more: mesh op rm {present.name} --version "
+            f"{present.name} has {MAX_BUILDS} builds, which is the maximum",
+            help=f"remove a build that no plan needs any more: mesh op rm {present.name} --version "
             f"{builds[0].version}",
         )
     return PushedModule(present.name, (*builds, build))

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from meshwire.dataset.build_snapshot import Snapshot
 
 BucketIncarnations = tuple[tuple[str, int], ...]
-"""Buckets by name with their `created_ms`, in order; 0: there is no such bucket."""
+"""Buckets by name with their `created_ms`, in order; 0: the bucket does not exist."""
 
 _REMEMBERED: Final = 10_000
 _PAGE: Final = 1000
 _ORIGIN_OBJECTS: Final = 64
-"""Objects of a bucket with an origin that are looked up: each costs a request there."""
+"""Objects looked up in a bucket with an origin: each lookup costs a request to the origin."""
 
 
 class SnapshotIncarnations:
-    """One a worker."""
+    """Records and checks, for a worker, the bucket incarnations that snapshots were registered with."""
 
     def __init__(self, buckets: BucketTable, catalog: DocumentStore, objects: RemoteObjects) -> None:
         self._buckets, self._catalog, self._objects = buckets, catalog, objects
@@ -46,30 +46,30 @@ class SnapshotIncarnations:
         self._checks: LongRunningCalls[bool] = LongRunningCalls("births")
 
     def __repr__(self) -> str:
-        return f"<SnapshotBirths, {len(self._known)} snapshots known>"
+        return f"<SnapshotIncarnations, {len(self._known)} snapshots known>"
 
     def present_incarnations(self, buckets: Iterable[str]) -> BucketIncarnations:
-        """The births of these buckets now. Microseconds."""
+        """Return the present incarnations of these buckets. Takes microseconds."""
         return tuple((name, self._buckets.created_at_ms(name)) for name in sorted(set(buckets)))
 
     def freeze_incarnations(self) -> Callable[[Iterable[str]], BucketIncarnations]:
-        """The births of this moment, of whichever buckets turn out to count."""
+        """Return a lookup of the incarnations at this moment, for buckets that are named later."""
         born = {bucket.name: bucket.created_ms for bucket in self._buckets.list_all()}
         return lambda names: tuple((name, born.get(name, 0)) for name in sorted(set(names)))
 
     async def record_snapshot(self, digest: str, births: BucketIncarnations) -> None:
-        """Write durably that a snapshot was made of buckets of these births."""
+        """Record durably that a snapshot was created from buckets of these incarnations."""
         if self._known.get(digest) == births:
             return
         key, document = _document(digest, births)
         try:
             await self._catalog.put_shared(key, document)
-        except BatchError:  # too few nodes take it now; where it lacks, the objects decide
+        except BatchError:  # too few nodes accept it; on the others, `_adopted` checks the objects instead
             await self._catalog.write_document(key, document, once=True)
         self._remember(digest, births)
 
     async def is_recorded(self, digest: str, buckets: Iterable[str]) -> bool:
-        """Whether a snapshot is written down for the present buckets. Raises BatchError Busy."""
+        """Return whether a snapshot is recorded for the present buckets. Raises BatchError Busy."""
         births = self.present_incarnations(buckets)
         if self._known.get(digest) == births:
             return True
@@ -79,7 +79,7 @@ class SnapshotIncarnations:
         return True
 
     async def is_valid(self, digest: str, buckets: Sequence[str]) -> bool:
-        """Whether a snapshot may be used by who may read these buckets. Raises BatchError Busy."""
+        """Return whether callers who may read these buckets may use a snapshot. Raises BatchError Busy."""
         births = self.present_incarnations(buckets)
         if self._known.get(digest) == births:
             return True
@@ -88,20 +88,22 @@ class SnapshotIncarnations:
         return await self.is_recorded(digest, buckets) or await self._adopted(digest, births)
 
     async def require_valid(self, caller: Caller, digest: str, buckets: Sequence[str], key: str) -> None:
-        """Raises BatchError NoSuchSnapshot, NoSuchPlan (by the document's `key`) unless it holds, or root
-        asks."""
+        """Raises BatchError NoSuchSnapshot or NoSuchPlan (depending on `key`) unless the snapshot is valid.
+
+        Root may use a snapshot in any case.
+        """
         if not caller.identity.root and not await self.is_valid(digest, buckets):
             raise unknown_document(key)
 
     async def _adopted(self, digest: str, births: BucketIncarnations) -> bool:
-        """Whether every object is in the present bucket; that is written down."""
+        """Return whether every object is in the present bucket; record the incarnations if so."""
         key = _document(digest, births)[0]
         try:
             found = await self._checks.run_or_wait(
                 key, lambda progress: self._check(digest, births, progress)
             )
         except StillRunningError as error:
-            message = f"the objects of the snapshot {digest} are compared with the bucket: {error}"
+            message = f"the objects of the snapshot {digest} are being compared with the bucket: {error}"
             raise in_progress(message, error.progress) from None
         self._checks.discard_result(key)
         return found
@@ -125,7 +127,7 @@ class SnapshotIncarnations:
         return await self._objects.find_many(names)
 
     def _compared(self, snapshot: Snapshot) -> Sequence[int]:
-        """The objects whose presence decides: all, but of buckets with an origin an even sample."""
+        """Return the objects to compare: all, but only an even sample in buckets with an origin."""
         objects, numbers = snapshot.objects, range(len(snapshot.objects))
         far = [number for number in numbers if self._objects.has_origin(objects.bucket_of(number))]
         if not far:
@@ -141,6 +143,6 @@ class SnapshotIncarnations:
 
 
 def _document(digest: str, births: BucketIncarnations) -> tuple[str, bytes]:
-    """The key and content of the document that says so."""
+    """Return the key and content of the document that records a snapshot's incarnations."""
     document = canonical_json({"snapshot": digest, "buckets": dict(births)})
     return f"{INCARNATIONS_PREFIX}{hashlib.sha256(document).hexdigest()}", document

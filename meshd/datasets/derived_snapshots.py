@@ -53,15 +53,15 @@ if TYPE_CHECKING:
 DERIVATIONS = ("select", "rename", "relabel", "filter", "join", "concat")
 OWN_NAMES = ("key", "name", "stem", "size", "index")
 MAX_VALUE_BYTES = 1 << 20
-"""Of a field's content that an expression sees; of more it sees none."""
+"""Limit of a field's content in an expression; longer content evaluates to none."""
 _AT_A_TIME = 1024
-_FAR_AT_A_TIME = 256  # where content comes from other nodes
+_FAR_AT_A_TIME = 256  # samples at a time if content comes from other nodes
 _SIZE = "_size"
 
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """`way` with its value; `on`: of a join, the expressions of the two sides (empty: by name)."""
+    """A derivation: `way` and its value. `on`: for a join, the expressions of both sides (empty: by name)."""
 
     base: str
     way: str
@@ -70,23 +70,23 @@ class Derivation:
 
 
 def parse_derivation(document: Mapping[str, Any]) -> Derivation:
-    """Of {"from", one of WAYS, "on"?}. Raises PlanError."""
+    """Parses {"from", one of DERIVATIONS, "on"?}. Raises PlanError."""
     value = checked_object(dict(document), "", ("from", "on", *DERIVATIONS))
     ways = [way for way in DERIVATIONS if way in value]
     if len(ways) != 1:
         raise PlanError(
-            "", f"give one of {', '.join(DERIVATIONS)} with `from`; do several one after the other"
+            "", f"give exactly one of {', '.join(DERIVATIONS)} with `from`; apply several one by one"
         )
     on = value.get("on", [])
     sides = [on, on] if isinstance(on, str) else on
     if not isinstance(sides, list) or len(sides) not in (0, 2) or (sides and ways != ["join"]):
-        raise PlanError("on", "of a join: an expression, or a list of two, of the left and the right side")
+        raise PlanError("on", "for a join: expected an expression, or a list of a left and a right one")
     base = checked_hash(required_field(value, "from", ""), "from")
     return Derivation(base, ways[0], value[ways[0]], tuple(str(side) for side in sides))
 
 
 class DerivedSnapshots:
-    """One a worker."""
+    """Derives snapshots from snapshots, for a worker."""
 
     def __init__(
         self,
@@ -102,11 +102,14 @@ class DerivedSnapshots:
         self._long: LongRunningCalls[SnapshotBuild] = LongRunningCalls("structures")
 
     def __repr__(self) -> str:
-        return f"<Structures, {self._long!r}>"
+        return f"<DerivedSnapshots, {self._long!r}>"
 
     async def derive_snapshot(self, caller: Caller, asked: Derivation) -> SnapshotBuild:
-        """The derived snapshot. Raises PlanError, EmptySnapshotError; BatchError NoSuchSnapshot,
-        AccessDenied, SnapshotChanged, Busy (not done yet: ask again)."""
+        """Return the derived snapshot.
+
+        Raises PlanError, EmptySnapshotError; BatchError NoSuchSnapshot, AccessDenied, SnapshotChanged, Busy
+        (still running: retry).
+        """
         base = await self._snapshot(caller, asked.base)
         if asked.way == "select":
             names = parse_names(asked.value, "select")
@@ -135,7 +138,7 @@ class DerivedSnapshots:
         try:
             return await self._long.run_or_wait(hashlib.sha256(key.encode()).hexdigest(), work)
         except StillRunningError as error:
-            raise in_progress(f"not done yet: {error}", error.progress) from None
+            raise in_progress(f"the snapshot is not ready yet: {error}", error.progress) from None
 
     async def _filter(self, base: Snapshot, chosen: Expression, progress: CallProgress) -> SnapshotBuild:
         values = await self._evaluated(base, chosen, progress)
@@ -147,8 +150,11 @@ class DerivedSnapshots:
         return SnapshotBuild(snapshot, base.samples - snapshot.samples, ())
 
     async def _told(self, base: Snapshot, chosen: Expression, progress: CallProgress) -> str:
-        """What the names of an expression that holds nowhere are of the first sample, as it is written: a
-        label is compared with its class's name, the content of a file with a text."""
+        """Describe the values of an expression's names for the first sample, for an error message.
+
+        The values are shown as an expression writes them: a label as the name of its class, the content of
+        a file as text.
+        """
         first = await asyncio.to_thread(keep_samples, base, np.zeros(1, np.int64))
         told = []
         for name in sorted(chosen.names):
@@ -157,7 +163,7 @@ class DerivedSnapshots:
                 told.append(
                     f"{name} == {shown_value(value) if isinstance(value, str) else format_value(value)}"
                 )
-        return f"; of the first, {' and '.join(told)}" if told else ""
+        return f"; for the first sample, {' and '.join(told)}" if told else ""
 
     async def _join(self, caller: Caller, left: Snapshot, asked: Derivation) -> SnapshotBuild:
         right = await self._snapshot(caller, checked_hash(asked.value, "join"))
@@ -196,7 +202,7 @@ class DerivedSnapshots:
     async def _evaluated(
         self, snapshot: Snapshot, expression: Expression, progress: CallProgress
     ) -> list[Value]:
-        """Of every sample, in order."""
+        """Return the value of an expression for every sample, in order."""
         pinned = PinnedObjects(self._store, snapshot, self._archives, self._objects)
         scope = _Scope(snapshot, pinned, expression.names)
         found: list[Value] = []
@@ -216,7 +222,7 @@ class DerivedSnapshots:
 
 
 def known_names(snapshot: Snapshot) -> list[str]:
-    """What an expression over a snapshot's samples may name."""
+    """Return the names that an expression over the samples of a snapshot may use."""
     sizes = [f"{name}{_SIZE}" for name in _bytes_fields(snapshot)]
     return [*OWN_NAMES, *snapshot.fields, *(name for name in sizes if name not in snapshot.fields)]
 
@@ -230,7 +236,7 @@ def _evaluate(expression: Expression, scope: _Scope, samples: range) -> list[Val
 
 
 class _Scope:
-    """The values an expression names, of one sample after the other. `contents`: whether objects are read."""
+    """The values of an expression's names for one sample. `contents`: whether objects are read."""
 
     def __init__(self, snapshot: Snapshot, pinned: PinnedObjects, names: frozenset[str]) -> None:
         self._snapshot, self._pinned = snapshot, pinned

@@ -52,7 +52,7 @@ _WINDOW = 32 << 20
 
 
 class MdsSources:
-    """One a worker."""
+    """Indexes MDS datasets, for a worker."""
 
     def __init__(
         self,
@@ -75,8 +75,10 @@ class MdsSources:
         fields: Mapping[str, FieldSpec],
         progress: CallProgress,
     ) -> list[IndexedFile]:
-        """The shards and where their columns lie. Raises PlanError, EmptySnapshotError; BatchError
-        BadSample, TooLarge."""
+        """Return the shards and the positions of their columns.
+
+        Raises PlanError, EmptySnapshotError; BatchError BadSample, TooLarge.
+        """
         records = dict(listing)
         shards = await self._shards(records, source)
         wanted = sorted({spec.column for spec in fields.values() if spec.column is not None})
@@ -101,10 +103,10 @@ class MdsSources:
             told = ", ".join(f"s3://{source.bucket}/{folder}" for folder in folders[:5])
             raise EmptySnapshotError(
                 "source",
-                f"there is no {MDS_INDEX} in {source}" + (f"; there is one in {told}" if told else ""),
+                f"there is no {MDS_INDEX} in {source}" + (f"; found one in {told}" if told else ""),
             )
         if record.size > MAX_INDEX:
-            raise PlanError("source", f"{key} has {record.size} bytes: too many for an index")
+            raise PlanError("source", f"{key} has {record.size} bytes; an index has at most {MAX_INDEX}")
         document = await self._objects.read_range(source.bucket, key, record.etag, 0, record.size)
         found = await asyncio.to_thread(parse_mds, document, key)
         if not any(shard.samples for shard in found):
@@ -119,7 +121,7 @@ class MdsSources:
         if document is not None:
             try:
                 return RecordIndex.from_bytes(document)
-            except ColumnError:  # written by another version: made anew below
+            except ColumnError:  # written by another version: rebuilt below
                 pass
         try:
             bounds = sample_bounds(shard, await self._read(held, 0, min(shard.head_bytes, shard.bytes)))
@@ -131,7 +133,7 @@ class MdsSources:
         return index
 
     async def _heads(self, held: _Held, bounds: Integers) -> npt.NDArray[np.uint8]:
-        """What each sample begins with; zeros of those that are too short."""
+        """Return the first bytes of each sample; zeros for samples that are too short."""
         width, size = held.shard.width, held.shard.bytes
         heads = np.zeros((held.shard.samples, width), np.uint8)
         if not width:
@@ -147,7 +149,7 @@ class MdsSources:
         return heads
 
     async def _read(self, held: _Held, offset: int, length: int) -> bytes:
-        """Bytes of a shard as it is unpacked. Raises BatchError."""
+        """Return bytes of a decompressed shard. Raises BatchError."""
         bucket, key, record = held.bucket, held.key, held.record
         if compression_kind(key) is None:
             return await self._objects.read_range(bucket, key, record.etag, offset, length)
@@ -156,13 +158,15 @@ class MdsSources:
             part = ObjectRange(bucket, key, record.etag, held.shard.bytes, offset, length)
             return (await self._objects.read_parts([part]))[0]
         if plain.size != held.shard.bytes:
-            raise _refused(held.url, f"unpacked it has {plain.size} bytes, the index says {held.shard.bytes}")
+            raise _refused(
+                held.url, f"decompressed, it has {plain.size} bytes; the index says {held.shard.bytes}"
+            )
         return await asyncio.to_thread(self._store.read_range, plain, offset, length)
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A shard and the object that holds it: as it is, or packed."""
+    """A shard and the object that holds it, plain or compressed."""
 
     bucket: str
     key: str
@@ -175,7 +179,7 @@ class _Held:
 
 
 def _runs(bounds: Integers) -> Iterator[tuple[int, int]]:
-    """Runs of samples that begin within a window."""
+    """Yield runs of samples that begin within one window."""
     begin, count = 0, bounds.size - 1
     while begin < count:
         end = int(np.searchsorted(bounds[:-1], bounds[begin] + _WINDOW, side="right"))
@@ -188,11 +192,13 @@ def _check_column(name: str, column: str, shard: MdsShard) -> None:
     if column not in shard.names:
         raise PlanError(path, f"there is no column {column!r}{suggestion(column, shard.names)}")
     if shard.encodings[shard.names.index(column)] == UNSAFE_ENCODING:
-        raise PlanError(path, f"{column!r} is Python objects (pkl), which are never read; write it as json")
+        raise PlanError(
+            path, f"{column!r} holds Python objects (pkl), which are never read; write it as json"
+        )
 
 
 def _stored(records: Mapping[str, Record], source: Source, shard: MdsShard) -> _Held:
-    """The shard, or else its packed form. Raises BatchError."""
+    """Return the shard's object, or else that of its compressed form. Raises BatchError."""
     names = [(shard.basename, shard.bytes), (shard.packed, shard.packed_bytes)]
     for name, size in names:
         record = records.get(source.prefix + name) if name else None
@@ -200,20 +206,23 @@ def _stored(records: Mapping[str, Record], source: Source, shard: MdsShard) -> _
             continue
         held = _Held(source.bucket, source.prefix + name, record, shard)
         if record.size != size:
-            raise _refused(held.url, f"it has {record.size} bytes, the index says {size}")
+            raise _refused(held.url, f"it has {record.size} bytes; the index says {size}")
         if name == shard.packed and (compression_kind(name) is None or size == shard.bytes):
-            reason = "it is compressed with what is not read: use zstd, gz, or none"
+            reason = "its compression is not supported: use zstd, gz, or none"
             raise _refused(
-                held.url, reason if compression_kind(name) is None else "compressing it saved nothing"
+                held.url,
+                reason
+                if compression_kind(name) is None
+                else "its compressed and its plain form have the same size",
             )
         return held
-    raise _refused(f"{source}{shard.basename}", "it is not there, although the index names it")
+    raise _refused(f"{source}{shard.basename}", "the object does not exist, but the index lists it")
 
 
 def _refused(url: str, reason: str) -> BatchError:
     return BatchError(
         "BadSample",
-        f"{url} is no MDS shard of its index: {reason}",
+        f"{url} does not match the index of its MDS dataset: {reason}",
         help="upload the dataset again, index.json last",
         detail={"url": url},
     )

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from meshwire.formats.record_index import IndexedFile
 
 _SIZE = struct.Struct("<Q")
-_AT_ONCE: Final = 2  # as many as are made at a time
+_AT_ONCE: Final = 2  # files read at a time, which is as many as are converted at a time
 
 
 class ParquetRows(NamedTuple):
-    """The rows of a file: the size of its copy, then the document of their lengths, together `document`."""
+    """The rows of a file: the size of its copy and the lengths of its values; `document` has both encoded."""
 
     size: int
     lengths: RowLengths
@@ -46,7 +46,7 @@ class ParquetRows(NamedTuple):
 
 
 class ParquetFiles:
-    """One a worker."""
+    """Indexes Parquet files, for a worker."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ParquetFiles:
         self._reading: SingleFlight[str, ParquetRows] = SingleFlight()
 
     def __repr__(self) -> str:
-        return f"<Parquets, {len(self._reading)} files being read>"
+        return f"<ParquetFiles, {len(self._reading)} files being read>"
 
     async def index_files(
         self,
@@ -70,8 +70,10 @@ class ParquetFiles:
         fields: Mapping[str, FieldSpec],
         progress: CallProgress,
     ) -> list[IndexedFile]:
-        """The files and where their columns lie; with no `fields`, of none. Raises PlanError,
-        EmptySnapshotError; BatchError BadSample, TooLarge, NotImplemented."""
+        """Return the files and the positions of their columns; without `fields`, of no columns.
+
+        Raises PlanError, EmptySnapshotError; BatchError BadSample, TooLarge, NotImplemented.
+        """
         if not listing:
             raise _without(source)
         first = (await self.read_rows(source.bucket, *listing[0])).lengths
@@ -95,19 +97,19 @@ class ParquetFiles:
     async def guess_fields(
         self, listing: Sequence[tuple[str, Record]], source: Source
     ) -> dict[str, dict[str, str]]:
-        """A field for each column of the first file. Raises as `files`."""
+        """Return a field for each column of the first file. Raises as `index_files`."""
         if not listing:
             raise _without(source)
         return column_fields(list((await self.read_rows(source.bucket, *listing[0])).lengths.columns))
 
     async def read_rows(self, bucket: str, key: str, record: Record) -> ParquetRows:
-        """What is known of the rows of a file. Raises BatchError BadSample, TooLarge, NotImplemented."""
+        """Return the row lengths of a file. Raises BatchError BadSample, TooLarge, NotImplemented."""
         name = f"parquet/{record.etag}-{record.size}"
         document = self._catalog.read_document(name)
         if document is not None:
             try:
                 return await asyncio.to_thread(_kept, document)
-            except ColumnError:  # written by another version: made anew below
+            except ColumnError:  # written by another version: rebuilt below
                 pass
         kept, _ = await self._reading.run(name, lambda: self._made(name, bucket, key, record))
         return kept
@@ -124,13 +126,13 @@ class ParquetFiles:
             document = await asyncio.to_thread(self._read, copy)
         try:
             kept = await asyncio.to_thread(_kept, document)
-        except ColumnError as error:  # its reader is a stranger's
+        except ColumnError as error:  # the reader that wrote the document is sandboxed and not trusted
             raise _refused(f"s3://{bucket}/{key}", error) from error
         await self._catalog.write_document(name, document)
         return kept
 
     def _read(self, copy: Record) -> bytes:
-        """The document of a copy, empty where it has none."""
+        """Return the document of a copy, empty if it has none."""
         foot = self._store.read_range(copy, max(0, copy.size - FOOTER_BYTES), min(FOOTER_BYTES, copy.size))
         try:
             place = lengths_range(foot, copy.size)
@@ -140,23 +142,23 @@ class ParquetFiles:
 
 
 def parquet_files(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record]]:
-    """Those of a listing that are files of Parquet and hold anything."""
+    """Return the entries of a listing that are nonempty Parquet files."""
     return [entry for entry in listing if entry[1].size and copy_kind(entry[0]) == "parquet"]
 
 
 def _kept(document: bytes) -> ParquetRows:
-    """Raises ColumnError."""
+    """Parses the stored row lengths of a file. Raises ColumnError."""
     if len(document) < _SIZE.size:
-        raise ColumnError("what was made of it has no end")
+        raise ColumnError("its converted copy has no footer")
     size, lengths = _SIZE.unpack_from(document)[0], RowLengths.from_bytes(document[_SIZE.size :])
     if lengths.data_bytes > size:
-        raise ColumnError("what was made of it ends before its rows")
+        raise ColumnError("its converted copy ends before its last row")
     return ParquetRows(size, lengths, document)
 
 
 def _check_column(name: str, column: str, rows: RowLengths, key: str) -> None:
     if column in rows.refused:
-        message = f"{column!r} is {rows.refused[column]}, which is not read"
+        message = f"{column!r} has the type {rows.refused[column]}, which is not supported"
         raise PlanError(
             f"fields.{name}", f"{message}: write it as bytes, text, a number or a list of numbers"
         )
@@ -166,9 +168,11 @@ def _check_column(name: str, column: str, rows: RowLengths, key: str) -> None:
 
 
 def _without(source: Source) -> EmptySnapshotError:
-    return EmptySnapshotError("source", f"no file of Parquet is in {source}: names end in .parquet or .pq")
+    return EmptySnapshotError(
+        "source", f"there is no Parquet file in {source}; expected names that end in .parquet or .pq"
+    )
 
 
 def _refused(url: str, error: ColumnError) -> BatchError:
-    """A copy that is none: what its reader said of itself did not hold."""
+    """Return the error for a converted copy that is inconsistent."""
     return BatchError("BadSample", f"{url} cannot be read as Parquet: {error}", detail={"url": url})

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def content_name(key: str, record: Record) -> str:
-    """A name of what a file says when it is unpacked as its key wants."""
+    """Return a name for the content of a file after decompression by its extension."""
     packed = compression_kind(key)
     return f"{record.etag}-{record.size}" + (f".{packed}" if packed else "")
 
@@ -43,15 +43,15 @@ def content_name(key: str, record: Record) -> str:
 async def decompressed_object(
     archives: DecompressedArchives, bucket: str, key: str, record: Record
 ) -> Record:
-    """The object that holds the file's bytes as they are. Raises BatchError BadSample, TooLarge, Busy."""
+    """Return the object that holds the plain bytes of a file. Raises BatchError BadSample, TooLarge, Busy."""
     if compression_kind(key) is None:
         return record
     plain = await archives.decompressed(bucket, key, record)
     if plain.size == record.size:
         raise BatchError(
             "BadSample",
-            f"s3://{bucket}/{key} has {record.size} bytes packed and unpacked",
-            help="packing it saved nothing: store it unpacked",
+            f"s3://{bucket}/{key} has {record.size} bytes both compressed and decompressed",
+            help="compression saves nothing: store it uncompressed",
             detail={"url": f"s3://{bucket}/{key}"},
         )
     return plain
@@ -61,7 +61,7 @@ _PIECE = 4 << 20
 
 
 class LineIndexer:
-    """One a worker."""
+    """Indexes JSON Lines files, for a worker."""
 
     def __init__(
         self,
@@ -76,16 +76,16 @@ class LineIndexer:
         self._indexing: SingleFlight[str, LineIndex] = SingleFlight()
 
     def __repr__(self) -> str:
-        return f"<Lines, {len(self._indexing)} files being indexed>"
+        return f"<LineIndexer, {len(self._indexing)} files being indexed>"
 
     async def index_file(self, bucket: str, key: str, record: Record) -> LineIndex:
-        """Where the lines of a file lie. Raises BatchError BadSample."""
+        """Return the positions of the lines of a file. Raises BatchError BadSample."""
         name = f"lines/{content_name(key, record)}"
         document = self._catalog.read_document(name)
         if document is not None:
             try:
                 return LineIndex.from_bytes(document)
-            except ColumnError:  # written by another version: made anew below
+            except ColumnError:  # written by another version: rebuilt below
                 pass
         index, _ = await self._indexing.run(name, lambda: self._made(name, bucket, key, record))
         return index
@@ -111,8 +111,8 @@ class LineIndexer:
         except LineError as error:
             raise BatchError(
                 "BadSample",
-                f"{url} is no file of lines: {error}",
-                help="split it, or leave it out of the source's folder",
+                f"{url} is not a valid file of lines: {error}",
+                help="split it, or move it out of the source's folder",
                 detail={"url": url},
             ) from error
         index = replace(index, size=plain.size)
@@ -121,14 +121,14 @@ class LineIndexer:
 
 
 def read_pieces(spans: Sequence[Span]) -> Iterator[bytes]:
-    """The bytes of a stored file, in pieces."""
+    """Yield the bytes of a stored file in pieces."""
     for span in spans:
         for start in range(0, span.length, _PIECE):
             yield os.pread(span.fd, min(_PIECE, span.length - start), span.offset + start)
 
 
 class TfrecordIndexer:
-    """One a worker."""
+    """Indexes TFRecord files, for a worker."""
 
     def __init__(
         self,
@@ -141,10 +141,10 @@ class TfrecordIndexer:
         self._indexing: SingleFlight[str, RecordIndex] = SingleFlight()
 
     def __repr__(self) -> str:
-        return f"<Tfrecords, {len(self._indexing)} files being indexed>"
+        return f"<TfrecordIndexer, {len(self._indexing)} files being indexed>"
 
     async def index_file(self, bucket: str, key: str, record: Record, features: Sequence[str]) -> RecordIndex:
-        """Where these features of a file's records lie. Raises BatchError BadSample."""
+        """Return the positions of these features in the records of a file. Raises BatchError BadSample."""
         wanted = sorted(set(features))
         digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:32]
         name = f"tfrecords/{content_name(key, record)}-{digest}"
@@ -152,7 +152,7 @@ class TfrecordIndexer:
         if document is not None:
             try:
                 return RecordIndex.from_bytes(document)
-            except ColumnError:  # written by another version: made anew below
+            except ColumnError:  # written by another version: rebuilt below
                 pass
         index, _ = await self._indexing.run(name, lambda: self._made(name, bucket, key, record, wanted))
         return index
@@ -180,8 +180,8 @@ class TfrecordIndexer:
         except TfrecordError as error:
             raise BatchError(
                 "BadSample",
-                f"{url} is no file of TFRecords: {error}",
-                help="write it again, or leave it out of the source's folder",
+                f"{url} is not a valid TFRecord file: {error}",
+                help="write it again, or move it out of the source's folder",
                 detail={"url": url},
             ) from error
         index = replace(index, size=plain.size)

@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
 Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet"]
 KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet")
-_PARTS = {"zarr": "array", "tfrecord": "feature", "mds": "column", "parquet": "column"}  # what fields name
-_READ_THROUGH = ("auto", "tar", "lines", "tfrecord", "mds", "parquet")  # files are read once, before all else
+_PARTS = {"zarr": "array", "tfrecord": "feature", "mds": "column", "parquet": "column"}  # named by a field
+_READ_THROUGH = ("auto", "tar", "lines", "tfrecord", "mds", "parquet")  # every file is read once first
 _PAGE = 1000
 _EMPTY = {
-    "source": "Check the source's prefix (`mesh ls` shows what there is) and the fields' extensions.",
-    "filter": "look at what there is with: mesh head; names and content are compared as they are stored",
-    "join": 'say with `on` what the two have in common, as part(name, "/", 0)',
+    "source": "check the prefix of the source (list it with: mesh ls) and the extensions of the fields",
+    "filter": "look at samples with: mesh head; names and content are compared as they are stored",
+    "join": 'give with `on` an expression that both have in common, such as part(name, "/", 0)',
 }
 _CODES: tuple[tuple[type[PlanError], Code], ...] = (
     (UnknownOpError, "UnknownOp"),
@@ -64,13 +64,13 @@ _CODES: tuple[tuple[type[PlanError], Code], ...] = (
 
 
 def invalid_plan(error: PlanError) -> BatchError:
-    """A PlanError in the protocol's words."""
+    """Translates a PlanError into an error of the protocol."""
     code: Code = next((code for kind, code in _CODES if isinstance(error, kind)), "InvalidPlan")
     return BatchError(code, str(error), detail={"path": error.path})
 
 
 class DatasetService:
-    """Snapshots. One a worker."""
+    """Creates and returns snapshots, for a worker."""
 
     def __init__(
         self,
@@ -99,11 +99,10 @@ class DatasetService:
         return f"<DatasetService over {self._archives!r}>"
 
     async def create_snapshot(self, caller: Caller, body: bytes) -> dict[str, Any]:
-        """Make (or find) the snapshot of a source, or one derived of another; what `POST /-/snapshots`
-        answers.
+        """Create or find the snapshot of a source or a derived one; return the answer to `POST /-/snapshots`.
 
-        Raises BatchError: BadRequest, InvalidPlan, NoSuchBucket, AccessDenied, NoSuchSnapshot, NoSuchKey
-        (nothing there), BadSample (an archive that lies), Busy.
+        Raises BatchError: BadRequest, InvalidPlan, NoSuchBucket, AccessDenied, NoSuchSnapshot, NoSuchKey (no
+        samples), BadSample (an inconsistent archive), Busy.
         """
         began: object = None
         births = self.births.freeze_incarnations()
@@ -133,21 +132,21 @@ class DatasetService:
         }
 
     async def add_snapshot(self, snapshot: Snapshot, births: BucketIncarnations) -> None:
-        """Keep a snapshot that was made of buckets of these births. Raises BatchError Busy."""
+        """Store a snapshot that was created from buckets of these incarnations. Raises BatchError Busy."""
         await self.births.record_snapshot(snapshot.hash, births)
         await self._catalog.add_snapshot(snapshot)
 
     def is_as_listed(self, snapshot: Snapshot) -> bool:
-        """Whether this snapshot was made here just now, and nothing was written since."""
+        """Return whether this node created the snapshot last and nothing was written since it was listed."""
         return self._listed == (snapshot.hash, self._objects.revision(snapshot.objects.buckets))
 
     async def snapshot_document(self, caller: Caller, digest: str) -> bytes:
-        """A snapshot's document. Raises BatchError NoSuchSnapshot, AccessDenied."""
+        """Return the document of a snapshot. Raises BatchError NoSuchSnapshot, AccessDenied."""
         await self.snapshot(caller, digest)
         return await self._catalog.snapshot_bytes(digest)
 
     async def snapshot(self, caller: Caller, digest: str) -> Snapshot:
-        """A snapshot its caller may read. Raises BatchError NoSuchSnapshot, AccessDenied."""
+        """Return a snapshot that its caller may read. Raises BatchError NoSuchSnapshot, AccessDenied."""
         snapshot = await self._catalog.snapshot(digest)
         await self._readers.require_snapshot(caller, snapshot)
         await self.births.require_valid(caller, digest, snapshot.objects.buckets, f"snapshots/{digest}")
@@ -156,8 +155,11 @@ class DatasetService:
     async def scan_source(
         self, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]
     ) -> tuple[SnapshotBuild, int]:
-        """The snapshot of a source as it is now, and when its newest object was written (ms since 1970): for
-        views, whose readers were admitted elsewhere. Nothing is kept. Raises as `create` does, PlanError."""
+        """Return the present snapshot of a source and the time of its newest object (ms since 1970).
+
+        For views, which authorize their readers themselves. Nothing is stored. Raises as `create_snapshot`
+        does, and PlanError.
+        """
         listing = (
             await asyncio.to_thread(lambda: list(self._entries(source)))
             if self._objects.single_node
@@ -190,7 +192,7 @@ class DatasetService:
         kind: Kind,
         fields: Mapping[str, FieldSpec],
     ) -> None:
-        """Has all files indexed. Raises BatchError Busy (not done yet: ask again), and as `_files`."""
+        """Index all files. Raises BatchError Busy (still running: retry), and as `_files`."""
         named = repr((str(source), kind, fields_document(fields), [(key, r.etag) for key, r in listing]))
 
         async def index(progress: CallProgress) -> None:
@@ -232,12 +234,12 @@ class DatasetService:
     async def _archived(
         self, scanned: Sequence[tuple[str, Record]], source: Source, progress: CallProgress
     ) -> list[tuple[str, str, int, ShardIndex]]:
-        """The indexes of archives, made or found. Raises EmptySnapshotError without any."""
+        """Return the indexes of archives, created if needed. Raises EmptySnapshotError if there are none."""
         if not scanned:
             raise EmptySnapshotError(
                 "source",
-                f"no archive is in {source}: names end in .tar, .tgz, .tar.zst or .zip; files as they are "
-                "(kind 'objects') are read without a kind",
+                f"there is no archive in {source}; expected names that end in .tar, .tgz, .tar.zst or .zip. "
+                "Plain files are read without a kind, or with kind 'objects'",
             )
         indexed = []
         for number, (key, record) in enumerate(scanned):
@@ -253,7 +255,7 @@ class DatasetService:
         fields: Mapping[str, FieldSpec],
         progress: CallProgress,
     ) -> list[tuple[str, str, int, LineIndex]]:
-        """The indexes of files of lines, made or found. Raises BatchError TooLarge."""
+        """Return the indexes of files of lines, created if needed. Raises BatchError TooLarge."""
         files, samples = [], 0
         for number, (key, record) in enumerate(scanned):
             index = await self.lines.index_file(source.bucket, key, record)
@@ -271,7 +273,7 @@ class DatasetService:
         fields: Mapping[str, FieldSpec],
         progress: CallProgress,
     ) -> list[IndexedFile]:
-        """The indexes of files of records, made or found."""
+        """Return the indexes of files of records, created if needed."""
         if kind == "mds":
             return await self._mds.index_shards(listing, source, fields, progress)
         if kind == "parquet":
@@ -280,7 +282,8 @@ class DatasetService:
         if not scanned:
             raise EmptySnapshotError(
                 "source",
-                f"no file of records is in {source}: names have .tfrecord, or end in -00000-of-00008",
+                f"there is no TFRecord file in {source}; expected names that have .tfrecord or end in "
+                "-00000-of-00008",
             )
         wanted = [spec.feature for spec in fields.values() if spec.feature is not None]
         files, samples = [], 0
@@ -310,13 +313,13 @@ class DatasetService:
             if not page.truncated:
                 return found
             after = page.next_after
-            await asyncio.sleep(0)  # other requests get their turn between pages
+            await asyncio.sleep(0)  # give other requests a turn between pages
 
 
 def _scanned(
     listing: Sequence[tuple[str, Record]], kind: Kind, fields: Mapping[str, FieldSpec]
 ) -> list[tuple[str, Record]]:
-    """The objects whose content tells what samples there are: archives, files of lines, arrays; else none."""
+    """Return the objects whose content determines the samples: archives, files of lines, arrays, …"""
     if kind == "objects":
         return []
     if kind in ("zarr", "mds"):
@@ -332,7 +335,7 @@ def _scanned(
 
 
 def _once(files: list[tuple[str, Record]]) -> list[tuple[str, Record]]:
-    """Without the packed forms of those that lie there plain."""
+    """Return the files without the compressed forms of those that are also there uncompressed."""
     read = set(prefer_uncompressed(key for key, _ in files).values())
     return [entry for entry in files if entry[0] in read]
 
@@ -345,7 +348,7 @@ def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
         return source, kind, {}  # all columns
     fields = required_field(document, "fields", "")
     if not isinstance(fields, dict):
-        raise PlanError("fields", 'expected an object, as {"image": {"ext": ["jpg"]}}')
+        raise PlanError("fields", 'expected an object such as {"image": {"ext": ["jpg"]}}')
     parsed = parse_fields(fields)
     for name, spec in parsed.items():
         held = next((part for part in _PARTS.values() if getattr(spec, part) is not None), "ext")
@@ -353,6 +356,6 @@ def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
         if held != wanted and (spec.kind == "bytes" or kind == "zarr"):
             whose = kind if wanted != "ext" else " or ".join(k for k, part in _PARTS.items() if part == held)
             part = held if wanted == "ext" else wanted
-            message = f'fields of the kind {whose}, and of no other, are {{"{part}": "name"}}'
+            message = f'fields of the kind {whose}, and only those, are given as {{"{part}": "name"}}'
             raise PlanError(f"fields.{name}", message)
     return source, kind, parsed

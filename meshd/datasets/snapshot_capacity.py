@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SAMPLE_BYTES: Final = 96
-"""Bytes of memory that a sample takes while its snapshot is made, without its fields."""
+"""Bytes of memory per sample while its snapshot is created, without its fields."""
 FIELD_BYTES: Final = 64
-"""Bytes of memory for each of its fields."""
-_SHARE: Final = 2  # of the free memory that one snapshot may take: a half
+"""Bytes of memory per field of a sample."""
+_SHARE: Final = 2  # a snapshot may take one of so many parts of the free memory
 
 
 class SnapshotCapacity:
-    """One a worker. `free` gives the bytes of memory that may still be taken, None where nobody knows."""
+    """Limits snapshots, for a worker. `free` returns the bytes of free memory, None if unknown."""
 
     def __init__(self, free: Callable[[], int | None] = lambda: None) -> None:
         self._free = free
@@ -30,16 +30,16 @@ class SnapshotCapacity:
         return f"<SnapshotCapacity {self.max_samples(1)}>"
 
     def max_samples(self, fields: int) -> int | None:
-        """Samples of so many fields that fit; None where nobody knows."""
+        """Return how many samples of so many fields fit into memory; None if unknown."""
         free = self._free()
         return None if free is None else free // _SHARE // (SAMPLE_BYTES + FIELD_BYTES * fields)
 
     def require_room(self, samples: int, fields: int, source: object) -> None:
-        """Raises BatchError TooLarge for more than fit."""
+        """Raises BatchError TooLarge if the samples do not fit."""
         most = self.max_samples(fields)
         if most is not None and samples > most:
             raise BatchError(
                 "TooLarge",
-                f"{source} has at least {samples} samples; the free memory of this node suffices for {most}",
+                f"{source} has at least {samples} samples; the free memory of this node is enough for {most}",
                 help="split the source into several folders, or use a node with more memory",
             )

@@ -36,14 +36,13 @@ if TYPE_CHECKING:
     from meshwire.frame.columns import Integers
 
 MAX_METADATA = 1 << 20
-_TURN, _TURN_BYTES = 200, 16 << 20  # indexes of shards that are read at a time, and their bytes
-_Object = tuple[int, str, "Record"]  # its number in the array, its key, what it is
+_TURN, _TURN_BYTES = 200, 16 << 20  # shard indexes read at a time, and their bytes
+_Object = tuple[int, str, "Record"]  # its number in the array, its key, its record
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """Of one array, its `rows` that are stored, rising, and of each the stored object's number, offset and
-    length."""
+    """The stored rows of an array in ascending order, each with its object's number, offset and length."""
 
     rows: Integers
     objects: Integers
@@ -56,7 +55,7 @@ class _Column:
 
 
 class ZarrSources:
-    """One a worker."""
+    """Creates snapshots of Zarr arrays, for a worker."""
 
     def __init__(self, objects: RemoteObjects, capacity: SnapshotCapacity) -> None:
         self._objects, self._capacity = objects, capacity
@@ -67,13 +66,15 @@ class ZarrSources:
     async def build_snapshot(
         self, listing: Sequence[tuple[str, Record]], source: Source, fields: Mapping[str, FieldSpec]
     ) -> SnapshotBuild:
-        """Raises PlanError, EmptySnapshotError; BatchError BadSample."""
+        """Create the snapshot. Raises PlanError, EmptySnapshotError; BatchError BadSample."""
         records = dict(listing)
         labels = [name for name, spec in fields.items() if spec.kind != "bytes"]
         if labels:
-            raise PlanError(f"fields.{labels[0]}", "arrays have no folder of a class; name one of labels")
+            raise PlanError(
+                f"fields.{labels[0]}", "arrays have no class folders; use an array of labels instead"
+            )
         if len({spec.chunks for spec in fields.values()}) > 1:
-            raise PlanError("fields", "rows of one array and chunks of another make no sample; choose one")
+            raise PlanError("fields", "rows and chunks cannot be mixed in a sample; use one for all fields")
         arrays = {name: await self._array(records, source, spec) for name, spec in fields.items()}
         row_numbers(list(arrays.values()))
         keys, taken = list[str](), 0
@@ -94,14 +95,14 @@ class ZarrSources:
             below = [name.removeprefix(source.prefix) for name in arrays]
             before = any(name.endswith("/.zarray") for name in records)
             none = (
-                "; Zarr version 2 is not read: write it as version 3"
+                "; Zarr version 2 is not supported: write the array as version 3"
                 if before
-                else "; there is no array at all"
+                else "; there are no arrays here"
             )
             hint = suggestion(spec.array or "", below) if below else none
             raise PlanError(path, f"there is no {key}{hint}")
         if record.size > MAX_METADATA:
-            raise PlanError(path, f"{key} has {record.size} bytes: too many for an array's metadata")
+            raise PlanError(path, f"{key} has {record.size} bytes; metadata has at most {MAX_METADATA}")
         document = await self._objects.read_range(source.bucket, key, record.etag, 0, record.size)
         return await asyncio.to_thread(parse_chunked if spec.chunks else parse_array, document, path)
 
@@ -129,7 +130,7 @@ class ZarrSources:
 
 
 def _stored(records: Mapping[str, Record], folder: str, array: StoredArray) -> list[_Object]:
-    """The stored objects of an array: found in the listing, for metadata may claim any number of them."""
+    """Return the stored objects of an array, from the listing: metadata may claim any number of objects."""
     found = []
     for key, record in records.items():
         number = array.object_number(key[len(folder) :]) if key.startswith(folder) else None
@@ -139,7 +140,7 @@ def _stored(records: Mapping[str, Record], folder: str, array: StoredArray) -> l
 
 
 def _turns(stored: Sequence[_Object], array: StoredArray) -> Iterator[Sequence[_Object]]:
-    """As many as have indexes of a few MiB together; at least one."""
+    """Yield as many objects at a time as have indexes of a few MiB together; at least one."""
     each = max(1, min(_TURN, _TURN_BYTES // max(1, array.index_bytes)))
     for start in range(0, len(stored), each):
         yield stored[start : start + each]
@@ -148,7 +149,7 @@ def _turns(stored: Sequence[_Object], array: StoredArray) -> Iterator[Sequence[_
 def _placed(
     bucket: str, array: StoredArray, some: Sequence[_Object], indexes: Sequence[bytes], before: int
 ) -> list[_Column]:
-    """Where the samples of these objects lie; `before`: the number of the first among all objects."""
+    """Return the positions of the samples in these objects; `before`: the number of the first object."""
     columns = []
     for place, ((number, key, record), index) in enumerate(zip(some, indexes, strict=True)):
         rows, offsets, lengths = _places(f"s3://{bucket}/{key}", number, record, array, index)
@@ -173,7 +174,7 @@ def _places(url: str, number: int, record: Record, array: StoredArray, index: by
     except ValueError as error:
         raise BatchError(
             "BadSample",
-            f"{url} is no chunk of its array: {error}",
+            f"{url} is not a valid chunk of its array: {error}",
             help="write the array again",
             detail={"url": url},
         ) from error
@@ -181,7 +182,7 @@ def _places(url: str, number: int, record: Record, array: StoredArray, index: by
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """All that is known of the arrays; `stored`: the objects that the columns number."""
+    """The input of a snapshot; `stored`: the objects that the columns number."""
 
     source: Source
     fields: Mapping[str, FieldSpec]
@@ -190,7 +191,7 @@ class _Gathered:
     stored: Sequence[tuple[str, Record]]
 
     def built(self) -> SnapshotBuild:
-        """The snapshot. Raises EmptySnapshotError."""
+        """Return the snapshot. Raises EmptySnapshotError."""
         arrays = list(self.arrays.values())
         kept = self._kept()
         if not kept.size:
@@ -207,7 +208,7 @@ class _Gathered:
         return SnapshotBuild(snapshot, arrays[0].rows - int(kept.size) + left_out, ())
 
     def _kept(self) -> Integers:
-        """The rows that every array has."""
+        """Return the rows that every array has."""
         first, *more = [column.rows for column in self.columns.values()]
         for rows in more:
             first = np.intersect1d(first, rows)
@@ -215,7 +216,7 @@ class _Gathered:
 
 
 def _by_object(kept: Integers, column: _Column) -> tuple[Integers, Integers]:
-    """Samples in the order in which they are stored, and where those of each object begin, and the end."""
+    """Return the samples in stored order, and where those of each object begin, plus the end."""
     numbers = column.at(kept).object
     order = np.argsort(numbers, kind="stable")
     _, firsts = np.unique(numbers[order], return_index=True)

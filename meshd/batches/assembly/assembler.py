@@ -59,23 +59,23 @@ if TYPE_CHECKING:
     from meshwire.plan.shuffle import SampleOrder
 
 
-MAX_ROWS = 32768  # being built at a time; a larger frame is built alone
+MAX_ROWS = 32768  # limit of rows under construction; a larger frame is built alone
 MAX_FRAME_ROWS = 1 << 18
-DERIVED_ROWS = 32  # what an object of a view counts as: a thousand of them may wait
+DERIVED_ROWS = 32  # rows that an object of a view counts as: about a thousand may be under construction
 MIN_BUILDING_BYTES = 256 << 20
 _ORDERS = 64
 
 
 class ReadHints(Protocol):
-    """Who wants to know which plans are read, and how far."""
+    """Receives hints about which plans are read, and how far."""
 
     def frame_requested(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
-        """A frame is built now. Returns at once."""
+        """Note that a frame is being built. Returns at once."""
         ...
 
 
 class Assembler:
-    """One a node. Use on one event loop only; `aclose` at the end."""
+    """Builds and caches a node's frames. Use on one event loop only; `aclose` at the end."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Assembler:
         return f"<Assembler {self._rows_room.held} rows being built, {self._cache!r}>"
 
     async def get_frame(self, address: AnyFrameAddress) -> Frame:
-        """The frame at an address; the handle is the caller's to close.
+        """Return the frame at an address; the caller closes the handle.
 
         Raises BatchError: InvalidPlan, NoSuchPlan, NoSuchSnapshot, SnapshotChanged, BadSample, OpFailed,
         Busy.
@@ -118,10 +118,10 @@ class Assembler:
         return built.hand_out("joined" if joined else "miss")
 
     async def _judge(self, address: AnyFrameAddress, frame: MemoryFrame) -> None:
-        """Raises BatchError BadSample when more rows of the global batch are bad than `max_bad` says.
+        """Raises BatchError BadSample if more rows of the global batch are bad than `max_bad` allows.
 
-        Some slice has more than its own share then: only who has looks at the others, which are asked for
-        anyway.
+        In that case at least one slice has more than its own share of bad rows. So only a frame that
+        exceeds its share examines the other slices, which clients request anyway.
         """
         complaint = frame.complaint
         if complaint is None or not isinstance(address, FrameAddress):
@@ -140,10 +140,10 @@ class Assembler:
             bad += found.bad
             if bad > bound:
                 raise complaint.with_traceback(None)
-        frame.complaint = None  # it is settled
+        frame.complaint = None  # the batch is within the bound
 
     async def _count(self, result: FrameResult, address: AnyFrameAddress, rows: int) -> None:
-        """In the metrics: what was asked for, and the ops' work that was spared."""
+        """Count the request and the op work that the cache saved in the metrics."""
         metrics.frames.labels(result).inc()
         if result == "miss" or isinstance(address, DerivedAddress | BlockAddress):
             return
@@ -151,7 +151,7 @@ class Assembler:
             metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc(rows)
 
     async def aclose(self) -> None:
-        """Forget the finished frames."""
+        """Drop the finished frames."""
         self._cache.clear()
 
     async def _build(self, address: AnyFrameAddress) -> MemoryFrame:
@@ -167,7 +167,7 @@ class Assembler:
         await self.catalog.ensure_local_copies(map(asset_key, address.assets))
         with self._admission(DERIVED_ROWS, 0):
             made = await render_derived_object(self._context, address)
-        self._cache.put(address, made)  # until whoever asked has written it to the store
+        self._cache.put(address, made)  # until the caller has written it to the store
         return made
 
     async def _block(self, address: BlockAddress) -> MemoryFrame:
@@ -178,7 +178,7 @@ class Assembler:
         with self._admission(snapshot.samples, snapshot.samples * _row_bytes(plan)):
             rows, metadata = new_rows(samples + address.first, samples), block_metadata(address.block)
             frame = await FrameBuilder(self._context, plan, snapshot, 0, rows, metadata).build()
-        self._cache.put(address, frame)  # until whoever asked has written it to the store
+        self._cache.put(address, frame)  # until the caller has written it to the store
         return frame
 
     async def _part(self, address: PartAddress) -> MemoryFrame:
@@ -274,7 +274,7 @@ class Assembler:
 
     @contextmanager
     def _admission(self, rows: int, size: int) -> Iterator[None]:
-        """A frame's rows and bytes, counted while it is built. Raises BatchError Busy or TooLarge."""
+        """Account a frame's rows and bytes while it is built. Raises BatchError Busy or TooLarge."""
         if size > MAX_FRAME_BYTES:
             raise BatchError(
                 "TooLarge",
@@ -288,12 +288,13 @@ class Assembler:
                 try:
                     held.enter_context(room.hold(who, units))
                 except AdmissionRejectedError as error:
-                    raise busy(f"{error.held} {unit} are being built already") from error
+                    raise busy(f"{error.held} {unit} are already being built") from error
             yield
 
     def _check_clients(self, who: str) -> None:
-        """Raises BatchError Busy when too much of what was built waits for clients to take it, and the caller
-        has its share of that."""
+        """Raises BatchError Busy if too many bytes wait for slow clients, and the caller has its share of
+        them.
+        """
         memory, cache, room = self._context.memory, self._cache, self._bytes_room
         sending = memory.bytes - cache.bytes - room.held
         if sending <= room.limit:
@@ -304,7 +305,7 @@ class Assembler:
 
 
 def count_rows(address: Address, plan: Plan) -> int:
-    """The rows of a frame, before they are worked out. Raises BatchError InvalidPlan, TooLarge."""
+    """Return the number of rows of a frame from its address. Raises BatchError InvalidPlan, TooLarge."""
     if isinstance(address, RowsAddress):
         return len(address.samples)
     try:
@@ -322,7 +323,7 @@ def count_rows(address: Address, plan: Plan) -> int:
 
 
 def _real_rows(address: FrameAddress, plan: Plan, rank: int, world: int) -> int:
-    """The rows of a slice that do not only fill up the last batch."""
+    """Return the number of rows of a slice that are not padding of the last batch."""
     whole = batch_rows(plan.positions, address.batch, address.origin, address.step, plan.spec.tail)
     first, end = rank_rows(whole, rank, world)
     left = plan.positions - address.origin - address.step * address.batch
@@ -332,7 +333,7 @@ def _real_rows(address: FrameAddress, plan: Plan, rank: int, world: int) -> int:
 def _chosen_rows(address: RowsAddress, plan: Plan) -> Rows:
     samples = np.array(address.samples, dtype=np.int64)
     if samples.size and (int(samples.min()) < 0 or int(samples.max()) >= plan.samples):
-        raise PlanError("samples", f"indices lie in 0…{plan.samples - 1}")
+        raise PlanError("samples", f"indices must be in 0…{plan.samples - 1}")
     rows = new_rows(samples, samples)
     if plan.pairs is not None:
         rows.partners = mix_partners(samples, plan.samples, lambda positions: positions)
@@ -340,7 +341,7 @@ def _chosen_rows(address: RowsAddress, plan: Plan) -> Rows:
 
 
 def _row_bytes(plan: Plan) -> int:
-    """Bytes a row has at least."""
+    """Return the minimum number of bytes of a row: those of its fixed-size columns."""
     sizes = (
         int(np.prod(output.shape, dtype=np.int64)) * np.dtype(output.dtype).itemsize
         for output in plan.columns.values()
@@ -350,12 +351,12 @@ def _row_bytes(plan: Plan) -> int:
 
 
 def block_metadata(block: str) -> dict[str, str]:
-    """The same for a block."""
+    """Return the metadata of the frame of a block."""
     return {"version": FRAME_VERSION, "block": block}
 
 
 def metadata_of(address: Address) -> dict[str, str]:
-    """What a frame says of itself, besides checksums."""
+    """Return the metadata of a frame, without checksums."""
     values: dict[str, object] = {"version": FRAME_VERSION, "plan": address.plan, "epoch": address.epoch}
     if isinstance(address, FrameAddress):
         values |= {name: getattr(address, name) for name in ("step", "rank", "world", "batch", "origin")}
@@ -363,11 +364,13 @@ def metadata_of(address: Address) -> dict[str, str]:
 
 
 def planned_size(plan: Plan, snapshot: Snapshot, address: FrameAddress) -> int | None:
-    """In bytes; None when it depends on the data: ragged fields, or bad samples that are dropped. Raises
-    BatchError InvalidPlan, TooLarge."""
+    """Return the size of a frame in bytes, or None if it depends on the data.
+
+    It does with ragged fields and when bad samples are dropped. Raises BatchError InvalidPlan, TooLarge.
+    """
     if plan.spec.on_bad == "drop" or any(output.shape is None for output in plan.outputs.values()):
         return None
-    if plan.within:  # a packed row has the pack's fields only
+    if plan.within:  # a packed row has only the fields of the pack
         return frame_layout(fixed_specs(plan, (), count_rows(address, plan)), metadata_of(address)).size
     labels = sorted(name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn))
     return frame_layout(fixed_specs(plan, labels, count_rows(address, plan)), metadata_of(address)).size

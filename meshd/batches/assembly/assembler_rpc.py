@@ -35,7 +35,7 @@ class FrameRequest(msgspec.Struct, frozen=True):
 
 
 class FrameReply(msgspec.Struct, frozen=True):
-    """A frame, whose memfd comes with the reply. `fetch`, `prepare`: seconds of its making."""
+    """A frame, whose memfd is attached to the reply. `fetch`, `prepare`: seconds spent on building it."""
 
     size: int
     rows: int
@@ -55,7 +55,7 @@ ERRORS = ErrorTypes(
 
 
 class AssemblerClient:
-    """Use on one event loop only; `aclose` at the end."""
+    """Requests frames from the coordinator. Use on one event loop only; `aclose` at the end."""
 
     def __init__(self, path: Path) -> None:
         self._client = ProcessClient(path, ERRORS)
@@ -64,19 +64,19 @@ class AssemblerClient:
         return f"<AssemblerClient of {self._client!r}>"
 
     async def get_frame(self, address: AnyFrameAddress) -> Frame:
-        """As `Assembler.get_frame`. Raises Busy also while the coordinator is not running."""
+        """As `Assembler.get_frame`. Also raises Busy while the coordinator is not running."""
         answer = await self._client.open(GET_FRAME, FrameRequest(address, current_tenant()))
         made = answer.message
         took = FrameTiming(made.fetch, made.prepare)
         return Frame(answer.fds[0], made.size, made.rows, made.result, done=answer.release, took=took)
 
     async def aclose(self) -> None:
-        """Close the connection; calls under way fail with Busy."""
+        """Close the connection; pending calls fail with Busy."""
         await self._client.aclose()
 
 
 async def serve_assembler(assembler: FrameSource, listener: socket.socket) -> None:
-    """Answer workers on `listener` until cancelled. The requests of a worker that ends are cancelled."""
+    """Serve workers on `listener` until cancelled. When a worker ends, its requests are cancelled."""
 
     async def get_frame(request: FrameRequest, call: ServerCall) -> FrameReply:
         with tenant_scope(request.account):

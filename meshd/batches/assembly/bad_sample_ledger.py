@@ -25,7 +25,7 @@ _MESSAGE = 300
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """`key`: the sample's name; `position` and `epoch`: where it was met last; `times`: how often."""
+    """`key`: the sample's name; `position` and `epoch`: its last occurrence; `times`: occurrences so far."""
 
     key: str
     op: str
@@ -36,13 +36,13 @@ class BadSample:
 
 
 def read_ledger(catalog: DocumentStore, plan: str) -> list[dict[str, Any]]:
-    """The entries of a plan as plain JSON values, oldest first; empty when there are none."""
+    """Return the entries of a plan as plain JSON values, oldest first; empty if there are none."""
     document = catalog.read_document(f"bad/{plan}")
     return [] if document is None else list(json.loads(document))
 
 
 def merge_ledgers(*ledgers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The ledgers of several nodes as one: a sample that several met stands once, `times` added up."""
+    """Merge the ledgers of several nodes: one entry per sample and op, with `times` added up."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in (entry for ledger in ledgers for entry in ledger):
         known = found.get((entry["key"], entry["op"]))
@@ -52,7 +52,7 @@ def merge_ledgers(*ledgers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class BadSampleLedger:
-    """The writing side: one process a node (the assembler's)."""
+    """Writes the ledgers. Only one process of a node, the one with the assembler, has it."""
 
     def __init__(self, catalog: DocumentStore) -> None:
         self._catalog = catalog
@@ -61,18 +61,18 @@ class BadSampleLedger:
         self._recording: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<Ledger of {len(self._entries)} plans>"
+        return f"<BadSampleLedger of {len(self._entries)} plans>"
 
     async def record_bad_samples(self, plan: str, found: Iterable[BadSample]) -> None:
-        """Add entries; durable when it returns. Beyond the limit, new ones are left out (counts still
-        rise).
+        """Add entries; they are durable when this returns. Above the limit, new samples are left out, while
+        counts still rise.
         """
         self._recording[plan] += 1
         try:
             self._add(plan, found)
             while True:
                 _, joined = await self._writing.run(plan, lambda: self._write(plan))
-                if not joined:  # a flight that was joined may have begun before these entries were added
+                if not joined:  # a write that was joined may have begun before these entries were added
                     return
         finally:
             self._recording[plan] -= 1
@@ -89,7 +89,7 @@ class BadSampleLedger:
                 entries[name] = replace(item, error=item.error[:_MESSAGE])
 
     def _forget_old(self) -> None:
-        """Plans that nothing is being recorded of, those met first; what is durable is read again."""
+        """Drop the oldest plans that nobody is recording for; their entries are read back when needed."""
         for plan in list(self._entries)[: max(0, len(self._entries) - _KEPT)]:
             if not self._recording[plan]:
                 del self._entries[plan], self._recording[plan]

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 
 async def render_derived_object(kitchen: BuildContext, address: DerivedAddress) -> MemoryFrame:
-    """The derived bytes in shared memory. Raises BatchError: NoSuchKey, SnapshotChanged, BadSample, OpFailed,
-    Busy."""
+    """Return the derived bytes in shared memory.
+
+    Raises BatchError: NoSuchKey, SnapshotChanged, BadSample, OpFailed, Busy.
+    """
     made = MemoryFrame(0, kitchen.memory)
     try:
         rendered = await _render(kitchen, address, made)
@@ -46,7 +48,7 @@ async def render_derived_object(kitchen: BuildContext, address: DerivedAddress) 
 
 async def _render(kitchen: BuildContext, address: DerivedAddress, made: MemoryFrame) -> Rendered:
     rendered = await _render_once(kitchen, address, made)
-    if _is_unread(rendered):  # compacted meanwhile: the index knows
+    if _is_unread(rendered):  # compaction may have moved it: look the location up again
         rendered.close()
         rendered = await _render_once(kitchen, address, made)
     if _is_unread(rendered) and kitchen.remote.has_peer_copies(address.bucket, address.key):
@@ -65,7 +67,7 @@ def _is_unread(rendered: Rendered) -> bool:
 
 
 def _notice(kitchen: BuildContext, address: DerivedAddress) -> None:
-    """Have damage of this node's own looked at."""
+    """Report the extents of this node's copy as damaged, so that they are verified."""
     record = kitchen.store.get(address.bucket, address.key)
     for extent in () if record is None else record.extents:
         report_damage(extent)
@@ -95,11 +97,13 @@ async def _render_once(
 async def _source(
     kitchen: BuildContext, address: DerivedAddress, *, here: bool
 ) -> tuple[Pieces, FetchedRanges | None]:
-    """Where the object's bytes lie, and what must stay until they were read. `here`: unless what this node
-    has of it is damaged, that."""
+    """Return the location of the object's bytes, and the ranges to keep open until they are read.
+
+    With `here`, use this node's copy unless it is damaged.
+    """
     try:
         record = kitchen.store.get(address.bucket, address.key)
-    except NotCachedError:  # its bytes are at an origin
+    except NotCachedError:  # its bytes are only at the origin
         record = None
     here = here and (record is None or not record.broken or kitchen.remote.single_node)
     if here and record is not None and record.etag == address.etag:
@@ -114,14 +118,14 @@ async def _source(
         fetched.close()
         lost = place
     if lost.code == "NoSuchKey":
-        raise BatchError("NoSuchKey", f"{name} is gone")
+        raise BatchError("NoSuchKey", f"{name} no longer exists")
     if lost.code in ("Busy", "Unreadable"):
         raise busy(f"{name} cannot be read now: {lost.message}")
-    raise BatchError("SnapshotChanged", f"{name} was replaced meanwhile", help="ask again")
+    raise BatchError("SnapshotChanged", f"{name} was replaced while it was read", help="retry")
 
 
 def _copy(part: RaggedPart, made: MemoryFrame) -> None:
-    """From the transform's scratch file; both are memory."""
+    """Copy the result from the transform's scratch file; both files are in memory."""
     length, at = part.columns[0].lengths[0], 0
     made.grow(length)
     while at < length:
@@ -136,8 +140,8 @@ async def _refusal(kitchen: BuildContext, address: DerivedAddress, failure: RowF
     if failure.kind == "damaged":
         return damaged(name, failure.message, detail)
     if failure.kind == "op":
-        message = f"the op {failure.op!r} broke on {name}: {failure.message}"
-        return BatchError("OpFailed", message, help="this is a defect of the op", detail=detail)
+        message = f"the op {failure.op!r} failed on {name}: {failure.message}"
+        return BatchError("OpFailed", message, help="this is a bug in the op", detail=detail)
     entry = BadSample(f"{address.bucket}/{address.key}", failure.op, failure.message, address.position, 0)
     await kitchen.ledger.record_bad_samples(address.digest, [entry])
     message = f"{name} cannot be transformed: {failure.op}: {failure.message}"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def combine_row_crcs(sums: list[int], row_bytes: int) -> int:
-    """The checksum of rows of `row_bytes` bytes each. About half a microsecond a row.
+    """Return the checksum of rows of `row_bytes` bytes each. Takes about half a microsecond per row.
 
     crc(A‖B) = shift(crc(A)) ⊕ crc(B), and shift, which is linear, depends on the length of B alone.
     """
@@ -55,7 +55,7 @@ def combine_row_crcs(sums: list[int], row_bytes: int) -> int:
 
 @lru_cache(maxsize=64)
 def _shift_tables(length: int) -> tuple[list[int], list[int], list[int], list[int]]:
-    """`shift` over `length` bytes, as one table a byte of its argument."""
+    """Return `shift` over `length` bytes as four tables, one per byte of its argument."""
     zeros = bytes(length)
     constant = crc32c(zeros)
     bits = [crc32c(zeros, 1 << bit) ^ constant for bit in range(32)]
@@ -78,9 +78,10 @@ TensorSpec = tuple[str, str, tuple[int, ...]]
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """The rows of a frame: `positions`, `samples` int64[n] (a stand-in's after substitution), `status`
-    uint8[n]; `partners` int64[n], when the plan mixes rows: the sample at position ^ 1, -1 for none;
-    `places` int64[n], of a part of a frame: which rows of it they are.
+    """The rows of a frame. `positions` and `samples` are int64[n], `status` is uint8[n].
+
+    After substitution, `samples` has the substitutes. `partners` int64[n], if the plan mixes rows: the
+    sample at position ^ 1, -1 for none. `places` int64[n], for a part of a frame: row numbers in the frame.
     """
 
     positions: npt.NDArray[np.int64]
@@ -97,7 +98,7 @@ class Rows:
         return Rows(self.positions[kept], self.samples[kept], self.status[kept], partners)
 
     def part_rows(self, places: npt.NDArray[np.int64]) -> Rows:
-        """Some of them, which know their places."""
+        """Return some of the rows, with their row numbers in the frame as `places`."""
         part = self.select_rows(places)
         part.places = places
         return part
@@ -114,7 +115,7 @@ class _RaggedRow:
 
 
 class FrameBuffer:
-    """One frame in the making. `close` in any case; `seal` gives the frame away."""
+    """The frame under construction. Always `close` it; `seal` hands the frame over."""
 
     def __init__(
         self, plan: Plan, snapshot: Snapshot, rows: Rows, metadata: Mapping[str, str], memory: MemoryAccount
@@ -141,8 +142,8 @@ class FrameBuffer:
 
     @property
     def targets(self) -> tuple[tuple[int, int] | None, ...]:
-        """For each bytes field, then each column that mixing adds: (offset of its tensor, rows), or None when
-        ragged.
+        """The render targets: for each bytes field, then each column that mixing adds, the offset of its
+        tensor and the number of rows; None for ragged ones.
         """
         return tuple(
             None if output.shape is None else (self._layout.tensors[name].offset, len(self.rows))
@@ -152,13 +153,13 @@ class FrameBuffer:
     def _lay_out(self) -> FrameLayout:
         specs = fixed_specs(self._plan, self._labels, len(self.rows))
         if self.rows.places is not None:
-            specs.insert(0, (ROW_TENSOR, "I64", (len(self.rows),)))  # before the rows that are put there
+            specs.insert(0, (ROW_TENSOR, "I64", (len(self.rows),)))  # ahead of the rows that it numbers
         for name, rows in self._ragged.items():
             specs += _ragged_specs(name, self._plan.outputs[name], rows)
         return frame_layout(specs, self._metadata)
 
     def add_rendered(self, rendered: Rendered) -> None:
-        """Take over what was rendered; of rows rendered twice the last counts. Raises BatchError TooLarge."""
+        """Add rendered rows; for rows rendered twice, the last result counts. Raises BatchError TooLarge."""
         self._rendered.append(rendered)
         for sums in rendered.checksums:
             for name, values in zip(self._fixed, sums.columns, strict=True):
@@ -183,8 +184,7 @@ class FrameBuffer:
             )
 
     def clear_row(self, row: int) -> None:
-        """Make a row nothing, its labels too: what a failed rendering left of it is overwritten with
-        zeros."""
+        """Set a row and its labels to zeros, overwriting what a failed rendering left of it."""
         self._blanks.append(row)
         for rows in self._ragged.values():
             rows[row] = None
@@ -197,7 +197,7 @@ class FrameBuffer:
         return self._layout.tensors[name].nbytes // max(1, len(self.rows))
 
     def seal(self, kept: Sequence[int] | None = None) -> MemoryFrame:
-        """The finished frame, with all rows or only those `kept` (ascending)."""
+        """Return the finished frame, with all rows or only those in `kept` (ascending)."""
         if kept is not None and len(kept) < len(self.rows):
             self._compact(np.array(kept, dtype=np.int64))
         elif self._ragged:
@@ -207,7 +207,7 @@ class FrameBuffer:
         return self.frame
 
     def _compact(self, kept: npt.NDArray[np.int64]) -> None:
-        """Copy the rows that stay into a frame of their own."""
+        """Copy the kept rows into a new frame."""
         widths = {name: self._row_bytes(name) for name in self._fixed}
         self._ragged = {name: [rows[row] for row in kept] for name, rows in self._ragged.items()}
         self._sums = {name: sums[kept] for name, sums in self._sums.items()}
@@ -215,17 +215,17 @@ class FrameBuffer:
         self._move(self._lay_out(), {name: (width, kept.tolist()) for name, width in widths.items()})
 
     def _place(self) -> None:
-        """Lay out again, now that the sizes of the ragged fields are known."""
+        """Repeat the layout now that the sizes of the ragged fields are known."""
         final, before = self._lay_out(), self._layout.tensors
         if all(final.tensors[name].offset == before[name].offset for name in self._fixed):
             self.frame.grow(final.size)
             self._layout = final
-        else:  # the header grew over a page: every tensor moved
+        else:  # the header grew past a page boundary: every tensor moves
             everything = list(range(len(self.rows)))
             self._move(final, {name: (self._row_bytes(name), everything) for name in self._fixed})
 
     def _move(self, final: FrameLayout, plan: Mapping[str, tuple[int, list[int]]]) -> None:
-        """Copy rows (width in bytes, numbers) of each fixed tensor into a new frame."""
+        """Copy rows (width in bytes, row numbers) of each fixed tensor into a new frame."""
         moved = MemoryFrame(final.size, self._memory)
         for name, (width, rows) in plan.items():
             source, target = self._layout.tensors[name].offset, final.tensors[name].offset
@@ -237,12 +237,12 @@ class FrameBuffer:
         self.frame, self._layout = moved, final
 
     def _fill(self) -> None:
-        """Everything but the rendered rows: labels, positions, status, ragged data, header and checksums."""
+        """Write all but the rendered rows: labels, positions, status, ragged data, header and checksums."""
         checksums = {
             name: combine_row_crcs(sums.tolist(), self._row_bytes(name)) for name, sums in self._sums.items()
         }
         masked = np.zeros(len(self.rows), np.bool_)
-        masked[self._blanks] = True  # a pad among them has the status of a pad
+        masked[self._blanks] = True  # not taken from the status: a cleared pad row keeps the status PAD
         small = {
             name: np.where(masked, 0, column.values[self.rows.samples])
             for name, column in self._labels.items()
@@ -260,7 +260,7 @@ class FrameBuffer:
         os.pwrite(self.frame.fd, self._layout.header_with(checksums), 0)
 
     def _other_labels(self, masked: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[np.int64]]:
-        """The class labels of the rows mixed in; a row's own where it stands alone."""
+        """Return the class labels of the partners; a row's own label where nothing is mixed in."""
         rows, pairs = self.rows, self._plan.pairs
         if pairs is None or rows.partners is None:
             return {}
@@ -276,7 +276,7 @@ class FrameBuffer:
         return np.frombuffer(os.pread(self.frame.fd, tensor.nbytes, tensor.offset), DTYPES[tensor.dtype])
 
     def _write(self, name: str, chunks: Iterator[bytes]) -> int:
-        """Write a tensor; returns its crc32c."""
+        """Write a tensor and return its crc32c."""
         at, crc = self._layout.tensors[name].offset, 0
         for chunk in chunks:
             os.pwrite(self.frame.fd, chunk, at)
@@ -301,7 +301,7 @@ class FrameBuffer:
 
 
 def fixed_specs(plan: Plan, labels: Iterable[str], count: int) -> list[TensorSpec]:
-    """The tensors of a frame of `count` rows whose shapes are known before a byte is read."""
+    """Return the tensors of a frame of `count` rows whose shapes are known before any data is read."""
     specs: list[TensorSpec] = [
         (name, dtype_code(output.dtype), (count, *output.shape))
         for name, output in plan.columns.items()
@@ -325,7 +325,7 @@ def _ragged_specs(name: str, output: FieldOutput, rows: list[_RaggedRow | None])
 
 
 def _chunks(rows: Sequence[_RaggedRow | None]) -> Iterator[bytes]:
-    """The rows' bytes in order, small rows together."""
+    """Yield the bytes of the rows in order, with small rows combined."""
     held: list[bytes] = []
     size = 0
     for row in rows:
@@ -343,5 +343,5 @@ def _chunks(rows: Sequence[_RaggedRow | None]) -> Iterator[bytes]:
 def _read(row: _RaggedRow, offset: int, length: int) -> bytes:
     data = os.pread(row.fd, length, row.offset + offset)
     if len(data) != length:
-        raise EOFError("a scratch file is shorter than its transform process said")
+        raise EOFError("a scratch file is shorter than its transform process reported")
     return data

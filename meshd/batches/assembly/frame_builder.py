@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from meshwire.plan.plan_spec import PlanSpec
 
 _AT_A_TIME = 1024
-FETCHED_BYTES = 64 << 20  # of samples, that come from other nodes before their rows are rendered
+FETCHED_BYTES = 64 << 20  # bytes of samples that are fetched from other nodes before their rows are rendered
 PROBES = 16
-PROBE_STREAM = 1 << 32  # of the keyed randomness: beyond any op's index
+PROBE_STREAM = 1 << 32  # stream of the keyed randomness, beyond the index of any op
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What a builder needs besides its order; shared by all of a node's builders."""
+    """The dependencies that all builders of a node share."""
 
     store: ObjectStore
     renderer: Renderer
@@ -64,7 +64,7 @@ class BuildContext:
 
 @dataclass(slots=True)
 class _Work:
-    """Rows that can be rendered as long as `pinned` is not closed."""
+    """Rows that can be rendered until `pinned` is closed."""
 
     rows: list[RowWork]
     pinned: PinnedObjects
@@ -74,7 +74,7 @@ class _Work:
 
 
 async def _drop(ahead: asyncio.Task[_Work] | None, work: _Work | None) -> None:
-    """Ends what was begun for rows that nobody renders any more."""
+    """Cancel and close the work on rows that will not be rendered."""
     if work is not None:
         work.close()
     if ahead is None:
@@ -86,7 +86,7 @@ async def _drop(ahead: asyncio.Task[_Work] | None, work: _Work | None) -> None:
 
 
 class FrameBuilder:
-    """Builds one frame and is thrown away. `whole`: rows of the global batch it is of, pads left out."""
+    """Builds one frame, once. `whole`: the number of rows of its global batch, without padding."""
 
     def __init__(
         self,
@@ -110,12 +110,14 @@ class FrameBuilder:
         return f"<FrameBuilder {self._plan.hash[:12]} epoch {self._epoch}, {len(self._buffer.rows)} rows>"
 
     async def build(self) -> MemoryFrame:
-        """The finished frame. Raises BatchError: SnapshotChanged, BadSample, OpFailed, Busy."""
+        """Return the finished frame. Raises BatchError: SnapshotChanged, BadSample, OpFailed, Busy."""
         return await self._finished(self._settle)
 
     async def build_part(self) -> MemoryFrame:
-        """A part of a frame. A bad sample is BadSample, whatever the plan says: what stands in for it may lie
-        anywhere, and how many there may be is known of the whole alone."""
+        """Return a part of a frame. A bad sample raises BadSample, whatever the policy of the plan.
+
+        A substitute may be on any node, and the bound on bad samples is known only for the whole frame.
+        """
         return await self._finished(self._refuse)
 
     async def _finished(
@@ -137,10 +139,10 @@ class FrameBuilder:
             self._buffer.close()
 
     async def _render(self, rows: Sequence[int]) -> list[RowFailure]:
-        """Render these rows of the draft; what is left are bad samples."""
+        """Render these rows of the frame; the failures returned are bad samples."""
         failures = await self._render_once(rows)
         unread = [failure.row for failure in failures if failure.kind in UNREADABLE_KINDS]
-        if unread:  # compacted or replaced meanwhile: the index knows better now
+        if unread:  # compacted or replaced since the lookup: look the locations up again
             failures = [failure for failure in failures if failure.kind not in UNREADABLE_KINDS]
             failures += await self._render_once(unread)
         for failure in failures:
@@ -148,7 +150,7 @@ class FrameBuilder:
                 raise busy(f"{self._name(failure)} cannot be read now: {failure.message}")
             if failure.kind == "damaged" and self._noticed(failure):
                 raise busy(
-                    f"{self._name(failure)} is damaged here; another owner's copy is taken in a moment"
+                    f"{self._name(failure)} is damaged on this node; retry to read another owner's copy"
                 )
             if failure.kind == "damaged":
                 await self._context.ledger.record_bad_samples(self._plan.hash, [self._entry(failure)])
@@ -158,7 +160,7 @@ class FrameBuilder:
         return failures
 
     async def _render_once(self, rows: Sequence[int]) -> list[RowFailure]:
-        """A portion at a time; the bytes of the next come from other nodes while one is rendered."""
+        """Render one portion at a time, while the bytes of the next are fetched from other nodes."""
         failures: list[RowFailure] = []
         ahead: asyncio.Task[_Work] | None = None
         work: _Work | None = None
@@ -176,7 +178,7 @@ class FrameBuilder:
         return sorted(failures, key=lambda failure: failure.row)
 
     def _portions(self, rows: Sequence[int]) -> list[Sequence[int]]:
-        """All of them, where a node is alone; else as many at a time as there may be bytes of other nodes."""
+        """Split rows into portions of FETCHED_BYTES; a single node fetches nothing and has one portion."""
         if self._context.remote.single_node or not len(rows):
             return [rows]
         samples = self._buffer.rows.samples[list(rows)]
@@ -186,7 +188,7 @@ class FrameBuilder:
         return [rows[start:end] for start, end in itertools.pairwise([0, *cuts, len(rows)]) if end > start]
 
     async def _resolved(self, rows: Sequence[int]) -> _Work:
-        """Where the bytes of these rows lie. Raises BatchError SnapshotChanged, Busy."""
+        """Look up the locations of the bytes of these rows. Raises BatchError SnapshotChanged, Busy."""
         draft, kitchen = self._buffer, self._context
         pinned = PinnedObjects(
             kitchen.store, self._snapshot, kitchen.archives, kitchen.remote, kitchen.memory
@@ -205,7 +207,7 @@ class FrameBuilder:
                     RowWork(row, positions[row], pieces, others.get(row, ()))
                     for row, pieces in zip(some, sources, strict=True)
                 ]
-                await asyncio.sleep(0)  # other frames get their turn
+                await asyncio.sleep(0)  # give other frames a turn
         except BaseException:
             work.close()
             raise
@@ -232,14 +234,14 @@ class FrameBuilder:
         return rendered.failures
 
     def _paired(self, rows: Sequence[int]) -> dict[int, int]:
-        """The sample that is mixed into each of these rows, where there is one."""
+        """Return the sample mixed into each of these rows, for the rows that have one."""
         partners = self._buffer.rows.partners
         if partners is None:
             return {}
         return {row: int(partners[row]) for row in rows if partners[row] >= 0}
 
     async def _settle(self, failures: list[RowFailure]) -> list[int] | None:
-        """Do with bad samples what the plan says. Returns the rows that stay, None for all."""
+        """Apply the plan's policy to bad samples. Returns the rows to keep, None for all."""
         found = [self._entry(failure) for failure in failures]
         await self._context.ledger.record_bad_samples(self._plan.hash, found)
         self._check_bound(failures)
@@ -256,10 +258,10 @@ class FrameBuilder:
         return None
 
     async def _refuse(self, failures: list[RowFailure]) -> None:
-        raise self._bad(failures[0], " (and a part of a frame has no stand-ins: ask for all of it)")
+        raise self._bad(failures[0], " (a partial frame has no substitutes: request the whole frame)")
 
     def _check_bound(self, failures: list[RowFailure]) -> None:
-        """Of this slice alone; the other slices' are added by who knows them."""
+        """Check the bound for this slice alone; the assembler adds the bad rows of the other slices."""
         spec, status = self._plan.spec, self._buffer.rows.status
         if spec.on_bad == "raise":
             raise self._bad(failures[0], "")
@@ -271,7 +273,7 @@ class FrameBuilder:
             why = f" ({len(counted)} bad rows of {self._whole}, {bound} allowed)"
             raise self._bad(counted[0], why)
         self._bad_rows = len(counted)
-        why = f" (with other ranks' slices more than {bound} bad rows of {self._whole}, {bound} allowed)"
+        why = f" (with other ranks' slices, more than {bound} bad rows of {self._whole}; {bound} allowed)"
         self._complaint = self._bad(counted[0], why)
 
     async def _substitute(self, failures: list[RowFailure]) -> None:
@@ -295,10 +297,10 @@ class FrameBuilder:
                 self._plan.hash, [self._entry(failure) for failure in again]
             )
         failure = next(iter(left.values()))
-        raise self._bad(failure, f" (and {PROBES} samples drawn to stand in for it are bad, too)")
+        raise self._bad(failure, f" (and {PROBES} substitutes drawn for it are bad, too)")
 
     def _kin(self, sample: int) -> tuple[int, int]:
-        """First and end of the samples that may stand in for one: all, or its part of a mix."""
+        """Return the range of samples that may substitute for a sample: all, or its part of a mix."""
         if self._plan.spec.mix is None:
             return 0, self._snapshot.samples
         bounds = mix_bounds(self._plan.spec.mix)
@@ -306,12 +308,12 @@ class FrameBuilder:
         return int(bounds[part - 1]), int(bounds[part])
 
     def _mark(self, rows: list[int], status: Status) -> None:
-        """A row that only fills up a batch stays flagged as that."""
+        """Set the status of rows; padding rows keep the status PAD."""
         found = self._buffer.rows.status
         found[rows] = np.where(found[rows] == Status.PAD, Status.PAD, status)
 
     def _sample(self, failure: RowFailure) -> int:
-        """What it is of: the row's own sample, or the one that is mixed into it."""
+        """Return the sample that failed: the row's own, or the one that is mixed into it."""
         rows = self._buffer.rows
         beside = rows.partners if failure.partner else None
         return int((rows.samples if beside is None else beside)[failure.row])
@@ -339,8 +341,8 @@ class FrameBuilder:
     def _broken(self, failure: RowFailure) -> BatchError:
         return BatchError(
             "OpFailed",
-            f"the op {failure.op!r} broke on the sample {self._name(failure)}: {failure.message}",
-            help="this is a defect of the op, not of the data; replay its row with: "
+            f"the op {failure.op!r} failed on the sample {self._name(failure)}: {failure.message}",
+            help="this is a bug in the op, not in the data; replay its row with: "
             f"{self._command(failure)}",
             detail=self._detail(failure),
         )
@@ -359,7 +361,10 @@ class FrameBuilder:
         }
 
     def _noticed(self, failure: RowFailure) -> bool:
-        """Has damage of this node's own looked at; whether another node may have the object whole."""
+        """Report the extents of this node's copy as damaged.
+
+        Returns whether another node may have a good copy.
+        """
         bucket, _, key = self._object_url(failure).removeprefix("s3://").partition("/")
         if not self._context.remote.has_peer_copies(bucket, key):
             return False
@@ -380,13 +385,13 @@ class FrameBuilder:
         return f"mesh replay {self._plan.hash} {position} --epoch {self._epoch}"
 
     def _replay(self, failure: RowFailure) -> str:
-        """The frame that holds just this row: the batch of one that begins at its position."""
+        """Return the URL of the frame with only this row: the batch of one that begins at its position."""
         position = int(self._buffer.rows.positions[failure.row])
         return f"/-/plans/{self._plan.hash}/{self._epoch}/0?batch=1&origin={position}"
 
 
 def max_bad_rows(spec: PlanSpec, rows: int) -> int:
-    """How many of the rows of a global batch may be bad."""
+    """Return how many rows of a global batch may be bad."""
     return max(1, int(spec.max_bad * rows))
 
 
@@ -395,7 +400,7 @@ def mix_partners(
     count: int,
     samples: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
 ) -> npt.NDArray[np.int64]:
-    """The sample at position ^ 1 of each; -1 where that lies beyond the epoch's `count` positions."""
+    """Return the sample at position ^ 1 of each; -1 if that is beyond the epoch's `count` positions."""
     others = positions ^ 1
     inside = others < count
     found = np.full(len(positions), -1, dtype=np.int64)
@@ -404,7 +409,7 @@ def mix_partners(
 
 
 def new_rows(positions: Any, samples: Any, pad: Any | None = None) -> Rows:
-    """Rows as they begin: status 0, or 3 where `pad` is set."""
+    """Return new rows: status 0, or 3 where `pad` is set."""
     count = len(positions)
     status = np.zeros(count, dtype=np.uint8)
     if pad is not None:

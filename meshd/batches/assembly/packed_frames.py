@@ -38,7 +38,7 @@ _TABLES = 4
 
 
 def pack_row_bounds(table: PackTable, spec: PlanSpec) -> npt.NDArray[np.int64] | None:
-    """Where the rows of each part of a mix begin, and the last end; None without one."""
+    """Return where the rows of each part of a mix begin, and the last end; None without a mix."""
     if spec.mix is None:
         return None
     firsts = table.samples[table.row_starts[:-1]]
@@ -46,12 +46,12 @@ def pack_row_bounds(table: PackTable, spec: PlanSpec) -> npt.NDArray[np.int64] |
 
 
 def pack_table_key(digest: str) -> str:
-    """Where the reserved bucket keeps a plan's table."""
+    """Return the document key of a plan's pack table."""
     return f"packs/{digest}"
 
 
 class PackTables:
-    """The tables of the plans used last. One a process."""
+    """The pack tables of recently used plans; one per process."""
 
     def __init__(self, catalog: DocumentStore) -> None:
         self._catalog = catalog
@@ -61,14 +61,17 @@ class PackTables:
         return f"<PackTables, {len(self._known)} known>"
 
     async def get_table(self, plan: Plan) -> PackTable:
-        """Raises BatchError NoSuchPlan when it is lost: registering the plan again makes it."""
+        """Return the table of a packed plan.
+
+        Raises BatchError NoSuchPlan if the table is lost; registering the plan again restores it.
+        """
         known = self._known.get(plan.hash)
         if known is None:
             document = await self._catalog.find_shared(pack_table_key(plan.hash))
             if document is None:
                 raise BatchError(
                     "NoSuchPlan",
-                    f"this node has no rows of the packed plan {plan.hash}",
+                    f"this node does not have the row table of the packed plan {plan.hash}",
                     help="register it again with POST /-/plans",
                 )
             known = self._known[plan.hash] = PackTable.from_bytes(document)
@@ -80,7 +83,7 @@ class PackTables:
 
 @dataclass(frozen=True, slots=True)
 class PackedFrame:
-    """What makes a frame: `rows`, whose samples are rows of the table, and the `samples` that lie in them."""
+    """The input of a packed frame: `rows`, whose samples are rows of the table, and the `samples` in them."""
 
     plan: Plan
     table: PackTable
@@ -90,7 +93,7 @@ class PackedFrame:
     def build_frame(
         self, within: MemoryFrame, metadata: Mapping[str, str], memory: MemoryAccount
     ) -> MemoryFrame:
-        """The frame, of the frame of `samples` that the plan within gives. Blocking: run it in a thread."""
+        """Build the packed frame from `within`, the frame of `samples`. Blocking: run it in a thread."""
         tensors, rows = tensor_frame.tensor_views(_read(within)), self.rows
         assert self.plan.spec.pack is not None
         columns = _Columns(self.plan.spec.pack, self.plan, len(rows))
@@ -118,7 +121,7 @@ def _read(frame: MemoryFrame) -> bytearray:
 
 
 class _Columns:
-    """The tensors of a frame while they are filled."""
+    """The tensors of a packed frame while they are filled."""
 
     def __init__(self, pack: Pack, plan: Plan, rows: int) -> None:
         self._fields = pack.fields
@@ -138,7 +141,7 @@ class _Columns:
         where: tuple[int, int, int, int],
         segment: int,
     ) -> bool:
-        """Lays a piece of a sample into its row; whether it was as long as the table says."""
+        """Copy a piece of a sample into its row. Returns whether it is as long as the table says."""
         row, at, begin, length = where
         for name in self._fields:
             start, end = within[f"{name}.offsets"][place : place + 2].tolist()

@@ -26,24 +26,26 @@ _AT_A_TIME = 1024
 
 
 def require_parts(plan: Plan) -> None:
-    """Raises BatchError BadRequest where a frame is not to be had in parts."""
+    """Raises BatchError BadRequest if frames of this plan cannot be built in parts."""
     ragged = [name for name, output in plan.columns.items() if output.shape is None]
     if ragged or plan.within or not plan.outputs:
         why = (
             "its rows are packed"
             if plan.within
-            else f"the rows of {ragged[0]!r} differ"
+            else f"the rows of {ragged[0]!r} differ in size"
             if ragged
-            else "no bytes"
+            else "it has no fields of bytes"
         )
         raise BatchError(
-            "BadRequest", f"a frame of this plan does not come in parts ({why}); ask for all of it"
+            "BadRequest", f"a frame of this plan cannot be built in parts ({why}); request the whole frame"
         )
 
 
 def main_objects(snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """For each sample the number of the object that most of its bytes are in; of equals the field named
-    first. int64[n]."""
+    """Return for each sample the number of the object that holds most of its bytes. int64[n].
+
+    Among equals, the field that is named first wins.
+    """
     columns = list(bytes_columns(snapshot).values())
     lengths = np.stack([column.length[samples] for column in columns])
     objects = np.stack([column.object[samples] for column in columns])
@@ -54,8 +56,10 @@ def main_objects(snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> npt.NDAr
 async def own_rows(
     elsewhere: RemoteSource, snapshot: Snapshot, rows: Rows, version: int
 ) -> npt.NDArray[np.int64]:
-    """The rows this node makes by this version of the map. Raises BatchError NotOwner where it goes by
-    another."""
+    """Return the rows that this node builds under this version of the cluster map.
+
+    Raises BatchError NotOwner if this node uses another version.
+    """
     if not await elsewhere.reaches_map_version(version):
         raise _other_map(version)
     numbers, places = np.unique(main_objects(snapshot, rows.samples), return_inverse=True)
@@ -63,11 +67,13 @@ async def own_rows(
     for start in range(0, len(numbers), _AT_A_TIME):
         for place, number in enumerate(numbers[start : start + _AT_A_TIME].tolist(), start):
             own[place] = elsewhere.is_first_replica(objects.bucket_of(number), objects.keys[number])
-        await asyncio.sleep(0)  # other frames get their turn
+        await asyncio.sleep(0)  # give other frames a turn
     if not await elsewhere.reaches_map_version(version):
         raise _other_map(version)
     return np.flatnonzero(own[places])
 
 
 def _other_map(version: int) -> BatchError:
-    return BatchError("NotOwner", f"this node does not go by version {version} of the map; ask for all of it")
+    return BatchError(
+        "NotOwner", f"this node does not use version {version} of the cluster map; request the whole frame"
+    )

@@ -63,18 +63,18 @@ INDEXES_PREFIX: Final = "archives/"
 REFUSALS_PREFIX: Final = "archives/bad/"
 NOTES_PREFIX: Final = "archives/notes/"
 COPIES_PREFIX: Final = "views/archives/"
-"""Among the results of views, whose room and eviction they share."""
+"""The copies are among the results of views, whose space and eviction they share."""
 RATIO: Final = 50
-"""Inflated, an archive has at most so many times its size, unless `--archive-ratio` says otherwise."""
+"""Decompressed, an archive has at most so many times its size, unless `--archive-ratio` says otherwise."""
 _SMALL: Final = 64 << 20
-"""Inflated, an archive may have so many bytes, however small it is."""
+"""Decompressed, any archive may have at least so many bytes, however small it is."""
 _ROWS_RATIO: Final = 200
-"""A file of Parquet, in rows, may have so many times its size: its values are encoded, and often the same."""
+"""The rows of a Parquet file may have so many times its size: its values are encoded and often repeat."""
 _READ: Final = "read as an archive"
 _HOW: Final = {"gz": "unpacked", "zst": "unpacked", "parquet": "read as Parquet"}
-_KEPT_FILES: Final = 500_000  # names of members a process keeps at hand, over all archives
-_AT_ONCE: Final = 2  # archives inflated or indexed at a time by one process
-_QUEUED: Final = 64  # that wait for it; what is asked beyond is told to come again
+_KEPT_FILES: Final = 500_000  # member names that a process caches, over all archives
+_AT_ONCE: Final = 2  # archives that one process decompresses or indexes at a time
+_QUEUED: Final = 64  # further archives that may wait; above that, callers get Busy
 
 
 class MemberLocation(NamedTuple):
@@ -86,10 +86,12 @@ class MemberLocation(NamedTuple):
 
 
 class ArchiveService:
-    """One a process. `room`: bytes that results of views may take; a copy takes half of that at most.
-    `ratio`: bytes for each byte of an archive that it may have inflated.
-    `used` is told the name of a copy that is read. Of an archive that other nodes hold (`FarRecord`) they
-    make the index, and the copy."""
+    """Indexes archives and makes decompressed copies, for a process.
+
+    `room`: bytes that results of views may take; a copy takes at most half of that. `ratio`: bytes that an
+    archive may have decompressed per byte of its size. `used` is called with the key of each copy that is
+    read. For an archive on other nodes (`RemoteRecord`), those nodes make the index and the copy.
+    """
 
     def __init__(
         self,
@@ -109,15 +111,19 @@ class ArchiveService:
         self._held = 0
 
     def __repr__(self) -> str:
-        return f"<Archives, {self._held} files of {len(self._kept)} at hand, {len(self._indexing)} under way>"
+        return (
+            f"<ArchiveService, {self._held} files of {len(self._kept)} archives cached, "
+            f"{len(self._indexing)} being indexed>"
+        )
 
     async def get_index(
         self, bucket: str, key: str, record: Record, *, spare: int | None = None
     ) -> ArchiveIndex:
-        """The index of an archive, made when it is first asked for, and with it the copy, if one is needed
-        and takes at most `spare` bytes (None: whatever a copy may take).
+        """Return the index of an archive, and create it and a needed copy on first use.
 
-        Raises BatchError BadSample: no archive by its name, damaged, hostile, or not of a make that is read.
+        The copy is left out if it takes more than `spare` bytes (None: the limit of every copy). Raises
+        BatchError BadSample: the key is not that of an archive, or the archive is damaged, hostile, or of
+        an unsupported format.
         """
         kind = _kind(bucket, key)
         name = _name(kind, record)
@@ -141,8 +147,10 @@ class ArchiveService:
         return found
 
     async def decompressed(self, bucket: str, key: str, record: Record) -> Record:
-        """The object whose bytes the index's offsets are of: the archive, or its inflated copy, made if need
-        be. Raises BatchError BadSample, TooLarge."""
+        """Return the object that the offsets of the index refer to: the archive or its decompressed copy.
+
+        Creates the copy if needed. Raises BatchError BadSample, TooLarge.
+        """
         copied = copy_kind(key)
         if copied is not None:
             return await self._unpacked(copied, bucket, key, record)
@@ -161,7 +169,7 @@ class ArchiveService:
         return await self._copy(index.kind, _url(bucket, key), record)
 
     async def _unpacked(self, kind: CopyKind, bucket: str, key: str, record: Record) -> Record:
-        """The copy of a packed file, or one of Parquet; of one that other nodes hold, what is known of it."""
+        """Return the copy of a compressed or Parquet file; for a file on other nodes, its remote record."""
         if isinstance(record, RemoteRecord):
             await self._objects.fetch_whole(bucket, key, record)
             here = self._objects.local_record(bucket, key, record.etag)
@@ -176,24 +184,24 @@ class ArchiveService:
         return self._store.get(RESERVED_BUCKET, place)
 
     async def locate_member(self, bucket: str, key: str, record: Record, name: str) -> MemberLocation | None:
-        """Where the bytes of a member lie; None when the archive has no such file. Raises like `plain`."""
+        """Return the location of a member, None if there is no such file. Raises as `decompressed` does."""
         place = (await self.get_index(bucket, key, record)).find(name)
         return None if place is None else MemberLocation(await self.decompressed(bucket, key, record), *place)
 
     def stream_files(self, bucket: str, key: str, record: Record) -> AsyncGenerator[StreamedFile, None]:
-        """Every file of an archive in stored order, in one pass and without a copy; memory is bounded.
+        """Stream every file of an archive in stored order: in one pass, without a copy, in bounded memory.
 
-        `async for name, size, pieces in …`; what is not read of `pieces` is passed over. Raises BatchError
-        BadSample, where the archive turns out to be damaged; StoreError.
+        Use as `async for name, size, pieces in …`; unread `pieces` are skipped. Raises BatchError BadSample
+        if the archive turns out to be damaged; StoreError.
         """
         kind = _kind(bucket, key)
         return stream_files(self._store, kind, record, _url(bucket, key), self._believed(record))
 
     @asynccontextmanager
     async def _acquire_slot(self) -> AsyncIterator[None]:
-        """One of the few that inflate or index at a time. Raises BatchError Busy when too many wait."""
+        """Wait for one of the few slots to decompress or index. Raises BatchError Busy if too many wait."""
         if self._waiting >= _QUEUED:
-            raise busy(f"{self._waiting} archives wait to be indexed or inflated")
+            raise busy(f"{self._waiting} archives wait to be indexed or decompressed")
         self._waiting += 1
         try:
             await self._turns.acquire()
@@ -204,18 +212,18 @@ class ArchiveService:
         finally:
             self._turns.release()
 
-    # --- making -----------------------------------------------------------------------------------------
+    # --- building ---------------------------------------------------------------------------------------
 
     async def _stored(self, name: str, url: str, record: Record) -> ArchiveIndex | None:
         document = self._catalog.read_document(INDEXES_PREFIX + name)
         if document is not None:
-            with suppress(ColumnError):  # written by another version: made anew
+            with suppress(ColumnError):  # written by another version: rebuilt
                 return await asyncio.to_thread(_read, document)
         kept = self._catalog.read_document(REFUSALS_PREFIX + name)
         if kept is not None:
             refusal = json.loads(kept)
             most = refusal["most"]
-            if most is None or most >= self._believed(record):  # else more is believed now
+            if most is None or most >= self._believed(record):  # else the limit was raised since
                 raise unreadable_archive(url, str(refusal["error"]))
         return None
 
@@ -226,7 +234,7 @@ class ArchiveService:
             self._held -= len(self._kept.popitem(last=False)[1])
 
     async def _asked(self, name: str, bucket: str, key: str, record: Record) -> ArchiveIndex:
-        """The index that a node which holds the archive makes, kept here, too."""
+        """Return the index that a node with the archive creates; store it on this node, too."""
         document = await self._objects.fetch_index(bucket, key, record)
         index = await asyncio.to_thread(_read, document)
         await self._catalog.write_document(INDEXES_PREFIX + name, document)
@@ -238,7 +246,7 @@ class ArchiveService:
                 with damage_context(url):
                     index = await self._indexed(kind, record, most)
         except (ArchiveError, TarError, ColumnError) as error:
-            await self._prove(url, record)  # what is damaged here is no refusal of what was stored
+            await self._prove(url, record)  # damage on this disk is no reason to refuse the archive
             metrics.archives.labels(kind, "refused").inc()
             message = str(error)[:300]
             limit = error.most if isinstance(error, DecompressedSizeError) else None
@@ -256,7 +264,7 @@ class ArchiveService:
             return await self._scanned(kind, record, record.size)
         if kind == "zip":
             return await self._zip(record, most)
-        # Inflated it is seldom smaller: one pass, then, instead of a copy that breaks off.
+        # A tar is seldom smaller decompressed: in that case one pass, instead of a copy that breaks off.
         copy = await self._written(kind, record, most) if record.size <= most else None
         if copy is not None:
             return await self._scanned(kind, copy, record.size)
@@ -271,7 +279,7 @@ class ArchiveService:
         with self._store.open_spans(record, 0, record.size) as spans:
             members = await asyncio.to_thread(zip_files, spans, record.size, self._believed(record))
             index = await asyncio.to_thread(_zip_index, members, record.size)
-            # The members' checksums are looked at now, not when one is first read.
+            # The checksums of all members are verified now, not when a member is first read.
             if index.inflated and index.size > most:
                 await asyncio.to_thread(_inflate_all, spans, members)
             elif index.inflated:
@@ -279,7 +287,7 @@ class ArchiveService:
         return index
 
     async def _copy(self, kind: CopyKind, url: str, record: Record) -> Record:
-        """The copy of an archive that was found to be in order. Raises BatchError BadSample, TooLarge."""
+        """Return the copy of a valid archive, made if needed. Raises BatchError BadSample, TooLarge."""
         copy, _ = await self._copying.run(copy_key(kind, record), lambda: self._copied(kind, url, record))
         return copy
 
@@ -293,17 +301,19 @@ class ArchiveService:
             raise unreadable_archive(url, str(error), _HOW.get(kind, _READ)) from error
         except ParquetUnsupportedError as error:
             help_ = "install shardmesh[parquet] on every node that stores, or write the rows as MDS or JSONL"
-            raise BatchError("NotImplemented", f"{url}: no Parquet is read: {error}", help=help_) from error
+            raise BatchError(
+                "NotImplemented", f"{url}: this node cannot read Parquet: {error}", help=help_
+            ) from error
         if made is None:
             raise BatchError(
                 "TooLarge",
-                f"{url} has more than {self._most} bytes inflated, too many for a copy to read members from",
-                help="raise --view-cache, or take it apart with a job that extracts or reshards it",
+                f"{url} has more than {self._most} bytes decompressed, which is too large for a copy",
+                help="raise --view-cache, or unpack it with a job that extracts or reshards it",
             )
         return made
 
     async def _written(self, kind: CopyKind, record: Record, left: int) -> Record | None:
-        """A copy, made and kept; None if it would be larger than `left` bytes. Raises ArchiveError."""
+        """Make and store a copy; None if it would be larger than `left` bytes. Raises ArchiveError."""
         key = copy_key(kind, record)
         writer = self._store.writer(RESERVED_BUCKET, key, size=None)
         try:
@@ -321,14 +331,14 @@ class ArchiveService:
             failpoints.hit("archives.copy.written")
             metrics.archives.labels(kind, "inflated").inc()
             meta = Meta(f"{record.etag}-{record.size:x}")
-            with suppress(ConditionFailedError):  # another process was quicker
+            with suppress(ConditionFailedError):  # another process was faster
                 return await writer.commit(meta, conditions=Conditions(if_none_match=("*",)))
             return self._store.get(RESERVED_BUCKET, key)
         finally:
             await writer.abort()
 
     async def _prove(self, url: str, record: Record) -> None:
-        """Raises CorruptExtentError when it is the disk that spoiled an archive."""
+        """Raises CorruptExtentError if the archive is damaged on this node's disk."""
         with self._store.open_spans(record, 0, record.size) as spans:
             await verify_extents(spans, url)
 
@@ -337,13 +347,15 @@ class ArchiveService:
 
 
 def copy_key(kind: CopyKind, record: Record) -> str:
-    """The name of an archive's inflated copy in the reserved bucket."""
+    """Return the key of an archive's decompressed copy in the reserved bucket."""
     return f"{COPIES_PREFIX}{_name(kind, record)}"
 
 
 def index_names(key: str, record: Record) -> tuple[str, ...]:
-    """Under which names in the reserved bucket something is kept of an object; none if it is neither
-    an archive nor read through a copy."""
+    """Return the keys in the reserved bucket under which data about an object may be stored.
+
+    Empty if the object is neither an archive nor read through a copy.
+    """
     kind, copied = archive_kind(key), copy_kind(key)
     if copied is not None:
         return (copy_key(copied, record),)
@@ -355,11 +367,11 @@ def index_names(key: str, record: Record) -> tuple[str, ...]:
 
 
 def unreadable_archive(url: str, message: str, how: str = _READ) -> BatchError:
-    """An archive, or packed file, that cannot be read."""
+    """Return the error for an archive or compressed file that cannot be read."""
     return BatchError(
         "BadSample",
         f"{url} cannot be {how}: {message}",
-        help="store it again, whole; its index follows by itself",
+        help="upload it again; its index is created automatically",
         detail={"url": url},
     )
 
@@ -368,7 +380,7 @@ def _kind(bucket: str, key: str) -> ArchiveKind:
     kind = archive_kind(key)
     if kind is None:
         raise unreadable_archive(
-            _url(bucket, key), "its key ends like none (.tar, .tar.gz, .tgz, .tar.zst, .tzst, .zip)"
+            _url(bucket, key), "its key has no known extension (.tar, .tar.gz, .tgz, .tar.zst, .tzst, .zip)"
         )
     return kind
 
@@ -382,7 +394,7 @@ def _name(kind: CopyKind, record: Record) -> str:
 
 
 def _read(document: bytes) -> ArchiveIndex:
-    """An index, ready to be searched (blocking). Raises ColumnError."""
+    """Return an index, prepared for lookups (blocking). Raises ColumnError."""
     index = ArchiveIndex.from_bytes(document)
     index.prepare()
     return index
@@ -418,7 +430,7 @@ def _plain_bytes(kind: CopyKind, spans: Iterable[Span], size: int, most: int) ->
 
 
 def _rows(spans: Sequence[Span], size: int) -> Iterator[bytes]:
-    """Of a file of Parquet. Raises ArchiveError, UnreadableError."""
+    """Yield the rows of a Parquet file. Raises ArchiveError, UnreadableError."""
     try:
         yield from parquet_rows(partial(read_spans, spans), size)
     except ParquetError as error:
@@ -426,7 +438,7 @@ def _rows(spans: Sequence[Span], size: int) -> Iterator[bytes]:
 
 
 def _inflate_all(spans: Sequence[Span], members: Iterable[ZipMember]) -> None:
-    """For what it raises: ArchiveError where a member is damaged (blocking)."""
+    """Decompress every member to verify it (blocking). Raises ArchiveError if one is damaged."""
     for member in members:
         for _ in member_pieces(spans, member):
             pass
@@ -437,7 +449,7 @@ def _copy_size(members: Iterable[ZipMember]) -> int:
 
 
 class _Copied(NamedTuple):
-    """A member as the index is made of it."""
+    """A member of a zip's copy, as input of the index."""
 
     name: str
     size: int
@@ -446,12 +458,12 @@ class _Copied(NamedTuple):
 
 
 def _zip_index(members: list[ZipMember], size: int) -> ArchiveIndex:
-    """Of a zip whose files are all stored, their places in it; else those in its copy."""
+    """Return the index of a zip: with offsets in the zip if all its files are stored, else in its copy."""
     if all(member.method == STORED for member in members):
         return ArchiveIndex("zip", index_tar(members), size, inflated=False)
     at, found = 0, []
     for member in members:
         found.append(_Copied(member.name, member.size, at))
         at += member.size
-    # One byte more where the copy were as large as the archive: a snapshot tells the two by their size.
+    # One extra byte if the copy is as large as the archive: a snapshot tells the two apart by their size.
     return ArchiveIndex("zip", index_tar(found), at + (at == size), inflated=True)

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshd.archives")
 _PAGE: Final = 1000
-_YOUNG: Final = 3_600_000  # ms; what was indexed a moment ago may be of an object that is only now looked up
+_YOUNG: Final = 3_600_000  # ms; younger indexes are kept: their object may have been written after the scan
 
 
 class IndexNote(msgspec.Struct, frozen=True):
-    """There is an archive under this key. Its ETag makes the note another one when another archive comes."""
+    """A note that there is an archive under this key. With the ETag, another archive gives another note."""
 
     bucket: str
     key: str
@@ -44,16 +44,16 @@ class IndexNote(msgspec.Struct, frozen=True):
 
 
 class IndexQueue:
-    """The writing side: one a worker."""
+    """Queues notes, for a worker."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._catalog = DocumentStore(store)
 
     def __repr__(self) -> str:
-        return "<Ingest>"
+        return "<IndexQueue>"
 
     async def enqueue(self, bucket: str, key: str, record: Record) -> None:
-        """An object was stored. Never fails: what is not noted is indexed when it is asked for."""
+        """Queue an object that was stored. Never fails: without a note, it is indexed on first use."""
         if archive_kind(key) is None:
             return
         name = hashlib.blake2b(f"{bucket}\0{key}".encode(), digest_size=16).hexdigest()
@@ -79,13 +79,13 @@ class BackgroundIndexer:
     ) -> None:
         self._store, self._archives, self._buckets, self._clock = store, archives, buckets, clock
         self._room, self._measured, self._spent = room, -1, 0
-        self._seen = -1  # the store's revision when there were no notes left
+        self._seen = -1  # the store's revision when no notes were left
 
     def __repr__(self) -> str:
-        return f"<Indexer, idle since revision {self._seen}>"
+        return f"<BackgroundIndexer, idle since revision {self._seen}>"
 
     async def index_queued(self) -> int:
-        """Index what is noted, one after the other; how many."""
+        """Index the archives of all notes, one by one. Returns how many notes were removed."""
         revision = self._store.revision()
         if revision == self._seen or self._room() is None:
             return 0
@@ -102,16 +102,16 @@ class BackgroundIndexer:
         return done
 
     async def _settled(self, key: str, note: Record) -> bool:
-        """Whether a note was worked off."""
+        """Work off a note. Returns whether it was removed."""
         try:
             where = msgspec.json.decode(self._store.read_range(note, 0, note.size), type=IndexNote)
             record = self._store.get(where.bucket, where.key)
             if record is not None:
                 began = self._clock.monotonic()
                 await self._index(where, record)
-                await asyncio.sleep(self._clock.monotonic() - began)  # clients keep half of the disk
+                await asyncio.sleep(self._clock.monotonic() - began)  # leave clients half of the disk
             failpoints.hit("archives.note.settled")
-            # A note that was left again meanwhile stays: another archive may be there now.
+            # A note that was queued again in the meantime stays: it may be for another archive.
             unchanged = Conditions(if_match=(note.etag,))
             await self._store.delete(RESERVED_BUCKET, key, conditions=unchanged)
         except (ConditionFailedError, ConditionMissingError, ExtentGoneError):
@@ -132,16 +132,16 @@ class BackgroundIndexer:
         self._spent += index.size if index.inflated else 0
 
     def _spare(self) -> int:
-        """The room that is left, less what was taken since it was last measured."""
+        """Return the remaining room, less what was used since it was last measured."""
         room = self._room() or 0
         if room != self._measured:
             self._measured, self._spent = room, 0
         return max(0, room - self._spent)
 
-    # --- indexes of what is gone ------------------------------------------------------------------------
+    # --- orphaned indexes -------------------------------------------------------------------------------
 
     async def remove_orphans(self) -> int:
-        """Remove indexes, refusals and copies of what no object or version has any more; how many."""
+        """Remove indexes, refusals and copies that no object or version refers to. Returns how many."""
         orphans = await asyncio.to_thread(self._orphans)
         for start in range(0, len(orphans), _PAGE):
             await self._store.delete_many(RESERVED_BUCKET, orphans[start : start + _PAGE])
@@ -156,7 +156,7 @@ class BackgroundIndexer:
             key, version, more = page.next_key, page.next_version, page.truncated
 
     def _orphans(self) -> list[str]:
-        """What is there and no object would have: memory for the former alone."""
+        """Return the keys that no object would use. Holds only the stored keys in memory, not the objects."""
         found = set(self._kept_names(self._clock.now_ms() - _YOUNG))
         for bucket in self._buckets() if found else ():
             for key, record in self._versions(bucket):
@@ -164,7 +164,7 @@ class BackgroundIndexer:
         return sorted(found)
 
     def _kept_names(self, before: int) -> Iterator[str]:
-        """Indexes, refusals and copies made before that time."""
+        """Yield the keys of indexes, refusals and copies that were created before that time."""
         for prefix in (INDEXES_PREFIX, COPIES_PREFIX):
             after, more = "", True
             while more:

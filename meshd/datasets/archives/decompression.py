@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 PIECE: Final = 1 << 20
 _FIRST: Final = 4 << 10
-"""Bytes that a stream is given first, then twice as many each time: what it leaves of them is copied, and a
-hostile file has a stream every few bytes."""
+"""Input bytes that a stream gets first, then twice as many each time. What it leaves of them is copied, and
+a hostile file has a stream every few bytes."""
 _FILLED: Final = re.compile(rb"[^\0]")
-_GZIP, _RAW = 31, -15  # zlib's window bits: a gzip member, a bare deflate stream
-_WINDOW_LOG: Final = 27  # 128 MiB: what zstd writes without --ultra --long
+_GZIP, _RAW = 31, -15  # zlib's window bits: a gzip member, a raw deflate stream
+_WINDOW_LOG: Final = 27  # 128 MiB: the maximum that zstd writes without --ultra --long
 _Codec = Any  # zlib's and zstd's decompressors have no common type
 
 
 def decompress(kind: CopyKind, packed: Iterable[bytes]) -> Iterator[bytes]:
-    """The file inside a gzip or zstd stream, in pieces of at most 1 MiB. Raises ArchiveError."""
+    """Yield the file inside a gzip or zstd stream in pieces of at most 1 MiB. Raises ArchiveError."""
     gzip = kind in ("tgz", "gz")
     return _streams(packed, _gzip if gzip else _zstd, "gzip" if gzip else "zstd")
 
 
 def decompress_member(packed: Iterable[bytes], size: int, crc32: int, name: str) -> Iterator[bytes]:
-    """A zip's deflated member of exactly `size` bytes, in pieces of at most 1 MiB. Raises ArchiveError."""
+    """Yield a deflated zip member of exactly `size` bytes in pieces of at most 1 MiB. Raises ArchiveError."""
     codec, left, total = zlib.decompressobj(_RAW), size, 0
     for data in packed:
         for piece in _pieces(codec, data, _fed_zlib):
@@ -66,7 +66,7 @@ def _zstd() -> _Codec:
 
 
 def _streams(packed: Iterable[bytes], make: Callable[[], _Codec], name: str) -> Iterator[bytes]:
-    """Streams one after the other, as both formats allow; zeros may follow them."""
+    """Decompress consecutive streams, which both formats allow; zeros may follow them."""
     codec, begun, ended, most = make(), False, False, _FIRST
     for chunk in packed:
         at = 0
@@ -84,7 +84,7 @@ def _streams(packed: Iterable[bytes], make: Callable[[], _Codec], name: str) -> 
             ended = codec.eof
             at -= len(codec.unused_data) if ended else 0
     if not ended:
-        raise ArchiveError(f"the {name} stream is cut off" if begun else f"there is no {name} stream")
+        raise ArchiveError(f"the {name} stream is truncated" if begun else f"there is no {name} stream")
 
 
 def _pieces(

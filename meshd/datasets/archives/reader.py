@@ -35,7 +35,7 @@ _AHEAD: Final = 64 << 10
 
 
 def read_spans(spans: Sequence[Span], offset: int, length: int) -> bytes:
-    """At most `length` bytes, fewer only at the end. Raises DiskFailedError."""
+    """Read at most `length` bytes, fewer only at the end. Raises DiskFailedError."""
     parts = []
     for span in spans:
         if length <= 0:
@@ -56,13 +56,15 @@ def _pread(fd: int, length: int, offset: int) -> bytes:
     except OSError as error:
         raise DiskFailedError(f"a data file cannot be read: {error.strerror}") from error
     if len(data) != length:
-        raise DiskFailedError("a data file ends before its extent does")
+        raise DiskFailedError("a data file ends before the end of an extent")
     return data
 
 
 def span_pieces(spans: Sequence[Span], offset: int, length: int) -> Iterator[bytes]:
-    """These bytes, at most 1 MiB at a time, extents that are among them compared. Raises DiskFailedError,
-    CorruptExtentError."""
+    """Yield these bytes, at most 1 MiB at a time, and verify the extents that are completely among them.
+
+    Raises DiskFailedError, CorruptExtentError.
+    """
     passing = StreamVerifier()
     for span in spans:
         first, last = min(offset, span.length), min(offset + length, span.length)
@@ -75,17 +77,17 @@ def span_pieces(spans: Sequence[Span], offset: int, length: int) -> Iterator[byt
 
 
 class BufferedSpanReader:
-    """Reads by offset, and ahead: the headers of small members share a read."""
+    """Reads by offset with read-ahead: the headers of small members share a read."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._spans = spans
         self._start, self._data = 0, b""
 
     def __repr__(self) -> str:
-        return f"<Ahead at {self._start}>"
+        return f"<BufferedSpanReader at {self._start}>"
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes, fewer only at the end."""
+        """Read at most `length` bytes, fewer only at the end."""
         begin = offset - self._start
         if begin < 0 or begin + length > len(self._data):
             self._data = read_spans(self._spans, offset, max(length, _AHEAD))
@@ -94,22 +96,22 @@ class BufferedSpanReader:
 
 
 class ForwardReader:
-    """Reads by offset, forwards only, what comes as a stream; what is passed over is gone."""
+    """Reads a stream by ascending offsets; skipped bytes are lost."""
 
     def __init__(self, stream: Iterable[bytes]) -> None:
         self._stream = iter(stream)
-        self._data, self._start = b"", 0  # the piece at hand, and where it begins
+        self._data, self._start = b"", 0  # the current piece, and its offset
 
     def __repr__(self) -> str:
-        return f"<Forward at {self._start}>"
+        return f"<ForwardReader at {self._start}>"
 
     @property
     def seen(self) -> int:
-        """Bytes of the stream that were met."""
+        """The number of bytes of the stream that were received."""
         return self._start + len(self._data)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes, fewer only at the end of the stream."""
+        """Read at most `length` bytes, fewer only at the end of the stream."""
         parts: list[bytes] = []
         while length > 0 and self._reach(offset):
             part = self._data[offset - self._start :][:length]
@@ -119,14 +121,14 @@ class ForwardReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def skip_to_end(self) -> None:
-        """Go to the end, where the checksum of the whole stands."""
+        """Read to the end, where the checksum of the whole stream is verified."""
         while self._reach(self.seen):
             pass
 
     def _reach(self, offset: int) -> bool:
-        """Whether the stream goes as far as `offset`; the piece that holds it is then at hand."""
+        """Advance to the piece with `offset`. Returns False if the stream ends before."""
         if offset < self._start:
-            raise ValueError("a stream is read forwards only")
+            raise ValueError("a stream is read in ascending order only")
         while offset >= self.seen:
             piece = next(self._stream, None)
             if piece is None:
@@ -139,25 +141,25 @@ MAX_MEMBERS: Final = 10_000_000
 _MAX_NAMES: Final = 1 << 30
 _FEW, _FEW_NAMES = 500_000, 64 << 20
 _PACKED: Final = 8
-"""Beyond the first few: bytes that a member takes at least, compressed; bytes of a name for each of them."""
+"""Above the first few: minimum compressed bytes per member, and bytes of names per byte of the archive."""
 SCATTERED: Final = ("tar", "zip", "parquet")
-"""Read here and there, not from the first byte to the last."""
-UNLIMITED: Final = 1 << 60  # the end of a stream whose end is not known
+"""Kinds that are read by offset, not from the first byte to the last."""
+UNLIMITED: Final = 1 << 60  # the end of a stream of unknown length
 
 
 class DecompressedSizeError(ArchiveError):
-    """Inflated, an archive has more than `most` bytes, the limit for one of its size."""
+    """Decompressed, an archive has more than `most` bytes, the limit for an archive of its size."""
 
     def __init__(self, most: int) -> None:
         super().__init__(
-            f"inflated it has more than {most} bytes, this node's limit for an archive of its size; store it "
-            "less compressed or as a plain tar, or have --archive-ratio raised"
+            f"decompressed, it has more than {most} bytes, this node's limit for an archive of its size; "
+            "store it less compressed or as a plain tar, or raise --archive-ratio"
         )
         self.most = most
 
 
 class MemberStart(NamedTuple):
-    """A file begins: `size` bytes follow, as pieces."""
+    """The start of a file: `size` bytes follow as pieces."""
 
     name: str
     size: int
@@ -167,7 +169,10 @@ WalkEvent = MemberStart | bytes
 
 
 def walk(kind: ArchiveKind, spans: Sequence[Span], size: int, most: int) -> Iterator[WalkEvent]:
-    """The files of an archive of `size` bytes; inflated it may have `most`. Raises ArchiveError, TarError."""
+    """Yield the files of an archive of `size` bytes that may have `most` bytes decompressed.
+
+    Raises ArchiveError, TarError.
+    """
     if kind == "zip":
         yield from _walk_zip(spans, size, most)
     elif kind == "tar":
@@ -179,7 +184,7 @@ def walk(kind: ArchiveKind, spans: Sequence[Span], size: int, most: int) -> Iter
 
 
 def walk_tar(source: BufferedSpanReader | ForwardReader, end: int) -> Iterator[WalkEvent]:
-    """The files of a tar that is read by offset."""
+    """Yield the files of a tar that is read by offset."""
     for member in limit_members(scan_tar(source.read_at, 0, end)):
         if member.type not in FILE_TYPES:
             continue
@@ -188,7 +193,7 @@ def walk_tar(source: BufferedSpanReader | ForwardReader, end: int) -> Iterator[W
             length = min(PIECE, member.size - at)
             data = source.read_at(member.data_offset + at, length)
             if len(data) != length:
-                raise TarError("the file ends inside a member", member.start)
+                raise TarError("the archive ends inside a member", member.start)
             yield data
 
 
@@ -199,7 +204,7 @@ def _walk_zip(spans: Sequence[Span], size: int, most: int) -> Iterator[WalkEvent
 
 
 def zip_files(spans: Sequence[Span], size: int, most: int) -> list[ZipMember]:
-    """The files of a zip, in order of place. Raises ArchiveError, also for more than `most` bytes of them."""
+    """Return the files of a zip by offset. Raises ArchiveError, also if they have more than `most` bytes."""
     members = [each for each in scan_zip(BufferedSpanReader(spans).read_at, size) if each.type == "0"]
     if len(members) > MAX_MEMBERS:
         raise ArchiveError(f"more than {MAX_MEMBERS} members")
@@ -210,7 +215,7 @@ def zip_files(spans: Sequence[Span], size: int, most: int) -> list[ZipMember]:
 
 
 def member_pieces(spans: Sequence[Span], member: ZipMember) -> Iterator[bytes]:
-    """A zip member's bytes. Raises ArchiveError."""
+    """Yield the bytes of a zip member. Raises ArchiveError."""
     packed = span_pieces(spans, member.data_offset, member.packed)
     if member.method == STORED:
         return packed
@@ -218,7 +223,7 @@ def member_pieces(spans: Sequence[Span], member: ZipMember) -> Iterator[bytes]:
 
 
 def limit_bytes(stream: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """The stream, as long as it has at most `most` bytes. Raises ArchiveError."""
+    """Yield the stream, up to `most` bytes. Raises ArchiveError if it has more."""
     left = most
     for piece in stream:
         left -= len(piece)
@@ -228,20 +233,22 @@ def limit_bytes(stream: Iterable[bytes], most: int) -> Iterator[bytes]:
 
 
 def plausible_members(members: Iterable[TarMember], packed: int) -> Iterator[TarMember]:
-    """The members of a tar that is stored in `packed` bytes, compressed or not: as many, and names as long,
-    as may be kept in memory for an archive of this size. Raises TarError."""
+    """Yield the members of a tar that is stored in `packed` bytes, compressed or not.
+
+    Raises TarError for more members or longer names than may be kept in memory for an archive of this size.
+    """
     names = min(_MAX_NAMES, _FEW_NAMES + _PACKED * packed)
     for number, member in enumerate(limit_members(members)):
         names -= len(member.name)
         if names < 0 or number >= _FEW + packed // _PACKED:
             raise TarError(
-                f"more members, or longer names, than are believed of {packed} bytes", member.start
+                f"more members, or longer names, than are allowed in {packed} bytes", member.start
             )
         yield member
 
 
 def limit_members(members: Iterable[TarMember]) -> Iterator[TarMember]:
-    """The members, as long as there are not too many. Raises TarError."""
+    """Yield the members. Raises TarError if there are too many."""
     for number, member in enumerate(members):
         if number >= MAX_MEMBERS:
             raise TarError(f"more than {MAX_MEMBERS} members", member.start)
@@ -253,7 +260,7 @@ _EVENTS: Final = 1000
 
 
 class StreamedFile(NamedTuple):
-    """A file: exactly `size` bytes come out of `pieces`, of which each has at most 1 MiB."""
+    """A file: `pieces` yields exactly `size` bytes in pieces of at most 1 MiB."""
 
     name: str
     size: int
@@ -263,7 +270,7 @@ class StreamedFile(NamedTuple):
 async def stream_files(
     store: ObjectStore, kind: ArchiveKind, record: Record, url: str, most: int
 ) -> AsyncGenerator[StreamedFile, None]:
-    """See `Archives.stream`."""
+    """Stream an archive: see `ArchiveService.stream_files`."""
     with store.open_spans(record, 0, record.size) as spans:
         if kind in SCATTERED:
             await verify_extents(spans, url)
@@ -282,13 +289,13 @@ class _Source:
         self._ready: deque[WalkEvent] = deque()
 
     async def next_event(self) -> WalkEvent | None:
-        """The next event, None at the end. Raises BatchError BadSample, CorruptExtentError."""
+        """Return the next event, None at the end. Raises BatchError BadSample, CorruptExtentError."""
         if not self._ready:
             try:
                 with damage_context(self._url):
                     self._ready.extend(await asyncio.to_thread(self._fetch))
             except (ArchiveError, TarError) as error:
-                await verify_extents(self._spans, self._url)  # damaged here, or stored so?
+                await verify_extents(self._spans, self._url)  # raises if it is this disk that is damaged
                 raise BatchError(
                     "BadSample",
                     f"{self._url} cannot be read as an archive: {error}",
@@ -308,7 +315,7 @@ class _Source:
         return found
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """What is left of the file that began last."""
+        """Yield the rest of the current file."""
         while True:
             event = await self.next_event()
             if event is None:
