@@ -28,15 +28,15 @@ MAX_ASSET_BYTES = 64 << 20
 _NAME = re.compile(r"sha256:[0-9a-f]{64}")
 
 AssetLoader = Callable[[str], "Asset"]
-"""Digest (hex) → the asset. Raises MissingAssetError, SourceGoneError."""
+"""Maps a digest (hex) to the asset. Raises MissingAssetError, SourceGoneError."""
 
 
 class MissingAssetError(PlanError):
-    """The plan names content that this node does not have: it cannot reproduce the plan."""
+    """The plan names content that this node does not have, so the node cannot reproduce the plan."""
 
 
 class BadAssetError(ValueError):
-    """The content is not what the op needs: raised by an op's build, of its `parameter`."""
+    """The content is not what the op needs. An op's constructor raises it for its `parameter`."""
 
     def __init__(self, parameter: str, reason: str) -> None:
         super().__init__(reason)
@@ -45,8 +45,10 @@ class BadAssetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """`digest`: sha256 of `data` in hex, and all that equality looks at: what is made of an asset can be kept
-    by it."""
+    """The content of an asset. `digest`: sha256 of `data` in hex.
+
+    Equality compares only the digest, so values derived from an asset can be cached by the asset.
+    """
 
     digest: str
     data: bytes = field(repr=False, compare=False)
@@ -55,30 +57,30 @@ class Asset:
 def asset(value: Any, path: str) -> str:
     """An object, as s3://BUCKET/KEY, or its content, as sha256:HEX.
 
-    When an op is built it is the latter, which a node has put in the place of the address. Gives the digest.
+    When an op is built, the value is the latter: a node has replaced the address. Returns the digest.
     """
     text = checked_text(value, path, at_most=1200)
     if _NAME.fullmatch(text):
         return text.removeprefix(PREFIX)
     if text.startswith("s3://"):
-        raise PlanError(path, f"{shown_value(text)} was not read yet: plans and views name it by sha256")
+        raise PlanError(path, f"{shown_value(text)} is not pinned yet: plans and views name it by sha256")
     raise PlanError(path, f"expected s3://BUCKET/KEY or sha256:HEX, got {shown_value(text)}")
 
 
 def verify_asset(digest: str, data: bytes) -> Asset:
-    """Raises SourceGoneError unless the bytes are what the digest names."""
+    """Return the asset. Raises SourceGoneError if the bytes do not match the digest."""
     if hashlib.sha256(data).hexdigest() != digest:
-        raise SourceGoneError(f"the asset {PREFIX}{digest[:12]}… is damaged where it is kept")
+        raise SourceGoneError(f"the stored copy of the asset {PREFIX}{digest[:12]}… is damaged")
     return Asset(digest, data)
 
 
 def no_assets(digest: str) -> Asset:
-    """Loads nothing."""
+    """An asset loader that has no assets. Raises MissingAssetError."""
     raise MissingAssetError("", missing_asset_message(digest))
 
 
 class LoadedAssets:
-    """The assets a process used last, at most `limit` bytes. Not for threads."""
+    """A cache of the assets a process used last, up to `limit` bytes. Not thread-safe."""
 
     def __init__(self, files: SourceFiles, limit: int = 4 * MAX_ASSET_BYTES) -> None:
         self._files, self._limit = files, limit
@@ -89,7 +91,7 @@ class LoadedAssets:
         return f"<LoadedAssets {len(self._known)}, {self._bytes} bytes>"
 
     def loader(self, places: Mapping[str, Sequence[Piece]]) -> AssetLoader:
-        """A loader that knows where these assets lie."""
+        """Return a loader for assets at these locations."""
 
         def load(digest: str) -> Asset:
             known = self._known.get(digest)

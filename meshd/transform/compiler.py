@@ -37,9 +37,11 @@ __all__ = ["Program", "asset_digests", "compile_program", "complete_spec", "load
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`chains` by field, in order of name: the bytes fields of the dataset. With a `pairing`, the chain of
-    its field begins with the mixed value; those of fields that `joints` took with what these made. `shared`:
-    ops, by index, that draw for several fields alike.
+    """A compiled plan. `chains` by field, ordered by name: the bytes fields of the dataset.
+
+    With a `pairing`, the chain of the mixed field begins with the mixed value. The chain of a field that a
+    multi-field op in `joints` takes begins with the output of that op. `shared`: by index, the ops that use
+    the same draws for several fields.
     """
 
     seed: int
@@ -53,25 +55,25 @@ class Program:
         return {name: chain.output for name, chain in self.chains.items()}
 
     def require_unmixed(self, why: str) -> None:
-        """Raise PlanError when rows are mixed: `why` says what has no second row."""
+        """Raises PlanError if the program mixes rows; `why` is the end of the message."""
         if self.pairing is not None:
             raise PlanError(
                 f"ops[{self.pairing.index}]", f"{self.pairing.op} mixes two rows of a batch; {why}"
             )
 
     def draw(self, epoch: int, position: int) -> Draw:
-        """The randomness of one position, to make one row with: op index → draws."""
+        """Return the randomness for the row at a position: op index → draws. Use it for that row only."""
         if self.shared:
             return SharedDraws(self.seed, epoch, position, self.shared)
         return partial(KeyedRandom, self.seed, epoch, position)
 
 
 def complete_spec(spec: PlanSpec, first: Callable[[str], bytes]) -> PlanSpec:
-    """The spec with all that its hash must cover: the latest version where an op has none, and arguments that
-    are taken from the data. `first` reads a field's bytes of the dataset's first sample
-    (KeyError for a field that is none of bytes).
+    """Return the spec with everything that its hash must cover.
 
-    Raises UnknownOpError, UnknownBuildError, and PlanError when the first sample does not tell.
+    Adds the latest version to ops without one, and arguments that are taken from the data. `first` reads the
+    bytes of a field of the dataset's first sample (KeyError if the field is not a bytes field). Raises
+    UnknownOpError, UnknownBuildError, and PlanError if the first sample does not determine the arguments.
     """
     ops = tuple(_completed(op, f"ops[{index}]", first) for index, op in enumerate(spec.ops))
     return replace(spec, ops=ops)
@@ -82,14 +84,15 @@ def _completed(op: OpSpec, path: str, first: Callable[[str], bytes]) -> OpSpec:
     args = dict(op.args)
     if definition.complete is not None:
         if op.fields:
-            raise PlanError(f"{path}.fields", f"{op.op} is made for one field: give each an op of its own")
+            raise PlanError(f"{path}.fields", f"{op.op} takes one field: add one op per field")
         try:
             args = definition.complete(args, lambda: first(op.field))
-        except KeyError:  # no such field: compiling says so, and what there is
+        except KeyError:  # no such field: compiling the plan reports it and lists the fields
             pass
         except BadSampleError as error:
             raise PlanError(
-                f"{path}.args", f"give all arguments of {op.op!r}; the first sample does not tell: {error}"
+                f"{path}.args",
+                f"give all arguments of {op.op!r}; the first sample does not determine them: {error}",
             ) from error
     return replace(op, version=definition.version, args=args)
 
@@ -102,10 +105,10 @@ def compile_program(
     fuse: bool = True,
     load: AssetLoader = no_assets,
 ) -> Program:
-    """The program over the bytes fields `fields`; `labels` are known to the plan but take no ops.
+    """Compile the program over the bytes fields `fields`; `labels` are known to the plan but take no ops.
 
     Raises PlanError with the path of the bad field. `fuse=False` compiles the plain chain (the tests'
-    oracle); `load` gives ops the assets they are built with.
+    oracle); `load` returns the assets that ops are built with.
     """
     sorted_ = FieldOps(fields, fuse=fuse, load=load)
     for index, op in enumerate(spec.ops):
@@ -130,7 +133,7 @@ def compile_program(
 
 def _check_field(name: str, path: str, known: Collection[str], labels: Sequence[str]) -> None:
     if name in labels:
-        raise PlanError(path, f"{name!r} is a class label, an integer already; it takes no ops")
+        raise PlanError(path, f"{name!r} is a class label, which is an integer and takes no ops")
     if name not in known:
         raise PlanError(path, f"the dataset has no field {name!r}{suggestion(name, known)}")
 
@@ -142,13 +145,17 @@ def _pairing(
         return None
     (field, halves), *more = sorted(mixed.items(), key=lambda item: item[1].index)
     if more:
-        raise PlanError(f"ops[{more[0][1].index}]", f"a plan mixes one field, this one {field!r} already")
+        raise PlanError(
+            f"ops[{more[0][1].index}]", f"a plan mixes only one field, and this one already mixes {field!r}"
+        )
     return compile_mixing(field, halves, chains, labels)
 
 
 def asset_digests(spec: PlanSpec) -> tuple[str, ...]:
-    """The assets a pinned spec needs, modules of users' ops among them, each once, in order. Raises
-    UnknownOpError, UnknownBuildError."""
+    """Return the assets of a pinned spec, including modules of user ops, sorted and without duplicates.
+
+    Raises UnknownOpError, UnknownBuildError.
+    """
     modules = {op.version.removeprefix(PREFIX) for op in spec.ops if is_user_op(op.op)}
     found = modules | {
         str(op.args[name]).removeprefix(PREFIX)
@@ -160,10 +167,13 @@ def asset_digests(spec: PlanSpec) -> tuple[str, ...]:
 
 
 def load_program(text: str, load: AssetLoader = no_assets) -> Program:
-    """The program of canonical JSON {"spec", "fields", "labels"?}. Raises what `compile_program` does."""
+    """Compile the program of canonical JSON {"spec", "fields", "labels"?}.
+
+    Raises as `compile_program` does.
+    """
     document = json.loads(text)
     spec, labels = parse_spec(document["spec"]), document.get("labels", ())
     for index, op in enumerate(spec.ops):
-        if is_user_op(op.op):  # known from here on, to whoever looks an op up by its name
+        if is_user_op(op.op):  # from here on, `registry.find` finds the op by its name
             MODULES.find_op(op.op, op.version, f"ops[{index}]", load)
     return compile_program(spec, document["fields"], labels, load=load)

@@ -12,11 +12,11 @@ _SHOWN = 300
 
 
 class TransformError(Exception):
-    """Base of what this package raises on purpose, besides PlanError."""
+    """Base of the errors that this package raises on purpose, except PlanError."""
 
 
 class BadSampleError(TransformError):
-    """The bytes of a sample cannot be what the op needs. `op`: set by the chain that ran it."""
+    """The bytes of a sample are not what the op needs. The chain that ran the op sets `op`."""
 
     def __init__(self, reason: str, *, op: str = "") -> None:
         super().__init__(reason[:_SHOWN])
@@ -25,15 +25,15 @@ class BadSampleError(TransformError):
 
 
 class OutOfMemoryError(TransformError):
-    """An op got no more memory: the process' fault, unless it is so in a fresh one, too."""
+    """An op ran out of memory. The process is at fault, unless the same happens in a fresh process."""
 
     def __init__(self, op: str) -> None:
-        super().__init__("the sample needs more memory than a transform process may take (transform-memory)")
+        super().__init__("the sample needs more memory than a transform process may use (transform-memory)")
         self.op = op
 
 
 class OpFailedError(TransformError):
-    """An op broke on bytes it should have taken or refused: a programming error. Chains the cause."""
+    """An op failed on bytes that it should accept or refuse: a programming error. Chains the cause."""
 
     def __init__(self, op: str, cause: BaseException) -> None:
         super().__init__(f"{op}: {type(cause).__name__}: {str(cause)[:_SHOWN]}")
@@ -41,7 +41,7 @@ class OpFailedError(TransformError):
 
 
 class WrongOutputError(TransformError):
-    """An op made something else than it promised when the plan was compiled."""
+    """An op returned a value of another type than it declared when the plan was compiled."""
 
 
 class UnknownOpError(PlanError):
@@ -49,7 +49,7 @@ class UnknownOpError(PlanError):
 
 
 class UnknownBuildError(PlanError):
-    """The op exists, but not in the version the plan was made with: this node cannot reproduce the plan."""
+    """The op exists, but not in the version of the plan, so this node cannot reproduce the plan."""
 
 
 class PoolClosedError(TransformError):

@@ -29,11 +29,11 @@ FailureKind = Literal["bad", "op", "read", "damaged"]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One row: its number in the frame, its epoch position, and for each field the pieces of its bytes.
+    """One row: its number in the frame, its epoch position, and the pieces of the bytes of each field.
 
     A piece is (index into the request's `paths`, offset, length), in bytes, and the crc32c if it is known;
-    several when extents are split. `partner`: the pieces of the row at position ^ 1, when the plan mixes the
-    two.
+    a field has several pieces if its extents are split. `partner`: the pieces of the row at position ^ 1, if
+    the plan mixes the two.
     """
 
     row: int
@@ -43,10 +43,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
-    """`program_text` only when this connection has not had `program` yet. `targets`, one a field in order of
-    name, then one a column that mixing adds: (offset of its tensor in the frame, its number of rows), or
-    None for a ragged field. `assets`: the digest of each asset of the program and the pieces it lies in.
-    `last`: a process died on the row already.
+    """A slice to render. `program_text` is empty if this connection has received `program` before.
+
+    `targets`: one per field, ordered by name, then one per column that mixing adds: (offset of its tensor in
+    the frame, its number of rows), or None for a ragged field. `assets`: the digest of each asset of the
+    program and its pieces. `last`: a process has already died on the row.
     """
 
     number: int
@@ -61,15 +62,16 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     last: bool = False
 
     def places(self, pieces: Iterable[tuple[int, ...]]) -> list[Piece]:
-        """Pieces with their paths, as they are read."""
+        """Return pieces with their paths, as `SourceFiles` reads them."""
         paths = self.paths
         return [cast("Piece", (paths[path], *place)) for path, *place in pieces]
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """A row that was not rendered. `bad`: its data; `op`: a defect of the op; `read`: its bytes were not
-    there; `damaged`: they are not those that were stored. `partner`: for what the row is that it was to be
-    mixed with.
+    """A row that was not rendered.
+
+    `kind`: `bad`, its data is at fault; `op`, a defect of the op; `read`, its bytes were not found;
+    `damaged`, its bytes are not those that were stored. `partner`: whether the row to mix with it failed.
     """
 
     row: int
@@ -81,9 +83,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RaggedColumn(msgspec.Struct, frozen=True, array_like=True):
-    """Of one ragged field: `lengths` in bytes and `shapes`, one a rendered row; bytes lie in the scratch
-    file.
-    """
+    """One ragged field in the scratch file: `lengths` in bytes and `shapes`, one per rendered row."""
 
     field: int
     lengths: tuple[int, ...]
@@ -91,8 +91,9 @@ class RaggedColumn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one op (or several fused) did for a slice: `calls`, those that failed among them; seconds; bytes
-    of the values it took and made.
+    """Statistics of one op, or of several fused ones, for a slice.
+
+    `calls` includes failed ones; `seconds`; bytes of its input and output values.
     """
 
     op: str
@@ -104,11 +105,12 @@ class OpUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RenderReply(msgspec.Struct, frozen=True, array_like=True):
-    """`rendered`: the rows that succeeded; `ragged`: their ragged fields, one after the other in the scratch;
-    `sums`: for each fixed field in order of name, the crc32c of each of those rows; `ops`: use by op;
-    `reading`: of `seconds`, those spent on source bytes.
+    """The result of a slice.
 
-    A slice may end early: rows neither rendered nor failed are to be asked for again.
+    `rendered`: the rows that succeeded; `ragged`: their ragged fields, in this order in the scratch file;
+    `sums`: for each fixed field, ordered by name, the crc32c of each of those rows; `ops`: statistics per
+    op; `reading`: the part of `seconds` spent on reading source bytes. A slice may end early: rows that are
+    neither rendered nor failed must be requested again.
     """
 
     number: int
@@ -125,25 +127,25 @@ RENDER: Method[RenderRequest, RenderReply] = Method("render", RenderRequest, Ren
 
 
 def write_progress(fd: int, number: int, row: int) -> None:
-    """Note in the file that `row` of request `number` is begun: what is blamed if the process dies now."""
+    """Record in the file that `row` of request `number` begins: it is blamed if the process dies now."""
     os.pwrite(fd, _PROGRESS.pack(number, row), 0)
 
 
 def read_progress(fd: int) -> tuple[int, int]:
-    """(request number, row) begun last; (-1, -1) when none was."""
+    """Return the (request number, row) that began last; (-1, -1) if none did."""
     data = os.pread(fd, _PROGRESS.size, 0)
     return _PROGRESS.unpack(data) if len(data) == _PROGRESS.size else (-1, -1)
 
 
 def value_bytes(value: Any) -> int:
-    """Bytes of a value between two ops."""
+    """Return the number of bytes of a value between two ops."""
     if isinstance(value, np.ndarray):
         return int(value.nbytes)
     return len(value) if isinstance(value, bytes | bytearray | memoryview) else 0
 
 
 class OpStats:
-    """Use of ops, by name, over one slice. `clock`: seconds; `reading`: seconds spent on source bytes."""
+    """Statistics of ops by name over one slice. `clock`: seconds; `reading`: seconds of reading sources."""
 
     __slots__ = ("_uses", "clock", "reading")
 
@@ -153,10 +155,10 @@ class OpStats:
         self._uses: dict[str, list[float]] = {}
 
     def __repr__(self) -> str:
-        return f"<Tally {self.op_totals()}>"
+        return f"<OpStats {self.op_totals()}>"
 
     def record_call(self, op: str, seconds: float, taken: int, made: int, *, failed: bool = False) -> None:
-        """One call of an op: its time, and the bytes of its value before and after."""
+        """Record one call of an op: its time, and the bytes of its value before and after."""
         use = self._uses.get(op)
         if use is None:
             use = self._uses[op] = [0, 0, 0.0, 0, 0]
@@ -167,7 +169,7 @@ class OpStats:
         use[4] += made
 
     def op_totals(self) -> tuple[OpUse, ...]:
-        """All of it, by op."""
+        """Return the totals per op."""
         return tuple(
             OpUse(op, int(calls), int(failures), seconds, int(taken), int(made))
             for op, (calls, failures, seconds, taken, made) in self._uses.items()
@@ -175,7 +177,7 @@ class OpStats:
 
 
 def record_reply_metrics(reply: RenderReply) -> None:
-    """A process's reply in the metrics."""
+    """Add a worker's reply to the metrics."""
     metrics.transform_samples.labels("row").inc(len(reply.rendered) + len(reply.failures))
     metrics.transform_seconds.observe(reply.seconds)
     for failure in reply.failures:

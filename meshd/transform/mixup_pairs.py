@@ -42,15 +42,16 @@ _SOFT = ("float16", "float32", "float64")
 
 
 def partner_position(position: int) -> int:
-    """The other position of a pair."""
+    """Return the other position of a pair."""
     return position ^ 1
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledMixing:
-    """A plan's mixing op, compiled. `before`: what is done to `field` ahead of it. Of the labels, `soft` are
-    float vectors, mixed as the field is; of `others` (bytes fields) and `class_labels` (the dataset's own)
-    the neighbour's value is delivered beside the row's.
+    """A plan's mixing op, compiled. `before`: the chain of `field` before mixing.
+
+    `soft`: labels that are float vectors, mixed as the field is. `others` (bytes fields) and `class_labels`
+    (labels of the dataset): labels whose partner's value is delivered next to the row's own.
     """
 
     op: str
@@ -64,7 +65,7 @@ class CompiledMixing:
 
     @property
     def outputs(self) -> dict[str, FieldType]:
-        """What transform processes write besides the fields, in order of name."""
+        """The columns that transform processes write in addition to the fields, ordered by name."""
         added = {self.weight_name: WEIGHT} | {partner_label_name(label): LABEL for label in self.others}
         return dict(sorted(added.items()))
 
@@ -74,13 +75,13 @@ class CompiledMixing:
 
 
 def partner_label_name(label: str) -> str:
-    """The column of the neighbour's value of a label."""
+    """Return the name of the column with the partner's value of a label."""
     return f"{label}.other"
 
 
 @dataclass(frozen=True, slots=True)
 class SplitChain:
-    """A field's chain cut at its mixing op: `after` is what is done to the mixed value."""
+    """A field's chain, split at its mixing op: `after` is the chain of the mixed value."""
 
     op: str
     index: int
@@ -92,14 +93,17 @@ class SplitChain:
 def split_at_mixing(
     ops: Sequence[tuple[int, OpSpec]], *, fuse: bool, load: AssetLoader, start: FieldType = BYTES
 ) -> SplitChain | None:
-    """The halves of a field's ops, which begin with `start`; None when none of them mixes. Raises
-    PlanError."""
+    """Split a field's ops, which begin with the type `start`, at the mixing op.
+
+    Returns None if none of them mixes. Raises PlanError.
+    """
     at = [number for number, (index, op) in enumerate(ops) if _mixes(index, op)]
     if not at:
         return None
     if len(at) > 1:
         raise PlanError(
-            f"ops[{ops[at[1]][0]}]", "a plan mixes rows once; mixup_or_cutmix does either by chance"
+            f"ops[{ops[at[1]][0]}]",
+            "a plan mixes rows only once; mixup_or_cutmix chooses one of the two at random",
         )
     index, op = ops[at[0]]
     before = compile_chain(ops[: at[0]], fuse=fuse, load=load, start=start)
@@ -120,7 +124,7 @@ def _mixes(index: int, op: OpSpec) -> bool:
 def compile_mixing(
     field: str, halves: SplitChain, chains: Mapping[str, OpChain], class_labels: Sequence[str]
 ) -> CompiledMixing:
-    """The pairing of a program. Raises PlanError for labels that cannot go with it."""
+    """Compile the mixing of a program. Raises PlanError for labels that it does not support."""
     soft, others, own = list[str](), list[str](), list[str]()
     given = halves.mixing.labels
     for name in sorted({*chains, *class_labels}) if given is None else given:
@@ -137,7 +141,7 @@ def compile_mixing(
         elif given is not None:
             found = chains[name].output
             raise PlanError(
-                path, f"{name!r} is {found}: a label is an int64, or floats of a fixed shape (one_hot)"
+                path, f"{name!r} is {found}; a label is an int64, or floats of a fixed shape (one_hot)"
             )
     return CompiledMixing(
         halves.op,
@@ -157,7 +161,7 @@ def _is_soft(field: FieldType) -> bool:
 
 @dataclass(slots=True)
 class _Partner:
-    """The neighbour: its value of the mixed field, its soft labels by field number, its others by name."""
+    """The partner: its value of the mixed field, its soft labels by field number, its others by name."""
 
     value: Any
     soft: dict[int, Any]
@@ -165,7 +169,7 @@ class _Partner:
 
 
 class PairedRow:
-    """One row, mixed. `value` goes through the rest of its field's chain."""
+    """One mixed row. `value` is the input of the rest of its field's chain."""
 
     __slots__ = ("_other", "_pairing", "value", "weight")
 
@@ -180,7 +184,7 @@ class PairedRow:
             row[...] = row * weight + self._other.soft[field] * (np.float32(1.0) - weight)
 
     def columns(self, own: Mapping[str, Any]) -> list[Any]:
-        """The values of `Pairing.outputs`; `own` are the row's labels."""
+        """Return the values of `CompiledMixing.outputs`; `own` are the row's labels."""
         labels = own if self._other is None or self.weight == 1.0 else self._other.labels
         pairing = self._pairing
         added = {pairing.weight_name: self.weight}
@@ -189,7 +193,7 @@ class PairedRow:
 
 
 class PairRenderer:
-    """Prepares the pairs of one slice; keeps what its present pair has."""
+    """Prepares the pairs of one slice; caches the values and draws of the current pair."""
 
     def __init__(
         self, program: Program, pairing: CompiledMixing, epoch: int, read: Read, tally: OpStats
@@ -203,8 +207,10 @@ class PairRenderer:
         self._draws: dict[tuple[int, Any], Draw] = {}
 
     def draw(self, position: int, sources: Sequence[Pieces]) -> Draw:
-        """The draws of a row: the same ones for all that is done to it, by itself and as the other one of its
-        pair. Ops over several fields remember in them what they drew for the first."""
+        """Return the draws of a row, the same object for the row itself and for its use as a partner.
+
+        Ops over several fields store in it what they drew for the first field.
+        """
         key = position, sources[self.number]
         found = self._draws.get(key)
         if found is None:
@@ -212,8 +218,9 @@ class PairRenderer:
         return found
 
     def begin(self, row: Row, draw: Draw, start: RowInputs) -> PairedRow:
-        """The row, which begins with `start`, with its field mixed. Raises BadSampleError for the row's own
-        field, OpFailedError, SourceGoneError.
+        """Return the row with its field mixed; `start` has its inputs.
+
+        Raises BadSampleError for the row's own field, OpFailedError, SourceGoneError.
         """
         position = row.position & ~1
         self._known = {key: value for key, value in self._known.items() if key[0] & ~1 == position}
@@ -240,7 +247,7 @@ class PairRenderer:
         return mixed, weight
 
     def _prepared(self, position: int, sources: Sequence[Pieces], draw: Draw, start: RowInputs) -> Any:
-        """The mixed field's value ahead of mixing. Raises what rendering raises."""
+        """Return the value of the field before mixing. Raises as rendering does."""
         pieces = sources[self.number]
         key = position, pieces
         known = self._known.get(key)
@@ -264,15 +271,17 @@ class PairRenderer:
             value = self._prepared(position, row.partner, draw, start)
             soft = {self._names.index(name): self._label(name, draw, start) for name in pairing.soft}
             labels = {name: self._label(name, draw, start) for name in pairing.others}
-        except BadSampleError:  # the neighbour's own row tells of it
+        except BadSampleError:  # reported by the partner's own row
             self._beside = None
             return None
         self._beside = None
         return _Partner(value, soft, labels)
 
     def through(self) -> int | None:
-        """Of a row that failed: if it did while the other one of its pair was prepared, the number of the
-        field that was at hand. Ready for the next row."""
+        """Return which field of the partner was being prepared when a row failed, and reset.
+
+        None if the failure was in the row itself.
+        """
         beside, self._beside = self._beside, None
         return None if beside is None else beside.number
 

@@ -37,18 +37,20 @@ class MultiFieldOp(Protocol):
     """An op over the values of several fields."""
 
     def infer_all(self, fields: Sequence[FieldType]) -> tuple[FieldType, ...]:
-        """The types of all fields after it, in their order. Raises ValueError."""
+        """Return the types of all fields after the op, in their order. Raises ValueError."""
         ...
 
     def apply_all(self, values: Sequence[Any], random: KeyedRandom) -> tuple[Any, ...]:
-        """The values of all fields after it; those that it leaves alone are the same objects."""
+        """Return the values of all fields after the op; unchanged values are the same objects."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledMultiFieldOp:
-    """Such an op in a plan. `before`: for each of its fields, by its number in the program, what is done
-    ahead; `outputs`: their types behind it. `draws`: whether it takes randomness."""
+    """A multi-field op of a plan. `before`: for each of its fields, the number and the preceding chain.
+
+    `outputs`: the types after the op. `draws`: whether it uses randomness.
+    """
 
     op: str
     index: int
@@ -58,7 +60,7 @@ class CompiledMultiFieldOp:
     draws: bool
 
     def run(self, values: Sequence[Any], draw: Draw, tally: OpStats) -> tuple[Any, ...]:
-        """Raises BadSampleError, OpFailedError, OutOfMemoryError."""
+        """Apply the op to the values. Raises BadSampleError, OpFailedError, OutOfMemoryError."""
         began, taken = tally.clock(), sum(map(value_bytes, values))
         try:
             made = self.operation.apply_all(values, draw(self.index) if self.draws else _NO_DRAWS)
@@ -78,12 +80,11 @@ class CompiledMultiFieldOp:
         for output, value in zip(self.outputs, made, strict=True):
             wrong = mismatch(output, value)
             if wrong:
-                raise WrongOutputError(f"made {wrong}, promised {output}")
+                raise WrongOutputError(f"returned {wrong}, declared {output}")
 
 
 class FieldOps:
-    """The ops of a plan as they are sorted by field: what is still to be compiled of each, and the type it
-    begins with."""
+    """Sorts the ops of a plan by field: the ops still to compile for each, and the type they begin with."""
 
     def __init__(self, names: Collection[str], *, fuse: bool, load: AssetLoader) -> None:
         self.ops: dict[str, list[tuple[int, OpSpec]]] = {name: [] for name in sorted(names)}
@@ -93,7 +94,7 @@ class FieldOps:
         self._fuse, self._load = fuse, load
 
     def add_op(self, index: int, op: OpSpec) -> None:
-        """The next op of the plan. Raises PlanError."""
+        """Add the next op of the plan. Raises PlanError."""
         definition = registry.find(op.op, op.version, f"ops[{index}]")
         if definition.is_multi_field:
             self._join(index, op)
@@ -112,19 +113,21 @@ class FieldOps:
     def _join(self, index: int, op: OpSpec) -> None:
         path = f"ops[{index}]"
         if op.each:
-            raise PlanError(f"{path}.each", f"{op.op} takes its fields together: it has one set of arguments")
+            raise PlanError(f"{path}.each", f"{op.op} takes its fields together and has one set of arguments")
         chains = []
         for name in op.all_fields:
             mixing = [
                 at for at, each in self.ops[name] if registry.find(each.op, each.version, path).is_mixing
             ]
             if mixing:
-                raise PlanError(path, f"{op.op} works on rows before they are mixed: put it ahead")
+                raise PlanError(
+                    path, f"{op.op} works on rows before they are mixed: move it before the mixing op"
+                )
             chains.append(
                 compile_chain(self.ops[name], fuse=self._fuse, load=self._load, start=self.starts[name])
             )
         definition, operation = registry.build(op, path, self._load)
-        joining: MultiFieldOp = operation  # type: ignore[assignment]  # `joins` says so
+        joining: MultiFieldOp = operation  # type: ignore[assignment]  # `is_multi_field` guarantees it
         try:
             outputs = joining.infer_all([chain.output for chain in chains])
         except ValueError as error:
@@ -137,8 +140,10 @@ class FieldOps:
 
 
 class RowInputs:
-    """What the last part of each field's chain begins with, for one row: its bytes, or what an op over
-    several fields made."""
+    """The inputs of the last part of each field's chain, for one row.
+
+    An input is the bytes of the field, or the output of an op over several fields.
+    """
 
     def __init__(
         self,
@@ -153,10 +158,10 @@ class RowInputs:
         self._made: dict[int, Any] = {}
         self._joined = not joints
         self.number = joints[0].before[0][0] if joints else 0
-        """The field at hand: the one that an error is told of."""
+        """The current field, which an error is attributed to."""
 
     def run_multi_field_ops(self) -> None:
-        """Run what takes several fields, once. Raises what rendering raises."""
+        """Run the multi-field ops, once. Raises as rendering does."""
         if self._joined:
             return
         for joint in self._joints:
@@ -170,7 +175,7 @@ class RowInputs:
         self._joined = True
 
     def field_value(self, number: int) -> Any:
-        """The value of a field, by its number."""
+        """Return the input of a field, by its number."""
         self.run_multi_field_ops()
         self.number = number
         return self._begun(number)
@@ -180,7 +185,7 @@ class RowInputs:
 
 
 class _TracedDraws(KeyedRandom):
-    """Draws, and remembers the ranges of its integers, or compares them with those of another field."""
+    """Draws that record the ranges of their integers, or compare them with those of another field."""
 
     __slots__ = ("_again", "_at", "_fields", "_ranges")
 
@@ -192,13 +197,15 @@ class _TracedDraws(KeyedRandom):
             self._ranges.append(n)
         elif self._at >= len(self._ranges) or self._ranges[self._at] != n:
             names = " and ".join(map(repr, self._fields))
-            raise BadSampleError(f"the fields {names} differ in size: what is done to all needs one size")
+            raise BadSampleError(
+                f"the fields {names} differ in size: an op that draws once for all needs one size"
+            )
         self._at += 1
         return super().integer(n)
 
 
 class SharedDraws:
-    """The draws of one row, where ops over several fields draw for all of them alike."""
+    """The draws of one row if ops over several fields draw once for all of them."""
 
     def __init__(self, seed: int, epoch: int, position: int, shared: Mapping[int, tuple[str, ...]]) -> None:
         self._key, self._shared = (seed, epoch, position), shared

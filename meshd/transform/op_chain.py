@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from meshwire.plan.plan_spec import OpSpec
 
 Draw = Callable[[int], KeyedRandom]
-"""Randomness of one sample: the op's index in the plan → its own sequence of draws."""
+"""Randomness of one sample: maps the op's index in the plan to its own sequence of draws."""
 
 builtin.load()
 
@@ -42,10 +42,13 @@ _UNTIMED = OpStats(lambda: 0.0)
 
 @runtime_checkable
 class Fusible(Protocol):
-    """An op that can do the next one's work with its own, cheaper than one after the other."""
+    """An op that can include the work of the next op, at a lower cost than running both."""
 
     def fuse(self, following: registry.Operation) -> registry.Operation | None:
-        """An op equal to both, or None when nothing is won. Of the two one draws at most: as it does."""
+        """Return an op equal to both, or None if fusing gains nothing.
+
+        At most one of the two draws; the fused op draws as that one does.
+        """
         ...
 
 
@@ -54,14 +57,15 @@ class RowWriter(Protocol):
     """A last op that can write its result into the row instead of a new array."""
 
     def write_row(self, value: Any, row: npt.NDArray[Any], random: KeyedRandom) -> None:
-        """Writes what `apply(value, random)` would return."""
+        """Write what `apply(value, random)` would return."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call. `index`: the op's place in the plan, the stream of its draws; -1 when it draws nothing.
-    `output`: what it promises to make.
+    """One call. `index`: the op's index in the plan, which keys its draws; -1 if it does not draw.
+
+    `output`: the type that it declares.
     """
 
     label: str
@@ -70,14 +74,14 @@ class Step:
     output: FieldType
 
     def random(self, draw: Draw) -> KeyedRandom:
-        """Its draws for one sample."""
+        """Return its draws for one sample."""
         return draw(self.index) if self.index >= 0 else _NO_DRAWS
 
     def run(self, value: Any, draw: Draw) -> Any:
         made = self.operation.apply(value, self.random(draw))
         wrong = mismatch(self.output, made)
         if wrong:
-            raise WrongOutputError(f"made {wrong}, promised {self.output}")
+            raise WrongOutputError(f"returned {wrong}, declared {self.output}")
         return made
 
 
@@ -96,18 +100,19 @@ class OpChain:
             self._write_row = steps[-1].operation.write_row
 
     def __repr__(self) -> str:
-        return f"Chain({' → '.join(step.label for step in self._steps) or 'bytes'}: {self.output})"
+        return f"<OpChain {' → '.join(step.label for step in self._steps) or 'bytes'}: {self.output}>"
 
     def render(self, data: bytes, draw: Draw, tally: OpStats = _UNTIMED) -> Any:
-        """The value of one sample: an array, or bytes when there are no ops. `tally` is told of each step.
+        """Return the value of one sample: an array, or bytes if there are no ops. Records steps in `tally`.
 
         Raises BadSampleError (the data is at fault) or OpFailedError (the op is), both naming the op.
         """
         return self._run(self._steps, data, draw, tally)
 
     def render_into(self, data: bytes, draw: Draw, row: npt.NDArray[Any], tally: OpStats = _UNTIMED) -> None:
-        """Writes the value of one sample of a fixed type into `row`; on an error `row` may be half
-        written.
+        """Write the value of one sample of a fixed type into `row`.
+
+        After an error, `row` may be partly written.
         """
         value = self._run(self._steps_before_write, data, draw, tally)
         began, last = tally.clock(), self._row_writer
@@ -153,7 +158,7 @@ def compile_chain(
     load: AssetLoader = no_assets,
     start: FieldType = BYTES,
 ) -> OpChain:
-    """The chain of a field's ops, each with its index in the plan; `start` is what it begins with.
+    """Compile the ops of a field, each with its index in the plan; `start` is the type it begins with.
 
     Raises PlanError with the path of the bad field: unknown ops, arguments, types that do not fit together.
     """
@@ -170,7 +175,7 @@ def compile_chain(
 
 
 def decode_hint(operation: registry.Operation, field: FieldType) -> str:
-    """What to say to whoever gives bytes to an op of images."""
+    """Return a hint for a plan that applies an op of images to bytes; "" if that is not the case."""
     if field.kind != "bytes":
         return ""
     try:

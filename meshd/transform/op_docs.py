@@ -32,11 +32,11 @@ HEADINGS = {
     "array_ops": "Arrays",
     "labels": "Labels",
 }
-"""Headings of the reference by module; one that is missing has its own name as the heading."""
+"""Headings of the reference by module; a module without an entry has its own name as the heading."""
 
 
 def list_ops(more: Sequence[OpDefinition] = ()) -> list[dict[str, Any]]:
-    """Every op in its latest version, by name, in short; then `more`."""
+    """Return a short description of the latest version of every op, sorted by name, then of `more`."""
     return [
         {
             "op": found.name,
@@ -51,7 +51,7 @@ def list_ops(more: Sequence[OpDefinition] = ()) -> list[dict[str, Any]]:
 
 
 def describe_op(found: OpDefinition) -> dict[str, Any]:
-    """All there is to know about an op, as plain JSON values."""
+    """Return the full description of an op, as plain JSON values."""
     return {
         "op": found.name,
         "version": found.version,
@@ -73,7 +73,7 @@ def _argument(parameter: Parameter) -> dict[str, Any]:
 
 
 def render_reference() -> str:
-    """The generated part of docs/ops.md."""
+    """Return the generated part of docs/ops.md."""
     by_heading: dict[str, list[OpDefinition]] = {}
     order = list(HEADINGS)
     found = sorted(
@@ -96,7 +96,7 @@ def _table(ops: Sequence[OpDefinition]) -> str:
 
 
 def _version(op: OpDefinition) -> str:
-    return op.version + (" (draws)" if op.random else "")
+    return op.version + (" (random)" if op.random else "")
 
 
 def _parameter_cell(parameter: Parameter) -> str:

@@ -26,8 +26,9 @@ Layout = Literal["", "hwc", "chw"]
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    """`shape`: None where samples differ. `layout`: of images only; channels last ("hwc") or first
-    ("chw").
+    """The type of a field. `shape` has None for extents that differ between samples.
+
+    `layout`, only for images: channels last ("hwc") or first ("chw").
     """
 
     kind: Kind
@@ -37,7 +38,7 @@ class FieldType:
 
     @property
     def fixed(self) -> tuple[int, ...] | None:
-        """The shape when every sample has the same one, else None."""
+        """The shape if every sample has the same one, else None."""
         known = tuple(extent for extent in self.shape if extent is not None)
         return known if len(known) == len(self.shape) else None
 
@@ -53,7 +54,7 @@ class FieldType:
 
 
 def mismatch(field: FieldType, value: Any) -> str:
-    """What is wrong with a value that should be of type `field`; "" when nothing is."""
+    """Describe a value that does not match the type `field`; returns "" if it matches."""
     if isinstance(value, np.ndarray):
         right = value.dtype == field.dtype and _fits(field.shape, value.shape)
         return "" if right else f"{value.dtype}{list(value.shape)}"
@@ -78,56 +79,57 @@ LABEL = FieldType("label", "int64", ())
 
 
 def image(height: int | None, width: int | None, channels: int, layout: Layout = "hwc") -> FieldType:
-    """An uint8 image; height and width in pixels, None when they differ from sample to sample."""
+    """Return a uint8 image type; height and width in pixels, None if they differ between samples."""
     shape = (channels, height, width) if layout == "chw" else (height, width, channels)
     return FieldType("image", "uint8", shape, layout)
 
 
 def channels_of(field: FieldType) -> int:
-    """Channels of an image type: always known."""
+    """Return the channels of an image type, which are always known."""
     found = field.shape[0] if field.layout == "chw" else field.shape[2]
     assert found is not None
     return found
 
 
 Complete = Callable[[Mapping[str, Any], Callable[[], bytes]], dict[str, Any]]
-"""(arguments given, reader of the first sample's bytes) → all arguments. Raises BadSampleError."""
+"""Maps (given arguments, reader of the first sample's bytes) to all arguments. Raises BadSampleError."""
 
 
 class Operation(Protocol):
-    """One op with its arguments. Instances are shared by all samples and hold no state."""
+    """One op with its arguments. All samples share an instance; it holds no state."""
 
     def infer(self, field: FieldType) -> FieldType:
-        """The type `apply` makes of a value of type `field`. Raises ValueError when it takes none such."""
+        """Return the type `apply` makes of a value of type `field`. Raises ValueError if unsupported."""
         ...
 
     def apply(self, value: Any, random: KeyedRandom) -> Any:
-        """The value for one sample. Raises BadSampleError when the data is at fault."""
+        """Return the value for one sample. Raises BadSampleError if the data is at fault."""
         ...
 
 
 class MixingOp(Operation, Protocol):
-    """An op over the two rows of a pair (positions p and p ^ 1). Its `apply` is for a row that is
-    alone."""
+    """An op over the two rows of a pair (positions p and p ^ 1). `apply` handles a row without a partner."""
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The fields whose values go with the weight; None: every label of the dataset."""
+        """The fields whose values are mixed by the weight; None: every label of the dataset."""
         ...
 
     def mix(self, value: Any, other: Any, random: KeyedRandom) -> tuple[Any, float]:
-        """(the mixed value, the weight of `value` in it: 0…1). `random` is keyed by the pair: both rows
-        draw the same.
+        """Return (the mixed value, the weight of `value` in it: 0…1).
+
+        `random` is keyed by the pair, so both rows draw the same.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OpDefinition:
-    """An op as the registry holds it. `random`: whether it draws (others get no key of their own);
-    `complete`: finds arguments left out in the dataset's first sample. For its users: `takes` and `gives`
-    are kinds with shapes and dtypes, `refuses` is what makes a sample bad, `subject` the module's name.
-    `inputs`: the names of the values it takes together, where there are several.
+    """An op in the registry. `random`: whether it draws (an op that does not gets no key of its own).
+
+    `complete`: derives missing arguments from the dataset's first sample. For users: `takes` and `gives` are
+    kinds with shapes and dtypes, `refuses` says what makes a sample bad, `subject` is the module's name.
+    `inputs`: for a multi-field op, the names of the values that it takes.
     """
 
     name: str
@@ -150,10 +152,10 @@ class OpDefinition:
 
     @property
     def is_multi_field(self) -> bool:
-        """Whether what it builds is over the values of several fields (`joining.Joining`)."""
+        """Whether it builds a `MultiFieldOp`."""
         return bool(self.inputs)
 
     @property
     def is_mixing(self) -> bool:
-        """Whether what it builds is a Mixing."""
+        """Whether it builds a `MixingOp`."""
         return hasattr(self.build, "mix")

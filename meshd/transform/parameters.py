@@ -30,18 +30,19 @@ Parse = Callable[[Any, str], Any]
 MAX_SIDE = 16384
 MAX_CLASSES = 1 << 16
 OBJECT_DTYPE_REFUSED = (
-    "an array of Python objects (dtype object) is a pickle, which can run anything when it is read, and is "
-    "not served: write numbers, as np.save(file, array.astype('float32')), rows of unequal lengths as a file "
-    "each, texts as .txt or .json"
+    "an array of Python objects (dtype object) is a pickle, which can run any code when it is loaded, and is "
+    "not supported: write numbers, such as np.save(file, array.astype('float32')), rows of unequal length as "
+    "one file each, text as .txt or .json"
 )
 _REQUIRED = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`parse(value, path)` gives the value the op is built with; without a default it must be given.
+    """A parameter of an op. `parse(value, path)` returns the value that the op is built with.
 
-    The first paragraph of `parse`'s docstring tells a user what may be given.
+    Without a default, the parameter is required. The first paragraph of the docstring of `parse` tells users
+    which values are allowed.
     """
 
     name: str
@@ -54,19 +55,19 @@ class Parameter:
 
     @property
     def kind(self) -> str:
-        """What may be given, in a few words."""
+        """The allowed values, in a few words."""
         text = " ".join((self.parse.__doc__ or "").strip().split("\n\n")[0].split()).rstrip(".")
         return text[:1].lower() + text[1:]
 
 
 def with_description(parse: Parse, kind: str) -> Parse:
-    """`parse`, which tells users that it takes `kind`."""
+    """Return `parse` with a docstring that tells users which values are allowed."""
     parse.__doc__ = kind
     return parse
 
 
 def parse_arguments(parameters: tuple[Parameter, ...], args: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The arguments by name, parsed, defaults filled in. Raises PlanError."""
+    """Return the parsed arguments by name, with defaults filled in. Raises PlanError."""
     given = checked_object(dict(args), path, [parameter.name for parameter in parameters])
     return {parameter.name: _argument(parameter, given, path) for parameter in parameters}
 
@@ -99,21 +100,21 @@ def size(value: Any, path: str) -> tuple[int, int]:
 
 
 def probability(value: Any, path: str) -> float:
-    """A number of [0, 1]."""
+    """A number in [0, 1]."""
     return checked_number(value, path, 0.0, 1.0)
 
 
 def number(low: float, high: float) -> Parse:
-    """A parser of a number of [low, high]."""
+    """Return a parser of a number in [low, high]."""
 
     def parse(value: Any, path: str) -> float:
         return checked_number(value, path, low, high)
 
-    return with_description(parse, f"a number of {low:g}…{high:g}")
+    return with_description(parse, f"a number in {low:g}…{high:g}")
 
 
 def pair(low: float, high: float) -> Parse:
-    """A parser of `[first, last]` with low ≤ first ≤ last ≤ high; a number x ≥ 0 stands for [−x, x]."""
+    """Return a parser of `[first, last]` with low ≤ first ≤ last ≤ high; x ≥ 0 stands for [−x, x]."""
 
     def parse(value: Any, path: str) -> tuple[float, float]:
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -126,7 +127,7 @@ def pair(low: float, high: float) -> Parse:
             raise PlanError(path, f"expected lowest ≤ highest, got {shown_value(value)}")
         return first, last
 
-    return with_description(parse, f"[lowest, highest] of {low:g}…{high:g}, or x for [−x, x]")
+    return with_description(parse, f"[lowest, highest] in {low:g}…{high:g}, or x for [−x, x]")
 
 
 def sides(value: Any, path: str) -> tuple[int, int, int, int]:
@@ -141,7 +142,7 @@ def sides(value: Any, path: str) -> tuple[int, int, int, int]:
 
 
 def numbers(value: Any, path: str) -> tuple[float, ...]:
-    """A number, or a list of at most 16."""
+    """A number, or a list of at most 16 numbers."""
     given = value if isinstance(value, list) else [value]
     if not 1 <= len(given) <= 16:
         raise PlanError(path, f"expected 1…16 numbers, got {shown_value(value)}")
@@ -149,12 +150,12 @@ def numbers(value: Any, path: str) -> tuple[float, ...]:
 
 
 def whole(low: int, high: int) -> Parse:
-    """A parser of an integer of [low, high]."""
+    """Return a parser of an integer in [low, high]."""
 
     def parse(value: Any, path: str) -> int:
         return checked_integer(value, path, low, high)
 
-    return with_description(parse, f"an integer of {low}…{high}")
+    return with_description(parse, f"an integer in {low}…{high}")
 
 
 def flag(value: Any, path: str) -> bool:
@@ -165,7 +166,7 @@ def flag(value: Any, path: str) -> bool:
 
 
 def interval(low: float, high: float) -> Parse:
-    """A parser of `[first, last]` with low < first ≤ last ≤ high."""
+    """Return a parser of `[first, last]` with low < first ≤ last ≤ high."""
 
     def parse(value: Any, path: str) -> tuple[float, float]:
         if not isinstance(value, list) or len(value) != 2:
@@ -179,7 +180,7 @@ def interval(low: float, high: float) -> Parse:
 
 
 def choice(*names: str) -> Parse:
-    """A parser of one of `names`."""
+    """Return a parser of one of `names`."""
 
     def parse(value: Any, path: str) -> str:
         return checked_choice(value, path, names)
@@ -193,24 +194,24 @@ def classes(value: Any, path: str) -> tuple[str, ...]:
         raise PlanError(path, f"expected a list of 1…{MAX_CLASSES} class names")
     names = tuple(checked_text(item, f"{path}[{i}]", at_most=1000) for i, item in enumerate(value))
     if len(set(names)) != len(names):
-        raise PlanError(path, "a class name stands twice; each must be there once")
+        raise PlanError(path, "a class name is repeated; each may be there once")
     return names
 
 
 def fields(value: Any, path: str) -> tuple[str, ...] | None:
-    """Names of fields, or null for all that are labels."""
+    """Names of fields, or null for all label fields."""
     if value is None:
         return None
     if not isinstance(value, list) or len(value) > 64:
         raise PlanError(path, f"expected a list of field names, or null, got {shown_value(value)}")
     names = tuple(checked_text(item, f"{path}[{i}]", at_most=100) for i, item in enumerate(value))
     if len(set(names)) != len(names):
-        raise PlanError(path, "a field stands twice; each must be there once")
+        raise PlanError(path, "a field is repeated; each may be there once")
     return names
 
 
 def dtype(value: Any, path: str) -> str:
-    """The name of a numeric dtype that frames carry, as "float32"."""
+    """The name of a numeric dtype, such as "float32"."""
     if value == "object":
         raise PlanError(path, OBJECT_DTYPE_REFUSED)
     known = [f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)]
@@ -222,7 +223,7 @@ Extents = tuple[int | None, ...]
 
 
 def extents(value: Any, path: str) -> Extents | None:
-    """The extents of an array, null for one that differs from sample to sample; or null."""
+    """The extents of an array, with null for each that differs between samples; or null."""
     if value is None:
         return None
     if not isinstance(value, list) or len(value) > 16:

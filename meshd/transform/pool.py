@@ -38,15 +38,18 @@ if TYPE_CHECKING:
     from meshd.transform.render_calls import RowWork
     from meshd.transform.source_files import Piece
 
-SLICE_ROWS = 32  # at most; fewer where fewer wait
-SLOW_SLICE_SECONDS = 5.0  # seconds; a job with a row that took longer leaves processes to other accounts
-DISTRUST_SECONDS = 60.0  # seconds from a death until the job that caused it may use all processes again
-_LOST = 2 * SLICE_ROWS  # deaths of processes that come to a slice behind one whose every row kills, twice
-_SILENT = "the transform process answered nothing"
+SLICE_ROWS = 32  # maximum; slices are smaller if fewer rows wait
+SLOW_SLICE_SECONDS = 5.0  # a job with a slower slice leaves some processes to other accounts
+DISTRUST_SECONDS = 60.0  # time after a crash until the job that caused it may use all processes again
+_LOST = 2 * SLICE_ROWS  # crashes that a slice sees while waiting behind one in which each row kills two
+_SILENT = "the transform process returned no row"
 
 
 class TransformPool:
-    """`sockets`: one Unix socket path a transform process. `start` before use, `aclose` at the end."""
+    """The pool over `sockets`, one Unix socket path per transform process.
+
+    Call `start` before use and `aclose` at the end.
+    """
 
     def __init__(self, sockets: Sequence[Path]) -> None:
         if not sockets:
@@ -57,7 +60,7 @@ class TransformPool:
         ]
         self._distrusted: dict[str, asyncio.TimerHandle] = {}
         self._asked: dict[str, float] = {}
-        """When each account asked for something last."""
+        """The time of the last call of each account."""
         self._queue: FairQueue[RowSlice] = FairQueue()
         self._tasks = BackgroundTasks("transform-pool")
         self._slice_sizer = SliceSizer()
@@ -66,15 +69,15 @@ class TransformPool:
         self.queued_rows = 0
 
     def __repr__(self) -> str:
-        return f"<TransformPool of {len(self._workers)}, {self.queued_rows} rows asked for>"
+        return f"<TransformPool of {len(self._workers)}, {self.queued_rows} rows queued>"
 
     def start(self) -> None:
-        """Begin to connect. Needs the running event loop."""
+        """Start connecting. Needs a running event loop."""
         for number, lane in enumerate(self._workers):
             self._tasks.spawn(lane.run(), f"lane-{number}")
 
     async def aclose(self) -> None:
-        """Stop; whoever waits gets PoolClosedError."""
+        """Stop; waiting callers get PoolClosedError."""
         self.closed = True
         for timer in self._distrusted.values():
             timer.cancel()
@@ -95,10 +98,10 @@ class TransformPool:
         assets: Sequence[tuple[str, tuple[Piece, ...]]] = (),
         account: str = "",
     ) -> RenderResult:
-        """Render rows into the frame at `frame_fd` (which stays the caller's). `targets`, `assets`: see
-        RenderRequest; `account`: with whose share of the processes' time.
+        """Render rows into the frame at `frame_fd`, which the caller keeps and closes.
 
-        Cancelling forgets rows not yet begun; those under way still write into the frame. Raises
+        `targets`, `assets`: see RenderRequest; `account`: whose share of the processes' time to use.
+        Cancellation drops rows that have not begun; rows in progress still write into the frame. Raises
         PoolClosedError.
         """
         if self.closed:
@@ -138,7 +141,7 @@ class TransformPool:
         self._queue.put(order.account, order.job, item, first=first, place=item.queue_position)
 
     async def next_slice(self, *, brave: bool) -> RowSlice:
-        """The next slice somebody still waits for; `brave`: also of jobs that killed processes."""
+        """Return the next slice of a pending call; with `brave`, also of jobs that killed processes."""
         while True:
             turn = await self._queue.get(shy=brave)
             item = turn.item
@@ -151,7 +154,7 @@ class TransformPool:
             item.call.release_slice()
 
     def _split_slice(self, item: RowSlice, waiting: int) -> None:
-        """Put back what is for other processes; `waiting`: rows, those of `item` among them."""
+        """Put back the rows for other processes; `waiting`: all waiting rows, including those of `item`."""
         portion = self._slice_sizer.slice_rows(
             item.call.order.job, len(item.rows), waiting, len(self._workers)
         )
@@ -166,8 +169,7 @@ class TransformPool:
             item.turn = None
 
     def on_reply(self, item: RowSlice, reply: RenderReply, fds: Sequence[int]) -> None:
-        """A process is through with `item`, or with a part of it: what is left goes on when its job's turn
-        comes."""
+        """Handle the result of all or a part of `item`; the remaining rows are queued again for their job."""
         self._end_turn(item, reply.seconds)
         if reply.seconds > SLOW_SLICE_SECONDS and self._has_neighbours():
             self._distrust(item.call.order.job)
@@ -186,25 +188,27 @@ class TransformPool:
         item.call.release_slice()
 
     def abandon_slice(self, item: RowSlice) -> None:
-        """The node is going down with `item` undone."""
+        """Fail `item`, because the node is shutting down."""
         self._end_turn(item, None)
         item.call.fail_call(_closed())
         item.call.release_slice()
 
     def on_slice_lost(self, item: RowSlice) -> None:
-        """A process died that had not begun `item`: another one gets it, a bounded number of times."""
+        """Queue `item` again, a bounded number of times: a process died before it began the slice."""
         self._end_turn(item, None)
         item.lost += 1
         if not item.call.is_pending:
             item.call.release_slice()
         elif item.lost > _LOST:
-            self._fail(item, "read", "transform processes die before they come to this row")
+            self._fail(item, "read", "transform processes die before they reach this row")
         else:
             self._put(item, first=True)
 
     def on_worker_crash(self, item: RowSlice, row: int, seconds: float) -> None:
-        """A process died on a row of `item`, after so long. The row is tried once more, alone; the others as
-        they were."""
+        """Handle the death of a process on a row of `item`, `seconds` after it began the slice.
+
+        The row is retried once, alone; the other rows are queued again as they were.
+        """
         self._end_turn(item, seconds)
         self._distrust(item.call.order.job)
         if not item.call.is_pending:
@@ -212,7 +216,7 @@ class TransformPool:
             return
         if item.suspect:
             self._fail(
-                item, "bad", f"the transform process died on this sample, twice (after {seconds:.3g} s)"
+                item, "bad", f"the transform process died on this sample twice (after {seconds:.3g} s)"
             )
             return
         others = [work for work in item.rows if work.row != row]
@@ -224,7 +228,7 @@ class TransformPool:
         item.call.release_slice()
 
     def _has_neighbours(self) -> bool:
-        """Whether several accounts have been at work lately."""
+        """Return whether several accounts used the pool recently."""
         since = asyncio.get_running_loop().time() - DISTRUST_SECONDS
         self._asked = {account: at for account, at in self._asked.items() if at > since}
         return len(self._asked) > 1
@@ -253,4 +257,4 @@ def _failures(item: RowSlice, kind: FailureKind, reason: str) -> tuple[Failure, 
 
 
 def _closed() -> PoolClosedError:
-    return PoolClosedError("the node is shutting down; ask again")
+    return PoolClosedError("the node is shutting down; retry")

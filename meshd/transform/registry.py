@@ -50,10 +50,9 @@ def operation(
     gives: str = "",
     refuses: str = "",
 ) -> Callable[[_Class], _Class]:
-    """Registers a class as an op; it is built with the parsed arguments by name.
+    """Register a class as an op; it is built with the parsed arguments by name.
 
-    Its docstring's first paragraph, `takes`, `gives` and `refuses` are what docs/ops.md and `mesh op show`
-    print.
+    docs/ops.md and `mesh op show` print the first paragraph of its docstring, `takes`, `gives` and `refuses`.
     """
 
     def register(cls: _Class) -> _Class:
@@ -82,8 +81,10 @@ def operation(
 def find(
     name: str, version: str, path: str, ops: Mapping[str, dict[str, OpDefinition]] = OPS
 ) -> OpDefinition:
-    """The op of a name; version "" takes the latest (of a user's op it must be given). Raises UnknownOpError,
-    UnknownBuildError."""
+    """Return the op of a name; version "" means the latest, but a user op needs a version.
+
+    Raises UnknownOpError, UnknownBuildError.
+    """
     if is_user_op(name):
         return MODULES.find_op(name, version, path)
     builds = ops.get(name)
@@ -97,9 +98,9 @@ def find(
         have = ", ".join(sorted(builds, key=_version_order))
         raise UnknownBuildError(
             join_path(path, "version"),
-            f"this node has {name!r} in version {have}, not {shown_value(version)}; make the plan anew, "
-            "or ask a "
-            "node of the release that made it",
+            f"this node has {name!r} in version {have}, not {shown_value(version)}; create the plan again, "
+            "or use a "
+            "node of the release that created it",
         )
     return builds[version]
 
@@ -109,18 +110,19 @@ def _version_order(version: str) -> tuple[int, ...]:
 
 
 def latest(ops: Mapping[str, dict[str, OpDefinition]] = OPS) -> list[OpDefinition]:
-    """Every op in its latest version, by name."""
+    """Return the latest version of every op, sorted by name."""
     return [builds[max(builds, key=_version_order)] for _, builds in sorted(ops.items())]
 
 
 def versions(name: str, ops: Mapping[str, dict[str, OpDefinition]] = OPS) -> list[str]:
-    """The versions of a known op, oldest first."""
+    """Return the versions of a known op, oldest first."""
     return sorted(ops[name], key=_version_order)
 
 
 def build(op: OpSpec, path: str, load: AssetLoader = no_assets) -> tuple[OpDefinition, Operation]:
-    """The op of a spec with its arguments checked. Raises PlanError with the path of the bad field,
-    MissingAssetError.
+    """Return the op of a spec and build it with checked arguments.
+
+    Raises PlanError with the path of the bad field, MissingAssetError.
     """
     definition = find(op.op, op.version, path)
     arguments = parse_arguments(definition.parameters, op.args, join_path(path, "args"))

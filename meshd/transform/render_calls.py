@@ -26,8 +26,9 @@ PlacedPieces = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """One row to render. `sources`: for each field, in order of name, the pieces of its bytes; `partner`:
-    those of the row it is mixed with.
+    """One row to render. `sources`: for each field, ordered by name, the pieces of its bytes.
+
+    `partner`: the pieces of the row to mix with it.
     """
 
     row: int
@@ -38,7 +39,7 @@ class RowWork:
 
 @dataclass(frozen=True, slots=True)
 class RaggedPart:
-    """Ragged data of some rows: `columns` one after the other in `fd`, which is the receiver's to close."""
+    """Ragged data of some rows: `columns` one after the other in `fd`, which the receiver closes."""
 
     rows: tuple[int, ...]
     columns: tuple[RaggedColumn, ...]
@@ -47,7 +48,7 @@ class RaggedPart:
 
 @dataclass(frozen=True, slots=True)
 class RowChecksums:
-    """crc32c of `rows` that are in the frame: `columns`, one a fixed field in order of name."""
+    """The crc32c of `rows` in the frame: `columns`, one per fixed field, ordered by name."""
 
     rows: tuple[int, ...]
     columns: tuple[tuple[int, ...], ...]
@@ -55,8 +56,9 @@ class RowChecksums:
 
 @dataclass(slots=True)
 class RenderResult:
-    """The outcome of all rows asked for: those not in `failures` are in the frame, or in `parts` if
-    ragged. `seconds` of the processes, and of these `reading` source bytes.
+    """The outcome of all requested rows: those not in `failures` are in the frame, or in `parts` if ragged.
+
+    `seconds`: time of the processes; `reading`: the part of it spent on reading source bytes.
     """
 
     failures: list[Failure] = field(default_factory=list)
@@ -73,7 +75,7 @@ class RenderResult:
 
 @dataclass(frozen=True, slots=True)
 class RenderSpec:
-    """What is to be done with the rows of a call, and for whom; `asked`: when, by the event loop's clock."""
+    """The parameters that all rows of a call share; `asked`: the call's time by the event loop's clock."""
 
     asked: float
     account: str
@@ -87,9 +89,9 @@ class RenderSpec:
 
 
 class RenderCall:
-    """What all slices of one `render` share: the order, and the outcome as it comes together.
+    """The state that all slices of one `render` share: the spec, and the outcome as it accumulates.
 
-    The frame's descriptor is kept open until the last slice is through.
+    The frame's descriptor stays open until the last slice is released.
     """
 
     def __init__(self, order: RenderSpec, frame_fd: int, rows: int) -> None:
@@ -101,7 +103,7 @@ class RenderCall:
 
     @property
     def is_pending(self) -> bool:
-        """Whether somebody still waits for the outcome."""
+        """Whether a caller still waits for the outcome."""
         return not self.outcome.done()
 
     def add_slice(self) -> None:
@@ -113,7 +115,7 @@ class RenderCall:
             os.close(self.frame_fd)
 
     def add_result(self, part: RenderResult, rows: int) -> None:
-        """The outcome of `rows` more rows."""
+        """Add the outcome of `rows` more rows."""
         if not self.is_pending:
             part.close()
             return
@@ -132,13 +134,15 @@ class RenderCall:
             self.outcome.set_exception(error)
 
     def discard(self) -> None:
-        """Of a call that failed or was cancelled: nobody else will close its scratch files."""
+        """Close the scratch files of a call that failed or was cancelled."""
         self._rendered.close()
 
 
 class RowSlice:
-    """Rows on their way. `suspect`: one row, tried again because a process died on it; `lost`: how often a
-    process died that had this slice but had not begun it; `turn`: what the queue is to be told of.
+    """Rows that travel together. `suspect`: a single row, retried because a process died on it.
+
+    `lost`: how often a process died that had received this slice but not begun it; `turn`: the ticket to
+    return to the queue.
     """
 
     def __init__(self, call: RenderCall, rows: Sequence[RowWork], *, suspect: bool = False) -> None:
@@ -149,7 +153,7 @@ class RowSlice:
 
     @property
     def queue_position(self) -> QueuePosition:
-        """Where it belongs in its job's line."""
+        """Its position in the line of its job."""
         return QueuePosition(self.call.order.asked, self.call.order.epoch, self.rows[0].position)
 
     def to_request(self, number: int, *, with_text: bool) -> RenderRequest:

@@ -19,18 +19,20 @@ from typing import Final
 _STATM: Final = "/proc/self/statm"
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _OOM: Final = Path("/proc/self/oom_score_adj")
-_FIRST_TO_GO: Final = "500"  # of -1000…1000: when the machine is out of memory, rather this than who stores
+_FIRST_TO_GO: Final = "500"  # of -1000…1000: if the machine runs out of memory, kill this before the store
 _CV2_NO_MEMORY: Final = -4
 _M_TRIM_THRESHOLD: Final = -1  # <malloc.h>
 _M_MMAP_THRESHOLD: Final = -3
-_KEPT: Final = 32 << 20  # bytes that malloc keeps for the next row; larger arrays are mapped for themselves
-_FRESH: Final = 64 << 20  # bytes beyond the beginning that a fresh process has at most
+_KEPT: Final = 32 << 20  # bytes that malloc keeps for the next row; larger arrays are mapped separately
+_FRESH: Final = 64 << 20  # bytes beyond its initial memory that a fresh process uses at most
 
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """`memory`: bytes beyond those the process begins with; `row_seconds`: of the wall clock;
-    `row_cpu_seconds`: of the CPU, so that a busy machine does not make samples bad.
+    """Limits per row. `memory`: bytes beyond the initial memory of the process.
+
+    `row_seconds`: wall-clock time. `row_cpu_seconds`: CPU time, so that a busy machine does not make samples
+    bad.
     """
 
     memory: int = 2 << 30
@@ -39,7 +41,7 @@ class RowLimits:
 
 
 class RowWatchdog:
-    """The limits of this process, in force from here on."""
+    """Enforces the limits of this process from its construction on."""
 
     def __init__(self, limits: RowLimits) -> None:
         self.limits = limits
@@ -55,39 +57,41 @@ class RowWatchdog:
         _go_first()
 
     def __repr__(self) -> str:
-        return f"<Watch, {self.used_bytes()} of {self.limits.memory} bytes>"
+        return f"<RowWatchdog, {self.used_bytes()} of {self.limits.memory} bytes>"
 
     def used_bytes(self) -> int:
-        """Bytes beyond those the process began with."""
+        """Return the bytes in use beyond the initial memory of the process."""
         return self._held() - self._begun_with
 
     def _held(self) -> int:
-        """Bytes of private memory this process asked for (data and stack, as RLIMIT_DATA counts them)."""
+        """Return the private memory of this process in bytes (data and stack, as RLIMIT_DATA counts it)."""
         return int(os.pread(self._statm, 256, 0).split()[5]) * _PAGE
 
     def begin_row(self) -> None:
-        """A row has this long from now."""
+        """Start the timers of a row."""
         signal.setitimer(signal.ITIMER_REAL, self.limits.row_seconds)
         signal.setitimer(signal.ITIMER_PROF, self.limits.row_cpu_seconds)
 
     def end_row(self) -> None:
-        """No row is under way."""
+        """Stop the timers: no row is being rendered."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
     def is_worn(self) -> bool:
-        """Whether so much was kept from earlier rows that the process should make room for a new one."""
+        """Return whether earlier rows left so much memory in use that the process should be replaced."""
         return self.used_bytes() > self.limits.memory // 2
 
     def is_fresh(self) -> bool:
-        """Whether a row has about all the memory it can ever have."""
+        """Return whether a row has about all the memory it can ever have."""
         return self.used_bytes() <= min(_FRESH, self.limits.memory // 4)
 
 
 def keep_heap(memory: int) -> None:
-    """Have this process keep what a row gave back: photograph after photograph the same few arrays come and
-    go, and memory that goes back to the system costs a fault a page when the next one takes it again, in a
-    virtual machine 3 µs and more. `memory`: what it may take. Does nothing where the C library is not glibc.
+    """Make malloc keep memory that a row frees.
+
+    Image after image, the same few arrays are allocated and freed. Memory that goes back to the system costs
+    a page fault per page when the next row uses it again, 3 µs or more in a virtual machine. `memory`: the
+    limit of the process. Does nothing if the C library is not glibc.
     """
     mallopt, kept = getattr(ctypes.CDLL(None), "mallopt", None), min(_KEPT, memory // 8)
     if mallopt is not None:
@@ -98,12 +102,12 @@ def keep_heap(memory: int) -> None:
 def _go_first() -> None:
     try:
         _OOM.write_text(_FIRST_TO_GO)
-    except OSError:  # a container that does not show it
+    except OSError:  # the container does not expose the file
         return
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory is what an op lacked, whatever it, or the library below, made of that."""
+    """Return whether an op ran out of memory, however the op or a library below it reports that."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or getattr(cause, "errno", 0) == errno.ENOMEM:

@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-EXPECTED = 0.05  # seconds that a slice is taken to need until a job's first ones are done
+EXPECTED = 0.05  # assumed seconds per slice until the first slices of a job are done
 TOGETHER: Final = 0.25
-"""Seconds: a loader asks for several frames at once, and some come to a process that has to read the plan."""
+"""Seconds within which requests count as simultaneous: a loader sends several at once, and some are delayed
+by a process that has to read the plan first."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """Where work belongs: when it was `asked` for, in seconds of one clock, and where its rows begin."""
+    """The place of work in a line: `asked`, the time of the request in seconds, and where its rows begin."""
 
-    asked: float = math.inf  # never: it overtakes nobody
+    asked: float = math.inf  # overtakes nothing
     epoch: int = 0
     position: int = 0
 
     def is_before(self, other: QueuePosition) -> bool:
-        """Whether what is asked for now overtakes what waits already."""
+        """Return whether new work with this position overtakes the waiting `other`."""
         together = other.asked > self.asked - TOGETHER
         return together and (self.epoch, self.position) < (other.epoch, other.position)
 
@@ -44,7 +45,7 @@ NO_POSITION: Final = QueuePosition()
 
 
 class _Job(Generic[T]):
-    """`spent`: seconds of its account's time, on the account's own scale; `usual`: of one piece of work."""
+    """`spent`: seconds of its account's time, on the account's own scale; `usual`: seconds per item."""
 
     __slots__ = ("line", "spent", "underway", "usual")
 
@@ -60,7 +61,7 @@ class _Job(Generic[T]):
 
 
 class _Account(Generic[T]):
-    """`spent`: seconds on the queue's scale; `now`: where the account's own scale stands; `waiting` and
+    """`spent`: seconds on the queue's scale; `now`: the present on the account's own scale; `waiting` and
     `underway`: pieces of work.
     """
 
@@ -73,7 +74,7 @@ class _Account(Generic[T]):
 
 
 class QueueTicket(Generic[T]):
-    """Work that was handed out; to be given back to `FairQueue.done`."""
+    """Work that was handed out; return it with `FairQueue.finish_turn`."""
 
     __slots__ = ("account", "expected", "item", "job")
 
@@ -82,7 +83,7 @@ class QueueTicket(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Use on one event loop only."""
+    """A queue that shares time between accounts, and between their jobs. Use on one event loop only."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account[T]] = {}
@@ -100,7 +101,7 @@ class FairQueue(Generic[T]):
     def put(
         self, account: str, job: str, item: T, *, first: bool = False, place: QueuePosition = NO_POSITION
     ) -> None:
-        """Add to the job's line; `first`: at its head (what is retried has waited already)."""
+        """Add work to the job's line; `first`: at its head (retried work has waited before)."""
         owner = self._accounts.get(account)
         if owner is None:
             owner = self._accounts[account] = _Account(self._now)
@@ -120,7 +121,7 @@ class FairQueue(Generic[T]):
         self._wake(job)
 
     def set_shy(self, job: str, *, shy: bool) -> None:
-        """Whether the job's work goes only to those who take shy jobs, from now on."""
+        """Set whether only workers that accept shy jobs get the job's work."""
         if shy:
             self._shy.add(job)
         elif job in self._shy:
@@ -129,7 +130,7 @@ class FairQueue(Generic[T]):
                 self._wake(job)
 
     async def get(self, *, shy: bool = True) -> QueueTicket[T]:
-        """The next piece of work, once there is any; `shy`: whether those of shy jobs are taken, too."""
+        """Return the next piece of work, waiting for one if needed; `shy`: also from shy jobs."""
         while True:
             turn = self._dequeue(shy=shy)
             if turn is not None:
@@ -147,11 +148,11 @@ class FairQueue(Generic[T]):
                 self._waiting.remove(entry)
             else:
                 for job in self._lines(shy=shy):
-                    self._wake(job)  # woken and cancelled in the same moment: pass it on
+                    self._wake(job)  # woken and cancelled at the same time: wake another waiter
             raise
 
     def _lines(self, *, shy: bool) -> list[str]:
-        """Jobs with work for somebody who takes those of shy jobs, or does not."""
+        """Return the jobs with work for a worker that accepts shy jobs, or does not."""
         return [
             job
             for owner in self._accounts.values()
@@ -175,7 +176,7 @@ class FairQueue(Generic[T]):
         return turn
 
     def _choose(self, barred: AbstractSet[str]) -> tuple[str, _Account[T], str, _Job[T]] | None:
-        """The job whose turn it is, and its account."""
+        """Return the job to serve next, and its account."""
         for name, owner in sorted(
             (entry for entry in self._accounts.items() if entry[1].waiting), key=lambda entry: entry[1].spent
         ):
@@ -186,7 +187,7 @@ class FairQueue(Generic[T]):
         return None
 
     def finish_turn(self, turn: QueueTicket[T], seconds: float | None = None) -> None:
-        """What `get` gave is over: it took so long; None: it was not begun."""
+        """Account for finished work that `get` returned; `seconds` None: it was not begun."""
         owner = self._accounts[turn.account]
         mine = owner.jobs[turn.job]
         mine.underway -= 1
@@ -200,8 +201,10 @@ class FairQueue(Generic[T]):
             self._prune(owner)
 
     def _prune(self, owner: _Account[T]) -> None:
-        """Forget jobs and accounts that are idle and not ahead: they would begin at the present anyway. With
-        nothing else to be ahead of, all are forgotten."""
+        """Remove jobs and accounts that are idle and not ahead: they would restart at the present anyway.
+
+        If nothing else has work, there is nothing to be ahead of, and all are removed.
+        """
         alone = not owner.waiting and not owner.underway
         owner.jobs = {
             name: job
@@ -217,7 +220,7 @@ class FairQueue(Generic[T]):
             }
 
     def _wake(self, job: str) -> None:
-        """Somebody who may take work of this job."""
+        """Wake a waiter that accepts work of this job."""
         for entry in list(self._waiting):
             waiter, shy = entry
             if waiter.done():
@@ -228,23 +231,23 @@ class FairQueue(Generic[T]):
                 return
 
 
-MIN_SLICE_SECONDS: Final = 0.005  # seconds of work, beside a third of a millisecond to hand it over
-_UNKNOWN: Final = 0.0015  # seconds a row, until a job's first rows are done: a small photograph
+MIN_SLICE_SECONDS: Final = 0.005  # seconds of work, compared with a third of a millisecond to hand it over
+_UNKNOWN: Final = 0.0015  # assumed seconds per row until a job's first rows are done: a small image
 _JOBS: Final = 1000
-_WEIGHT: Final = 0.25  # of the newest rows in what is known of a job
+_WEIGHT: Final = 0.25  # weight of the newest rows in a job's average
 
 
 class SliceSizer:
-    """Seconds a row, by job; of the jobs that were heard of last."""
+    """Measures the seconds per row of the most recent jobs, and sizes slices accordingly."""
 
     def __init__(self) -> None:
         self._seconds: OrderedDict[str, float] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Pace of {len(self._seconds)} jobs>"
+        return f"<SliceSizer of {len(self._seconds)} jobs>"
 
     def record_duration(self, job: str, rows: int, seconds: float) -> None:
-        """So many rows of the job were done in that time."""
+        """Record that so many rows of the job took this time."""
         if rows:
             before = self._seconds.pop(job, seconds / rows)
             self._seconds[job] = before + (seconds / rows - before) * _WEIGHT
@@ -252,8 +255,10 @@ class SliceSizer:
                 self._seconds.popitem(last=False)
 
     def slice_rows(self, job: str, rows: int, waiting: int, processes: int) -> int:
-        """How many of `rows` rows at the head of the line one of the processes takes; `waiting`: rows in all
-        lines, these among them. Even, where it is not all of them: neighbours may be mixed with each other.
+        """Return how many of `rows` rows at the head of the line one process takes.
+
+        `waiting`: rows in all lines, including these. The number is even unless it is all of them, because
+        neighbours may be mixed with each other.
         """
         least = int(MIN_SLICE_SECONDS / max(self._seconds.get(job, _UNKNOWN), 1e-9)) + 1
         share = max(least, -(-waiting // processes))

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from meshd.transform.op_types import FieldType
     from meshd.transform.source_files import Piece, SourceFiles
 
-MAX_RAGGED_BYTES = 1 << 30  # of one sample's ragged fields: more makes it a bad sample
-SLICE_RAGGED_BYTES = 128 << 20  # held by a slice, which ends when there are more
-SLICE_SECONDS = 0.1  # after which a slice ends, so that somebody else's turn may come
+MAX_RAGGED_BYTES = 1 << 30  # ragged fields of one sample: more makes it a bad sample
+SLICE_RAGGED_BYTES = 128 << 20  # ragged bytes above which a slice ends
+SLICE_SECONDS = 0.1  # time after which a slice ends, so that other jobs get a turn
 
 
 def _nothing(row: int) -> None:
@@ -51,7 +51,7 @@ def _still() -> float:
 
 @dataclass(slots=True)
 class _Ragged:
-    """What the rows of one ragged field gave so far."""
+    """The rendered rows of one ragged field."""
 
     pieces: list[bytes | npt.NDArray[Any]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
@@ -69,8 +69,10 @@ class _Ragged:
 
 
 class SliceRenderer:
-    """Renders requests over `files`. `before_row` is told each row that is begun (the process' watchdog);
-    `clock` gives seconds; `is_full`: whether a slice should end for want of memory.
+    """Renders requests over `files`.
+
+    `before_row` is called with each row before it begins (the process' watchdog); `clock` returns seconds;
+    `is_full` returns whether a slice should end for lack of memory.
     """
 
     def __init__(
@@ -85,16 +87,17 @@ class SliceRenderer:
     def render(
         self, program: Program, request: RenderRequest, frame_fd: int
     ) -> tuple[RenderReply, int | None]:
-        """(reply, scratch memfd or None); the scratch is the caller's to close."""
+        """Return (reply, scratch memfd or None); the caller closes the scratch memfd."""
         work = _Slice(self._files, program, request, frame_fd, self._clock)
         return work.render(self._before_row, self._is_full)
 
 
 class _Column:
-    """A fixed field's tensor in the frame. A row is made in a buffer that stays in the cache, then written.
+    """A fixed field's tensor in the frame. A row is rendered in a buffer that stays in the CPU cache, then
+    written.
 
-    Writing takes half of the time of filling mapped pages: each of those costs a fault, in a virtual machine
-    3 µs and more.
+    Writing takes half the time of filling mapped pages: each of those costs a page fault, 3 µs or more in a
+    virtual machine.
     """
 
     def __init__(self, fd: int, offset: int, dtype: str, shape: tuple[int, ...]) -> None:
@@ -103,7 +106,7 @@ class _Column:
         self.sums: list[int] = []
 
     def store(self, number: int) -> None:
-        """Write the row that was made to its place."""
+        """Write the rendered row to its place in the frame."""
         start, data = self._offset + number * self.row.nbytes, self.row.reshape(-1).view(np.uint8).data
         self.sums.append(crc32c(data))
         while data:
@@ -166,7 +169,7 @@ class _Slice:
         return reply, scratch
 
     def _pieces(self) -> Iterator[Piece]:
-        """All that the rows are made of, in the order in which it is read."""
+        """Yield the source pieces of all rows, in the order in which they are read."""
         for row in self._request.rows:
             for pieces in (*row.sources, *row.partner):
                 yield from self._request.places(pieces)
@@ -211,7 +214,7 @@ class _Slice:
         return self._program.draw(self._request.epoch, row.position)
 
     def _fill_pair(self, pair: PairedRow) -> None:
-        """The columns that mixing adds."""
+        """Fill the columns that mixing adds."""
         names = self._program.chains
         own = {name: column.row for name, column in zip(names, self._columns, strict=False) if column}
         for column, value in zip(self._columns[len(self._chains) :], pair.columns(own), strict=True):
@@ -257,13 +260,13 @@ class _Slice:
 
 
 def _outputs(program: Program) -> list[FieldType]:
-    """The types of a frame's columns: the fields', then what mixing adds."""
+    """Return the types of a frame's columns: those of the fields, then those that mixing adds."""
     added = program.pairing.outputs if program.pairing is not None else {}
     return [*program.outputs.values(), *added.values()]
 
 
 def _scratch(columns: list[_Ragged]) -> int:
-    """A memfd with all pieces of the first column, then the second's, …"""
+    """Return a memfd with all pieces of the first column, then those of the second, …"""
     fd = os.memfd_create("mesh-scratch", os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:

@@ -22,19 +22,19 @@ Piece = tuple[str, int, int] | tuple[str, int, int, int]
 
 READAHEAD_BYTES: Final = 16 << 20  # bytes
 PROC_PREFIX = "/proc/"
-"""Another process's memory: its number soon stands for other bytes, so that it is not kept open."""
+"""Memory of another process. It is not kept open, because its descriptor number is soon reused."""
 
 
 class SourceGoneError(OSError):
-    """The file or the bytes are not there (removed or compacted meanwhile): ask the store again."""
+    """The file or the bytes are not there (removed or compacted since the lookup): look them up again."""
 
 
 class SourceDamagedError(OSError):
-    """The bytes are not those that were stored there."""
+    """The bytes do not match their stored checksum."""
 
 
 class SourceFiles:
-    """Open files by path, least recently used closed first. Not for threads."""
+    """Open files by path; closes the least recently used first. Not thread-safe."""
 
     def __init__(self, limit: int = 128) -> None:
         self._limit = limit
@@ -44,14 +44,17 @@ class SourceFiles:
         return f"<SourceFiles {len(self._open)} open>"
 
     def read_pieces(self, pieces: Sequence[Piece]) -> bytes:
-        """The bytes of all pieces, joined. Raises SourceGoneError, SourceDamagedError."""
+        """Return the joined bytes of all pieces. Raises SourceGoneError, SourceDamagedError."""
         if len(pieces) == 1:
             return self._read_one(*pieces[0])
         return b"".join([self._read_one(*piece) for piece in pieces])
 
     def readahead(self, pieces: Iterable[Piece]) -> None:
-        """Have the kernel begin to read these, AHEAD bytes at most, for they are asked for soon: a disk takes
-        what waits for it in the order that suits it. What cannot be opened is left to `read`."""
+        """Let the kernel read ahead up to READAHEAD_BYTES of these pieces, which are read soon.
+
+        The disk can then serve the requests in the order that suits it. `read_pieces` reports files that
+        cannot be opened.
+        """
         left = READAHEAD_BYTES
         for path, offset, length, *_ in pieces:
             left -= length
@@ -77,7 +80,9 @@ class SourceFiles:
             while len(data) < length:
                 more = os.pread(self._descriptor(path), length - len(data), offset + len(data))
                 if not more:
-                    raise SourceGoneError(f"{os.path.basename(path)} has no {length} bytes at {offset}")
+                    raise SourceGoneError(
+                        f"{os.path.basename(path)} has fewer than {length} bytes at {offset}"
+                    )
                 data += more
         except OSError as error:
             self._forget(path)
@@ -114,5 +119,5 @@ def _read_memory(path: str, offset: int, length: int) -> bytes:
     finally:
         os.close(fd)
     if len(data) != length:
-        raise SourceGoneError(f"{path} has no {length} bytes at {offset}")
+        raise SourceGoneError(f"{path} has fewer than {length} bytes at {offset}")
     return data

@@ -25,42 +25,42 @@ if TYPE_CHECKING:
     from meshd.transform.messages import RenderReply
     from meshd.transform.render_calls import RowSlice
 
-IN_FLIGHT = 2  # slices a process has at a time: one it works on, one so that it never waits
-QUICK_SLICE_SECONDS = 0.25  # seconds; a slice expected to take longer has its process alone
+IN_FLIGHT = 2  # slices per process: one in progress, and one so that it never waits
+QUICK_SLICE_SECONDS = 0.25  # a slice that is expected to take longer has its process for itself
 _RECONNECT = Reconnect((0.02, 0.05, 0.1, 0.2, 0.5, 1.0), forever=True)
 
 
 class SliceSource(Protocol):
-    """Where slices come from, and who is told what became of them."""
+    """Provides slices and receives their outcomes."""
 
     @property
     def closed(self) -> bool:
-        """Whether the node is going down."""
+        """Whether the node is shutting down."""
         ...
 
     async def next_slice(self, *, brave: bool) -> RowSlice:
-        """The next slice somebody still waits for; `brave`: also of jobs that killed processes."""
+        """Return the next slice of a pending call; with `brave`, also of jobs that killed processes."""
         ...
 
     def on_reply(self, item: RowSlice, reply: RenderReply, fds: Sequence[int]) -> None:
-        """A process is through with `item`, or with a part of it."""
+        """Handle the result of all or a part of `item`."""
         ...
 
     def abandon_slice(self, item: RowSlice) -> None:
-        """The node is going down with `item` undone."""
+        """Fail `item`, because the node is shutting down."""
         ...
 
     def on_slice_lost(self, item: RowSlice) -> None:
-        """A process died that had not begun `item`."""
+        """Handle the death of a process that had not begun `item`."""
         ...
 
     def on_worker_crash(self, item: RowSlice, row: int, seconds: float) -> None:
-        """A process died on a row of `item`, after so long."""
+        """Handle the death of a process on a row of `item`, `seconds` after it began the slice."""
         ...
 
 
 class WorkerClient:
-    """`brave`: its process takes slices of jobs that kill processes."""
+    """The client of one transform process. `brave`: the process takes slices of jobs that kill processes."""
 
     def __init__(self, path: Path, pool: SliceSource, *, brave: bool) -> None:
         self._path, self._pool, self._brave = path, pool, brave
@@ -70,7 +70,7 @@ class WorkerClient:
         self._finalizer = weakref.finalize(self, os.close, self._progress)
         self._room = asyncio.Event()
         self._since = 0.0
-        """When the process could begin the first of what it has."""
+        """When the process began the first of its slices, at the earliest."""
 
     async def run(self) -> None:
         client = ProcessClient(self._path, reconnect=_RECONNECT)
@@ -85,14 +85,14 @@ class WorkerClient:
             self._finalizer()
 
     async def _serve_connection(self, client: ProcessClient) -> None:
-        """Send slices until the process is gone; then blame the slice it was working on."""
+        """Send slices until the process dies; then blame the slice it was working on."""
         self._update_room()
         sending = asyncio.ensure_future(self._send_all(client))
         lost = asyncio.ensure_future(client.wait_until_lost())
         try:
             await asyncio.wait((sending, lost), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
-                sending.result()  # raises what made it fail
+                sending.result()  # raises if sending failed
             await lost
         finally:
             sending.cancel()
@@ -101,7 +101,7 @@ class WorkerClient:
         self._return_slices()
 
     def _return_slices(self) -> None:
-        """Give back what the dead process had; the row it was working on is the suspect."""
+        """Return the slices of the dead process; the row it was working on is the suspect."""
         number, row = read_progress(self._progress)
         left, self._sent = list(self._sent), deque()
         for item in reversed(left):
@@ -129,11 +129,11 @@ class WorkerClient:
                 fds = (item.call.frame_fd, self._progress)
                 call = await client.start(RENDER, request, fds, connect=False)
             except ProcessLostError:
-                return  # what was still answered is taken before the loss is noticed
+                return  # replies already received are handled before the loss is
             call.answer.add_done_callback(self._on_answer)
 
     def _on_answer(self, answer: asyncio.Future[Answer[RenderReply]]) -> None:
-        """The process answers in order. A slice without an answer is returned when the connection ends."""
+        """Handle a reply; they arrive in order. A slice without one is returned when the connection ends."""
         if answer.cancelled() or answer.exception() is not None:
             return
         item = self._sent.popleft()
@@ -143,7 +143,7 @@ class WorkerClient:
         self._pool.on_reply(item, reply.message, reply.fds)
 
     def _update_room(self) -> None:
-        """Whether the process should be given more. What is expected to take long is not waited behind."""
+        """Set whether the process gets another slice. No slice waits behind one expected to take long."""
         quick = all(item.turn is None or item.turn.expected < QUICK_SLICE_SECONDS for item in self._sent)
         if not self._sent or (quick and len(self._sent) < IN_FLIGHT):
             self._room.set()

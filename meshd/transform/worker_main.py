@@ -33,16 +33,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _USUAL = RowLimits()
-MAX_PROGRAMS = 64  # kept compiled; the pool re-sends a program's text after at most half as many others
+MAX_PROGRAMS = 64  # compiled programs to keep; the pool resends a program's text after at most half as many
 
 
 class WornOutError(Exception):
-    """The process holds too much memory to judge another row; a new one is to take its place."""
+    """The process retains too much memory to judge another row and must be replaced."""
 
 
 def main(listener: socket.socket, limits: RowLimits = _USUAL) -> None:
-    """Serve the pool on `listener` (a Unix socket), one connection at a time. Returns when the process must
-    be replaced."""
+    """Serve the pool on `listener` (a Unix socket), one connection at a time.
+
+    Returns when the process must be replaced.
+    """
     keep_heap(limits.memory)
     watch = RowWatchdog(limits)
     while True:
@@ -55,18 +57,19 @@ def main(listener: socket.socket, limits: RowLimits = _USUAL) -> None:
             _log.info("%s", error)
             return
         except (MemoryError, OutOfMemoryError):
-            _log.warning("a row needs more memory than the process has left; it is tried again in a new one")
+            _log.warning("a row needs more memory than this process has left; it is retried in a new process")
             return
 
 
 def program_key(text: str) -> str:
-    """The name by which a connection knows a program."""
+    """Return the key that identifies a program on a connection."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _broken(request: RenderRequest, error: Exception) -> RenderReply:
-    """What is answered when not a row but the renderer failed: a defect, which no bad-sample policy
-    covers, or an asset that lies elsewhere now.
+    """Return the reply if the renderer itself failed rather than a row.
+
+    That is a defect, which no bad-sample policy covers, or an asset that has moved.
     """
     reason = f"{type(error).__name__}: {error}"[:300]
     kind: FailureKind = "read" if isinstance(error, SourceGoneError) else "op"
@@ -84,7 +87,7 @@ class _PoolConnection:
         self._clock = SystemClock()
 
     def serve(self, sock: socket.socket) -> None:
-        """Answer until the pool has gone. Raises WornOutError, OutOfMemoryError, MessageError."""
+        """Answer until the pool disconnects. Raises WornOutError, OutOfMemoryError, MessageError."""
         try:
             serve_blocking(sock, RENDER, self._answer)
         finally:
@@ -108,16 +111,16 @@ class _PoolConnection:
         except OutOfMemoryError:
             raise
         except Exception as error:
-            _log.exception("a slice of rows broke the renderer")
+            _log.exception("the renderer failed on a slice of rows")
             reply, scratch = _broken(request, error), None
         self._watch.end_row()
         reply = msgspec.structs.replace(reply, seconds=clock() - began)
         return reply, () if scratch is None else (scratch,)
 
     def _check_room(self, request: RenderRequest) -> None:
-        """End before a row is begun in too small a room; the pool gives the slice to another process."""
+        """Exit before a row begins with too little memory; the pool gives the slice to another process."""
         if self._watch.is_worn() or (request.last and not self._watch.is_fresh()):
-            raise WornOutError(f"{self._watch.used_bytes()} bytes are held; making room by starting anew")
+            raise WornOutError(f"{self._watch.used_bytes()} bytes are retained; restarting to free them")
 
     def _program(self, request: RenderRequest) -> Program:
         known: Any = self._programs.get(request.program)
@@ -129,7 +132,7 @@ class _PoolConnection:
         return known  # type: ignore[no-any-return]  # OrderedDict.get of a known key
 
     def _compiled(self, request: RenderRequest) -> Program:
-        """Kept with its text, which does not come again if an asset cannot be read at once."""
+        """Compile a program and keep its text: the text is not resent if an asset cannot be read at once."""
         text = self._texts[request.program] = request.program_text or self._texts[request.program]
         self._texts.move_to_end(request.program)
         if len(self._texts) > MAX_PROGRAMS:

@@ -342,8 +342,7 @@ class FrameBuilder:
         return BatchError(
             "OpFailed",
             f"the op {failure.op!r} failed on the sample {self._name(failure)}: {failure.message}",
-            help="this is a bug in the op, not in the data; replay its row with: "
-            f"{self._command(failure)}",
+            help=f"this is a bug in the op, not in the data; replay its row with: {self._command(failure)}",
             detail=self._detail(failure),
         )
 

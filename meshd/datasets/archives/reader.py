@@ -241,9 +241,7 @@ def plausible_members(members: Iterable[TarMember], packed: int) -> Iterator[Tar
     for number, member in enumerate(limit_members(members)):
         names -= len(member.name)
         if names < 0 or number >= _FEW + packed // _PACKED:
-            raise TarError(
-                f"more members, or longer names, than are allowed in {packed} bytes", member.start
-            )
+            raise TarError(f"more members, or longer names, than are allowed in {packed} bytes", member.start)
         yield member
 
 

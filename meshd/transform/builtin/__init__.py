@@ -24,6 +24,6 @@ SUBJECTS = (
 
 
 def load() -> None:
-    """Registers every built-in op. Idempotent."""
+    """Register every built-in op. Idempotent."""
     for subject in SUBJECTS:
         importlib.import_module(f"{__name__}.{subject}")

@@ -52,7 +52,7 @@ _HEADER_LIMIT = 10_000
 )
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """The bytes as they are, uint8 and ragged: what a field without ops gives, too."""
+    """The unchanged bytes, uint8 and ragged; the same as a field without ops."""
 
     def infer(self, field: FieldType) -> FieldType:
         if field.kind != "bytes":
@@ -69,13 +69,13 @@ class Raw:
     Parameter("shape", extents, None),
     takes="bytes of an `.npy` file",
     gives="`dtype` of `shape`; ragged, and flat, without a `shape`",
-    refuses="no such file, another dtype or shape, Python objects, fewer or more bytes than the header says",
+    refuses="not an `.npy` file, another dtype or shape, Python objects, or not of the size in its header",
 )
 @dataclass(frozen=True, slots=True)
 class Npy:
-    """An array of an `.npy` file, which must have this dtype and, if given, this shape.
+    """The array of an `.npy` file, which must have this dtype and, if given, this shape.
 
-    Without a dtype, a plan takes that and the number of axes of the dataset's first sample.
+    Without a dtype, a plan takes it and the number of axes from the dataset's first sample.
     """
 
     dtype: str
@@ -83,8 +83,10 @@ class Npy:
 
     @staticmethod
     def complete(args: Mapping[str, Any], first: Callable[[], bytes]) -> dict[str, Any]:
-        """The arguments with dtype and number of axes of the first sample, unless given. Raises
-        BadSampleError."""
+        """Return the arguments, with dtype and number of axes of the first sample unless given.
+
+        Raises BadSampleError.
+        """
         if "dtype" in args:
             return dict(args)
         found_shape, _, found, _ = _header(first())
@@ -104,16 +106,16 @@ class Npy:
         count, room = math.prod(found_shape), len(value) - start
         if any(extent < 0 for extent in found_shape) or count * found.itemsize != room:
             raise BadSampleError(
-                f"the array claims {count} values of {found}, the file has {room} bytes of them"
+                f"the header claims {count} values of {found}, but the file has {room} bytes of data"
             )
         flat = np.frombuffer(value, found, count, start)
         array = flat.reshape(found_shape, order="F" if fortran else "C")
-        made = np.ascontiguousarray(array, dtype=self.dtype)  # of a number alone it makes one axis
+        made = np.ascontiguousarray(array, dtype=self.dtype)  # gives a single number an axis
         return checked_shape(made if self.shape else made.reshape(found_shape), self.shape)
 
 
 def _extents(value: Any, path: str) -> Extents:
-    """The extents of the array, at most one of them null; [] is a number."""
+    """The extents of the array, at most one of them null; [] for a single number."""
     shape = extents(value, path)
     if shape is None or shape.count(None) > 1 or 0 in shape:
         raise PlanError(path, "expected a list of extents above 0, at most one of them null")
@@ -124,14 +126,14 @@ def _extents(value: Any, path: str) -> Extents:
     "frombuffer",
     Parameter("dtype", dtype),
     Parameter("shape", _extents, ()),
-    takes="bytes of numbers as they lie in memory, little endian, such as a column of MDS",
-    gives="`dtype` of `shape`; ragged where an extent is null",
-    refuses="another number of bytes",
+    takes="bytes of numbers in little-endian memory layout, such as an MDS column",
+    gives="`dtype` of `shape`; ragged if an extent is null",
+    refuses="a number of bytes that does not fit `shape`",
 )
 @dataclass(frozen=True, slots=True)
 class FromBuffer:
-    """Numbers that are written one after the other and nothing else. An extent that is null is as large as
-    there are bytes for."""
+    """Consecutive numbers without a header. An extent of null takes as many elements as there are bytes
+    for."""
 
     dtype: str
     shape: Extents
@@ -145,21 +147,19 @@ class FromBuffer:
         shape, kind = self.shape, np.dtype(self.dtype)
         row = kind.itemsize * math.prod(extent for extent in shape if extent is not None)
         if len(value) % row or (None not in shape and len(value) != row):
-            raise BadSampleError(
-                f"{len(value)} bytes; {row} of them are an array of {self.dtype}{list(shape)}"
-            )
+            raise BadSampleError(f"{len(value)} bytes; an array of {self.dtype}{list(shape)} takes {row}")
         found = np.frombuffer(value, np.uint8 if self.dtype == "bool" else kind.newbyteorder("<"))
         numbers = found != 0 if self.dtype == "bool" else found.astype(kind, copy=False)
         return numbers.reshape([-1 if extent is None else extent for extent in shape])
 
 
 def array_type(dtype: str, shape: Extents | None) -> FieldType:
-    """Of arrays with these extents; without a shape any array is taken, flattened."""
+    """Return the type of arrays with these extents; without a shape, any array is accepted, flattened."""
     return FieldType("array", dtype, (None,) if shape is None else shape)
 
 
 def checked_shape(array: npt.NDArray[Any], shape: Extents | None) -> npt.NDArray[Any]:
-    """The array if it has the shape, None standing for any extent. Raises BadSampleError."""
+    """Return the array if it has the shape; None stands for any extent. Raises BadSampleError."""
     if shape is None:
         return array.reshape(-1)
     fits = len(array.shape) == len(shape) and all(
@@ -171,7 +171,7 @@ def checked_shape(array: npt.NDArray[Any], shape: Extents | None) -> npt.NDArray
 
 
 def _header(value: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """(shape, fortran order, dtype, where the data begins) of an npy file. Raises BadSampleError."""
+    """Return (shape, Fortran order, dtype, offset of the data) of an npy file. Raises BadSampleError."""
     file = io.BytesIO(value)
     try:
         version = npy_format.read_magic(file)
@@ -199,12 +199,12 @@ def _name(value: Any, path: str) -> str:
     Parameter("shape", extents, None),
     takes="bytes of an `.npz` file",
     gives="`dtype` of `shape`; ragged without a `shape`",
-    refuses="no such file or array, another dtype or shape, Python objects, damaged, more than 1 GiB",
+    refuses="not an `.npz` file, no such array, another dtype or shape, Python objects, damaged, over 1 GiB",
 )
 @dataclass(frozen=True, slots=True)
 class Npz:
     """The array `name` of an `.npz` file, which must have this dtype and, if given, this shape. Without a
-    dtype, a plan takes that and the number of axes of the dataset's first sample."""
+    dtype, a plan takes it and the number of axes from the dataset's first sample."""
 
     name: str
     dtype: str
@@ -212,7 +212,7 @@ class Npz:
 
     @staticmethod
     def complete(args: Mapping[str, Any], first: Callable[[], bytes]) -> dict[str, Any]:
-        """The arguments with the dtype of the first sample, unless given. Raises BadSampleError."""
+        """Return the arguments, with the dtype of the first sample unless given. Raises BadSampleError."""
         if "dtype" in args or not isinstance(args.get("name"), str):
             return dict(args)
         return Npy.complete(args, lambda: _member(first(), args["name"]))
@@ -226,18 +226,18 @@ class Npz:
 
 
 def _member(value: bytes, name: str) -> bytes:
-    """The npy file of an array. Raises BadSampleError."""
+    """Return the npy file of an array. Raises BadSampleError."""
     try:
         with zipfile.ZipFile(io.BytesIO(value)) as archive:
             info = _entry(archive, name)
             with archive.open(info) as file:
-                data = file.read(info.file_size + 1)  # never more than was claimed
+                data = file.read(info.file_size + 1)  # one byte more, to notice a larger member
     except BadSampleError:
         raise
     except Exception as error:  # the parser of a foreign format: whatever it raises, the file is at fault
         raise BadSampleError(f"not an npz file: {error}") from error
     if len(data) != info.file_size:
-        raise BadSampleError(f"the array {shown_value(name)} has not the size that the file claims")
+        raise BadSampleError(f"the array {shown_value(name)} does not have the size that the file claims")
     return data
 
 
@@ -249,7 +249,7 @@ def _entry(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
         raise BadSampleError(f"the file has no array {shown_value(name)}; it has {shown_value(there)}")
     if info.file_size > MAX_ARRAY_BYTES or info.compress_type not in _ENCODINGS:
         raise BadSampleError(
-            f"the array {shown_value(name)} claims {info.file_size} bytes, or is encoded oddly"
+            f"the array {shown_value(name)} claims {info.file_size} bytes, or has an unsupported compression"
         )
     return info
 
@@ -260,13 +260,13 @@ def _entry(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
     Parameter("dtype", dtype),
     Parameter("shape", extents, None),
     takes="bytes of a `.safetensors` file",
-    gives="`dtype` of `shape`; ragged without a `shape`. BF16 is given as float32, exactly",
-    refuses="no such file or tensor, another dtype or shape, damaged",
+    gives="`dtype` of `shape`; ragged without a `shape`. BF16 becomes float32, exactly",
+    refuses="not a `.safetensors` file, no such tensor, another dtype or shape, damaged",
 )
 @dataclass(frozen=True, slots=True)
 class Safetensors:
     """The tensor `name` of a `.safetensors` file, which must have this dtype and, if given, this shape.
-    Without a dtype, a plan takes that and the number of axes of the dataset's first sample."""
+    Without a dtype, a plan takes it and the number of axes from the dataset's first sample."""
 
     name: str
     dtype: str
@@ -274,7 +274,7 @@ class Safetensors:
 
     @staticmethod
     def complete(args: Mapping[str, Any], first: Callable[[], bytes]) -> dict[str, Any]:
-        """The arguments with the dtype of the first sample, unless given. Raises BadSampleError."""
+        """Return the arguments, with the dtype of the first sample unless given. Raises BadSampleError."""
         if "dtype" in args or not isinstance(args.get("name"), str):
             return dict(args)
         slot = _slot(first(), args["name"])
@@ -299,13 +299,15 @@ def _dtype_of(slot: TensorSlot) -> str:
 
 
 def _slot(value: bytes, name: str) -> TensorSlot:
-    """Raises BadSampleError."""
+    """Return the entry of a tensor. Raises BadSampleError."""
     try:
         header = parse_frame_header(value)
     except FrameError as error:
         raise BadSampleError(f"not a safetensors file: {error}") from error
     if header.size != len(value):
-        raise BadSampleError(f"a safetensors file of {header.size} bytes, of which {len(value)} are there")
+        raise BadSampleError(
+            f"the safetensors header says {header.size} bytes, but the file has {len(value)} bytes"
+        )
     slot = header.tensors.get(name)
     if slot is None:
         there = ", ".join(sorted(header.tensors)[:8])
@@ -321,15 +323,15 @@ _MAX_LENGTH = 1 << 24
     "feature",
     Parameter("type", choice("integer", "integers", "number", "numbers")),
     Parameter(
-        "length", with_description(whole(0, _MAX_LENGTH), "how many values there are; 0: samples differ"), 0
+        "length", with_description(whole(0, _MAX_LENGTH), "the number of values; 0: samples differ"), 0
     ),
-    takes="bytes of a feature of numbers, of a dataset of kind tfrecord",
+    takes="bytes of a numeric feature, from a dataset of kind tfrecord",
     gives='int64 ("integer"), int64 [n] ("integers"), float32 ("number"), float32 [n] ("numbers")',
-    refuses="a feature of bytes or of the other kind of numbers, or of another number of values; over 16 MiB",
+    refuses="a feature of bytes or of the other numeric type, another number of values; over 16 MiB",
 )
 @dataclass(frozen=True, slots=True)
 class FeatureNumbers:
-    """The numbers of a `tf.Example`'s feature: exactly one, or a list; with a `length` the list is dense."""
+    """The numbers of a feature of a `tf.Example`: exactly one, or a list; with a `length`, it is dense."""
 
     type: FeatureType
     length: int
@@ -346,7 +348,7 @@ class FeatureNumbers:
         try:
             found = parse_numbers(value)
         except ExampleError as error:
-            raise BadSampleError(f"no feature of numbers: {error}") from error
+            raise BadSampleError(f"not a numeric feature: {error}") from error
         if found.dtype != ("int64" if self.type.startswith("integer") else "float32"):
             raise BadSampleError(f"a feature of {found.dtype}, not of {self.type}")
         wanted = self.length if self.type.endswith("s") else 1

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 def _window(value: Any, path: str) -> Extents:
-    """The window's extents along each axis of the array, null for all of it."""
+    """The extents of the window along each axis of the array, null for a whole axis."""
     found = extents(value, path)
     if not found or 0 in found:
-        raise PlanError(path, "expected a list of extents above 0, null for an axis that is taken whole")
+        raise PlanError(path, "expected a list of extents above 0, with null for a whole axis")
     return found
 
 
@@ -49,7 +49,7 @@ def _window(value: Any, path: str) -> Extents:
     Parameter("at", choice("random", "center", "first"), "random"),
     random=True,
     takes="an array",
-    gives="the same dtype, of the window's extents",
+    gives="the same dtype, with the window's extents",
     refuses="an axis shorter than the window",
 )
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Window:
 
 
 def _columns(value: Any, path: str) -> tuple[int, ...]:
-    """Column numbers from 0 on; negative ones count from the end."""
+    """Column numbers, starting at 0; negative ones count from the end."""
     given = [value] if isinstance(value, int) else value
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_CLASSES:
         raise PlanError(path, f"expected a list of 1…{MAX_CLASSES} column numbers")
@@ -100,11 +100,11 @@ def _columns(value: Any, path: str) -> tuple[int, ...]:
     Parameter("columns", _columns),
     takes="an array […, n]",
     gives="the same dtype […, number of `columns`]",
-    refuses="fewer columns than asked for",
+    refuses="a column does not exist",
 )
 @dataclass(frozen=True, slots=True)
 class GatherColumns:
-    """These columns of the last axis, in this order; one may stand twice."""
+    """The given columns of the last axis, in the given order; a column may be repeated."""
 
     columns: tuple[int, ...]
     _indices: npt.NDArray[np.intp] = field(init=False, repr=False, compare=False)
@@ -122,7 +122,7 @@ class GatherColumns:
     def _check(self, width: int) -> None:
         wrong = next((column for column in self.columns if not -width <= column < width), None)
         if wrong is not None:
-            raise ValueError(f"there is no column {wrong} among {width}")
+            raise ValueError(f"there is no column {wrong} in {width} columns")
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         try:
@@ -134,15 +134,15 @@ class GatherColumns:
 
 @operation(
     "one_hot",
-    Parameter("classes", with_description(whole(1, MAX_CLASSES), f"how many there are, 1…{MAX_CLASSES}")),
+    Parameter("classes", with_description(whole(1, MAX_CLASSES), f"the number of classes, 1…{MAX_CLASSES}")),
     Parameter("dtype", choice("uint8", "float16", "float32"), "float32"),
     takes="a label, or an array of integers […]",
-    gives="`dtype` […, `classes`]: 1 at the number, else 0",
+    gives="`dtype` […, `classes`]: 1 at the number of the class, else 0",
     refuses="a number outside 0…classes − 1",
 )
 @dataclass(frozen=True, slots=True)
 class OneHot:
-    """The number of a class as a vector of `classes` elements."""
+    """A class number as a one-hot vector of `classes` elements."""
 
     classes: int
     dtype: str
@@ -177,9 +177,9 @@ def _check_array(field: FieldType) -> None:
 )
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """(value / scale − mean) / std by channel (of an array: by column of the last axis), as float32 or
-    float16. `scale` is 255 unless given: 1 for what are no pixels. uint8 is a quarter on the wire: where
-    there is a GPU, normalise there."""
+    """(value / scale − mean) / std per channel (for an array, per column of the last axis), as float32 or
+    float16. `scale` defaults to 255; use 1 for values that are not pixels. uint8 takes a quarter of the
+    bandwidth of float32: normalize on the GPU if there is one."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -209,12 +209,12 @@ class Normalize:
     Parameter("dtype", dtype),
     takes="an image, an array or a label",
     gives="`dtype`, the same shape",
-    refuses="a number does not fit an integer `dtype`, or is none",
+    refuses="a number does not fit into an integer `dtype`, or is not finite",
 )
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """The same numbers in another type. To an integer type, numbers are rounded to even; one that does not
-    fit is a bad sample."""
+    """The same numbers in another type. For an integer type, numbers are rounded half to even; one that does
+    not fit is a bad sample."""
 
     dtype: str
 
@@ -233,7 +233,7 @@ class Cast:
         rounded = np.rint(value) if value.dtype.kind == "f" else value
         info = np.iinfo(wanted)
         if value.dtype.kind == "f" and not np.isfinite(rounded).all():
-            raise BadSampleError("the array holds values that are no numbers")
+            raise BadSampleError("the array holds values that are not finite numbers")
         if rounded.min() < info.min or rounded.max() > info.max:
             raise BadSampleError(f"the array holds values outside {info.min}…{info.max}")
         return rounded.astype(wanted)

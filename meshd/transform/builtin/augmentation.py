@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def require_rgb(field: FieldType) -> None:
-    """Raise ValueError unless it is an image with its 3 channels last."""
+    """Raises ValueError unless the type is an image with 3 channels, in the last axis."""
     if field.layout != "hwc":
         what = "put it before to_chw" if field.layout == "chw" else "decode it first"
         raise ValueError(f"needs an image with its channels last, not {field}; {what}")
@@ -47,7 +47,7 @@ def require_rgb(field: FieldType) -> None:
 )
 @dataclass(frozen=True, slots=True)
 class Grayscale:
-    """With probability `p` the ITU-R 601 luma in all three channels; the shape stays [height, width, 3]."""
+    """With probability `p`, the ITU-R 601 luma in all three channels; the shape stays [height, width, 3]."""
 
     p: float
 
@@ -74,8 +74,8 @@ class Grayscale:
 )
 @dataclass(frozen=True, slots=True)
 class ColorJitter:
-    """Brightness, contrast and saturation by factors of [max(0, 1−x), 1+x], hue by a turn of [−x, x] of the
-    circle, in a random order, as torchvision's ColorJitter does."""
+    """Brightness, contrast and saturation scaled by factors in [max(0, 1−x), 1+x] and hue turned by [−x, x]
+    of the color circle, in random order, as torchvision's ColorJitter does."""
 
     brightness: float
     contrast: float
@@ -103,7 +103,7 @@ _ENHANCERS: tuple[Any, ...] = (ImageEnhance.Brightness, ImageEnhance.Contrast, I
 
 
 def turn_hue(picture: Image.Image, turn: float) -> Image.Image:
-    """Every hue moved by `turn` of the circle, in 256 steps."""
+    """Return the image with every hue turned by `turn` of the color circle, in 256 steps."""
     hue, saturation, value = picture.convert("HSV").split()
     moved = np.asarray(hue) + np.uint8(round(turn * 255) % 256)
     return Image.merge("HSV", (Image.fromarray(moved), saturation, value)).convert("RGB")
@@ -119,7 +119,7 @@ def _shuffled(count: int, random: KeyedRandom) -> list[int]:
 
 STRENGTHS = 31
 Change = Callable[["Pixels", float, int], "Pixels"]
-"""(image, strength of [−1, 1], fill) → image; a change without a direction takes the strength's size."""
+"""(image, strength in [−1, 1], fill) → image; a change without a direction uses the absolute strength."""
 
 
 def _shear(horizontal: bool) -> Change:
@@ -198,12 +198,12 @@ CHANGES: tuple[tuple[str, Change], ...] = (
     random=True,
     takes="uint8 [h, w, 3]",
     gives="the same type",
-    refuses="a change that moves pixels is drawn for an image of more than 32,000 a side",
+    refuses="a geometric change is drawn for an image of more than 32,000 pixels a side",
 )
 @dataclass(frozen=True, slots=True)
 class RandAugment:
-    """`count` changes one after the other, each drawn from the fourteen of the set, of `strength` 0…30 in
-    either direction."""
+    """`count` changes in sequence, each drawn from a set of fourteen, with `strength` 0…30 in either
+    direction."""
 
     count: int
     strength: int

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 CHROMA_MARGIN_ROWS = 2
-"""Rows at the lower edge that are not the whole image's."""
+"""Rows at the lower edge that differ from those of the whole image."""
 _MARKER, _LENGTH = 2, 2
 _FRAME_HEADERS = frozenset((0xC0, 0xC1))  # baseline and extended sequential, Huffman codes
 _SCAN_HEADER = 0xDA
@@ -44,20 +44,25 @@ _REST = re.compile(r"\d+ extraneous bytes before marker 0xd[0-79]\b")  # RST0-7,
 
 
 def truncate_rows(jpeg: bytes, height: int, at: int) -> bytes:
-    """The file with `height` rows in its header, at least one and fewer than it has. `at`: of `height_at`."""
+    """Return the file with `height` rows in its header: at least one, fewer than it has.
+
+    `at`: the result of `find_height_offset`.
+    """
     parts = memoryview(jpeg)
     return b"".join((parts[:at], height.to_bytes(2, "big"), parts[at + 2 :]))
 
 
 def is_trailing_data_warning(complaint: str) -> bool:
-    """Whether a decoder's first warning is that codes follow the last row, and a marker them."""
+    """Return whether a decoder's first warning is that codes follow the last row, and a marker after them."""
     return _REST.search(complaint) is not None
 
 
 def find_height_offset(jpeg: bytes) -> int | None:
-    """Where the frame header has its height; None for a file whose rows do not follow each other in one scan,
-    the only one that a decoder takes: with several scans, or none, or markers of rarer processes before the
-    first."""
+    """Return the offset of the height in the frame header.
+
+    None unless the rows follow each other in a single scan, the only one that a decoder reads: for a file
+    with several scans, or none, or with markers of rarer processes before the first.
+    """
     at, found, components = 2, None, 0
     while at + 10 <= len(jpeg) and jpeg[at] == 0xFF:
         marker, body = jpeg[at + 1], at + _MARKER + _LENGTH
@@ -84,24 +89,26 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[np.uint8]
 
 Mode = Literal["rgb", "gray"]
-MAX_PIXELS = 1 << 26  # 67 megapixels, 200 MB as RGB: what one sample may cost a transform process
-MAX_SCANS = 200  # of a progressive JPEG: each is a pass over the whole image, however few bytes it has
+MAX_PIXELS = 1 << 26  # 67 megapixels, 200 MB as RGB: the limit for one sample
+MAX_SCANS = 200  # limit for a progressive JPEG: a scan is a pass over the whole image, however few its bytes
 _MANY_PIXELS = 1 << 20
-_MOST_WORK = 1 << 28  # pixels times scans of a smaller one
-_WORTHWHILE = 16  # rows of a JPEG below which nothing is spared
+_MOST_WORK = 1 << 28  # limit of pixels times scans for a smaller image
+_WORTHWHILE = 16  # minimum of rows to skip; with fewer, skipping saves nothing
 _FORMATS = ("PNG", "WEBP", "JPEG", "GIF", "BMP", "TIFF")
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 Image.MAX_IMAGE_PIXELS = None  # our own bound is checked before a pixel is decoded
-# What is wrong with a file is said once, with its name: by the bad sample, not in a log that it could fill.
+# The bad sample reports a problem of a file once, with its name; a log could be filled by the file.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @dataclass(frozen=True, slots=True)
 class JpegHead:
-    """Size in pixels as stored; `colorspace` as libjpeg-turbo names it. `rows_at`: where the file says its
-    height, if its rows follow each other in one scan."""
+    """The header of a JPEG: size in pixels as stored; `colorspace` as libjpeg-turbo names it.
+
+    `rows_at`: the offset of the height in the file, if its rows follow each other in one scan.
+    """
 
     height: int
     width: int
@@ -110,7 +117,10 @@ class JpegHead:
 
 
 def read_jpeg_head(data: bytes) -> JpegHead:
-    """Raises BadSampleError for what is no JPEG, too large, or made to keep a decoder busy."""
+    """Read the header of a JPEG.
+
+    Raises BadSampleError if it is not a JPEG, too large, or designed to keep a decoder busy.
+    """
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
@@ -124,10 +134,10 @@ def read_jpeg_head(data: bytes) -> JpegHead:
 
 def _check_scans(data: bytes, pixels: int) -> None:
     most = MAX_SCANS if pixels > _MANY_PIXELS else max(MAX_SCANS, _MOST_WORK // pixels)
-    # numpy counts a byte in a few microseconds, which is enough for whatever is no attack.
+    # numpy counts a byte in a few microseconds, which suffices for every file that is not an attack.
     halves = np.count_nonzero(np.frombuffer(data, np.uint8) == 0xDA)
     if halves > most and data.count(b"\xff\xda") > most:
-        raise BadSampleError(f"a JPEG of more than {MAX_SCANS} scans is not decoded")
+        raise BadSampleError(f"a JPEG with more than {MAX_SCANS} scans is not decoded")
 
 
 def _check_pixels(height: int, width: int) -> None:
@@ -136,7 +146,7 @@ def _check_pixels(height: int, width: int) -> None:
 
 
 def decode_jpeg(data: bytes, head: JpegHead, mode: Mode, shrink: int = 1) -> Pixels:
-    """[h, w, channels] at 1/`shrink` of the size, rounded up. Raises BadSampleError."""
+    """Decode to [h, w, channels] at 1/`shrink` of the size, rounded up. Raises BadSampleError."""
     if head.colorspace in ("CMYK", "YCCK"):  # libjpeg-turbo converts neither
         return decode_other(data, mode)
     height, width = -(-head.height // shrink), -(-head.width // shrink)
@@ -150,8 +160,10 @@ def decode_jpeg(data: bytes, head: JpegHead, mode: Mode, shrink: int = 1) -> Pix
 
 
 def decode_jpeg_rows(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink: int = 1) -> Pixels:
-    """`decode_jpeg`, of which only the first `rows` rows are looked at: damage below them may go unnoticed,
-    truncation does not. [`rows` or more, w, channels]. Raises BadSampleError."""
+    """Decode like `decode_jpeg`, but only the first `rows` rows: [`rows` or more, w, channels].
+
+    Damage below them may go unnoticed, truncation does not. Raises BadSampleError.
+    """
     height = (rows + CHROMA_MARGIN_ROWS) * shrink
     if head.rows_at is None or height + _WORTHWHILE > head.height or head.colorspace in ("CMYK", "YCCK"):
         return decode_jpeg(data, head, mode, shrink)
@@ -169,12 +181,12 @@ def decode_jpeg_rows(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink:
         )
     except ValueError as error:
         if not is_trailing_data_warning(str(error)):
-            return decode_jpeg(data, head, mode, shrink)  # which says what is wrong, or finds that nothing is
+            return decode_jpeg(data, head, mode, shrink)  # which reports the damage, or finds none
     return made
 
 
 def decode_other(data: bytes, mode: Mode) -> Pixels:
-    """[h, w, channels] of any other format. Raises BadSampleError."""
+    """Decode any other format to [h, w, channels]. Raises BadSampleError."""
     if data[: len(_PNG)] == _PNG:
         _check_png(data)
     try:
@@ -182,20 +194,20 @@ def decode_other(data: bytes, mode: Mode) -> Pixels:
             _check_pixels(opened.height, opened.width)
             wide = opened.mode.startswith(
                 "I"
-            )  # 16 bits a sample: Pillow's own conversion would clip, not scale
+            )  # 16 bits a sample: Pillow's own conversion would clip instead of scale
             picture = opened.point(lambda value: value / 256).convert("L") if wide else opened
             array = np.asarray(picture.convert("RGB" if mode == "rgb" else "L"))
     except (BadSampleError, MemoryError):
         raise
     except UnidentifiedImageError as error:
-        raise BadSampleError("no JPEG, PNG, WebP, GIF, BMP or TIFF") from error
-    except Exception as error:  # Pillow's plugins raise many kinds for hostile bytes; all mean a bad file
+        raise BadSampleError("not a JPEG, PNG, WebP, GIF, BMP or TIFF file") from error
+    except Exception as error:  # Pillow's plugins raise many types for hostile bytes; all mean a bad file
         raise BadSampleError(f"not a readable image: {type(error).__name__}: {error}") from error
     return array if array.ndim == 3 else array[:, :, None]
 
 
 def _check_png(data: bytes) -> None:
-    """The checksum of every chunk, which Pillow leaves out for those that hold the pixels."""
+    """Verify the checksum of every chunk; Pillow does not verify chunks that hold pixels."""
     at = len(_PNG)
     while True:
         body = at + 8 + int.from_bytes(data[at : at + 4], "big")
@@ -209,7 +221,7 @@ def _check_png(data: bytes) -> None:
 
 
 def decode(data: bytes, mode: Mode) -> Pixels:
-    """[h, w, channels] uint8 of an image file. Raises BadSampleError."""
+    """Decode an image file to uint8 [h, w, channels]. Raises BadSampleError."""
     if data[:3] == _JPEG:
         return decode_jpeg(data, read_jpeg_head(data), mode)
     return decode_other(data, mode)
@@ -226,11 +238,11 @@ _MORE = "over 67 megapixels; more scans or text than an image needs"
     _MODE,
     takes=_TAKES,
     gives=_GIVES,
-    refuses=f"no such file, truncated or damaged; {_MORE}",
+    refuses=f"not such a file, truncated or damaged; {_MORE}",
 )
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """An image file to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray"."""
+    """An image file decoded to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray"."""
 
     mode: Mode
 
@@ -254,12 +266,12 @@ class Decode:
     version="2",
     takes=_TAKES,
     gives=_GIVES,
-    refuses=f"no such file, truncated, or damaged where the window op behind it still looks; {_MORE}",
+    refuses=f"not such a file, truncated, or damaged within the rows that the next window op needs; {_MORE}",
 )
 class DecodeRows(Decode):
-    """An image file to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray".
+    """An image file decoded to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray".
 
-    Of a JPEG nothing is decoded below the window that the op behind it keeps.
+    A JPEG is not decoded below the window that the next op keeps.
     """
 
     __slots__ = ()
@@ -276,8 +288,10 @@ def _whole(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink: int) -> P
 
 @dataclass(frozen=True, slots=True)
 class _WindowedDecode:
-    """decode and the window op behind it: shrink-on-load where the window allows. `decode_rows`: JPEG,
-    header, mode, rows that are kept of the shrunk image, shrink to pixels."""
+    """decode, fused with the window op that follows: it shrinks while decoding if the window allows.
+
+    `decode_rows`: (JPEG, header, mode, rows of the shrunk image to keep, shrink) → pixels.
+    """
 
     mode: Mode
     windowing: WindowOp
@@ -317,12 +331,12 @@ _PNG_LEVEL = 6
     Parameter("lossless", flag, False),
     takes="uint8 [h, w, 1 or 3]",
     gives="bytes of an image file",
-    refuses="more pixels a side than the format holds: 65,500 (JPEG), 16,383 (WebP)",
+    refuses="more pixels a side than the format supports: 65,500 (JPEG), 16,383 (WebP)",
 )
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """uint8 [height, width, 1 or 3] to an image file. `quality` of JPEG and WebP; `subsampling` of JPEG's
-    colours; `lossless` of WebP. PNG is lossless always."""
+    """uint8 [height, width, 1 or 3] encoded as an image file. `quality` applies to JPEG and WebP,
+    `subsampling` to the colors of JPEG, `lossless` to WebP. PNG is always lossless."""
 
     format: Format
     quality: int
@@ -340,7 +354,7 @@ class Encode:
     def apply(self, value: npt.NDArray[np.uint8], random: KeyedRandom) -> bytes:
         longest = max(value.shape[:2])
         if longest > _MAX_SIDE[self.format]:
-            raise BadSampleError(f"{self.format} holds at most {_MAX_SIDE[self.format]} pixels a side")
+            raise BadSampleError(f"{self.format} supports at most {_MAX_SIDE[self.format]} pixels a side")
         if self.format == "jpeg":
             return self._jpeg(value)
         return self._by_pillow(value)

@@ -20,7 +20,7 @@ _LONGEST = 4096
 
 def _text(value: bytes) -> str:
     if len(value) > _LONGEST:
-        raise BadSampleError(f"a label of {len(value)} bytes; at most {_LONGEST} are taken")
+        raise BadSampleError(f"a label of {len(value)} bytes; at most {_LONGEST} are allowed")
     try:
         return value.decode().strip()
     except UnicodeDecodeError as error:
@@ -36,11 +36,11 @@ def _check_bytes(given: FieldType) -> None:
     "int_label",
     takes="bytes: a decimal integer as text",
     gives="int64",
-    refuses="no integer, or none of 64 bits",
+    refuses="not an integer, or not one of 64 bits",
 )
 @dataclass(frozen=True, slots=True)
 class IntLabel:
-    """A decimal integer, as `7`, to int64."""
+    """A decimal integer, such as `7`, as int64."""
 
     def infer(self, field: FieldType) -> FieldType:
         _check_bytes(field)
@@ -50,7 +50,7 @@ class IntLabel:
         text = _text(value)
         digits = text[1:] if text[:1] in "+-" else text
         if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-            raise BadSampleError(f"the label {text[:40]!r} is no integer")
+            raise BadSampleError(f"the label {text[:40]!r} is not an integer")
         number = int(text)
         if not -(1 << 63) <= number < 1 << 63:
             raise BadSampleError(f"the label {text[:40]!r} does not fit into 64 bits")
@@ -61,12 +61,12 @@ class IntLabel:
     "text_label",
     Parameter("classes", classes),
     takes="bytes: a class name as UTF-8",
-    gives="int64: its place in `classes`",
-    refuses="a name that is none of `classes`",
+    gives="int64: its index in `classes`",
+    refuses="a name that is not in `classes`",
 )
 @dataclass(frozen=True, slots=True)
 class TextLabel:
-    """A class name to its number in `classes`, as int64."""
+    """The index of a class name in `classes`, as int64."""
 
     classes: tuple[str, ...]
     _numbers: dict[str, int] = field(init=False, repr=False, compare=False)
@@ -82,14 +82,14 @@ class TextLabel:
         text = _text(value)
         number = self._numbers.get(text)
         if number is None:
-            raise BadSampleError(f"the label {text[:40]!r} is none of the {len(self.classes)} classes")
+            raise BadSampleError(f"the label {text[:40]!r} is not one of the {len(self.classes)} classes")
         return number
 
 
 def _mapping(value: Any, path: str) -> dict[str, int]:
-    """An object of class names, or of old numbers as text, and the number each gets."""
+    """An object that maps class names, or old numbers as text, to numbers."""
     if not isinstance(value, dict) or not 1 <= len(value) <= MAX_CLASSES:
-        raise PlanError(path, f'expected an object of 1…{MAX_CLASSES} names, as {{"cat": 0, "tabby": 0}}')
+        raise PlanError(path, f'expected an object of 1…{MAX_CLASSES} names, such as {{"cat": 0, "dog": 0}}')
     bound = 1 << 62
     return {
         checked_text(name, path, at_most=1000): checked_integer(number, join_path(path, name), -bound, bound)
@@ -98,7 +98,7 @@ def _mapping(value: Any, path: str) -> dict[str, int]:
 
 
 def _anything(value: Any, path: str) -> int | None:
-    """An integer for what is not in the map; null makes it a bad sample."""
+    """An integer for labels that are not in the map; null makes them bad samples."""
     return None if value is None else whole(-(1 << 62), 1 << 62)(value, path)
 
 
@@ -107,12 +107,13 @@ def _anything(value: Any, path: str) -> int | None:
     Parameter("map", _mapping),
     Parameter("other", _anything, None),
     takes="bytes: a class name as UTF-8; or a label",
-    gives="int64: what `map` has for it",
+    gives="int64: its number in `map`",
     refuses="not in `map`, and no `other`",
 )
 @dataclass(frozen=True, slots=True)
 class LabelMap:
-    """Classes renumbered, merged or dropped: a name (or a label's number, as text) to what `map` says."""
+    """Classes renumbered, merged or dropped: a name (or a label's number, as text) becomes its number in
+    `map`."""
 
     map: dict[str, int]
     other: int | None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Values = npt.NDArray[Any]
 
-STEPS = 256  # of a mixup's weight: products with 8 bits of colour stay exact in float32
+STEPS = 256  # steps of a mixup weight: products with 8 bits of color stay exact in float32
 _BLENDED = ("uint8", "float16", "float32")
 _ALPHA = number(0.01, 100.0)
 
@@ -45,11 +45,14 @@ def _check_pasted(field: FieldType) -> None:
 
 def _check_fixed(field: FieldType) -> None:
     if field.fixed is None:
-        raise ValueError(f"both rows need one shape, this field has {field}; crop or resize before")
+        raise ValueError(f"both rows need the same shape, but this field is {field}; crop or resize first")
 
 
 def blend(value: Values, other: Values, share: int) -> Values:
-    """share/256 of `value`, the rest of `other`; uint8 is rounded to even, floats once to their type."""
+    """Return share/256 of `value` plus the rest of `other`.
+
+    uint8 is rounded half to even, floats are rounded once to their type.
+    """
     if value.dtype == np.uint8:
         weight = share / STEPS
         flat: Values = cv2.addWeighted(value.reshape(-1, 1), weight, other.reshape(-1, 1), 1 - weight, 0.0)
@@ -60,13 +63,13 @@ def blend(value: Values, other: Values, share: int) -> Values:
 
 
 def mix_up(value: Values, other: Values, alpha: float, random: KeyedRandom) -> tuple[Values, float]:
-    """(blended, weight), the weight by Beta(alpha, alpha) in steps of 1/256."""
+    """Return (blend, weight); the weight is drawn from Beta(alpha, alpha) in steps of 1/256."""
     share = math.floor(random.symmetric_beta(alpha) * STEPS + 0.5)
     return blend(value, other, share), share / STEPS
 
 
 def cut_mix(value: Values, other: Values, alpha: float, random: KeyedRandom) -> tuple[Values, float]:
-    """(`value` with a rectangle of `other` in it, the share of its own pixels)."""
+    """Return (`value` with a rectangle of `other`, the share of its own pixels)."""
     height, width = value.shape[:2]
     side = math.sqrt(1.0 - random.symmetric_beta(alpha))
     top, bottom = _span(height, side, random)
@@ -77,7 +80,7 @@ def cut_mix(value: Values, other: Values, alpha: float, random: KeyedRandom) -> 
 
 
 def _span(extent: int, side: float, random: KeyedRandom) -> tuple[int, int]:
-    """A stretch of `side` of the extent about a random pixel, as far as it lies inside."""
+    """Return a span of `side` times the extent around a random pixel, clipped to the extent."""
     length, middle = math.floor(extent * side), random.integer(extent)
     first = middle - length // 2
     return max(0, first), min(extent, first + length)
@@ -94,7 +97,7 @@ def _span(extent: int, side: float, random: KeyedRandom) -> tuple[int, int]:
 )
 @dataclass(frozen=True, slots=True)
 class Mixup:
-    """With probability `p` the row and its neighbour in the batch, the weight drawn of
+    """With probability `p`, a blend of the row and its neighbour in the batch, with a weight drawn from
     Beta(alpha, alpha)."""
 
     alpha: float
@@ -125,8 +128,8 @@ class Mixup:
 )
 @dataclass(frozen=True, slots=True)
 class Cutmix:
-    """With probability `p` the row with a rectangle of its neighbour in the batch, whose share of the area
-    is a draw of Beta(alpha, alpha)."""
+    """With probability `p`, the row with a rectangle of its neighbour in the batch, whose share of the area
+    is drawn from Beta(alpha, alpha)."""
 
     alpha: float
     p: float
@@ -158,8 +161,8 @@ class Cutmix:
 )
 @dataclass(frozen=True, slots=True)
 class MixupOrCutmix:
-    """With probability `p` one of both, drawn for each pair: cutmix with probability `switch`, else mixup.
-    `mixup` and `cutmix` are their alphas."""
+    """With probability `p`, one of the two, drawn for each pair: cutmix with probability `switch`, else
+    mixup. `mixup` and `cutmix` are their alphas."""
 
     mixup: float
     cutmix: float

@@ -31,9 +31,9 @@ Step = str | int
 
 
 def text_of(value: bytes) -> str:
-    """The text of UTF-8 bytes. Raises BadSampleError."""
+    """Decode UTF-8 text. Raises BadSampleError."""
     if len(value) > MAX_TEXT_BYTES:
-        raise BadSampleError(f"a text of {len(value)} bytes; at most {MAX_TEXT_BYTES} are taken")
+        raise BadSampleError(f"a text of {len(value)} bytes; at most {MAX_TEXT_BYTES} are allowed")
     try:
         return value.decode()
     except UnicodeDecodeError as error:
@@ -41,9 +41,9 @@ def text_of(value: bytes) -> str:
 
 
 def check_bytes(given: FieldType) -> None:
-    """Raises ValueError unless an op that reads bytes can stand here."""
+    """Raises ValueError unless the type is bytes, as ops that read bytes need."""
     if given.kind != "bytes":
-        raise ValueError(f"needs bytes, not {given}; put it before the op that makes an array of them")
+        raise ValueError(f"needs bytes, not {given}; put it before the op that converts them to an array")
 
 
 @operation(
@@ -52,12 +52,12 @@ def check_bytes(given: FieldType) -> None:
     Parameter("strip", flag, False),
     takes="bytes of a text",
     gives="bytes: the text as UTF-8, without a byte order mark",
-    refuses="no valid UTF-8, or more than 16 MiB of it",
+    refuses="not valid UTF-8, or more than 16 MiB",
 )
 @dataclass(frozen=True, slots=True)
 class Utf8:
-    """Text that is UTF-8 for sure: checked, a byte order mark removed, brought to a Unicode normal `form`,
-    with `strip` white space removed at both ends. Normal forms are those of the node's Python."""
+    """Valid UTF-8 text: checked, without a byte order mark, in the Unicode normal `form`, and with `strip`
+    without white space at both ends. The normal forms are those of the node's Python."""
 
     form: Literal["none", "NFC", "NFKC"]
     strip: bool
@@ -74,7 +74,7 @@ class Utf8:
 
 
 def parse_json_path(value: Any, path: str) -> tuple[Step, ...]:
-    """Names and indices, as "messages[0].text"; empty for the document itself."""
+    """Names and indices, such as "messages[0].text"; empty for the document itself."""
     text = checked_text(value, path, at_most=1000)
     steps, end = list[Step](), 0
     while end < len(text):
@@ -102,12 +102,12 @@ _TYPES: dict[JsonType, FieldType] = {
     Parameter("type", choice(*_TYPES), "text"),
     takes="bytes of a JSON document, such as a line of a JSONL file",
     gives='bytes (`type` "text", "json"), int64 ("integer"), float64 ("number"), float64 [n] ("numbers")',
-    refuses="no JSON, nothing at `path`, or a value of another type; more than 16 MiB",
+    refuses="not JSON, nothing at `path`, or a value of another type; more than 16 MiB",
 )
 @dataclass(frozen=True, slots=True)
 class Json:
-    """The value at `path` of a JSON document: text as UTF-8, a number, a list of numbers, or ("json")
-    whatever is there, written compactly."""
+    """The value at `path` of a JSON document: text as UTF-8, a number, a list of numbers, or ("json") any
+    value, encoded compactly."""
 
     path: tuple[Step, ...]
     type: JsonType

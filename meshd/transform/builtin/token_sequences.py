@@ -46,7 +46,7 @@ def _check_sequence(field: FieldType) -> None:
 )
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """At most `length` elements of the first axis: what is too many goes at the `side`."""
+    """At most `length` elements of the first axis; excess elements are removed at the `side`."""
 
     length: int
     side: Side
@@ -72,7 +72,7 @@ class Truncate:
 )
 @dataclass(frozen=True, slots=True)
 class PadTo:
-    """Filled up with `value` to `length` elements of the first axis, at the `side`."""
+    """Padded with `value` to `length` elements of the first axis, at the `side`."""
 
     length: int
     value: float
@@ -89,7 +89,7 @@ class PadTo:
         missing = self.length - len(value)
         if missing < 0:
             raise BadSampleError(
-                f"a sequence of {len(value)}; at most {self.length} are taken: truncate first"
+                f"a sequence of {len(value)} elements; at most {self.length} are allowed: truncate first"
             )
         padded = np.full((self.length, *value.shape[1:]), _fitting(self.value, value.dtype.name), value.dtype)
         start = 0 if self.side == "right" else missing
@@ -98,31 +98,34 @@ class PadTo:
 
 
 def _fitting(value: float, dtype: str) -> Any:
-    """`value` as the dtype has it. Raises ValueError when it has not."""
+    """Return `value` in the dtype. Raises ValueError if it does not fit."""
     wanted = np.dtype(dtype)
     if wanted.kind not in "iu":
         return wanted.type(value)
     info = np.iinfo(wanted)
     if not value.is_integer() or not info.min <= int(value) <= info.max:
-        raise ValueError(f"the value {value:g} is no {dtype}")
+        raise ValueError(f"the value {value:g} does not fit into {dtype}")
     return wanted.type(int(value))
 
 
 _LOADED = 4
 os.environ.setdefault(
     "TOKENIZERS_PARALLELISM", "false"
-)  # a process is one core's; the pool is the parallelism
+)  # each process uses one core; the pool provides the parallelism
 
 
 @lru_cache(maxsize=_LOADED)
 def _load(file: Asset) -> Any:
-    """The tokenizer of a file; loading takes 0.1 s a few MB, so the last ones stay. Raises BadAssetError."""
+    """Load the tokenizer of a file. Raises BadAssetError.
+
+    Loading takes 0.1 s per few MB, so the last ones are cached.
+    """
     try:
         tokenizer = Tokenizer.from_buffer(file.data)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.get_vocab_size()
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is not an Exception
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
             raise
         raise BadAssetError("file", f"not a tokenizer.json of Hugging Face tokenizers: {error}") from None
@@ -136,12 +139,12 @@ def _load(file: Asset) -> Any:
     Parameter("dtype", choice("auto", "uint16", "uint32", "int32", "int64"), "auto"),
     takes="bytes of a UTF-8 text",
     gives='tokens [n] of `dtype`, ragged; "auto" is uint16 for a vocabulary up to 65,536, else uint32',
-    refuses="no valid UTF-8; more than 16 MiB; a text the tokenizer refuses",
+    refuses="not valid UTF-8; more than 16 MiB; a text that the tokenizer refuses",
 )
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Token numbers of a text, by a Hugging Face `tokenizer.json`; with `special` as its post-processor adds
-    special tokens. Truncation and padding that the file asks for are left to `truncate` and `pad_to`."""
+    """Token ids of a text, from a Hugging Face `tokenizer.json`; with `special`, its post-processor adds
+    special tokens. Truncation and padding set in the file are ignored: use `truncate` and `pad_to`."""
 
     file: Asset
     special: bool
@@ -165,7 +168,7 @@ class Tokenize:
         text = text_of(value)
         try:
             (made,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=self.special)
-        except BaseException as error:  # a panic of the library is no Exception
+        except BaseException as error:  # a panic of the library is not an Exception
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
                 raise
             raise BadSampleError(f"the tokenizer refuses the text: {error}") from None

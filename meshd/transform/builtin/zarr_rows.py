@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 @operation(
     "zarr",
     Parameter("metadata", asset),
-    takes="bytes of a row, of a dataset of kind zarr",
+    takes="bytes of a row, from a dataset of kind zarr",
     gives="the array's dtype, and its shape without the first axis",
-    refuses="damaged, or not of the size that the metadata says",
+    refuses="damaged, or of another size than the metadata says",
 )
 @dataclass(frozen=True, slots=True)
 class Zarr:
-    """A row of a Zarr v3 array, as its `metadata` (the array's `zarr.json`, an object) says: dtype, shape,
+    """A row of a Zarr v3 array, decoded by its `metadata` (the array's `zarr.json`, an object): dtype, shape,
     and the codecs gzip, zstd and crc32c."""
 
     metadata: Asset
@@ -75,14 +75,14 @@ class Zarr:
 @operation(
     "zarr_chunk",
     Parameter("metadata", asset),
-    takes="bytes of a chunk, of a dataset of kind chunks",
+    takes="bytes of a chunk, from a dataset of kind chunks",
     gives="the array's dtype, and the shape of its chunks",
-    refuses="damaged, or not of the size that the metadata says",
+    refuses="damaged, or of another size than the metadata says",
 )
 @dataclass(frozen=True, slots=True)
 class ZarrChunk:
-    """A chunk of a Zarr v3 array, as its `metadata` (the array's `zarr.json`, an object) says: dtype, shape,
-    and the codecs gzip, zstd and crc32c."""
+    """A chunk of a Zarr v3 array, decoded by its `metadata` (the array's `zarr.json`, an object): dtype,
+    shape, and the codecs gzip, zstd and crc32c."""
 
     metadata: Asset
     _array: ChunkedArray = field(init=False, repr=False, compare=False)
@@ -109,7 +109,7 @@ class ZarrChunk:
 
 
 def _decoded(encoding: str, data: bytes, most: int) -> bytes:
-    """At most `most` bytes (a checksum may be among them) and one. Raises BadSampleError."""
+    """Decode at most `most` bytes (a checksum may be included) plus one. Raises BadSampleError."""
     try:
         if encoding == "gzip":
             return zlib.decompressobj(wbits=31).decompress(data, most + 1)
@@ -118,5 +118,5 @@ def _decoded(encoding: str, data: bytes, most: int) -> bytes:
     except (zlib.error, zstd.ZstdError, EOFError, ValueError) as error:
         raise BadSampleError(f"not {encoding}: {error}") from error
     if len(data) < 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
-        raise BadSampleError("the row does not have its crc32c")
+        raise BadSampleError("the row does not match its crc32c")
     return data[:-4]

@@ -26,7 +26,7 @@ _CPU_SECONDS: Final = 1800
 
 
 def main() -> None:
-    """Run by `python -c`, with the settings as the first argument."""
+    """Entry point of the process, run by `python -c` with the settings as the first argument."""
     settings = json.loads(sys.argv[1])
     restrictions.set_parent_death_signal(settings["parent"])
     link = _Link(settings["socket"])
@@ -35,13 +35,13 @@ def main() -> None:
     except ImportError as error:
         link.fail("missing", str(error))
     except OSError as error:
-        link.fail("refused", f"this node cannot confine a process: {error}")
+        link.fail("refused", f"this node cannot restrict a process: {error}")
     else:
         _send_rows(link, rows, _Source(link, settings["size"]))
 
 
 def _confined(memory: int) -> RowConverter:
-    """The reader, in a process that has nothing left. Raises ImportError, OSError."""
+    """Drop all rights and return the converter. Raises ImportError, OSError."""
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     restrictions.set_resource_limits()
     restrictions.drop_capabilities()
@@ -50,8 +50,8 @@ def _confined(memory: int) -> RowConverter:
 
     rows = RowConverter()
     rows.preload_pyarrow()
-    if len(os.listdir("/proc/self/task")) != 1:  # a filter is a thread's
-        raise restrictions.RestrictionError("pyarrow began a thread")
+    if len(os.listdir("/proc/self/task")) != 1:  # the filter restricts one thread only
+        raise restrictions.RestrictionError("pyarrow started a thread")
     restrictions.install_syscall_filter(files=False, last=True)
     restrictions.set_memory_limit(statm, memory)
     return rows
@@ -64,12 +64,12 @@ def _send_rows(link: _Link, rows: RowConverter, source: _Source) -> None:
         link.send_message(DONE)
     except MemoryError:
         link.fail("memory", "")
-    except Exception as error:  # whatever a hostile file makes a library raise
+    except Exception as error:  # a hostile file can make a library raise anything
         link.fail("bad", str(error) or type(error).__name__)
 
 
 class _Link:
-    """The way to who asks; plain reads and writes, for nothing else is allowed later."""
+    """The connection to the parent; plain reads and writes, because nothing else is allowed later."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -82,13 +82,13 @@ class _Link:
         self.send_message(FAILED, json.dumps({"kind": kind, "why": why[:MAX_TOLD]}).encode())
 
     def request_bytes(self, offset: int, length: int) -> bytes:
-        """Bytes of the file."""
+        """Return bytes of the file."""
         self._write(HEAD.pack(READ, offset, length))
         found: list[bytes] = []
         while length:
             found.append(os.read(self._fd, length))
             if not found[-1]:
-                os._exit(0)  # nobody is there any more
+                os._exit(0)  # the parent closed the connection
             length -= len(found[-1])
         return b"".join(found)
 
@@ -99,7 +99,7 @@ class _Link:
 
 
 class _Source(io.RawIOBase):
-    """The file, as pyarrow reads it."""
+    """The file as a stream for pyarrow."""
 
     def __init__(self, link: _Link, size: int) -> None:
         self._link, self.size, self._at = link, size, 0

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MEMORY: Final = 2 << 30
-"""Bytes the process may take beyond pyarrow itself."""
+"""Bytes that the process may use, in addition to pyarrow itself."""
 SILENT_SECONDS: Final = 120.0
-"""So long it may say nothing."""
-_AGAIN, _ENOUGH, _A_READ = 8, 256 << 20, 64  # bytes; a file is read in many small parts, some of them twice
+"""Time after which a silent process is killed."""
+_AGAIN, _ENOUGH, _A_READ = 8, 256 << 20, 64  # read budget in bytes: many small reads, some of them twice
 _CODE = "from meshd.transform.parquet.child_main import main; main()"
 _ARROW = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -34,20 +34,20 @@ _ARROW = {
 
 
 class ParquetError(Exception):
-    """The file is not read; the message says why, of the file."""
+    """The file cannot be read; the message has the reason."""
 
 
 class ParquetUnsupportedError(Exception):
-    """This node reads no Parquet; the message says why."""
+    """This node cannot read Parquet; the message has the reason."""
 
 
 def parquet_rows(
     read: Callable[[int, int], bytes], size: int, *, memory: int = MEMORY, silent: float = SILENT_SECONDS
 ) -> Iterator[bytes]:
-    """The copy of a file of `size` bytes, as `meshwire.formats.parquet_rows` says, in pieces of at most
-    1 MiB. `read` gives the file's bytes by offset and length.
+    """Yield the copy of a file of `size` bytes, as defined in `meshwire.formats.parquet_rows`.
 
-    Raises ParquetError, UnreadableError, and what `read` raises.
+    The pieces have at most 1 MiB. `read` returns the file's bytes by offset and length. Raises ParquetError,
+    ParquetUnsupportedError, and what `read` raises.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     settings = {"parent": os.getpid(), "socket": theirs.fileno(), "size": size, "memory": memory}
@@ -66,7 +66,7 @@ def parquet_rows(
         try:
             yield from _received_pieces(ours, read, size)
         except TimeoutError:
-            raise ParquetError(f"reading it took more than {silent:.0f} s without a row") from None
+            raise ParquetError(f"its reader sent nothing for {silent:.0f} s") from None
         except (ConnectionError, EOFError):
             raise ParquetError(_ended(process)) from None
         finally:
@@ -75,15 +75,15 @@ def parquet_rows(
 
 
 def _received_pieces(ours: socket.socket, read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
-    left = _AGAIN * size + _ENOUGH  # that its reader may read
+    left = _AGAIN * size + _ENOUGH  # bytes that the reader may request
     while True:
         what, offset, length = HEAD.unpack(_exactly(ours, HEAD.size))
         if length > PIECE:
-            raise ParquetError("its reader spoke nonsense")
+            raise ParquetError("its reader sent an invalid message")
         if what == READ and offset + length <= size:
             left -= length + _A_READ
             if left < 0:
-                raise ParquetError("its reader reads it over and over")
+                raise ParquetError("its reader requests the same bytes too often")
             ours.sendall(read(offset, length))
         elif what == DATA and length:
             yield _exactly(ours, length)
@@ -92,7 +92,7 @@ def _received_pieces(ours: socket.socket, read: Callable[[int, int], bytes], siz
         elif what == FAILED:
             raise _failure(_exactly(ours, length))
         else:
-            raise ParquetError("its reader spoke nonsense")
+            raise ParquetError("its reader sent an invalid message")
 
 
 def _failure(told: bytes) -> Exception:
@@ -100,16 +100,16 @@ def _failure(told: bytes) -> Exception:
         said = json.loads(told)
         kind, why = str(said["kind"]), _plain(str(said["why"]))
     except (ValueError, TypeError, KeyError):
-        return ParquetError("its reader spoke nonsense")
+        return ParquetError("its reader sent an invalid message")
     if kind == "memory":
         return ParquetError(f"a batch of its rows takes more than {MEMORY >> 30} GiB of memory")
     if kind == "missing":
-        return ParquetUnsupportedError(f"pyarrow is not installed here ({why})")
+        return ParquetUnsupportedError(f"pyarrow is not installed on this node ({why})")
     return ParquetUnsupportedError(why) if kind == "refused" else ParquetError(why)
 
 
 def _plain(text: str) -> str:
-    """A stranger's words: on one line, of letters that can be shown."""
+    """Return untrusted text on one line, with printable characters only."""
     return " ".join("".join(each if each.isprintable() else " " for each in text[:MAX_TOLD]).split())
 
 
@@ -121,7 +121,7 @@ def _ended(process: subprocess.Popen[bytes]) -> str:
 
 
 def _exactly(sock: socket.socket, length: int) -> bytes:
-    """Raises EOFError when the other side ends."""
+    """Receive exactly `length` bytes. Raises EOFError if the other side closes the connection."""
     found = bytearray(length)
     room = memoryview(found)
     while room:

@@ -10,8 +10,8 @@ import struct
 from typing import Final
 
 HEAD: Final = struct.Struct("<cQI")
-"""What, where in the file (READ), how many bytes."""
+"""Kind of message, offset in the file (READ), number of bytes."""
 READ, DATA, DONE, FAILED = b"R", b"D", b".", b"!"
 PIECE: Final = 1 << 20
-"""Bytes of one message at most."""
+"""Maximum bytes of one message."""
 MAX_TOLD: Final = 400

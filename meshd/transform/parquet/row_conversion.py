@@ -27,33 +27,33 @@ if TYPE_CHECKING:
 
 _BATCH_BYTES: Final = 8 << 20
 _MAX_BATCH: Final = 4096
-_DEPTH: Final = 8  # structs within structs
+_DEPTH: Final = 8  # levels of nested structs
 _READING: Final = {"use_threads": False, "use_pandas_metadata": False}
 
 
 class RowsError(ValueError):
-    """The file is not read; the message says why."""
+    """The file cannot be read; the message has the reason."""
 
 
 class _Values(NamedTuple):
-    """Of a column's batch: the bytes of all that are there, and of each value how many (-1: null)."""
+    """A column of a batch: the bytes of all values that are not null, and the length of each (-1: null)."""
 
     data: Any
     lengths: Integers
 
 
 class RowConverter:
-    """Reads one file."""
+    """Converts one file."""
 
     def __init__(self) -> None:
         self._lengths: dict[str, array[int]] = {}
         self._kinds: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Rows of {len(self._kinds)} columns>"
+        return f"<RowConverter of {len(self._kinds)} columns>"
 
     def preload_pyarrow(self) -> None:
-        """Have pyarrow load what it loads late."""
+        """Make pyarrow load the parts that it loads on first use."""
         out = io.BytesIO()
         table = pa.table({"a": ["x", None], "b": [[1.0], [2.0]], "c": [{"d": b"y"}, None], "e": [True, None]})
         pq.write_table(table, out, compression="zstd", use_dictionary=["a"])
@@ -62,7 +62,7 @@ class RowConverter:
             pass
 
     def convert(self, source: _Source | _Known) -> Iterator[bytes]:
-        """The copy, in pieces. Raises RowsError, and what pyarrow raises."""
+        """Yield the copy in pieces. Raises RowsError, and what pyarrow raises."""
         file = pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False, buffer_size=1 << 20)
         refused = self._look(file)
         total = 0
@@ -75,12 +75,14 @@ class RowConverter:
         yield from _cut(render_footer(document, total, source.size))
 
     def _look(self, file: pq.ParquetFile) -> dict[str, str]:
-        """Sorts out the columns; those that are not read."""
+        """Select the columns to read and return the unsupported ones."""
         refused: dict[str, str] = {}
         flat = _flat(pa.Table.from_batches([], schema=file.schema_arrow))
         names = flat.schema.names
         if len(set(names)) != len(names) or not 1 <= len(names) <= MAX_COLUMNS:
-            raise RowsError(f"it has {len(names)} columns, or two of one name; up to {MAX_COLUMNS} are read")
+            raise RowsError(
+                f"it has {len(names)} columns, or two with one name; at most {MAX_COLUMNS} are supported"
+            )
         for found in flat.schema:
             kind = kind_of(found.type)
             if kind:
@@ -88,7 +90,7 @@ class RowConverter:
             else:
                 refused[found.name] = str(found.type)[:200]
         if not self._kinds:
-            raise RowsError(f"it has no column that is read: {', '.join(refused.values())[:200]}")
+            raise RowsError(f"it has no column of a supported type: {', '.join(refused.values())[:200]}")
         self._check(file.metadata.num_rows)
         return refused
 
@@ -96,7 +98,7 @@ class RowConverter:
         if rows * len(self._kinds) > MAX_CELLS:
             raise RowsError(
                 f"it has more than {MAX_CELLS // len(self._kinds)} rows of {len(self._kinds)} columns, too "
-                "many for one file: write several"
+                "many for one file: write several files"
             )
 
     def _batches(self, file: pq.ParquetFile, group: int) -> Iterator[pa.Table]:
@@ -123,7 +125,7 @@ class RowConverter:
 
 
 class _Known(io.BytesIO):
-    """A file that is at hand."""
+    """A file in memory."""
 
     @property
     def size(self) -> int:
@@ -131,7 +133,7 @@ class _Known(io.BytesIO):
 
 
 def kind_of(found: pa.DataType) -> str:
-    """What a column of this type holds, "" for one that is not read."""
+    """Return the kind of values of a column type, "" if the type is not supported."""
     if types.is_dictionary(found):
         return kind_of(found.value_type)
     if types.is_string(found) or types.is_large_string(found):
@@ -158,7 +160,7 @@ def _is_plain(found: pa.DataType) -> bool:
 
 
 def _flat(table: pa.Table) -> pa.Table:
-    """With the members of structs as columns, `image.bytes`."""
+    """Return the table with members of structs as columns, such as `image.bytes`."""
     for _ in range(_DEPTH):
         if not any(types.is_struct(found) for found in table.schema.types):
             break
@@ -169,7 +171,7 @@ def _flat(table: pa.Table) -> pa.Table:
 
 
 def _values(column: Any) -> _Values:
-    """Of a whole column of a batch (an Array, or chunks of one)."""
+    """Return the values of a whole column of a batch (an Array, or its chunks)."""
     whole = column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
     if types.is_dictionary(whole.type):
         whole = whole.dictionary_decode()
@@ -189,7 +191,7 @@ def _is_list(found: pa.DataType) -> bool:
 
 
 def _of_list(held: Any) -> tuple[Any, Integers]:
-    """Bytes of all lists, and of each how many; below 0 for one that holds a null."""
+    """Return the bytes of all lists, and the length of each in bytes, negative if it holds a null."""
     if types.is_fixed_size_list(held.type):
         bounds = np.arange(len(held) + 1, dtype=np.int64) * held.type.list_size
         values = held.flatten()
@@ -213,11 +215,11 @@ def _width(found: pa.DataType) -> int:
 
 
 def _bytes_of(held: Any) -> memoryview:
-    """Of values of which none is null, one after the other."""
+    """Return the bytes of values without nulls, one after the other."""
     if types.is_boolean(held.type):
         held = held.cast(pa.uint8())
     buffers = held.buffers()
-    if len(buffers) == 3:  # offsets of values of any length
+    if len(buffers) == 3:  # values of variable length have offsets
         offsets = _offsets(held)
         return memoryview(buffers[2] or b"")[int(offsets[0]) : int(offsets[-1])]
     width = int(held.type.byte_width)
@@ -240,7 +242,7 @@ def _offsets(held: Any) -> Integers:
 
 
 def _sliced(values: _Values) -> Sequence[Any]:
-    """The bytes of each row; of a null none."""
+    """Return the bytes of each row; empty for null."""
     return _cuts(values.data, np.maximum(values.lengths, 0))
 
 

@@ -44,13 +44,16 @@ _ALWAYS = (
     *(f"encodings.{name}" for name in ("ascii", "cp1252", "cp437", "idna", "latin_1", "punycode", "utf_7")),
     *(f"encodings.{name}" for name in ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_8_sig")),
 )
-"""What is there whether a module names it or not; numpy and codecs load much of it when it is first used."""
+"""Modules that are available in any case; numpy and the codecs load many of them only on first use."""
 _NOT_IMPORTED = ("meshd", "antigravity")
 
 
 def preload(source: str) -> dict[str, str]:
-    """Load what the module imports by name, anywhere in it: installed libraries alone. Their memory is not
-    the op's, and where files are sealed they cannot be loaded later. Returns why some could not be."""
+    """Load what the module imports by name, anywhere in it, from installed libraries only.
+
+    Their memory does not count as the op's, and once files are sealed they cannot be loaded any more.
+    Returns the reasons for modules that failed to load.
+    """
     failures: dict[str, str] = {}
     sys.meta_path.insert(0, _NotOurs())
     for name in (*_ALWAYS, *_imported(source)):
@@ -62,7 +65,7 @@ def preload(source: str) -> dict[str, str]:
 
 
 class _NotOurs:
-    """The daemon's own code is nothing for an op to build on."""
+    """Refuses imports of the daemon's own code, which ops must not use."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.partition(".")[0] in _NOT_IMPORTED:
@@ -70,7 +73,7 @@ class _NotOurs:
 
 
 def _warm(module: ModuleType) -> None:
-    """Libraries that load parts of themselves when first used."""
+    """Initialize libraries that load parts of themselves on first use."""
     if module.__name__ in ("PIL", "PIL.Image"):
         importlib.import_module("PIL.Image").init()
 
@@ -79,7 +82,7 @@ def _imported(source: str) -> list[str]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # running it says what is wrong
+        return []  # running the module reports the error
     found: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -107,12 +110,12 @@ _DEVICES = (
     "/proc/cpuinfo",
     "/proc/meminfo",
 )
-_PACKAGES = ("meshwire", "meshsdk")  # what an op may use of ours
-_LIBRARIES = 8 << 30  # of address space, for what a module imports
+_PACKAGES = ("meshwire", "meshsdk")  # the packages of this project that an op may use
+_LIBRARIES = 8 << 30  # address space for the modules that a module imports
 
 
 def main() -> None:
-    """Run by `python -c`, with the settings as the first argument."""
+    """Entry point of the process, run by `python -c` with the settings as the first argument."""
     settings = json.loads(sys.argv[1])
     restrictions.set_parent_death_signal(settings["parent"])
     stream = _Stream(settings["socket"])
@@ -120,13 +123,13 @@ def main() -> None:
     try:
         held = _SandboxedModule(settings, stream)
     except OSError as error:
-        stream.send({"refused": f"this node cannot confine a process: {error}"})
+        stream.send({"refused": f"this node cannot restrict a process: {error}"})
         os._exit(1)
     held.serve()
 
 
 class _Stream:
-    """The way to who asks; plain reads and writes, for nothing else is allowed later."""
+    """The connection to the parent; plain reads and writes, because nothing else is allowed later."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -142,8 +145,12 @@ class _Stream:
 
 
 class _SandboxedModule:
-    """`settings`: "parent", "hidden" (folders never to be read), "sealed" (open no files, whatever the kernel
-    has), "name", "source" (its length in the arena), "memory", "socket" and "arena" (descriptors)."""
+    """A module in a process that restricts itself.
+
+    `settings`: "parent", "hidden" (folders that must never be read), "sealed" (open no files, even if the
+    kernel has Landlock), "name", "source" (its length in the arena), "memory", "socket" and "arena"
+    (descriptors).
+    """
 
     def __init__(self, settings: dict[str, Any], stream: _Stream) -> None:
         self._stream = stream
@@ -171,7 +178,7 @@ class _SandboxedModule:
         self._held = ["seccomp", f"landlock {version}" if version else "no files"]
 
     def serve(self) -> None:
-        """Say what the module declares, then apply its ops. What it prints goes nowhere."""
+        """Send the module's declarations, then apply its ops. Printed output is discarded."""
         sys.stdout = sys.stderr = _Nowhere()
         self._stream.send(self._load())
         while True:
@@ -214,7 +221,7 @@ class _SandboxedModule:
         return [getattr(item, MARK).document() for item in found.values()]
 
     def _out_of_memory(self) -> NoReturn:
-        """The next process begins with all of it."""
+        """Report that memory ran out and exit; the next process starts with all of it."""
         self._stream.send({"memory": True})
         os._exit(1)
 
@@ -233,7 +240,7 @@ class _SandboxedModule:
             return {"error": self._error_report(error)}
 
     def _store_assets(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Content for arguments, in the place of some that is needed no more."""
+        """Store the content of an argument, and drop contents that are no longer needed."""
         for digest in asked["forget"]:
             self._assets.pop(digest, None)
         self._assets[asked["asset"]] = self._arena[IN : IN + asked["bytes"]]
@@ -251,7 +258,7 @@ class _SandboxedModule:
         if not outputs:
             return self._placed((made,))
         if not isinstance(made, dict) or set(made) != set(outputs):
-            return {"wrong": f"made {_keys(made)}, promised a dict of {', '.join(outputs)}"}
+            return {"wrong": f"returned {_keys(made)}, declared a dict of {', '.join(outputs)}"}
         return self._placed([made[name] for name in outputs])
 
     def _value(self, place: dict[str, Any]) -> Any:
@@ -263,7 +270,7 @@ class _SandboxedModule:
         return np.frombuffer(self._arena, place["dtype"], count, place["at"]).reshape(place["shape"])
 
     def _placed(self, made: Sequence[Any]) -> dict[str, Any]:
-        """Put the results into the arena."""
+        """Write the results into the arena."""
         at, places = OUT, list[dict[str, Any]]()
         for value in made:
             place = self._put(value, at)
@@ -278,7 +285,7 @@ class _SandboxedModule:
         if isinstance(made, bytes | bytearray | memoryview):
             data = bytes(made)
             if len(data) > room:
-                return {"wrong": f"made {len(data)} bytes; at most {MAX_VALUE} are taken"}
+                return {"wrong": f"returned {len(data)} bytes; at most {MAX_VALUE} are allowed"}
             self._arena[at : at + len(data)] = data
             return {"kind": "bytes", "bytes": len(data), "at": at}
         import numpy as np
@@ -286,7 +293,8 @@ class _SandboxedModule:
         array = np.asarray(made)
         if array.dtype.kind not in "buif" or array.nbytes > room:
             return {
-                "wrong": f"made {_named(made, array)}, which is no array of numbers up to {MAX_VALUE} bytes"
+                "wrong": f"returned {_named(made, array)}, which is not an array of numbers of at most "
+                f"{MAX_VALUE} bytes"
             }
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         target = np.frombuffer(self._arena, array.dtype, array.size, at).reshape(array.shape)
@@ -295,18 +303,18 @@ class _SandboxedModule:
         return {"kind": "array", "bytes": array.nbytes, "at": at, **shape}
 
     def _error_report(self, error: BaseException, *, whole: bool = False) -> str:
-        """What went wrong and on which line of the module; `whole`: as Python would print it."""
+        """Describe an error with its line in the module; `whole`: as Python would print it."""
         frames = traceback.extract_tb(error.__traceback__)
         mine = [frame for frame in frames if frame.filename == self._name]
         if whole and mine:
             text = "".join(traceback.format_list(mine) + traceback.format_exception_only(error))
             return text.strip()[-MAX_TEXT:]
         where = f" ({self._name}:{mine[-1].lineno})" if mine else ""
-        late = " (files are closed here: import it by its full name)" if self._is_late(error) else ""
+        late = " (no files can be opened here: import it by its full name)" if self._is_late(error) else ""
         return f"{type(error).__name__}: {str(error)[: MAX_TEXT // 2]}{late}{where}"
 
     def _is_late(self, error: BaseException) -> bool:
-        """Whether a library wanted a part of itself that was not loaded before files were sealed."""
+        """Return whether a library tried to load a part of itself after files were sealed."""
         return self._sealed and isinstance(error, ImportError | PermissionError)
 
 
@@ -319,7 +327,7 @@ def _named(made: Any, array: Any) -> str:
 
 
 def _seed(key: int) -> None:
-    """The global generators, too, start the same for the same sample."""
+    """Seed the global generators, too, so that they start the same for the same sample."""
     random, arrays = sys.modules.get("random"), sys.modules.get("numpy.random")
     if random is not None:
         random.seed(key)
@@ -336,7 +344,7 @@ class _Nowhere(io.TextIOBase):
 
 
 def _readable() -> list[str]:
-    """The folders of the interpreter, its libraries, and the two packages an op may use."""
+    """Return the folders of the interpreter, its libraries, and the two packages an op may use."""
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths |= {os.path.join(sys.base_prefix, "lib"), os.path.join(sys.prefix, "lib")}
     paths |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
@@ -345,7 +353,7 @@ def _readable() -> list[str]:
 
 
 def _are_disjoint(readable: list[str], hidden: list[str]) -> bool:
-    """Whether nothing hidden lies below what can be read."""
+    """Return whether no hidden folder is inside a readable one."""
     return not any(
         os.path.commonpath([path, secret]) == path
         for path in readable

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 START_SECONDS: Final = 60.0
-_KEEP_PAGES = 16 << 20  # of the arena, between values
+_KEEP_PAGES = 16 << 20  # bytes of the arena that stay allocated between values
 _NUMBERS = ["bool", "float16", "float32", "float64"]
 _NUMBERS += [f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)]
 _CODE = "from meshd.transform.sandbox.child_main import main; main()"
@@ -69,8 +69,11 @@ ENVIRONMENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SandboxPolicy:
-    """What a node grants. `hidden`: folders no op may ever read; `seconds` a sample and `memory` in bytes at
-    most, whatever a module declares; `sealed`: open no files even where Landlock could choose."""
+    """The limits that a node sets for user ops.
+
+    `hidden`: folders that no op may ever read. `seconds` per sample and `memory` in bytes: maximum, whatever
+    a module declares. `sealed`: open no files, even if Landlock could restrict them.
+    """
 
     hidden: tuple[str, ...] = ()
     seconds: float = 30.0
@@ -79,7 +82,7 @@ class SandboxPolicy:
 
 
 class SandboxDiedError(Exception):
-    """A confined process is gone. `kind`: crash, time, memory or nonsense."""
+    """A sandbox process is dead. `kind`: crash, time, memory or nonsense."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -87,14 +90,14 @@ class SandboxDiedError(Exception):
 
 
 class UnusableModuleError(Exception):
-    """The module cannot be run; the message says why, as Python would."""
+    """The module cannot be run; the message has the reason, in Python's format."""
 
 
 class SandboxProcess:
-    """One process for one module; `close` it. Not for threads."""
+    """One process for one module; `close` it. Not thread-safe."""
 
     def __init__(self, name: str, source: bytes, memory: int, confinement: SandboxPolicy) -> None:
-        """Start it. Raises UnusableModuleError, DiedError."""
+        """Start the process. Raises UnusableModuleError, SandboxDiedError."""
         self._memory = memory
         self._asked = 0
         self._given: OrderedDict[str, int] = OrderedDict()
@@ -138,7 +141,7 @@ class SandboxProcess:
             raise
 
     def __repr__(self) -> str:
-        return f"<ConfinedProcess {self._process.pid}>"
+        return f"<SandboxProcess {self._process.pid}>"
 
     @property
     def pid(self) -> int:
@@ -159,10 +162,9 @@ class SandboxProcess:
     def run_op(
         self, op: str, args: Mapping[str, Any], value: Any, *, key: int, random: bool, seconds: float
     ) -> Any:
-        """What the op makes of `value`: bytes, or an array of its own memory; of a tuple of values a tuple.
-        `key` starts its draws.
+        """Return the op's result for `value`: bytes, or an array with memory of its own; a tuple for a tuple.
 
-        Raises DiedError, BadSampleError, WrongOutputError.
+        `key` seeds its draws. Raises SandboxDiedError, BadSampleError, WrongOutputError.
         """
         contents = {name: item for name, item in args.items() if isinstance(item, Asset)}
         for content in contents.values():
@@ -187,7 +189,7 @@ class SandboxProcess:
         return made[0]
 
     def _give(self, content: Asset) -> None:
-        """Hand over what an argument names, once."""
+        """Send the content of an asset argument, unless the process has it."""
         if content.digest in self._given:
             self._given.move_to_end(content.digest)
             return
@@ -201,13 +203,13 @@ class SandboxProcess:
         self._given[content.digest] = len(content.data)
 
     def _placed(self, values: Sequence[Any]) -> list[dict[str, Any]]:
-        """Where in the arena the values are now."""
+        """Copy values into the arena and return their places."""
         at, places = IN, []
         for value in values:
             data = value if isinstance(value, bytes) else np.asarray(value)
             size = value_bytes(data)
             if at + size > IN + MAX_VALUE:
-                raise BadSampleError(f"{size} bytes; an op of one's own takes at most {MAX_VALUE}")
+                raise BadSampleError(f"{size} bytes; a user op takes at most {MAX_VALUE}")
             if isinstance(data, bytes):
                 self._arena[at : at + size] = data
                 places.append({"kind": "bytes", "bytes": size, "at": at})
@@ -243,18 +245,20 @@ class SandboxProcess:
         return np.frombuffer(self._arena, dtype, count, at).reshape(shape).copy()
 
     def _trim(self, size: int) -> None:
-        """Give the pages of large values back: the arena is memory."""
+        """Free the pages of large values, because the arena uses memory."""
         if size > _KEEP_PAGES:
             self._arena.madvise(mmap.MADV_REMOVE)
 
-    # --- talking ----------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------------
 
     def _send(self, message: dict[str, Any]) -> None:
         self._asked += 1
         data = json.dumps({"number": self._asked, **message}).encode()
         if len(data) > MAX_MESSAGE:
-            raise BadSampleError(f"the op's arguments take {len(data)} bytes; at most {MAX_MESSAGE} go over")
-        if self._waiting.poll(0):  # gone, or it said something before it was asked
+            raise BadSampleError(
+                f"the op's arguments have {len(data)} bytes; at most {MAX_MESSAGE} are allowed"
+            )
+        if self._waiting.poll(0):  # the process is dead, or it sent a message without a request
             raise self._ended()
         try:
             self._socket.send(data)
@@ -283,19 +287,19 @@ class SandboxProcess:
             raise SandboxDiedError(
                 "memory", f"needed more than the {limit} of memory it has beyond its imports"
             )
-        if said.get("number", 0) != self._asked:  # an answer to something else
+        if said.get("number", 0) != self._asked:  # a reply to another request
             raise self._nonsense()
         return said
 
     def _nonsense(self) -> SandboxDiedError:
         self.kill()
-        return SandboxDiedError("nonsense", "its process answered what is no answer")
+        return SandboxDiedError("nonsense", "its process sent an invalid reply")
 
     def _ended(self) -> SandboxDiedError:
-        """Why the process is gone."""
+        """Return the error that says why the process is dead."""
         try:
             code = self._process.wait(1)
-        except subprocess.TimeoutExpired:  # it closed the socket and went on
+        except subprocess.TimeoutExpired:  # it closed the socket but is still running
             self.kill()
             return self._nonsense()
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -303,22 +307,22 @@ class SandboxProcess:
         return SandboxDiedError("crash", f"its process ended ({name}){where}")
 
     def _where(self) -> str:
-        """The line of the module that ran when the process crashed, from Python's own words."""
+        """Return the line of the module that ran when the process crashed, from Python's fault handler."""
         lines = os.pread(self._log, 16 << 10, 0).decode(errors="replace").splitlines()
         found = [line.split('"') for line in lines if line.startswith("  File ") and line.count('"') == 2]
         mine = [parts for parts in found if os.sep not in parts[1]]
         return f" at {mine[0][1]}{mine[0][2]}"[:200] if mine else ""
 
     def kill(self) -> None:
-        """End it now. Idempotent."""
+        """Kill the process. Idempotent."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """Kill it and let go of all that was shared. Idempotent."""
+        """Kill the process and release all shared resources. Idempotent."""
         self.kill()
         self._socket.close()
-        with contextlib.suppress(BufferError):  # a view of it is still about: it closes with that
+        with contextlib.suppress(BufferError):  # a view of the arena still exists and closes it later
             self._arena.close()
         while self._log >= 0:
             os.close(self._log)
@@ -329,7 +333,10 @@ class SandboxProcess:
 def read_declarations(
     name: str, source: bytes, confinement: SandboxPolicy
 ) -> tuple[dict[str, OpDeclaration], tuple[str, ...]]:
-    """(the ops a module declares, what confines it here). Raises UnusableModuleError, DiedError."""
+    """Return (the ops that a module declares, the restrictions it runs under on this node).
+
+    Raises UnusableModuleError, SandboxDiedError.
+    """
     process = SandboxProcess(name, source, confinement.memory, confinement)
     try:
         return process.declared, process.held
@@ -350,7 +357,7 @@ def _is_shape(shape: Any) -> bool:
 
 
 def package_paths() -> list[str]:
-    """Where the packages are that a confined process begins with."""
+    """Return the folders of the packages that a sandbox process starts with."""
     return sorted(
         {
             os.path.dirname(os.path.realpath(path))
@@ -361,23 +368,23 @@ def package_paths() -> list[str]:
 
 
 KEPT: Final = 4
-"""Processes a transform process keeps at a time, the last used."""
+"""Sandbox processes that a transform process keeps, the most recently used ones."""
 
 
 class SandboxProcessPool:
-    """The confined processes of one transform process, by module; the last used are kept."""
+    """The sandbox processes of one transform process, by module; keeps the most recently used ones."""
 
     def __init__(self, confinement: SandboxPolicy) -> None:
         self._confinement = confinement
         self._processes: OrderedDict[str, SandboxProcess] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<ConfinedProcesses {len(self._processes)}>"
+        return f"<SandboxProcessPool {len(self._processes)}>"
 
     def run_op(
         self, module: UserModule, declared: OpDeclaration, args: Mapping[str, Any], key: int, value: Any
     ) -> Any:
-        """What an op makes of a value. Raises BadSampleError, WrongOutputError, UnusableModuleError."""
+        """Return an op's result for a value. Raises BadSampleError, WrongOutputError, UnusableModuleError."""
         seconds = min(declared.seconds, self._confinement.seconds)
         with _watchdog_paused():
             for again in (True, False):
@@ -390,7 +397,9 @@ class SandboxProcessPool:
                 except SandboxDiedError as death:
                     self._discard_dead(module, death)
                     if not again and process is None:
-                        raise UnusableModuleError(f"its import fails now: {death.reason}") from death
+                        raise UnusableModuleError(
+                            f"it cannot be imported any more: {death.reason}"
+                        ) from death
                     if not again:
                         raise BadSampleError(f"{death.reason}, twice") from death
         raise AssertionError("unreachable")
@@ -413,14 +422,14 @@ class SandboxProcessPool:
             dead.close()
 
     def close(self) -> None:
-        """End them all."""
+        """Kill all processes."""
         while self._processes:
             self._processes.popitem()[1].close()
 
 
 @contextlib.contextmanager
 def _watchdog_paused() -> Iterator[None]:
-    """The transform process' own limit of a row's time does not count what has a limit of its own."""
+    """Pause the transform process' own time limit per row, because a sandbox call has a limit of its own."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield

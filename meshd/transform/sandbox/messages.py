@@ -14,11 +14,11 @@ MAX_VALUE: Final = 256 << 20
 IN, OUT = 0, MAX_VALUE
 ARENA_BYTES: Final = 2 * MAX_VALUE
 ASSET_ROOM: Final = 128 << 20
-"""Of assets' content a confined process keeps at a time, beyond the memory it declares."""
+"""Bytes of asset content that a sandbox process keeps, in addition to the memory it declares."""
 MAX_MESSAGE: Final = 128 << 10
 MAX_TEXT: Final = 2000
 
 
 def aligned(at: int) -> int:
-    """Where the next value begins, behind one that ends at `at`."""
+    """Return where the next value begins after one that ends at `at`."""
     return -(-at // 64) * 64

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OPEN_FILES: Final = 64
-CPU_SECONDS: Final = 6 * 3600  # of a process' whole life
+CPU_SECONDS: Final = 6 * 3600  # over the whole life of a process
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
 _CAPSET, _LANDLOCK = (
     {"x86_64": 126, "aarch64": 91},
@@ -28,27 +28,27 @@ _CAPSET, _LANDLOCK = (
 )  # create ruleset, add rule, restrict self
 _CAPABILITY_VERSION = 0x20080522
 _READ_FILE, _READ_DIR, _EXECUTE = 1 << 2, 1 << 3, 1 << 0
-_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # how many rights each version knows; 16 from the fifth on
+_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of rights in each version; 16 from version 5 on
 _NETWORK, _SCOPES = 0b11, 0b11  # bind and connect; abstract sockets and signals
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RestrictionError(OSError):
-    """A step failed that must not."""
+    """A required step failed."""
 
 
 def set_parent_death_signal(parent: int) -> None:
-    """Have the kernel kill this process when `parent` dies."""
+    """Make the kernel kill this process when `parent` dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def drop_capabilities() -> None:
-    """No capabilities, now or by anything run later. Raises ConfiningError."""
+    """Drop all capabilities, also for programs run later. Raises RestrictionError."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     for capability in range(64):
-        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails where there is none to drop
+        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails if the capability does not exist
     number = _CAPSET.get(os.uname().machine)
     if number is not None:
         header, none = struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)
@@ -56,12 +56,12 @@ def drop_capabilities() -> None:
 
 
 def set_resource_limits() -> None:
-    """Limits that hold from the first import on."""
+    """Set the limits that hold from the first import on."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # when memory is short, this goes before the store does
+        file.write("1000")  # if memory runs out, the kernel kills this process before the store
     for name, most in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 64 << 10),  # the descriptors it has are its log
+        (resource.RLIMIT_FSIZE, 64 << 10),  # its log is the only file it can write
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -70,12 +70,14 @@ def set_resource_limits() -> None:
     ):
         resource.setrlimit(name, (most, most))
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # who started this has less; see `limit_memory`
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # the parent's is lower; see `set_memory_limit`
 
 
 def set_memory_limit(statm: int, more: int) -> int:
-    """From now on at most `more` bytes of address space beyond what is taken; returns the limit. `statm`: an
-    open /proc/self/statm."""
+    """Limit the address space to `more` bytes beyond the present size; returns the limit.
+
+    `statm`: an open /proc/self/statm.
+    """
     pages = int(os.pread(statm, 100, 0).split()[0])
     most = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -83,14 +85,16 @@ def set_memory_limit(statm: int, more: int) -> int:
 
 
 def landlock_version() -> int:
-    """0 where the kernel has none."""
+    """Return the version of Landlock in the kernel, 0 if it has none."""
     found: int = _libc.syscall(_LANDLOCK[0], None, 0, 1)
     return max(0, found)
 
 
 def restrict_files(readable: Sequence[str]) -> int:
-    """Of all files, only those below `readable` can be read from now on, and none be written. Returns
-    Landlock's version. Raises ConfiningError."""
+    """Allow only files below `readable` to be read from now on, and none to be written.
+
+    Returns Landlock's version. Raises RestrictionError.
+    """
     version = landlock_version()
     if not version:
         raise RestrictionError("this kernel has no Landlock")
@@ -112,7 +116,7 @@ def _allow(ruleset: int, path: str) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # not on this machine
+        return  # does not exist on this machine
     try:
         rights = _READ_FILE | _EXECUTE | (_READ_DIR if os.path.isdir(path) else 0)
         _check(_libc.syscall(_LANDLOCK[1], ruleset, 1, struct.pack("=Qi", rights, fd), 0), path)
@@ -121,7 +125,7 @@ def _allow(ruleset: int, path: str) -> None:
 
 
 def install_syscall_filter(*, files: bool, last: bool) -> None:
-    """Refuse every system call that is not listed. Raises UnfilteredError."""
+    """Refuse every system call that is not listed. Raises SeccompUnavailableError."""
     seccomp.install_filter(seccomp.build_filter(os.getpid(), files=files, last=last))
 
 

@@ -27,7 +27,7 @@ _WRITING: Final = (
     os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | (os.O_TMPFILE & ~os.O_DIRECTORY)
 )
 
-# name: number on x86-64, on arm64; -1 where there is none.
+# name: number on x86-64, on arm64; -1 if the call does not exist.
 _CALLS: Final[dict[str, tuple[int, int]]] = {
     "access": (21, -1),
     "arch_prctl": (158, -1),
@@ -100,8 +100,8 @@ _CALLS: Final[dict[str, tuple[int, int]]] = {
 _OPEN, _OPENAT = (2, -1), (257, 56)
 _TGKILL, _PRLIMIT, _FCNTL = (234, 131), (302, 261), (72, 25)
 _DESCRIPTOR_COMMANDS = (0, 1, 2, 3, 4, 1030)  # duplicate, flags; not F_SETOWN, which would signal others
-_SECCOMP = ((157, 167), (317, 277))  # prctl, seccomp: for the filter that is still to come
-_MISSING = ((435, 435), (437, 437))  # clone3, openat2: the C library falls back to older calls
+_SECCOMP = ((157, 167), (317, 277))  # prctl, seccomp: to install the next filter
+_MISSING = ((435, 435), (437, 437))  # clone3, openat2: refused as unknown, so libc falls back to older calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +137,15 @@ class _Program:
             self._put(_RETURN, 0, 0, verdict)
 
     def if_clear(self, call: tuple[int, int], argument: int, bits: int) -> None:
-        """Allow the call when none of `bits` is set in its argument."""
+        """Allow the call if none of `bits` is set in its argument."""
         self._if(call, argument, [(_BITS, bits, False)])
 
     def if_equal(self, call: tuple[int, int], argument: int, *values: int) -> None:
-        """Allow the call when its argument is one of `values`."""
+        """Allow the call if its argument is one of `values`."""
         self._if(call, argument, [(_EQUAL, value, True) for value in values])
 
     def _if(self, call: tuple[int, int], argument: int, tests: Sequence[tuple[int, int, bool]]) -> None:
-        """`tests`: (comparison, constant, its outcome that allows)."""
+        """Add the rule of a call. `tests`: (comparison, constant, the outcome that allows the call)."""
         number = call[self._machine.column]
         if number < 0:
             return
@@ -162,13 +162,14 @@ class _Program:
 
 
 def build_filter(pid: int, *, files: bool, last: bool, machine: str | None = None) -> bytes:
-    """The filter for process `pid`. `files`: files may be opened for reading; `last`: no filter follows it.
+    """Return the filter for process `pid`.
 
-    Raises UnfilteredError on a machine whose calls are not known.
+    `files`: files may be opened for reading; `last`: no further filter can be installed. Raises
+    SeccompUnavailableError on a machine whose system calls are not known.
     """
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
-        raise SeccompUnavailableError(f"no system call filter is written for {platform.machine()}")
+        raise SeccompUnavailableError(f"there is no system call filter for {platform.machine()}")
     built = _Program(known)
     for call in _CALLS.values():
         built.verdict(call, _RET_ALLOW)
@@ -178,7 +179,7 @@ def build_filter(pid: int, *, files: bool, last: bool, machine: str | None = Non
     for call in _SECCOMP if not last else ():
         built.verdict(call, _RET_ALLOW)
     built.if_equal(_TGKILL, 0, pid)  # abort() signals its own thread
-    built.if_equal(_PRLIMIT, 0, 0)  # its own limits, whose hard ones it cannot raise
+    built.if_equal(_PRLIMIT, 0, 0)  # only its own limits, and it cannot raise the hard ones
     built.if_equal(_FCNTL, 1, *_DESCRIPTOR_COMMANDS)
     for call in _MISSING:
         built.verdict(call, _RET_ERRNO | errno.ENOSYS)
@@ -190,10 +191,10 @@ class _Sock(ctypes.Structure):
 
 
 def install_filter(code: bytes) -> None:
-    """Put the filter on this thread, and on all it could make. Raises UnfilteredError."""
+    """Install the filter on this thread and on threads it creates. Raises SeccompUnavailableError."""
     libc = ctypes.CDLL(None, use_errno=True)
     given = _Sock(len(code) // 8, code)
     if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0):
         raise SeccompUnavailableError(
-            f"the kernel takes no system call filter: {os.strerror(ctypes.get_errno())}"
+            f"the kernel refuses the system call filter: {os.strerror(ctypes.get_errno())}"
         )

@@ -42,7 +42,10 @@ _KEPT: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class UserModule:
-    """`version` is `sha256:` and the hash of the document; `name` is the file's, for messages alone."""
+    """A pushed module. `version` is `sha256:` plus the hash of the document.
+
+    `name` is the name of the file and appears only in messages.
+    """
 
     version: str
     name: str
@@ -51,7 +54,7 @@ class UserModule:
 
     @property
     def memory(self) -> int:
-        """What the hungriest of its ops asks for."""
+        """The largest memory that one of its ops declares."""
         return max(declared.memory for declared in self.ops.values())
 
     @property
@@ -60,13 +63,13 @@ class UserModule:
 
 
 def encode_module(source: str, ops: Mapping[str, OpDeclaration]) -> bytes:
-    """What is kept and hashed."""
+    """Return the document of a module, which is stored and hashed."""
     listed = [ops[name].document() for name in sorted(ops)]
     return canonical_json({"format": FORMAT, "ops": listed, "source": source})
 
 
 def parse_module(name: str, data: bytes) -> UserModule:
-    """The module of a document some node wrote."""
+    """Parse the document of a module, as a node wrote it."""
     value = checked_object(json.loads(data), "", ("format", "ops", "source"))
     version = VERSION_PREFIX + hashlib.sha256(data).hexdigest()
     return UserModule(version, name, str(value["source"]).encode(), parse_declarations(value["ops"]))
@@ -74,7 +77,7 @@ def parse_module(name: str, data: bytes) -> UserModule:
 
 @dataclass(frozen=True, slots=True)
 class UserOperation:
-    """An op of a module, with its arguments, as chains run it."""
+    """An op of a module with its arguments, as chains run it."""
 
     module: UserModule
     declared: OpDeclaration
@@ -98,7 +101,7 @@ class UserOperation:
         return self.processes.run_op(self.module, self.declared, self.args, key, value)
 
     def infer_all(self, fields: Sequence[FieldType]) -> tuple[FieldType, ...]:
-        """As `joining.Joining` has it."""
+        """See `MultiFieldOp.infer_all`."""
         inputs = self.declared.inputs
         if len(inputs) != len(fields):
             raise ValueError(f"takes {len(inputs)} fields ({', '.join(dict(inputs))}), not {len(fields)}")
@@ -113,7 +116,7 @@ class UserOperation:
         return tuple(made.get(name, field) for (name, _), field in zip(inputs, fields, strict=True))
 
     def apply_all(self, values: Sequence[Any], random: KeyedRandom) -> tuple[Any, ...]:
-        """As `joining.Joining` has it."""
+        """See `MultiFieldOp.apply_all`."""
         if self.processes is None:
             raise RuntimeError("this process runs no user ops")
         key = random.bits() if self.declared.random else 0
@@ -137,7 +140,7 @@ def _field_type(made: ValueType, shape: tuple[int | None, ...]) -> FieldType:
 
 
 class UserModuleCache:
-    """The modules one process knows. Not for threads, but for reading what was read before."""
+    """The modules that one process knows. Not thread-safe, except for lookups of known modules."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, UserModule] = OrderedDict()
@@ -145,14 +148,17 @@ class UserModuleCache:
         self.processes: SandboxProcessPool | None = None
 
     def __repr__(self) -> str:
-        return f"<Modules {len(self._known)}>"
+        return f"<UserModuleCache {len(self._known)}>"
 
     def set_loader(self, load: AssetLoader) -> None:
-        """Where documents are read that no caller brings along."""
+        """Set the loader for documents that callers do not pass."""
         self._load = load
 
     def find_op(self, name: str, version: str, path: str, load: AssetLoader | None = None) -> OpDefinition:
-        """The definition of `module/function`. Raises UnknownOpError, UnknownBuildError, SourceGoneError."""
+        """Return the definition of `module/function`.
+
+        Raises UnknownOpError, UnknownBuildError, SourceGoneError.
+        """
         module_name, function = split_name(name)
         module = self._module(name, module_name, version, path, load or self._load)
         declared = module.ops.get(function)
@@ -169,7 +175,7 @@ class UserModuleCache:
             if not version.startswith(VERSION_PREFIX):
                 raise UnknownBuildError(
                     join_path(path, "version"),
-                    f"{shown_value(version)} is no version of {name!r}; it is sha256:HEX",
+                    f"{shown_value(version)} is not a version of {name!r}; expected sha256:HEX",
                 )
             try:
                 data = load(version.removeprefix(VERSION_PREFIX)).data
@@ -181,7 +187,7 @@ class UserModuleCache:
         return known
 
     def forget(self, version: str) -> None:
-        """It was removed."""
+        """Drop a module that was removed."""
         self._known.pop(version, None)
 
 
@@ -190,27 +196,27 @@ def _parsed(name: str, module_name: str, data: bytes, path: str) -> UserModule:
         return parse_module(module_name, data)
     except (ValueError, KeyError, TypeError) as error:
         raise UnknownBuildError(
-            join_path(path, "version"), f"that is no build of {name!r}: {error}"
+            join_path(path, "version"), f"the document is not a build of {name!r}: {error}"
         ) from error
 
 
 MODULES = UserModuleCache()
-"""This process'."""
+"""The modules of this process."""
 
 
 def missing_build_error(name: str, version: str, path: str) -> UnknownBuildError:
-    """What is answered for a build that was removed, or never pushed."""
+    """Return the error for a build that was removed, or never pushed."""
     return UnknownBuildError(
         join_path(path, "version"),
         f"this node has no build {version[:19]}… of {name!r}: it was removed, or pushed elsewhere; push "
-        "the same file again (mesh op push), or make the plan anew with the latest one",
+        "the same file again (mesh op push), or create the plan again with the latest build",
     )
 
 
 def op_definition(
     module: UserModule, name: str, declared: OpDeclaration, processes: SandboxProcessPool | None = None
 ) -> OpDefinition:
-    """An op of a module as the registry has its own."""
+    """Return an op of a module as a definition of the registry."""
 
     def build(**args: Any) -> UserOperation:
         return UserOperation(module, declared, args, processes)
