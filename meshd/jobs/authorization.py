@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def capture_principal(caller: Caller) -> Principal:
-    """What is kept of who asks."""
+    """Return what is stored about the caller who starts a job."""
     identity, context = caller.identity, caller.context
     session = identity.session
     return Principal(
@@ -47,14 +47,17 @@ def capture_principal(caller: Caller) -> Principal:
 
 
 def is_same_credential(identity: Identity, principal: Principal) -> bool:
-    """Whether a caller has the key that started a job, within the same policies of a session."""
+    """Return whether a caller has the key that started a job, with the same session policies."""
     key = principal.parent or principal.access_key
     policies = identity.session.policies if identity.session else ()
     return (identity.account, policies) == (key, principal.policies)
 
 
 def resolve_caller(principal: Principal, table: IdentityTable) -> Caller:
-    """Who that is now. Raises BatchError AccessDenied when the key is gone, or the session was revoked."""
+    """Return the principal as a caller with its present rights.
+
+    Raises BatchError AccessDenied if the key is gone or the session was revoked.
+    """
     signer = table.find_signer(principal.parent or principal.access_key)
     if signer is None or signer.user.user_id != principal.user_id:
         raise BatchError(
@@ -67,7 +70,7 @@ def resolve_caller(principal: Principal, table: IdentityTable) -> Caller:
         raise BatchError(
             "AccessDenied",
             "the temporary credentials that started this job were revoked",
-            help="start the job again with others",
+            help="start the job again with new credentials",
         )
     if principal.parent:
         session = Session(principal.parent, 0, principal.session, principal.policies)
@@ -79,7 +82,7 @@ def resolve_caller(principal: Principal, table: IdentityTable) -> Caller:
 
 @dataclass(frozen=True, slots=True)
 class BucketGrant:
-    """What a job may do to one bucket's keys."""
+    """What a job may do with the keys of one bucket."""
 
     bucket: str
     action: str
@@ -87,26 +90,29 @@ class BucketGrant:
 
     @classmethod
     def for_bucket(cls, access: Authorizer, caller: Caller, action: str, bucket: str) -> BucketGrant:
-        """Raises S3Error NoSuchBucket."""
+        """Return the caller's present grant. Raises S3Error NoSuchBucket."""
         return cls(bucket, action, access.bulk_access(caller.identity, action, bucket, caller.context))
 
     def require_access(self, key: str) -> None:
-        """Raises BatchError AccessDenied."""
+        """Raises BatchError AccessDenied if the grant does not cover the key."""
         if not self.rights.allows_key(key):
             raise BatchError(
                 "AccessDenied",
                 f"this key may not do {self.action} on s3://{self.bucket}/{key}",
-                help="have the permission added to the key that starts the job",
+                help="add the permission to the key that starts the job",
             )
 
 
-_LOOK: Final = 1.0  # seconds between two looks
+_LOOK: Final = 1.0  # seconds between two checks
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationSnapshot:
-    """Equal while nothing changed that rights are made of: `rights` of the maker, and what the source's and
-    the target's `buckets` say of who may; None for one that is not there."""
+    """Compares equal as long as nothing changes that rights depend on.
+
+    `rights`: those of the job's user. `buckets`: the access settings of source and target; None for a bucket
+    that does not exist.
+    """
 
     caller: Caller = field(compare=False)
     rights: tuple[object, ...]
@@ -116,7 +122,10 @@ class AuthorizationSnapshot:
 def snapshot_authorization(
     principal: Principal, spec: JobSpec, identities: IdentityTable, buckets: BucketTable
 ) -> AuthorizationSnapshot:
-    """Of this moment. Raises BatchError AccessDenied when the key is gone, or the session was revoked."""
+    """Return the present snapshot.
+
+    Raises BatchError AccessDenied if the key is gone or the session was revoked.
+    """
     caller = resolve_caller(principal, identities)
     names = (spec.source.bucket, spec.target.bucket)
     return AuthorizationSnapshot(
@@ -125,7 +134,7 @@ def snapshot_authorization(
 
 
 def _rights(principal: Principal, identities: IdentityTable) -> tuple[object, ...]:
-    """As they are written down: policies that were read are equal to nothing but themselves."""
+    """Return the stored form of the rights, because parsed policies compare equal only to themselves."""
     signer = identities.find_signer(principal.parent or principal.access_key)
     if signer is None:
         return ()
@@ -143,8 +152,10 @@ def _access_settings(bucket: Bucket | None) -> tuple[object, ...] | None:
 async def run_while_authorized(
     work: Coroutine[Any, Any, None], look: Callable[[], AuthorizationSnapshot], began: AuthorizationSnapshot
 ) -> bool:
-    """Whether the work came to its end on the footing on which it `began`; else it is stopped. Raises what
-    the work raises, and `look`."""
+    """Run the work while the authorization stays as it `began`; cancel it when that changes.
+
+    Returns whether the work finished. Raises as the work and `look` do.
+    """
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait((task,), timeout=_LOOK))[0]:

@@ -28,7 +28,7 @@ _TEXT: Final = 300
 
 
 class ProgressCounter:
-    """How far a job has come; looked at now and then by whoever saves it."""
+    """Counts the progress of a job; the runner saves it from time to time."""
 
     def __init__(self) -> None:
         self.phase = "planning"
@@ -40,10 +40,10 @@ class ProgressCounter:
 
     def __repr__(self) -> str:
         done = self.written + self.existing
-        return f"<Tally {self.phase} {done} of {self.outputs_total}, {self.failed} failed>"
+        return f"<ProgressCounter {self.phase} {done} of {self.outputs_total}, {self.failed} failed>"
 
     def reset(self) -> None:
-        """The job begins anew: what it finds done it counts as such."""
+        """Reset the counters for a new run; existing outputs count as done."""
         self.phase = "planning"
         self.copies = 1
         self.outputs_total = self.samples_total = self.bytes_total = 0
@@ -52,14 +52,14 @@ class ProgressCounter:
         self.failures.clear()
 
     def scale_totals(self, copies: int) -> None:
-        """So many copies are made of all that was found."""
+        """Multiply the totals: this many copies are made of all that was found."""
         self.copies = copies
         self.outputs_total *= copies
         self.samples_total *= copies
         self.bytes_total *= copies
 
     def record_output(self, samples: int, size: int, *, there: bool) -> None:
-        """An output is there, written now or earlier."""
+        """Count an output that exists, written now or earlier."""
         self.existing += there
         self.written += not there
         self.samples += samples
@@ -67,12 +67,12 @@ class ProgressCounter:
         metrics.job_outputs.labels("there" if there else "written").inc()
 
     def record_bytes(self, size: int) -> None:
-        """So many bytes went into an output that may not be complete yet."""
+        """Count bytes written to an output that may not be complete yet."""
         self.moved += size
         metrics.job_bytes.inc(size)
 
     def record_failure(self, name: str, error: str) -> None:
-        """Something could not be read; the first hundred are named."""
+        """Count something that could not be read; the first hundred are listed by name."""
         self.failed += 1
         metrics.job_failures.inc()
         if len(self.failures) < FAILURES:
@@ -97,7 +97,7 @@ class ProgressCounter:
 
 @dataclass(frozen=True, slots=True)
 class JobServices:
-    """What every kind works with. `store` is this node's own; `objects` knows the others'."""
+    """The services for all job kinds. `store` is this node's; `objects` also covers other nodes."""
 
     store: ObjectStore
     objects: RemoteObjects
@@ -109,8 +109,11 @@ class JobServices:
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """A job while it runs. `name` is of this run: what is kept for it lies below `jobs/name/`. `rate`: bytes
-    a second it may bring now, 0 for any; started again with another rate, it goes on with that."""
+    """A job while it runs. `name` identifies this run: its scratch objects are below `jobs/name/`.
+
+    `rate`: the present limit in bytes per second, 0 for none; starting the job again with another rate
+    changes it.
+    """
 
     job_id: str
     run: int
@@ -125,8 +128,8 @@ class JobRun:
 
 
 class JobKind(Protocol):
-    """Does the jobs of one kind, or of several that are alike."""
+    """Runs the jobs of one kind, or of several similar ones."""
 
     async def run_job(self, running: JobRun) -> None:
-        """To the end. Raises BatchError, S3Error, PlanError, StoreError: what stopped it."""
+        """Run a job to its end. Raises BatchError, S3Error, PlanError, StoreError if it cannot go on."""
         ...

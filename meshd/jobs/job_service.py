@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 MAX_WAITING: Final = 64
 MAX_WAITING_EACH: Final = 16
-"""Jobs that are queued or running, of all users and of one."""
+"""Limits of jobs that are queued or running, of all users and per user."""
 MAX_WAIT: Final = 30.0
 _RETRY_AFTER: Final = 5
 
 
 class JobService:
-    """One a worker."""
+    """Starts, lists and cancels jobs, for a worker."""
 
     def __init__(
         self,
@@ -56,10 +56,13 @@ class JobService:
         self._access, self._clock = access, clock
 
     def __repr__(self) -> str:
-        return "<JobDesk>"
+        return "<JobService>"
 
     async def start(self, caller: Caller, body: bytes) -> dict[str, Any]:
-        """What `POST /-/jobs` answers. Raises BatchError: InvalidPlan, NoSuchBucket, AccessDenied, Busy."""
+        """Start a job and return the answer to `POST /-/jobs`.
+
+        Raises BatchError: InvalidPlan, NoSuchBucket, AccessDenied, Busy.
+        """
         try:
             spec = parse_job(body)
             self._check(caller, spec)
@@ -72,7 +75,7 @@ class JobService:
             if present is not None and not present.ended:
                 if present.cancel:
                     raise busy("this job is being cancelled; start it again when it has ended")
-                return msgspec.structs.replace(present, spec=text)  # the same, but for its rate
+                return msgspec.structs.replace(present, spec=text)  # differs at most in its rate
             self._require_room(principal.user_id)
             run = present.run + 1 if present is not None else 1
             now = self._clock.now_ms()
@@ -83,10 +86,12 @@ class JobService:
         return job_to_json(job)
 
     def _check(self, caller: Caller, spec: JobSpec) -> None:
-        """What can be known at once; the rest is decided key by key while the job runs."""
+        """Check what can be known at once; the job authorizes each key while it runs."""
         source = self._buckets.get(spec.source.bucket)
         if spec.kind == "materialize" and (source is None or not source.view):
-            raise PlanError("source", f"{spec.source.bucket!r} is no view: it is BUCKET--NAME")
+            raise PlanError(
+                "source", f"{spec.source.bucket!r} is not a view; the name of a view is BUCKET--NAME"
+            )
         if spec.kind not in {"materialize", "prefetch"} and source is not None and source.view:
             raise PlanError("source", f"{spec.source.bucket!r} is a view: use the kind materialize")
         if source is not None and source.view:
@@ -96,14 +101,14 @@ class JobService:
             return
         target = self._buckets.get(spec.target.bucket)
         if target is not None and target.view:
-            raise PlanError("target", f"{spec.target.bucket!r} is a view: nobody writes to it")
+            raise PlanError("target", f"{spec.target.bucket!r} is a view, which is read-only")
         self._require_source(caller, spec)
         self._require(caller, RequiredAction("s3:PutObject", spec.target.bucket, f"{spec.target.prefix}*"))
 
     def _check_prefetch(self, caller: Caller, spec: JobSpec, *, backed: bool) -> None:
         self._require_source(caller, spec)
         if not backed:
-            raise PlanError("source", f"{spec.source.bucket!r} has no origin: what is in it lives here")
+            raise PlanError("source", f"{spec.source.bucket!r} has no origin: there is nothing to prefetch")
 
     def _require_source(self, caller: Caller, spec: JobSpec) -> None:
         self._require(caller, _listing(spec))
@@ -123,23 +128,23 @@ class JobService:
         if len(alive) >= MAX_WAITING or mine >= MAX_WAITING_EACH:
             raise BatchError(
                 "Busy",
-                f"{len(alive)} jobs wait or run, {mine} of them yours; the limits are "
+                f"{len(alive)} jobs are queued or running, {mine} of them yours; the limits are "
                 f"{MAX_WAITING} and {MAX_WAITING_EACH}",
                 help="wait for one to end, or cancel one with `mesh job cancel ID`",
                 retry_after=_RETRY_AFTER,
             )
 
     def list_all(self, caller: Caller) -> list[dict[str, Any]]:
-        """The jobs that the caller may see, the youngest first; root sees all."""
+        """Return the jobs that the caller may see, youngest first; root sees all."""
         jobs = [job for job in self._table.list_all().values() if self._sees(caller, job)]
         return [job_to_json(job) for job in sorted(jobs, key=lambda job: (-job.created_ms, job.job_id))]
 
     async def describe(self, caller: Caller, job_id: str) -> dict[str, Any]:
-        """Raises BatchError NoSuchJob."""
+        """Return a job. Raises BatchError NoSuchJob."""
         return job_to_json(await self._seek(caller, job_id))
 
     async def wait(self, caller: Caller, job_id: str, seconds: float) -> dict[str, Any]:
-        """As `describe`, when the job has ended or that many seconds (at most 30) are over."""
+        """Return a job as `describe` does, when it has ended or after that many seconds (at most 30)."""
         job = await self._seek(caller, job_id)
         with suppress(TimeoutError):
             async with (
@@ -152,8 +157,10 @@ class JobService:
         return job_to_json(job)
 
     async def cancel(self, caller: Caller, job_id: str, *, pause: bool = False) -> dict[str, Any]:
-        """Ask a job to end; one that has ended stays as it is, but one that is paused can be cancelled. With
-        `pause` it is meant to be started again. Raises BatchError NoSuchJob."""
+        """Request that a job ends; a job that has ended stays as it is, but a paused one can be cancelled.
+
+        With `pause`, the job can be started again later. Raises BatchError NoSuchJob.
+        """
         await self._seek(caller, job_id)
 
         def decide(present: Job | None) -> Job | None:
@@ -167,7 +174,7 @@ class JobService:
         return job_to_json(job if job is not None else self._find(caller, job_id))
 
     async def _seek(self, caller: Caller, job_id: str) -> Job:
-        """As `_find`, also when another worker or node started the job just now."""
+        """Find a job like `_find`, also if another worker or node has just started it."""
         await self._table.get_fresh(job_id)
         return self._find(caller, job_id)
 
@@ -180,7 +187,7 @@ class JobService:
         return job
 
     def _sees(self, caller: Caller, job: Job) -> bool:
-        """Whether the caller may look at a job and end it."""
+        """Return whether the caller may see and cancel a job."""
         identity = caller.identity
         if identity.root:
             return True
@@ -191,7 +198,7 @@ class JobService:
         )
 
     def _may_all(self, caller: Caller, job: Job) -> bool:
-        """Whether the caller may list and read every source of a job, and write every output."""
+        """Return whether the caller may list and read every source of a job, and write every output."""
         spec = parse_job(job.spec)
         try:
             self._require(caller, _listing(spec))
@@ -209,14 +216,14 @@ def _listing(spec: JobSpec) -> RequiredAction:
 
 
 def _check_feedback(view: dict[str, Any], spec: JobSpec) -> None:
-    """What is written must not become what the view is made of. Raises PlanError."""
+    """Raises PlanError if the outputs would become part of the view's own source."""
     inside = view["source"] == spec.target.bucket and spec.target.prefix.startswith(view.get("prefix", ""))
     if inside and not view.get("match"):
-        raise PlanError("target", f"{spec.target} lies within the view's own source; choose another folder")
+        raise PlanError("target", f"{spec.target} is inside the view's own source; choose another folder")
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    """A job as plain JSON values. `eta_s` is None while nothing is known."""
+    """Return a job as plain JSON values. `eta_s` is None while it is unknown."""
     progress = job.progress
     left = progress.bytes_total - progress.bytes
     eta = left / progress.rate if job.state == "running" and progress.rate > 0 else None

@@ -42,10 +42,10 @@ class MaterializeJob:
         self._tools, self._views = tools, views
 
     def __repr__(self) -> str:
-        return "<Materializing>"
+        return "<MaterializeJob>"
 
     async def run_job(self, running: JobRun) -> None:
-        """See JobKind.work."""
+        """Run a job: see `JobKind.run_job`."""
         spec, tally = running.spec, running.tally
         grant = BucketGrant.for_bucket(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
         writer = OutputWriter(self._tools, running)
@@ -65,14 +65,14 @@ class MaterializeJob:
         await remove_stale_outputs(self._tools, running, frozenset(present))
 
     async def _entries(self, running: JobRun) -> AsyncIterator[ObjectEntry]:
-        """The view's objects, a page at a time; what is known of the total grows with them."""
+        """Yield the objects of the view, one page at a time; the known totals grow with the pages."""
         source, tally = running.spec.source, running.tally
         after, more = "", True
         while more:
             operation = ListObjects(source.bucket, 2, prefix=source.prefix, after=after, max_keys=_PAGE)
             page = await self._views.list_page(operation)
             if page is None:
-                raise S3Error("NoSuchBucket", f"{source.bucket} is no view any more.")
+                raise S3Error("NoSuchBucket", f"{source.bucket} is no longer a view.")
             tally.outputs_total += len(page.entries)
             tally.samples_total = tally.outputs_total
             tally.bytes_total += sum(entry.size for entry in page.entries)
@@ -83,7 +83,7 @@ class MaterializeJob:
     async def _one(
         self, running: JobRun, writer: OutputWriter, entry: ObjectEntry, proofs: VerifiedExtents
     ) -> None:
-        """A view whose source changes at that very moment is asked again."""
+        """Write one object; retry if the source changes at the same moment."""
         for attempt in range(_TRIES):
             try:
                 with damage_context(f"s3://{running.spec.source.bucket}/{entry.key}"):
@@ -99,10 +99,10 @@ class MaterializeJob:
     async def _write_once(
         self, running: JobRun, writer: OutputWriter, entry: ObjectEntry, proofs: VerifiedExtents
     ) -> bool:
-        """Whether it was there already."""
+        """Write an object unless it exists already. Returns whether it existed."""
         made = await self._views.find_assembled(running.spec.source.bucket, entry.key)
         if made is None:
-            raise S3Error("NoSuchBucket", f"{running.spec.source.bucket} is no view any more.")
+            raise S3Error("NoSuchBucket", f"{running.spec.source.bucket} is no longer a view.")
         record = made.record
         kind = record.headers.get("content-type", _OTHERWISE)
         output = OutputSpec(running.spec.target.prefix + entry.key, record.size, record.etag, kind)

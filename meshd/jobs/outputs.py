@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 MAX_METADATA_BYTES: Final = 64 << 10
 _LENGTH: Final = 4
 _TIMEOUT: Final = 90.0
-"""Seconds of silence: the owner of a name may wait for its replicas before it answers."""
+"""Seconds of silence: the primary of a name may wait for its replicas before it answers."""
 _PATIENCE: Final = 2.0
 _AT_ONCE: Final = 64
 BodyPiece = bytes | memoryview
@@ -55,7 +55,7 @@ Request = TypeVar("Request")
 
 
 class OutputMetadata(msgspec.Struct, frozen=True):
-    """What is kept of an output, beside its bytes."""
+    """The metadata that is stored with the bytes of an output."""
 
     etag: str
     headers: dict[str, str]
@@ -71,14 +71,14 @@ _decode_metadata: Final = msgspec.msgpack.Decoder(OutputMetadata).decode
 
 
 class RemoveOutputs(msgspec.Struct, frozen=True):
-    """Objects that are to go."""
+    """The objects to remove."""
 
     bucket: str
     keys: list[str]
 
 
 class OutputName(msgspec.Struct, frozen=True):
-    """An object whose bytes and `OutputMetadata` follow in the body; `size` -1 where it is not known yet."""
+    """An object whose bytes and `OutputMetadata` follow in the body; `size` is -1 if unknown."""
 
     bucket: str
     key: str
@@ -106,7 +106,7 @@ REMOVE_OUTPUTS: Final = PeerCall(
 
 @dataclass(frozen=True, slots=True)
 class OutputTarget:
-    """An object to be written; `size` in bytes where it is known before."""
+    """An object to write; `size` in bytes if it is known in advance."""
 
     bucket: str
     key: str
@@ -114,22 +114,24 @@ class OutputTarget:
 
 
 class OutputStore(Protocol):
-    """Who writes them."""
+    """Stores the outputs of jobs."""
 
     async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
-        """What is there under these keys."""
+        """Return the present records of these keys."""
         ...
 
     async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
-        """A page of what is there under a prefix."""
+        """Return a page of the objects under a prefix."""
         ...
 
     async def write_output(
         self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
     ) -> None:
-        """Store the body; `facts` are asked for once it has all been taken. A piece that is a memoryview must
-        stay as it is until the one after the next is asked for. Raises BatchError NoSuchBucket, Busy;
-        StoreError, S3Error, whatever the body raises."""
+        """Store the body. `facts` is called after all of it was taken.
+
+        A piece that is a memoryview must not change until the second piece after it is requested. Raises
+        BatchError NoSuchBucket, Busy; StoreError, S3Error, and what the body raises.
+        """
         ...
 
     async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
@@ -138,27 +140,29 @@ class OutputStore(Protocol):
 
 
 class LocalOutputStore:
-    """What this node decides about. One a process; `store` tells the other nodes, `stored` is told of every
-    output."""
+    """Writes outputs whose primary is this node. One per process.
+
+    `store` replicates to the other nodes; `stored` is called for every output.
+    """
 
     def __init__(self, store: ObjectStore, versions: VersionLookup, stored: StoredCallback) -> None:
         self._store, self._versions, self._stored = store, versions, stored
 
     def __repr__(self) -> str:
-        return f"<OwnOutputs to {self._store!r}>"
+        return f"<LocalOutputStore to {self._store!r}>"
 
     async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
-        """See Outputs."""
+        """See `OutputStore.lookup_outputs`."""
         return [self._store.get(bucket, key) for key in keys]
 
     async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
-        """See Outputs."""
+        """See `OutputStore.list_outputs`."""
         return await asyncio.to_thread(self._store.list, bucket, prefix=prefix, after=after, limit=limit)
 
     async def write_output(
         self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
     ) -> None:
-        """See Outputs."""
+        """See `OutputStore.write_output`."""
         writer = self._store.writer(target.bucket, target.key, size=target.size)
         try:
             async for piece in body:
@@ -173,7 +177,7 @@ class LocalOutputStore:
         await self._settle(target, record)
 
     async def _settle(self, target: OutputTarget, record: Record) -> None:
-        """The bucket may have been deleted meanwhile; then what was written must go again."""
+        """Finish a write; if the bucket was deleted in the meantime, delete the output again."""
         if not self._versions.has_bucket(target.bucket):
             same = Conditions(if_match=(record.etag,))
             await self._store.delete_version(
@@ -183,12 +187,12 @@ class LocalOutputStore:
         await self._stored(target.bucket, target.key, record)
 
     async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
-        """See Outputs."""
+        """See `OutputStore.remove_outputs`."""
         await self._store.delete_many(bucket, keys, versioning=self._versions.versioning_of(bucket))
 
 
 class ClusterOutputStore:
-    """The same on a mesh: each to the node that decides about its name, by one call."""
+    """Writes outputs in a cluster: sends each to the primary of its name, in one call."""
 
     def __init__(
         self, own: LocalOutputStore, objects: RemoteObjects, mesh: ClusterView, peers: PeerClient
@@ -196,16 +200,16 @@ class ClusterOutputStore:
         self._own, self._objects, self._mesh, self._peers = own, objects, mesh, peers
 
     def __repr__(self) -> str:
-        return f"<MeshOutputs of {self._mesh.node_id}>"
+        return f"<ClusterOutputStore of {self._mesh.node_id}>"
 
     async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
-        """See Outputs. Raises BatchError Busy."""
+        """See `OutputStore.lookup_outputs`. Raises BatchError Busy."""
         if self._mesh.single_node:
             return await self._own.lookup_outputs(bucket, keys)
         return await self._objects.find_many([(bucket, key) for key in keys])
 
     async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
-        """See Outputs. Raises BatchError Busy."""
+        """See `OutputStore.list_outputs`. Raises BatchError Busy."""
         if self._mesh.single_node:
             return await self._own.list_outputs(bucket, prefix, after, limit)
         return await self._objects.list_page(bucket, prefix, after, limit)
@@ -213,7 +217,7 @@ class ClusterOutputStore:
     async def write_output(
         self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
     ) -> None:
-        """See Outputs."""
+        """See `OutputStore.write_output`."""
         node = self._owner(target.bucket, target.key)
         if node is None:
             await self._own.write_output(target, body, facts)
@@ -223,7 +227,7 @@ class ClusterOutputStore:
         failpoints.hit("jobs.output.committed")
 
     async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
-        """See Outputs."""
+        """See `OutputStore.remove_outputs`."""
         groups: dict[str, list[str]] = defaultdict(list)
         nodes: dict[str, Node | None] = {}
         for key in keys:
@@ -242,7 +246,7 @@ class ClusterOutputStore:
         await self._call(node, REMOVE_OUTPUTS, RemoveOutputs(bucket, list(keys)))
 
     def _owner(self, bucket: str, key: str) -> Node | None:
-        """None: this node. Raises NotReplicatedError."""
+        """Return the primary of a name, None for this node. Raises NotReplicatedError."""
         if self._mesh.single_node:
             return None
         decider = self._mesh.route_for(bucket, key).primary
@@ -262,7 +266,7 @@ class ClusterOutputStore:
             await self._peers.call_typed(node, call, request, body=body)
         except StaleMapError as stale:
             await self._mesh.wait_for_newer_map(max(stale.version - 1, version), _PATIENCE)
-            raise busy(f"{node.node_id} does not decide about an output any more") from stale
+            raise busy(f"{node.node_id} is no longer the primary of an output") from stale
         except (PeerUnreachableError, BodyFramingError) as lost:
             await self._mesh.report_suspect(node.node_id, version)
             raise busy(f"an output cannot be written now: {lost}") from lost
@@ -276,7 +280,7 @@ class ClusterOutputStore:
 async def _body_with_metadata(
     body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
 ) -> AsyncGenerator[bytes, None]:
-    """Bytes, facts, and the facts' length."""
+    """Yield the bytes, the encoded metadata, and its length."""
     async with aclosing(body):
         async for piece in body:
             yield bytes(piece)
@@ -285,16 +289,16 @@ async def _body_with_metadata(
 
 
 class OutputBodyParser:
-    """A body as `write` of MeshOutputs sends it, taken apart as it comes: `pieces`, afterwards `facts`."""
+    """Parses a body that `ClusterOutputStore.write_output` sends: read `pieces` first, then `metadata`."""
 
     def __init__(self, source: AsyncIterable[bytes]) -> None:
         self._source, self._ending = source, bytearray()
 
     def __repr__(self) -> str:
-        return f"<Parted, {len(self._ending)} bytes held>"
+        return f"<OutputBodyParser, {len(self._ending)} bytes held>"
 
     async def pieces(self) -> AsyncGenerator[BodyPiece, None]:
-        """The output's bytes."""
+        """Yield the bytes of the output."""
         kept = MAX_METADATA_BYTES + _LENGTH
         async for piece in self._source:
             self._ending += piece
@@ -304,25 +308,27 @@ class OutputBodyParser:
         length = int.from_bytes(self._ending[-_LENGTH:], "big")
         end = len(self._ending) - _LENGTH - length
         if end < 0 or length > MAX_METADATA_BYTES:
-            raise S3Error("InvalidArgument", "an output came without its facts")
+            raise S3Error("InvalidArgument", "an output was received without its metadata")
         if end:
             yield bytes(self._ending[:end])
         del self._ending[:end]
 
     def metadata(self) -> OutputMetadata:
-        """Raises S3Error InvalidArgument."""
+        """Return the metadata at the end of the body. Raises S3Error InvalidArgument."""
         return decode_message(bytes(self._ending[:-_LENGTH]), _decode_metadata)
 
 
 JOB_METADATA_KEY: Final = "mesh-job"
 SOURCE_DIGEST_KEY: Final = "mesh-made-of"
-"""Metadata of an output: the job that made it, and the digest of what it is made of."""
+"""Metadata keys of an output: the job that wrote it, and the digest of its sources."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """An object to be written; `size` in bytes where it is known before. `made_of` tells it from any other
-    content of this name."""
+    """An output to write; `size` in bytes if it is known in advance.
+
+    `made_of`: a digest of its sources, which differs for any other content of this name.
+    """
 
     key: str
     size: int | None
@@ -331,10 +337,10 @@ class OutputSpec:
 
 
 class OutputWriter:
-    """Writes the outputs of one job. One a job that runs."""
+    """Writes the outputs of one job run."""
 
     def __init__(self, tools: JobServices, running: JobRun) -> None:
-        """Raises S3Error NoSuchBucket."""
+        """Raises S3Error NoSuchBucket if the target bucket does not exist."""
         self._outputs, self._versions, self._running = tools.outputs, tools.versions, running
         self._bucket = running.spec.target.bucket
         self._grant = BucketGrant.for_bucket(tools.access, running.caller, "s3:PutObject", self._bucket)
@@ -343,7 +349,7 @@ class OutputWriter:
         return f"<OutputWriter to {self._bucket}>"
 
     async def which_exist(self, outputs: Sequence[OutputSpec]) -> list[bool]:
-        """Which outputs were written before, by this job or a like one."""
+        """Return which outputs exist, written by this job or by an equivalent one."""
         found = await self._outputs.lookup_outputs(self._bucket, [output.key for output in outputs])
         return [
             record is not None and record.metadata.get(SOURCE_DIGEST_KEY) == output.made_of
@@ -351,15 +357,17 @@ class OutputWriter:
         ]
 
     async def output_exists(self, output: OutputSpec) -> bool:
-        """The same of one."""
+        """Return whether one output exists."""
         return (await self.which_exist([output]))[0]
 
     async def write_output(
         self, output: OutputSpec, body: AsyncGenerator[BodyPiece, None], sums: OutputDigest
     ) -> None:
-        """Store the body. `sums` are asked for once it has all been taken; a piece that is a memoryview must
-        stay as it is until the one after the next is asked for. Raises BatchError AccessDenied, Busy;
-        StoreError, S3Error, whatever the body raises."""
+        """Store the body. `sums` is read after all of it was taken.
+
+        A piece that is a memoryview must not change until the second piece after it is requested. Raises
+        BatchError AccessDenied, Busy; StoreError, S3Error, and what the body raises.
+        """
         self._grant.require_access(output.key)
         target = OutputTarget(self._bucket, output.key, output.size)
         async with aclosing(self._counted(body)) as counted:
@@ -383,17 +391,17 @@ class OutputWriter:
 
 
 class OutputDigest:
-    """ETag, checksums and size of a body, known once it has gone by."""
+    """ETag, checksums and size of a body, set when all of it has been read."""
 
     def __init__(self, etag: str = "") -> None:
         self.etag, self.size = etag, 0
         self.checksums: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"Sums({self.etag!r}, {dict(self.checksums)})"
+        return f"OutputDigest({self.etag!r}, {dict(self.checksums)})"
 
     def set_from_verifier(self, verifier: BodyVerifier) -> None:
-        """As an upload of these bytes would have them."""
+        """Set the values that an upload of these bytes would have."""
         digest = verifier.finish()
         self.etag, self.checksums, self.size = digest.md5_hex, digest.checksums, digest.size
 
@@ -402,8 +410,10 @@ _PAGE: Final = 1000
 
 
 async def remove_stale_outputs(tools: JobServices, running: JobRun, present: Container[str]) -> None:
-    """Remove what earlier runs wrote under the target and is not `present`. Raises BatchError
-    AccessDenied."""
+    """Remove objects under the target that this job wrote earlier and that are not in `present`.
+
+    Raises BatchError AccessDenied.
+    """
     target = running.spec.target
     grant = BucketGrant.for_bucket(tools.access, running.caller, "s3:DeleteObject", target.bucket)
     after, more = "", True

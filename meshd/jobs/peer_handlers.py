@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class JobOutputHandlers:
-    """One a process."""
+    """Writes and removes outputs for other nodes. One per process."""
 
     def __init__(self, own: LocalOutputStore, mesh: ClusterView) -> None:
         self._own, self._mesh = own, mesh

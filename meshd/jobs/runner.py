@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshd.jobs")
 AT_A_TIME: Final = 2
 KEPT: Final = 500
-"""Jobs that have ended and are still shown; of older ones the record goes."""
+"""Ended jobs that stay in the table; the records of older ones are deleted."""
 _SAVE_EVERY: Final = 1.0
 _SMOOTHING: Final = 0.3
 _LOOK_EVERY: Final = 2.0
 _TRIES: Final = 12
-"""Without a byte written in between; the last of them wait the longest, in seconds."""
+"""Attempts without a byte written in between. The last ones wait longest: up to `_LONGEST` seconds."""
 _LONGEST: Final = 8.0
 _PASSING: Final = frozenset({"Busy", "SlowDown", "ServiceUnavailable"})
 _SERVING: Final = ("up", "draining", "joining", "returning")
@@ -84,7 +84,7 @@ class JobRunner:
         return f"<JobRunner of {sorted(self._running)}>"
 
     async def run(self) -> None:
-        """Until cancelled; then what runs is left for the next start."""
+        """Run jobs until cancelled; jobs in progress are left for the next start."""
         try:
             await self._clear_ended()
             self._tasks.spawn(self._reconcile_periodically(), "look")
@@ -95,14 +95,14 @@ class JobRunner:
             await self._tasks.aclose()
 
     async def _clear_ended(self) -> None:
-        """What is left of jobs that ended when the node did."""
+        """Delete the scratch objects of jobs that ended as the node stopped."""
         for job_id in self._shelf.job_ids():
             job = self._table.get(job_id)
             if job is None or job.ended or not self._is_mine(job):
                 await self._shelf.delete_job_scratch(job_id)
 
     async def _reconcile_periodically(self) -> None:
-        """For what no change of a job tells: a run that is over, and nodes that went away."""
+        """Reconcile when no job record changes: after a run has ended, and when nodes have gone away."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY):
@@ -116,7 +116,7 @@ class JobRunner:
         return self._mesh.single_node or job.node == self._mesh.node_id
 
     def _is_orphan(self, job: Job) -> bool:
-        """Whether the node that was to run it does not, and this one is to."""
+        """Return whether the node of a job no longer runs it, and this node takes it over."""
         cluster = self._mesh.current_map()
         node = cluster.node(job.node)
         if node is not None and node.state in _SERVING:
@@ -135,7 +135,7 @@ class JobRunner:
         await self._table.update_job(job.job_id, decide)
 
     async def _reconcile(self) -> None:
-        """Begin what may begin, stop what is to be stopped."""
+        """Start and stop runs as the job table says."""
         async with self._looking:
             await self._reconcile_locked()
 
@@ -143,7 +143,7 @@ class JobRunner:
         jobs = self._table.list_all()
         alive = sorted((job for job in jobs.values() if not job.ended), key=_queue_order)
         for each in alive:
-            job = self._table.get(each.job_id)  # it may have changed while another one was ended
+            job = self._table.get(each.job_id)  # it may have changed while another job was ended
             if job is None or job.ended:
                 continue
             task = self._running.get(job.job_id)
@@ -166,7 +166,7 @@ class JobRunner:
 
     def _begin(self, job: Job) -> None:
         task = self._running[job.job_id] = self._tasks.spawn(self._run(job), job.job_id)
-        # Not at the end of `_run`: what is cancelled before its first step never comes there.
+        # Not at the end of `_run`: a task that is cancelled before its first step never gets there.
         task.add_done_callback(lambda _: self._let_go(job.job_id))
 
     def _let_go(self, job_id: str) -> None:
@@ -184,7 +184,7 @@ class JobRunner:
         except asyncio.CancelledError:
             present = self._table.get(job.job_id)
             if present is None or not present.cancel or not self._is_mine(present):
-                raise  # the node stops: the next start goes on; or another one runs it now
+                raise  # the node stops and resumes the job at its next start; or another node has the job
             await self._end(job.job_id, _stopped(present), tally)
         except Exception as error:
             await self._end(job.job_id, "failed", tally, _explained(error, job.job_id))
@@ -192,7 +192,7 @@ class JobRunner:
             await self._end(job.job_id, "done", tally)
 
     async def _persist(self, job: Job, tally: ProgressCounter) -> None:
-        """The work, again from its beginning while other nodes do not answer: what is done is left alone."""
+        """Do the work; while other nodes do not answer, restart it, which skips existing outputs."""
         tries = 0
         while True:
             moved = tally.moved
@@ -202,7 +202,8 @@ class JobRunner:
                 tries = 0 if tally.moved > moved else tries + 1
                 if self._mesh.single_node or tries > _TRIES or not _is_transient(error):
                     raise
-                _log.info("job waits", extra={"job": job.job_id, "why": _waited_for(_first(error))[:300]})
+                why = _waited_for(_first(error))[:300]
+                _log.info("job is waiting", extra={"job": job.job_id, "why": why})
                 await asyncio.sleep(random.uniform(0.5, 1) * min(_LONGEST, 0.25 * 2**tries))
                 tally.reset()
             else:
@@ -226,7 +227,7 @@ class JobRunner:
             with tenant_scope(began_on.caller.identity.account):
                 if await run_while_authorized(self._kinds[job.kind].run_job(running), look, began_on):
                     break
-            await self._shelf.delete_job_scratch(job.job_id)  # what it may read is looked up anew, too
+            await self._shelf.delete_job_scratch(job.job_id)  # plan again, with the present rights
             tally.reset()
         failpoints.hit("jobs.worked")
 
@@ -266,19 +267,19 @@ class JobRunner:
 
 
 def _queue_order(job: Job) -> tuple[bool, int, str]:
-    """Who was running goes on first; then first come, first served."""
+    """Sort key: running jobs resume first; then first come, first served."""
     return job.state != "running", job.created_ms, job.job_id
 
 
 def _merged(present: Job | None, wanted: Job) -> Job | None:
-    """`wanted`, without forgetting that its end, or another rate, was asked for meanwhile."""
+    """Return `wanted`, keeping a cancellation or a new rate that was requested in the meantime."""
     if present is None:
         return None
     return msgspec.structs.replace(wanted, cancel=present.cancel, pause=present.pause, spec=present.spec)
 
 
 def _stopped(job: Job) -> State:
-    """What a job is whose end was asked for."""
+    """Return the state of a job that was asked to end."""
     return "paused" if job.pause else "cancelled"
 
 
@@ -300,8 +301,11 @@ def _first(error: Exception) -> Exception:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether it may go by itself, in a mesh: a node that is away, a map that changes, too much at a time,
-    and damage or a failing disk of this node's own, noticed as it is met: then other owners are asked."""
+    """Return whether an error in a cluster may pass by itself.
+
+    It may if a node is away, the map changes or there is too much load; also with damage or a failing disk of
+    this node, because it was reported and the next attempt reads from other owners.
+    """
     error = _first(error)
     if isinstance(error, BatchError | S3Error):
         return error.code in _PASSING
@@ -309,26 +313,26 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _waited_for(error: Exception) -> str:
-    """Why a job is not going on now; of damage with the object's name."""
+    """Return why a job is waiting; for damage, with the name of the object."""
     name = error.name if isinstance(error, CorruptExtentError) else ""
     return f"{name}: {error}" if name else str(error)
 
 
 def _explained(error: Exception, job_id: str) -> str:
-    """Why a job failed, for who started it; the log has what only the operator can make sense of."""
+    """Return why a job failed, for the user who started it; the log has details for operators only."""
     error = _first(error)
     if isinstance(error, BatchError):
         told = "; ".join(filter(None, (error.message, error.help)))
     elif isinstance(error, S3Error):
         told = f"{error.code}: {error.message}"
     elif isinstance(error, CorruptExtentError) and error.name:
-        told = f"{error.name} is damaged on the disk: put the same bytes again, then start the job again"
+        told = f"{error.name} is damaged on the disk: upload the same bytes again, then start the job again"
     elif isinstance(error, StoreError):
-        told = f"the store refused: {error}"
+        told = f"the store reports: {error}"
     elif isinstance(error, PlanError):
         told = str(error)
     else:
-        _log.error("job broke", extra={"job": job_id}, exc_info=error)
-        return "it broke; the node's log says how"
+        _log.error("job failed unexpectedly", extra={"job": job_id}, exc_info=error)
+        return "unexpected error; the node's log has the details"
     _log.warning("job failed", extra={"job": job_id, "why": told[:500]})
     return told

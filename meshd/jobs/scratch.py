@@ -33,7 +33,7 @@ _PAGE = 1000
 
 
 def scratch_prefix(running: JobRun) -> str:
-    """What the names of all that is kept for a run begin with."""
+    """Return the prefix of all scratch objects of a run."""
     return f"jobs/{running.name}/"
 
 
@@ -44,16 +44,16 @@ class PlanStore:
         self._store, self._catalog = store, catalog
 
     def __repr__(self) -> str:
-        return "<PlanShelf>"
+        return "<PlanStore>"
 
     async def load_or_make_plan(self, running: JobRun, make: Callable[[], Awaitable[JobPlan]]) -> JobPlan:
-        """The run's plan; made, and kept, if there is none yet."""
+        """Return the plan of a run; make and store it if there is none yet."""
         name = f"{scratch_prefix(running)}plan"
         document = await asyncio.to_thread(self._catalog.read_document, name)
         if document is not None:
             try:
                 return await asyncio.to_thread(JobPlan.from_bytes, document)
-            except ColumnError:  # another release wrote it: made anew
+            except ColumnError:  # written by another release: rebuilt
                 pass
         plan = await make()
         await self._catalog.write_document(name, await asyncio.to_thread(plan.to_bytes))
@@ -61,12 +61,12 @@ class PlanStore:
         return plan
 
     async def delete_job_scratch(self, job_id: str) -> None:
-        """Forget what was kept for all runs of a job."""
+        """Delete the scratch objects of all runs of a job."""
         while keys := list(self._list_scratch_keys(f"jobs/{job_id}-")):
             await self._store.delete_many(RESERVED_BUCKET, keys)
 
     def job_ids(self) -> set[str]:
-        """The jobs that something is kept for."""
+        """Return the jobs that have scratch objects."""
         found, after = set[str](), ""
         while (key := next(self._list_scratch_keys("jobs/", after), "")) != "":
             job_id = key.removeprefix("jobs/").partition("-")[0]
@@ -75,7 +75,7 @@ class PlanStore:
         return found
 
     def _list_scratch_keys(self, prefix: str, after: str = "") -> Iterator[str]:
-        """A page of names."""
+        """Return a page of keys."""
         page = self._store.list(RESERVED_BUCKET, prefix=prefix, after=after, limit=_PAGE)
         return iter([key for key, _ in page.entries])
 
@@ -84,7 +84,7 @@ UNPACKED_PREFIX = "unpacked/"
 
 
 class _File(NamedTuple):
-    """A file as the index is made of it."""
+    """A file, as input of the index."""
 
     name: str
     size: int
@@ -93,7 +93,7 @@ class _File(NamedTuple):
 
 
 def unpacked_name(etag: str, size: int) -> str:
-    """What a copy is called, below the run's scratch."""
+    """Return the name of a decompressed copy, below the scratch prefix of the run."""
     return f"{UNPACKED_PREFIX}{etag}-{size:x}"
 
 
@@ -104,13 +104,15 @@ class ArchiveDecompressor:
         self._store, self._catalog, self._archives = store, catalog, archives
 
     def __repr__(self) -> str:
-        return "<Unpacking>"
+        return "<ArchiveDecompressor>"
 
     async def decompressed_index(
         self, running: JobRun, bucket: str, key: str, record: Record
     ) -> ArchiveIndex:
-        """Where the files of an archive lie: in itself, or (`inflated`) in the copy that is there now. Raises
-        BatchError BadSample."""
+        """Return the positions of the files of an archive: in itself, or (`inflated`) in its present copy.
+
+        Raises BatchError BadSample.
+        """
         kind = archive_kind(key)
         if kind in ("tar", "zip"):
             found = await self._archives.get_index(bucket, key, record)
@@ -122,7 +124,7 @@ class ArchiveDecompressor:
     async def _load_index(self, name: str) -> ArchiveIndex | None:
         document = await asyncio.to_thread(self._catalog.read_document, f"{name}.files")
         if document is not None and self._store.get(RESERVED_BUCKET, name) is not None:
-            with suppress(ColumnError):  # another release wrote it
+            with suppress(ColumnError):  # written by another release
                 return await asyncio.to_thread(ArchiveIndex.from_bytes, document)
         return None
 

@@ -41,8 +41,11 @@ _CONTENT: Final = 64 << 10
 
 
 class SmallFileReader:
-    """One a plan. `unpacked`: where the files of a compressed archive lie, by its key; `sizes`: of archives
-    that other nodes hold, inflated if they must be. Made in the loop."""
+    """Reads small files for expressions, for one plan. Construct it in the event loop.
+
+    `unpacked`: the decompressed copies of archives, by key; `sizes`: decompressed sizes of archives on other
+    nodes.
+    """
 
     def __init__(self, store: ObjectStore, bucket: str, objects: RemoteObjects) -> None:
         self._store, self._bucket = store, bucket
@@ -51,10 +54,10 @@ class SmallFileReader:
         self.sizes: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Contents of {self._bucket}>"
+        return f"<SmallFileReader of {self._bucket}>"
 
     def read(self, item: SourceObject) -> bytes | None:
-        """See `meshwire.views.samples.ReadContents` (blocking)."""
+        """Read a file (blocking): see `meshwire.views.samples.ReadContents`."""
         if item.size > _CONTENT:
             return None
         record = self.unpacked[item.key] if item.key in self.unpacked else self._current_record(item)
@@ -84,7 +87,7 @@ class SmallFileReader:
             if taken > 0:
                 try:
                     fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:  # moved this moment
+                except FileNotFoundError:  # moved since the lookup
                     return None
                 try:
                     parts.append(os.pread(fd, taken, place.offset + offset))
@@ -108,12 +111,12 @@ class SourceInventory:
         self._unpacking = ArchiveDecompressor(store, catalog, archives)
 
     def __repr__(self) -> str:
-        return "<Inventories>"
+        return "<SourceInventory>"
 
     async def list_source_files(
         self, running: JobRun, grant: BucketGrant
     ) -> tuple[FileList, SmallFileReader]:
-        """The source's objects as files, named as they are below its folder."""
+        """Return the source's objects as files, named relative to its folder."""
         spec, found = running.spec, FileList()
         start = np.zeros(1, dtype=np.int64)
         async for key, record in self._list(spec, grant):
@@ -125,7 +128,7 @@ class SourceInventory:
     async def list_archive_files(
         self, running: JobRun, grant: BucketGrant
     ) -> tuple[FileList, SmallFileReader]:
-        """The files in the source's archives. Raises BatchError BadSample."""
+        """Return the files in the source's archives. Raises BatchError BadSample."""
         spec, found = running.spec, FileList(archives=True)
         contents = SmallFileReader(self._store, spec.source.bucket, self._objects)
         async for key, record in self._list(spec, grant):
@@ -146,11 +149,11 @@ class SourceInventory:
         bucket = spec.source.bucket
         if self._objects.single_node:
             index = await self._unpacking.decompressed_index(running, bucket, key, record)
-        else:  # whoever holds it inflates it: offsets are the same whichever node runs the job
+        else:  # a node that holds it decompresses it: offsets are the same whichever node runs the job
             index = await self._archives.get_index(bucket, key, record)
         folder, match = _folder(spec, key), spec.layout.match
         names = list(index.names)
-        last = {name: number for number, name in enumerate(names)}  # a name that stands twice was replaced
+        last = {name: number for number, name in enumerate(names)}  # the last file of a repeated name counts
         chosen = sorted(number for name, number in last.items() if not match or name.endswith(match))
         offsets, sizes = index.offsets[chosen], index.sizes[chosen]
         shown = [folder + _cleaned(names[number]) for number in chosen]
@@ -161,7 +164,7 @@ class SourceInventory:
     async def _note_inflated(
         self, contents: SmallFileReader, running: JobRun, key: str, record: Record, index: ArchiveIndex
     ) -> None:
-        """Where the files of a compressed archive are read."""
+        """Record where the files of a compressed archive are read from."""
         bucket, objects = running.spec.source.bucket, self._objects
         here = objects.local_record(bucket, key, record.etag)
         if objects.single_node:
@@ -173,7 +176,7 @@ class SourceInventory:
             contents.sizes[key] = index.size
 
     async def _list(self, spec: JobSpec, grant: BucketGrant) -> AsyncGenerator[tuple[str, Record], None]:
-        """The source's objects in order of their keys."""
+        """Yield the source's objects in the order of their keys."""
         bucket, prefix = spec.source.bucket, spec.source.prefix
         after, more = "", True
         while more:
@@ -194,7 +197,7 @@ def _source(key: str, record: Record) -> SourceObject:
 
 
 def _folder(spec: JobSpec, key: str) -> str:
-    """What the names of an archive's files begin with."""
+    """Return the prefix of the names of an archive's files."""
     if spec.names == "keep":
         return ""
     below = archive_stem(key)[spec.source.prefix.rfind("/") + 1 :].lstrip("/")
@@ -202,6 +205,6 @@ def _folder(spec: JobSpec, key: str) -> str:
 
 
 def _cleaned(name: str) -> str:
-    """A member's name as a relative one: nothing above or beside the folder it is put in."""
+    """Return a member's name as a relative path that stays inside the folder it is put in."""
     parts = [part for part in name.split("/") if part not in ("", ".", "..")]
     return "/".join(parts) or "_"

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from meshwire.jobs.job_plan import JobPlan
 
 GROUP_BYTES: Final = 1 << 20
-"""Read, hashed and written while it is in the processor's cache."""
+"""A group is read, hashed and written while it is in the processor's cache."""
 _HELD: Final = 64
 """Sources that stay open between groups."""
 _GAP: Final = 8 << 10
-"""Bytes between two files of one object that are read and dropped rather than read around."""
+"""Bytes between two files of one object that are read and dropped rather than skipped."""
 _IOV: Final = 900
 
 
 class SourceRange(NamedTuple):
-    """`length` bytes at `offset` of source number `source` are to be put at `at` of the group's buffer."""
+    """`length` bytes at `offset` of source number `source`, to be placed at `at` in the group's buffer."""
 
     at: int
     source: int
@@ -52,7 +52,7 @@ class SourceRange(NamedTuple):
 
 
 class LocalSource:
-    """An object's bytes in open files. Read in order, they are compared with the checksums of its extents."""
+    """The bytes of an object in open files. If read in order, they are verified per extent."""
 
     __slots__ = ("passing", "spans", "starts")
 
@@ -62,12 +62,14 @@ class LocalSource:
         self.passing = StreamVerifier()
 
     def span_at(self, offset: int) -> int:
-        """The number of the span that byte lies in."""
+        """Return the number of the span with the byte at `offset`."""
         return bisect_right(self.starts, offset) - 1
 
     def verify_in_order(self, offset: int, data: memoryview) -> None:
-        """What was read from `offset` on, where objects are read in order (blocking). Raises
-        CorruptExtentError."""
+        """Verify bytes from `offset` on, for objects that are read in order (blocking).
+
+        Raises CorruptExtentError.
+        """
         while len(data):
             number = self.span_at(offset)
             span, inside = self.spans[number], offset - self.starts[number]
@@ -76,7 +78,7 @@ class LocalSource:
             data, offset = data[part.length :], offset + part.length
 
     def read_into(self, offset: int, buffers: list[memoryview]) -> None:
-        """Fill the buffers from `offset` on, one after the other (blocking). Raises CorruptExtentError."""
+        """Fill the buffers, one after the other, from `offset` on (blocking). Raises CorruptExtentError."""
         length = sum(map(len, buffers))
         number = self.span_at(offset)
         if length and offset + length <= self.starts[min(number + 1, len(self.spans))]:
@@ -87,11 +89,11 @@ class LocalSource:
             offset = self._read_across(offset, buffer)
 
     def _read_across(self, offset: int, buffer: memoryview) -> int:
-        """One buffer, from several extents; where it ends."""
+        """Fill one buffer from several extents; returns the offset where it ends."""
         while len(buffer):
             number = self.span_at(offset)
             if number >= len(self.spans):
-                raise _unread(self.spans[-1], "it is shorter than its record")
+                raise _unread(self.spans[-1], "the stored object is shorter than its record")
             span, inside = self.spans[number], offset - self.starts[number]
             taken = min(len(buffer), span.length - inside)
             _fill(span.sub_span(inside, taken), [buffer[:taken]], taken)
@@ -100,7 +102,7 @@ class LocalSource:
 
 
 class ReadableSource(Protocol):
-    """A source's bytes; good for what was asked for when it was opened."""
+    """A source's bytes; valid for the ranges it was opened for."""
 
     @property
     def spans(self) -> Sequence[Span]: ...
@@ -111,7 +113,7 @@ class ReadableSource(Protocol):
 
 
 class FetchedSource:
-    """Bytes of a source that came from another node, compared with what that keeps of them."""
+    """Bytes of a source that came from another node, which verified them."""
 
     spans: Sequence[Span] = ()
 
@@ -120,24 +122,27 @@ class FetchedSource:
         self._places: dict[int, Location] = {}
 
     def __repr__(self) -> str:
-        return f"<Fetched {len(self._places)} runs>"
+        return f"<FetchedSource {len(self._places)} runs>"
 
     def add_run(self, offset: int, place: Location) -> None:
-        """What lies at an offset of the source."""
+        """Add the fetched bytes at an offset of the source."""
         self._places[offset] = place
 
     def read_into(self, offset: int, buffers: list[memoryview]) -> None:
-        """See Opened (blocking)."""
+        """Fill the buffers (blocking): see `LocalSource.read_into`."""
         length = sum(map(len, buffers))
         if length:
             _fill(Span(self._fd, self._places[offset].offset, length), buffers, length)
 
     def verify_in_order(self, offset: int, data: memoryview) -> None:
-        """That was done where the bytes lie, and as they came."""
+        """Do nothing: the bytes were verified where they are stored, and on arrival."""
 
 
 class SourceReader:
-    """Reads one plan's sources, and keeps some of them open. One a lane; close it. `proofs`: the job's."""
+    """Reads the sources of one plan and keeps some of them open. One per concurrent writer; close it.
+
+    `proofs`: those of the job.
+    """
 
     def __init__(self, tools: JobServices, running: JobRun, plan: JobPlan, proofs: VerifiedExtents) -> None:
         self._proofs, self._tools = proofs, tools
@@ -152,7 +157,7 @@ class SourceReader:
         return f"<SourceReader of {self._plan!r}, {len(self._held)} open>"
 
     async def open_sources(self, pieces: Sequence[SourceRange]) -> dict[int, ReadableSource]:
-        """The sources of these pieces; good until the next call. Raises BatchError SnapshotChanged, Busy."""
+        """Open the sources of these pieces, until the next call. Raises BatchError SnapshotChanged, Busy."""
         self._forget()
         found: dict[int, ReadableSource] = {}
         far: set[int] = set()
@@ -172,8 +177,10 @@ class SourceReader:
         return found
 
     async def verify_extents(self, pieces: Sequence[SourceRange], opened: dict[int, ReadableSource]) -> None:
-        """Files in archives are parts of extents, read in any order: what they lie in is read before. Raises
-        CorruptExtentError."""
+        """Verify the extents that hold files in archives, because those are parts of extents, in any order.
+
+        Raises CorruptExtentError.
+        """
         wanted = {
             (piece.source, number) for piece in pieces for number in _numbers(opened[piece.source], piece)
         }
@@ -192,10 +199,10 @@ class SourceReader:
         if gathered is not None:
             gathered.close()
 
-    # --- here -------------------------------------------------------------------------------------------
+    # --- local sources ----------------------------------------------------------------------------------
 
     def _open(self, number: int, record: Record | None = None) -> LocalSource | None:
-        """None: other nodes have it."""
+        """Return an open source, None if only other nodes have it."""
         if number in self._held:
             self._held.move_to_end(number)
             return self._held[number][1]
@@ -225,21 +232,21 @@ class SourceReader:
         if sources.unpacked[number]:
             name = self._scratch + unpacked_name(etag, int(sources.sizes[number]))
             record = self._store.get(RESERVED_BUCKET, name)
-            # Its list says that it was unpacked here; else whoever holds the archive inflates it.
+            # With its list, it was unpacked on this node; else a node with the archive decompresses it.
             if record is None and self._store.get(RESERVED_BUCKET, f"{name}.files") is not None:
                 raise _changed(RESERVED_BUCKET, name, gone=True)
             return record
         record = objects.local_record(bucket, key, etag)
         if record is None and objects.is_local(bucket, key):
             present = self._store.get(bucket, key)
-            if present is None or present.etag != etag:  # else it is damaged here: another owner has it
+            if present is None or present.etag != etag:  # else damaged on this node: read from another owner
                 raise _changed(bucket, key, gone=present is None)
         return record
 
-    # --- elsewhere --------------------------------------------------------------------------------------
+    # --- sources on other nodes -------------------------------------------------------------------------
 
     async def _open_inflated(self, number: int) -> LocalSource | None:
-        """The inflated copy of an archive that other nodes had when it was listed, and this one has now."""
+        """Open the decompressed copy of an archive that this node has only received since the listing."""
         sources = self._plan.sources
         if not sources.unpacked[number]:
             return None
@@ -255,7 +262,7 @@ class SourceReader:
         return None
 
     async def _fetch(self, runs: Sequence[Sequence[SourceRange]]) -> dict[int, ReadableSource]:
-        """The bytes of these runs, by one call a node."""
+        """Fetch the bytes of these runs, with one call per node."""
         parts = [self._part(run) for run in runs]
         self._gathered = gathered = await self._tools.objects.fetch_parts(parts, self._memory, proven=True)
         found = {run[0].source: FetchedSource(gathered.fd) for run in runs}
@@ -280,12 +287,12 @@ def _changed(bucket: str, key: str, *, gone: bool) -> BatchError:
     return BatchError(
         "SnapshotChanged",
         f"s3://{bucket}/{key} was {'removed' if gone else 'replaced'} while the job ran",
-        help="start the job again: it keeps what is written and takes the source as it is now",
+        help="start the job again: it keeps the outputs written so far and uses the present source",
     )
 
 
 def _numbers(opened: ReadableSource, piece: SourceRange) -> range:
-    """The spans a piece lies in."""
+    """Return the numbers of the spans with a piece."""
     if not isinstance(opened, LocalSource) or len(opened.spans) <= 1 or not piece.length:
         return range(min(len(opened.spans), piece.length))
     return range(opened.span_at(piece.offset), opened.span_at(piece.offset + piece.length - 1) + 1)
@@ -294,13 +301,13 @@ def _numbers(opened: ReadableSource, piece: SourceRange) -> range:
 def verify_ranges(
     buffer: memoryview, pieces: Sequence[SourceRange], opened: dict[int, ReadableSource]
 ) -> None:
-    """Whole objects that were read one after the other (blocking). Raises CorruptExtentError."""
+    """Verify whole objects that were read in order (blocking). Raises CorruptExtentError."""
     for piece in pieces:
         opened[piece.source].verify_in_order(piece.offset, buffer[piece.at : piece.at + piece.length])
 
 
 def read_ranges(buffer: memoryview, pieces: Sequence[SourceRange], opened: dict[int, ReadableSource]) -> None:
-    """Fill a group's buffer (blocking). Raises CorruptExtentError when bytes are missing."""
+    """Fill a group's buffer (blocking). Raises CorruptExtentError if bytes are missing."""
     scratch = memoryview(bytearray(_GAP))
     for run in _runs(pieces):
         buffers: list[memoryview] = []
@@ -314,7 +321,7 @@ def read_ranges(buffer: memoryview, pieces: Sequence[SourceRange], opened: dict[
 
 
 def _runs(pieces: Sequence[SourceRange]) -> Iterator[list[SourceRange]]:
-    """Pieces that are read at once: of one source, in order, with little between them."""
+    """Yield pieces that are read in one call: of one source, in order, with small gaps."""
     run: list[SourceRange] = []
     source = end = -1
     entries = 0
@@ -332,20 +339,20 @@ def _runs(pieces: Sequence[SourceRange]) -> Iterator[list[SourceRange]]:
 
 
 def _fill(span: Span, buffers: list[memoryview], length: int) -> None:
-    """`length` bytes of a span. Raises CorruptExtentError where the device does not give them."""
+    """Read `length` bytes of a span. Raises CorruptExtentError if the device cannot read them."""
     got = 0
     try:
         while got < length:
             more = os.preadv(span.fd, _after(buffers, got) if got else buffers, span.offset + got)
             if more == 0:
-                raise _unread(span, "its data file ends before it does")
+                raise _unread(span, "its data file ends too early")
             got += more
     except OSError as error:
         raise _unread(span, f"the device cannot read it ({error.strerror})") from error
 
 
 def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """The buffers without their first `count` bytes."""
+    """Return the buffers without their first `count` bytes."""
     for number, buffer in enumerate(buffers):
         if count < len(buffer):
             return [buffer[count:], *buffers[number + 1 :]]
@@ -354,7 +361,7 @@ def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _unread(span: Span, why: str) -> CorruptExtentError:
-    """Counted, and noticed: it is looked at, and goes to quarantine."""
+    """Count and report a damaged span, so that it is verified and quarantined; return the error."""
     metrics.store_corrupt_reads.inc()
     if span.extent is not None:
         report_damage(span.extent)

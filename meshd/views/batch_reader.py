@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from meshwire.views.numbered_keys import NumberedKeys
 
 
-_GROUP = 4 << 20  # at most so much of a copy is in this process' memory
+_GROUP = 4 << 20  # bytes of a copy that are in the memory of this process at a time
 
 
 async def fetch_frame(frames: FrameSource, address: AnyFrameAddress) -> Frame:
-    """Raises S3Error."""
+    """Return the frame at an address. Raises S3Error."""
     try:
         return await frames.get_frame(address)
     except BatchError as error:
@@ -56,23 +56,23 @@ async def fetch_frame(frames: FrameSource, address: AnyFrameAddress) -> Frame:
 async def frame_groups(
     frames: FrameSource, address: AnyFrameAddress, size: int, offset: int, length: int
 ) -> AsyncGenerator[Sequence[Span], None]:
-    """`length` bytes from `offset` of a frame that has `size`. Raises S3Error."""
+    """Yield `length` bytes from `offset` of a frame of `size` bytes. Raises S3Error."""
     frame = await fetch_frame(frames, address)
     try:
         if frame.size != size:
-            raise S3Error("InternalError", f"a frame has {frame.size} bytes, not the {size} it was said to.")
+            raise S3Error("InternalError", f"a frame has {frame.size} bytes instead of the expected {size}.")
         for at in range(offset, offset + length, _GROUP):
             yield (Span(frame.fd, at, min(_GROUP, offset + length - at)),)
     finally:
         frame.close()
 
 
-_SIZES = 4096  # remembered a worker
-_BUILT_A_PAGE = 8  # frames, of hundreds of samples each
+_SIZES = 4096  # planned sizes that a worker caches
+_BUILT_A_PAGE = 8  # frames that a listing builds per page; each has hundreds of samples
 
 
 class BatchReader:
-    """One a worker."""
+    """Reads batch views, for a worker."""
 
     def __init__(
         self,
@@ -92,8 +92,10 @@ class BatchReader:
         return f"<BatchReader, {len(self._planned)} sizes known>"
 
     async def find_object(self, view: BatchesView, key: str) -> AssembledObject:
-        """Raises S3Error NoSuchKey, ViewOutdated; what must be built for its size also UnprocessableSource,
-        SourceChanged, SlowDown."""
+        """Return an object of the view. Raises S3Error NoSuchKey, ViewOutdated.
+
+        If a frame must be built to know its size, also raises UnprocessableSource, SourceChanged, SlowDown.
+        """
         plan = await self._plan(view)
         numbers = _keys(view, plan).parse_key(key)
         if numbers is None:
@@ -110,8 +112,10 @@ class BatchReader:
         return self._objects.frame_source_for((plan.bucket, *plan.others), self._frames)
 
     async def list_page(self, view: BatchesView, operation: ListObjects) -> ObjectListing:
-        """A page; one that has to build many frames to know their sizes ends early, and says that there is
-        more."""
+        """Return a page of the listing.
+
+        A page that needs many frames to be built for their sizes ends early and is marked as truncated.
+        """
         plan = await self._plan(view)
         keys, built = _keys(view, plan), 0
 
@@ -152,7 +156,7 @@ class BatchReader:
             frame.close()
 
     async def _planned_size(self, plan: Plan, address: FrameAddress) -> int | None:
-        """The same for all frames of as many rows whose numbers have as many digits."""
+        """Return the planned size: one for all frames of as many rows and of metadata of equal length."""
         metadata = metadata_of(address)
         name = plan.hash, count_rows(address, plan), sum(map(len, metadata.values()))
         if name not in self._planned:
@@ -166,7 +170,7 @@ class BatchReader:
         return self._planned[name]
 
     async def _known_size(self, plan: Plan, address: FrameAddress) -> int | None:
-        """Of a frame that need not be built for it: planned, or written down when it was built."""
+        """Return the size of a frame without building it: planned, or stored when it was built; else None."""
         planned = await self._planned_size(plan, address)
         if planned is not None:
             return planned
@@ -186,25 +190,29 @@ class BatchReader:
             raise pinned_to_s3_error(error) from error
 
     def _modified(self, plan: Plan) -> int:
-        """When the plan was made: nothing under its addresses changes after that."""
+        """Return when the plan was created; nothing under its addresses changes after that."""
         record = self._store.get(RESERVED_BUCKET, f"plans/{plan.hash}")
         return 0 if record is None else record.modified
 
 
 async def complete_batches(batches: BatchService, caller: Caller, view: BatchesView) -> BatchesView:
-    """Checked that the caller may use the plan, which has such batches. Raises PlanError, BatchError."""
+    """Check that the caller may use the plan and that it has such batches; complete the view.
+
+    Raises PlanError, BatchError.
+    """
     plan = await batches.plan(caller, view.plan)
     buckets = {plan.bucket, *plan.others}
     if view.source not in buckets:
         raise PlanError(
             "plan",
-            f"its samples lie in {plan.bucket!r}: name the view {plan.bucket}--NAME, not of {view.source!r}",
+            f"its samples are in {plan.bucket!r}: create the view as {plan.bucket}--NAME, not of "
+            f"{view.source!r}",
         )
     if not step_count(plan.positions, view.batch, 0, plan.spec.tail):
         raise PlanError(
             "batch", f"an epoch of {plan.positions} positions has no whole batch; use a smaller one"
         )
-    count_rows(_address(view, (0, 0, view.world - 1)), plan)  # the largest slice is the last
+    count_rows(_address(view, (0, 0, view.world - 1)), plan)  # the last slice is the largest
     return replace(view, also=tuple(sorted(buckets - {view.source})))
 
 
@@ -223,7 +231,7 @@ def _digest(address: FrameAddress) -> str:
 
 
 def _etag(address: FrameAddress) -> str:
-    """Shaped like that of a multipart object, for no MD5 of it is known."""
+    """Return an ETag shaped like that of a multipart object, because the MD5 is not known."""
     return f"{_digest(address)}-1"
 
 
@@ -232,6 +240,6 @@ def _size_document_name(address: FrameAddress) -> str:
 
 
 def _cut(last: str, prefixes: list[str], entries: list[ObjectEntry]) -> ObjectListing:
-    """A page that ends at the key `last`."""
+    """Return a page that ends at the key `last`."""
     shown = tuple(prefix for prefix in prefixes if prefix <= last)
     return ObjectListing(tuple(entries), shown, True, max(last, *shown) if shown else last)

@@ -32,7 +32,7 @@ _PIECE: Final = 1 << 20
 
 
 class AssembledBody:
-    """`meshd.core.object_io.Body` over the groups of (a range of) an object that is made."""
+    """A `meshd.core.object_io.Body` over the groups of an assembled object, or of a range of one."""
 
     def __init__(self, made: AssembledObject, offset: int = 0, length: int | None = None) -> None:
         self._size = made.record.size - offset if length is None else length
@@ -41,7 +41,7 @@ class AssembledBody:
         self._digest: BodyDigest | None = None
 
     def __repr__(self) -> str:
-        return f"<MadeBody of {self._size} bytes>"
+        return f"<AssembledBody of {self._size} bytes>"
 
     @property
     def size(self) -> int | None:
@@ -68,7 +68,7 @@ class AssembledBody:
 
 
 def split_spans(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
-    """Spans to be read at a time, of `most` bytes at most: a large member is one span."""
+    """Yield lists of spans to read at a time, of at most `most` bytes; large spans are split."""
     held: list[Span] = []
     room = most
     for span in spans:
@@ -85,7 +85,10 @@ def split_spans(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
 
 
 def read_spans(spans: Sequence[Span], passing: StreamVerifier, crc: int = 0) -> tuple[bytes, int]:
-    """Their bytes, joined, and `crc` gone on with over them (blocking). Raises CorruptExtentError."""
+    """Return the joined bytes of spans, and `crc` continued over them (blocking).
+
+    Raises CorruptExtentError.
+    """
     read = [os.pread(span.fd, span.length, span.offset) for span in spans]
     for span, data in zip(spans, read, strict=True):
         if len(data) != span.length:
@@ -102,7 +105,7 @@ def _read(spans: Sequence[Span], verifier: BodyVerifier, passing: StreamVerifier
 
 
 def copy_as_put(operation: CopyObject, source: Record) -> PutObject:
-    """The copy as the upload that it is."""
+    """Return the upload that a copy amounts to."""
     wanted = () if operation.checksum_algorithm is None else (operation.checksum_algorithm,)
     return PutObject(
         operation.bucket,
@@ -116,7 +119,7 @@ def copy_as_put(operation: CopyObject, source: Record) -> PutObject:
 
 
 def copy_as_upload_part(operation: UploadPartCopy) -> UploadPart:
-    """The part as the upload that it is."""
+    """Return the part upload that a part copy amounts to."""
     return UploadPart(
         operation.bucket, operation.key, operation.upload_id, operation.part_number, BodyDigests()
     )

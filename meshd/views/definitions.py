@@ -54,13 +54,13 @@ def _parsed(text: str, source: str) -> View:
 
 
 def view_of(bucket: Bucket) -> View:
-    """The view a bucket is; it has `view` set."""
+    """Return the view of a bucket with `view` set."""
     source = json.loads(bucket.view)["source"]
     return _parsed(bucket.view, source)
 
 
 class ViewDefinitions:
-    """One a worker."""
+    """Creates and lists views, for a worker."""
 
     def __init__(
         self,
@@ -75,8 +75,11 @@ class ViewDefinitions:
         return "<ViewDefinitions>"
 
     def find_view(self, name: str) -> View | None:
-        """The view behind a bucket name, None for an ordinary bucket. Raises S3Error NoSuchBucket or
-        SourceChanged when the source is gone, AccessDenied when it changed hands."""
+        """Return the view behind a bucket name, None for an ordinary bucket.
+
+        Raises S3Error: NoSuchBucket or SourceChanged if the source is gone, AccessDenied if the source has
+        another owner.
+        """
         bucket = self._table.get(name)
         if bucket is None or not bucket.view:
             return None
@@ -86,11 +89,11 @@ class ViewDefinitions:
             if source is None:
                 raise _gone(view, name)
             if source.owner != bucket.owner:
-                raise S3Error("AccessDenied", "The source of this view belongs to somebody else now.")
+                raise S3Error("AccessDenied", "The source of this view now has another owner.")
         return view
 
     async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
-        """What `POST /-/views` answers. Making the same view again is a success.
+        """Create a view and return the answer to `POST /-/views`. Creating the same view again succeeds.
 
         Raises BatchError: InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchBucket, AccessDenied, ViewExists.
         """
@@ -113,17 +116,18 @@ class ViewDefinitions:
                 return _view_to_json(error.bucket)
             raise BatchError(
                 "ViewExists",
-                f"there is a bucket or another view {name!r} already",
+                f"a bucket or another view {name!r} already exists",
                 help="choose another name, or delete it first",
             ) from error
 
     def _check_other_sources(self, caller: Caller, source: Bucket, view: View) -> None:
-        """Further buckets a view is made of are as much its owner's. Raises PlanError, BatchError."""
+        """Require one owner for all source buckets of a view. Raises PlanError, BatchError."""
         for name in source_buckets(view)[1:]:
             other = self._source(caller.identity, name)
             if other.owner != source.owner:
                 raise PlanError(
-                    "bucket", f"{name!r} has another owner than {source.name!r}; copy what it needs"
+                    "bucket",
+                    f"{name!r} has another owner than {source.name!r}; copy the objects that the view needs",
                 )
 
     async def _completed(self, caller: Caller, view: View) -> View:
@@ -134,7 +138,7 @@ class ViewDefinitions:
         return completed
 
     def list_all(self, caller: Caller, bucket: str = "") -> list[dict[str, Any]]:
-        """The caller's views (of one bucket), in order of their names. Raises BatchError AccessDenied."""
+        """Return the caller's views (of one bucket), sorted by name. Raises BatchError AccessDenied."""
         self._require(caller, RequiredAction("s3:ListAllMyBuckets"))
         return self._owned_views(caller.identity, bucket)
 
@@ -144,7 +148,7 @@ class ViewDefinitions:
         return [item for item in found if bucket in ("", item["bucket"])]
 
     def describe(self, caller: Caller, name: str) -> dict[str, Any]:
-        """Raises BatchError NoSuchView, AccessDenied."""
+        """Return the description of a view. Raises BatchError NoSuchView, AccessDenied."""
         self._require(caller, RequiredAction("s3:ListAllMyBuckets"))
         identity, bucket = caller.identity, self._table.get(name)
         if bucket is None or not bucket.view or not (identity.root or bucket.owner == identity.user_id):
@@ -153,8 +157,10 @@ class ViewDefinitions:
         return _view_to_json(bucket)
 
     def _require_source(self, caller: Caller, view: View) -> None:
-        """Of a view that is made of whatever its prefix holds, the key must be allowed to read it all; the
-        samples of a snapshot or plan are judged one by one where it is looked up. Raises BatchError."""
+        """Require that the key may read everything below the prefix of the view. Raises BatchError.
+
+        Views of a snapshot or plan are exempt: each of their samples is authorized where it is looked up.
+        """
         if isinstance(view, BatchesView) or (isinstance(view, ZarrView) and view.snapshot):
             return
         listing = {"s3:prefix": view.prefix, "s3:delimiter": "", "s3:max-keys": "1000"}
@@ -165,12 +171,12 @@ class ViewDefinitions:
             raise BatchError(
                 "AccessDenied",
                 f"{error.message} A view shows everything below s3://{view.source}/{view.prefix}",
-                help="make the view with a key that may read all of it, or with a prefix that this key may "
-                "read whole",
+                help="create the view with a key that may read all of it, or with a prefix that this key may "
+                "read in full",
             ) from error
 
     def _require(self, caller: Caller, need: RequiredAction, *, creating: bool = False) -> None:
-        """What a key is bound to holds for views, too. Raises BatchError AccessDenied."""
+        """Require an action; the bounds of a key apply to views, too. Raises BatchError AccessDenied."""
         try:
             self._access.require_action(caller.identity, need, caller.context, creating=creating)
         except S3Error as error:
@@ -181,14 +187,17 @@ class ViewDefinitions:
         if bucket is None:
             raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
         if not (identity.root or identity.user_id == bucket.owner):
-            raise BatchError("AccessDenied", "only the owner of a bucket makes views of it")
+            raise BatchError("AccessDenied", "only the owner of a bucket may create views of it")
         if bucket.view:
-            raise PlanError("bucket", f"{name!r} is a view itself; make the view of its source")
+            raise PlanError("bucket", f"{name!r} is itself a view; create the view on its source")
         return bucket
 
 
 def _gone(view: View, name: str) -> S3Error:
-    """To who reads arrays, what is not there is zeros: of samples it is not said that they are missing."""
+    """Return the error for a deleted source.
+
+    A Zarr reader takes a missing key as zeros, so a view of samples must not answer that they are missing.
+    """
     message = "The source of this view was deleted."
     if is_sample_view(view):
         return S3Error("SourceChanged", message)
@@ -196,7 +205,7 @@ def _gone(view: View, name: str) -> S3Error:
 
 
 def _parsed_request(body: bytes) -> tuple[str, str, dict[str, Any]]:
-    """(bucket, name, view) of the request."""
+    """Parse a request into (bucket, name, view)."""
     document = checked_object(read_json(body), "", ("bucket", "name", "view"))
     given = required_field(document, "view", "")
     if not isinstance(given, dict):
@@ -217,13 +226,15 @@ def _view_to_json(bucket: Bucket) -> dict[str, Any]:
 
 
 async def complete_transform(assets: AssetService, caller: Caller, view: TransformView) -> TransformView:
-    """With the op builds and assets this node has; checked that the chain ends in bytes. Raises PlanError."""
+    """Pin the op builds and assets of a view and check that its chain ends in bytes. Raises PlanError."""
     spec = complete_spec(await assets.pin_assets(caller, view.plan), _no_sample)
     program = await asyncio.to_thread(compile_program, spec, [OBJECT_FIELD], load=assets.load_asset_content)
-    program.require_unmixed("a view has one object at a time")
+    program.require_unmixed("a view transforms one object at a time")
     output = program.outputs[OBJECT_FIELD]
     if output.kind != "bytes":
-        raise PlanError("ops", f"the chain ends in {output}, an object is bytes; add `encode` or `to_npy`")
+        raise PlanError(
+            "ops", f"the chain ends in {output}, but an object needs bytes; add `encode` or `to_npy`"
+        )
     return replace(view, ops=spec.ops)
 
 
@@ -232,8 +243,10 @@ def _no_sample(field: str) -> bytes:
 
 
 def is_random(view: TransformView) -> bool:
-    """Whether an op of the view is random: then its results depend on the key, too. Raises BatchError
-    UnknownOpBuild where one was removed."""
+    """Return whether an op of the view is random: its results then depend on the key, too.
+
+    Raises BatchError UnknownOpBuild if an op was removed.
+    """
     try:
         return any(registry.find(op.op, op.version, "").random for op in view.ops)
     except PlanError as error:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshwire.s3.results import ObjectListing
     from meshwire.views.view_kinds import View
 
-# Settings and listings of a view are a bucket's; these are answered from its results.
+# Settings and listings of a view are those of its bucket; these reads are answered from its results.
 _READS = (ops.GetObject, ops.GetObjectAttributes)
 _ALLOWED = (
     ops.ListObjects,
@@ -48,8 +48,10 @@ _SETTINGS_REFUSED = frozenset({"versioning", "lifecycle"})
 
 
 class AssembledRead(NamedTuple):
-    """`groups`: the bytes of `found` as open files, a group at a time. `tear`: is told where one cannot be
-    read to its end, if `groups` go on from there."""
+    """An assembled read. `groups`: the bytes of `found` as ranges of open files, one group at a time.
+
+    `tear`: receives where a group cannot be read to its end, if `groups` can resume from there.
+    """
 
     found: LookupResult
     groups: AsyncGenerator[Sequence[Span], None]
@@ -57,7 +59,7 @@ class AssembledRead(NamedTuple):
 
 
 class ViewDispatcher:
-    """The dispatcher. One a worker."""
+    """Dispatches reads of views, for a worker."""
 
     def __init__(
         self, store: ObjectStore, definitions: ViewDefinitions, kinds: Mapping[type, ViewKind[Any]]
@@ -65,10 +67,10 @@ class ViewDispatcher:
         self._store, self._definitions, self._kinds = store, definitions, kinds
 
     def __repr__(self) -> str:
-        return f"<ViewReader of {', '.join(sorted(kind.__name__ for kind in self._kinds))}>"
+        return f"<ViewDispatcher of {', '.join(sorted(kind.__name__ for kind in self._kinds))}>"
 
     def is_view(self, bucket: str) -> bool:
-        """Whether a bucket is a view."""
+        """Return whether a bucket is a view."""
         return self._definitions.find_view(bucket) is not None
 
     def _view(self, bucket: str) -> View | None:
@@ -78,11 +80,11 @@ class ViewDispatcher:
         return view
 
     def is_plain_bucket(self, operation: ops.GetObject) -> bool:
-        """Whether `redirected` gives the operation back as it is. Raises like it."""
+        """Return whether `redirect` returns the operation unchanged. Raises as it does."""
         return self._definitions.find_view(operation.bucket) is None
 
     async def redirect(self, operation: ops.Operation) -> ops.Operation:
-        """The operation, reads of a view turned to the object that holds the result.
+        """Return the operation, with a read of a view redirected to the object that holds the result.
 
         Raises S3Error: MethodNotAllowed (a write to a view), NoSuchKey, UnprocessableSource, SlowDown.
         """
@@ -97,13 +99,13 @@ class ViewDispatcher:
             found = await self._find(view, operation)
             if isinstance(found, StoredResult):
                 return replace(operation, bucket=found.bucket, key=found.key, version=None)
-            return operation  # see `described`
+            return operation  # an assembled object: see `open_read` and `find_record`
         setting = getattr(operation, "setting", "")
         wrong = isinstance(operation, ops.PutBucketSetting) and setting in _SETTINGS_REFUSED
         if wrong or not isinstance(operation, _ALLOWED):
             raise S3Error(
                 "MethodNotAllowed",
-                "This bucket is a view: it is read, and changes with its source.",
+                "This bucket is a view: it is read-only and changes with its source.",
                 extra={"Method": ops.operation_name(operation), "ResourceType": "VIEW"},
             )
         return operation
@@ -118,7 +120,7 @@ class ViewDispatcher:
         found = await self._kind(view).find_object(view, source.key)
         if isinstance(found, StoredResult):
             return replace(operation, source=ops.CopySource(found.bucket, found.key))
-        return operation  # see `copied` and `part_copied`
+        return operation  # an assembled object: see `plan_copy` and `plan_part_copy`
 
     def _kind(self, view: View) -> ViewKind[Any]:
         return self._kinds[type(view)]
@@ -131,8 +133,10 @@ class ViewDispatcher:
         return await self._kind(view).find_object(view, operation.key)
 
     async def open_read(self, operation: ops.GetObject) -> AssembledRead | ops.GetObject:
-        """What is put together while it is sent; for all that has an object, the read of that. Raises
-        S3Error."""
+        """Return the read of an assembled object, or the redirected operation for a stored one.
+
+        Raises S3Error.
+        """
         view = self._view(operation.bucket)
         if view is None:
             return operation
@@ -146,8 +150,10 @@ class ViewDispatcher:
         return AssembledRead(found, made.resumable_groups(tear, found.offset, found.length), tear)
 
     async def rebuild_result(self, operation: ops.GetObject, etag: str) -> bytes | None:
-        """The bytes of an object that is kept and cannot be read, made anew; None where the bucket is no
-        view, or keeps none. Raises S3Error."""
+        """Rebuild the bytes of a stored result that cannot be read.
+
+        Returns None if the bucket is not a view or does not store its results. Raises S3Error.
+        """
         view = self._view(operation.bucket)
         kept = None if view is None else await self._find(view, operation)
         if not isinstance(kept, StoredResult):
@@ -155,11 +161,11 @@ class ViewDispatcher:
         with translate_peer_errors():
             data = await kept.rebuild()
         if await asyncio.to_thread(_md5, data) != etag:
-            raise S3Error("SlowDown", f"{operation.key} was replaced meanwhile; ask again.")
+            raise S3Error("SlowDown", f"{operation.key} was replaced during the read; retry.")
         return data
 
     async def find_record(self, operation: ops.GetObjectAttributes) -> Record | None:
-        """What is known of what is put together; None for all that has an object."""
+        """Return the record of an assembled object; None for a stored one."""
         view = self._view(operation.bucket)
         if view is None:
             return None
@@ -167,8 +173,10 @@ class ViewDispatcher:
         return found.record if isinstance(found, AssembledObject) else None
 
     async def plan_copy(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
-        """A copy of what is put together, as the upload that it is; None for a copy of what has an object
-        (`redirected` has turned it to that)."""
+        """Return a copy of an assembled object as the upload that it amounts to.
+
+        None for a copy of a stored object, which `redirect` has redirected.
+        """
         made = await self.find_assembled(operation.source.bucket, operation.source.key)
         if made is None:
             return None
@@ -178,8 +186,10 @@ class ViewDispatcher:
     async def plan_part_copy(
         self, operation: ops.UploadPartCopy
     ) -> tuple[ops.UploadPart, AssembledBody] | None:
-        """A part made of (a range of) what is put together, as the upload that it is; None for the rest.
-        Raises S3Error InvalidArgument."""
+        """Return a part copy of an assembled object, or of a range of one, as the upload that it amounts to.
+
+        None for other sources. Raises S3Error InvalidArgument.
+        """
         made = await self.find_assembled(operation.source.bucket, operation.source.key)
         if made is None:
             return None
@@ -188,11 +198,13 @@ class ViewDispatcher:
             made, *copy_part_range(operation.range, made.record.size)
         )
 
-    # --- for whoever reads views without a request: jobs -------------------------------------------------
+    # --- reads without a request, for jobs ---------------------------------------------------------------
 
     async def find_assembled(self, bucket: str, key: str) -> AssembledObject | None:
-        """An object of a view with its bytes, wherever they are; None when the bucket is no view. Raises
-        S3Error."""
+        """Return an object of a view with its bytes, stored or assembled; None if the bucket is not a view.
+
+        Raises S3Error.
+        """
         view = self._view(bucket)
         if view is None:
             return None
@@ -201,8 +213,8 @@ class ViewDispatcher:
             return found
         with store_errors():
             record = self._store.get(found.bucket, found.key)
-        if record is None:  # evicted this moment
-            raise S3Error("SlowDown", f"{key} is being made again; ask again.")
+        if record is None:  # just evicted
+            raise S3Error("SlowDown", f"{key} is being rebuilt; retry.")
         return AssembledObject(record, lambda offset, length: self._stored(record, offset, length))
 
     async def _stored(self, record: Record, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
@@ -210,7 +222,7 @@ class ViewDispatcher:
             yield stack.enter_context(self._store.open_spans(record, offset, length))
 
     async def list_page(self, operation: ops.ListObjects) -> ObjectListing | None:
-        """A page of a view, None when the bucket is none. Raises S3Error."""
+        """Return a page of a view, None if the bucket is not a view. Raises S3Error."""
         view = self._view(operation.bucket)
         return None if view is None else await self._kind(view).list_page(view, operation)
 

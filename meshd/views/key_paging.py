@@ -20,8 +20,10 @@ _BEYOND = "\U0010ffff"
 
 @dataclass(slots=True)
 class KeyPage(Generic[T]):
-    """`items`: (key, what it stands for); `last`: the last key or prefix shown, where the next page goes on
-    when this one is `truncated`."""
+    """A page of keys. `items`: (key, its value).
+
+    `last`: the last key or prefix shown, after which the next page begins if this one is `truncated`.
+    """
 
     items: list[tuple[str, T]] = field(default_factory=list)
     prefixes: list[str] = field(default_factory=list)
@@ -33,8 +35,10 @@ class KeyPage(Generic[T]):
 
 
 def build_page(operation: ListObjects, walk: Callable[[str, str], Iterator[tuple[str, T]]]) -> KeyPage[T]:
-    """The page `operation` asks for. `walk(prefix, after)`: keys that begin with `prefix` and sort after
-    `after`, in order."""
+    """Return the page that `operation` requests.
+
+    `walk(prefix, after)` yields the keys that begin with `prefix` and sort after `after`, in order.
+    """
     page: KeyPage[T] = KeyPage()
     limit = min(operation.max_keys, PAGE_LIMIT)
     after: str | None = operation.after if limit > 0 else None
@@ -44,7 +48,7 @@ def build_page(operation: ListObjects, walk: Callable[[str, str], Iterator[tuple
 
 
 def _fill(page: KeyPage[T], operation: ListObjects, found: Iterator[tuple[str, T]], limit: int) -> str | None:
-    """Take what is found until a common prefix was met: where to go on behind it; None at the end."""
+    """Add keys up to the first common prefix. Returns where to resume after it; None at the end."""
     prefix, delimiter = operation.prefix, operation.delimiter
     for key, value in found:
         cut = key.find(delimiter, len(prefix)) if delimiter else -1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ViewResultHandlers:
-    """One a worker."""
+    """Makes view results for other nodes, in a worker."""
 
     def __init__(self, maker: TransformResultMaker, mesh: ClusterView) -> None:
         self._maker, self._mesh = maker, mesh
@@ -24,7 +24,7 @@ class ViewResultHandlers:
     @handler(MAKE_VIEW_RESULT)
     async def make_view_result(self, asked: ViewResultRequest, context: CallContext) -> bytes:
         if not self._mesh.is_reader(asked.bucket, asked.key):
-            raise NotHereError(f"{self._mesh.node_id} does not read it")
+            raise NotHereError(f"{self._mesh.node_id} does not read this object")
         try:
             return await self._maker.make_for_peer(asked)
         except PlanError as error:

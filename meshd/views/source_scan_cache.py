@@ -27,13 +27,13 @@ _SHARE: Final = 10
 @dataclass(frozen=True, slots=True)
 class _Scan(Generic[L]):
     found: L
-    revision: object  # of the store, before the scan
+    revision: object  # the store's revision before the scan
     done: float
     seconds: float
 
 
 class SourceScanCache(Generic[V, L]):
-    """The last scans by view and births of its sources. One a worker and kind."""
+    """The last scans, keyed by view and incarnations of its sources; one per worker and view kind."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class SourceScanCache(Generic[V, L]):
         self._scanning: SingleFlight[tuple[V, Hashable], _Scan[L]] = SingleFlight()
 
     def __repr__(self) -> str:
-        return f"<Scans of {len(self._scans)} views>"
+        return f"<SourceScanCache of {len(self._scans)} views>"
 
     async def get_scan(self, view: V) -> L:
-        """What the source is, or was a moment ago. Raises what the scan does."""
+        """Return the scan of a source, which is current or recent. Raises as the scan function does."""
         name = (view, self._births(view))
         scan = self._scans.get(name)
         if scan is None or self._stale(view, scan):
@@ -62,7 +62,7 @@ class SourceScanCache(Generic[V, L]):
         return scan.found
 
     def invalidate_scan(self, view: V) -> bool:
-        """The scan may be out of date; whether anything was written since it was made."""
+        """Drop a scan that may be outdated. Returns whether anything was written since it was made."""
         name = (view, self._births(view))
         scan = self._scans.get(name)
         if scan is None or scan.revision == self._revision(view):

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 PAGE_LIMIT = 1000
 MAX_COMPUTED_PER_PAGE = 64
-"""Results a listing computes before it ends its page: what is listed has a true size."""
+"""Results that a listing computes per page, because a listed size must be the real one."""
 _SOURCE_PAGE = 1000
 _BEYOND = "\U0010ffff"
 
 
 class TransformReader:
-    """One a worker."""
+    """Reads transform views, for a worker."""
 
     def __init__(
         self, store: ObjectStore, frames: FrameSource, uses: UsageRecorder, objects: RemoteObjects
@@ -55,8 +55,10 @@ class TransformReader:
     # --- one object -----------------------------------------------------------------------------------
 
     async def find_object(self, view: TransformView, key: str) -> StoredResult:
-        """The result of a view's key; made if need be. Raises S3Error NoSuchKey, UnprocessableSource,
-        ViewOutdated, SlowDown."""
+        """Return the result for a key of the view, computing it if needed.
+
+        Raises S3Error NoSuchKey, UnprocessableSource, ViewOutdated, SlowDown.
+        """
         for origin in view.source_keys(key):
             with store_errors(), translate_peer_errors():
                 source = await self._objects.find(view.source, origin)
@@ -79,9 +81,10 @@ class TransformReader:
         return place
 
     def _result_key(self, view: TransformView, origin: str, source: Record) -> str:
-        """Where the result is, or is to be. What was made before an op was removed stays readable.
+        """Return the key of a result, stored or not. Results made before an op was removed stay readable.
 
-        Raises S3Error ViewOutdated."""
+        Raises S3Error ViewOutdated.
+        """
         try:
             return result_key(view, origin, source.etag, source.size)
         except BatchError as error:
@@ -100,8 +103,10 @@ class TransformReader:
     # --- listings --------------------------------------------------------------------------------------
 
     async def list_page(self, view: TransformView, operation: ListObjects) -> ObjectListing:
-        """A page of a view. Every size and ETag is the result's; a page that has to compute many ends early,
-        and says that there is more."""
+        """Return a page of a view. Every size and ETag is that of the result.
+
+        A page that has to compute many results ends early and is marked as truncated.
+        """
         limit = min(operation.max_keys, PAGE_LIMIT)
         if limit <= 0:
             return ObjectListing()
@@ -134,7 +139,7 @@ class TransformReader:
 
 
 class _PageWalk:
-    """The keys of one page, found in the index (blocking: run it in a thread)."""
+    """Finds the keys of one page in the index (blocking: run it in a thread)."""
 
     def __init__(
         self, store: ObjectStore, names: ObjectNames, view: TransformView, operation: ListObjects, limit: int
@@ -153,7 +158,7 @@ class _PageWalk:
         return self
 
     def _walk(self, after: str) -> str | None:
-        """Go on behind `after`; where to go on next once a common prefix was met, None at the end."""
+        """Add keys after `after`. Returns where to resume after a common prefix; None at the end."""
         prefix, delimiter = self._operation.prefix, self._operation.delimiter
         for pair in self._after(prefix, after):
             cut = pair.key.find(delimiter, len(prefix)) if delimiter else -1

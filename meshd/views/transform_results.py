@@ -51,13 +51,13 @@ RESULTS_PREFIX = "views/"
 
 @lru_cache(maxsize=256)
 def _program(view: TransformView) -> str:
-    """What a transform process compiles."""
+    """Return the program that a transform process compiles."""
     return canonical_json({"spec": spec_document(view.plan), "fields": [OBJECT_FIELD]}).decode()
 
 
 @lru_cache(maxsize=256)
 def _parsed(document: str, source: str) -> TransformView:
-    """Raises PlanError."""
+    """Parse the document of a transform view. Raises PlanError."""
     view = parse_view(json.loads(document), source)
     if not isinstance(view, TransformView):
         raise PlanError("view", "expected a view that transforms objects")
@@ -65,17 +65,17 @@ def _parsed(document: str, source: str) -> TransformView:
 
 
 class TransformResultMaker:
-    """One a worker."""
+    """Computes and stores results of transform views, for a worker."""
 
     def __init__(self, store: ObjectStore, frames: FrameSource, objects: RemoteObjects) -> None:
         self._store, self._frames, self._objects = store, frames, objects
         self._making: SingleFlight[str, None] = SingleFlight()
 
     def __repr__(self) -> str:
-        return f"<ViewMaker, {len(self._making)} being made>"
+        return f"<TransformResultMaker, {len(self._making)} results in progress>"
 
     async def ensure_result(self, view: TransformView, key: str, source: Record) -> None:
-        """Have the result of a source object here. Raises BatchError, StoreError."""
+        """Make sure that this node has the result of a source object. Raises BatchError, StoreError."""
         place = result_key(view, key, source.etag, source.size)
         await self._making.run(place, lambda: self._make(view, key, source, place))
 
@@ -89,19 +89,21 @@ class TransformResultMaker:
             await self._store_result(view, data, place)
 
     async def make_for_peer(self, ask: ViewResultRequest) -> bytes:
-        """The result of a source object that this node reads, for another node. Raises BatchError,
-        StoreError, PlanError."""
+        """Return, for another node, the result of a source object that this node reads.
+
+        Raises BatchError, StoreError, PlanError.
+        """
         view = _parsed(ask.view, ask.bucket)
         place = result_key(view, ask.key, ask.etag, ask.size)
         if find_intact_result(self._store, place) is None:
             await self._making.run(place, lambda: self._make_here(view, ask.key, ask.etag, place))
         record = self._store.get(RESERVED_BUCKET, place)
         if record is None:
-            raise busy("a result was evicted this moment")
+            raise busy("a result was evicted before it was read")
         return await asyncio.to_thread(self._store.read_range, record, 0, record.size)
 
     async def recompute_result(self, view: TransformView, key: str, source: Record) -> bytes:
-        """The result of a source object, made anew and not kept. Raises BatchError."""
+        """Compute the result of a source object without storing it. Raises BatchError."""
         ask = ViewResultRequest(view.to_json().decode(), view.source, key, source.etag, source.size)
         return await self._objects.fetch_view_result(ask) or await self._rendered(view, key, source.etag)
 
@@ -119,7 +121,7 @@ class TransformResultMaker:
             frame.close()
 
     async def _store_result(self, view: TransformView, data: bytes, place: str) -> None:
-        """Write the result down. Another worker may have been quicker: then it is there."""
+        """Store the result. If another worker stored it first, that one is kept."""
         meta = await asyncio.to_thread(_meta, view, data)
         writer = self._store.writer(RESERVED_BUCKET, place, size=len(data))
         try:
@@ -131,34 +133,36 @@ class TransformResultMaker:
 
 
 def find_intact_result(store: ObjectStore, place: str) -> Record | None:
-    """A result that is kept, None where there is none or its bytes are damaged."""
+    """Return a stored result, None if there is none or its bytes are damaged."""
     record = store.get(RESERVED_BUCKET, place)
     return None if record is None or record.broken else record
 
 
 def result_conditions(store: ObjectStore, place: str) -> Conditions:
-    """Under which a result is written down: it is not there, or not sound."""
+    """Return the conditions for storing a result: none is stored, or the stored one is damaged."""
     record = store.get(RESERVED_BUCKET, place)
     broken = record is not None and record.broken
     return Conditions() if broken else Conditions(if_none_match=("*",))
 
 
 def result_key(view: TransformView, key: str, etag: str, size: int) -> str:
-    """The name of a result: what was done, to which content; for random ops to which key. Raises BatchError
-    UnknownOpBuild."""
+    """Return the key of a result: the ops and the source content, with random ops also the source key.
+
+    Raises BatchError UnknownOpBuild.
+    """
     plain, drawn = result_keys(view, key, etag, size)
     return drawn if is_random(view) else plain
 
 
 def result_keys(view: TransformView, key: str, etag: str, size: int) -> tuple[str, str]:
-    """Both names that it may have, where it is not known any more whether an op drew."""
+    """Return both possible keys of a result, for when it is no longer known whether an op is random."""
     kind = hashlib.sha256(view.content_type.encode()).hexdigest()[:8]
     plain = f"{RESULTS_PREFIX}{view.digest}-{kind}/{etag}-{size:x}"
     return plain, f"{plain}-{_hashed(key):x}"
 
 
 def _position(view: TransformView, key: str) -> int:
-    """What keys the randomness of one object: its name."""
+    """Return the position that keys the randomness of an object: a hash of its name."""
     return _hashed(key) if is_random(view) else 0
 
 
@@ -178,12 +182,14 @@ def _meta(view: TransformView, data: bytes) -> Meta:
 
 
 _PAGE = 1000
-_LEAVE = 0.9  # of the limit: what is kept, so that not every new result costs a look at all
+_LEAVE = 0.9  # share of the limit that an eviction leaves, so that not every new result causes an eviction
 
 
 def eviction_cutoff(used: Mapping[int, int], limit: int) -> int:
-    """The first minute whose results stay, given bytes by the minute they were last used in, so that at most
-    `limit` bytes do; the newest minute stays in any case."""
+    """Return the first minute whose results stay, so that at most `limit` bytes stay.
+
+    `used`: bytes by the minute of their last use. The newest minute stays in any case.
+    """
     left, kept = limit, max(used, default=0)
     for minute in sorted(used, reverse=True):
         left -= used[minute]
@@ -201,14 +207,14 @@ class ResultEvictor:
         self._held: int | None = None
 
     def __repr__(self) -> str:
-        return f"<ResultKeeper, at most {self._limit} bytes>"
+        return f"<ResultEvictor, at most {self._limit} bytes>"
 
     def free_bytes(self) -> int | None:
-        """Bytes that were free when results were last measured; None before."""
+        """Return the bytes that were free when results were last measured; None before the first time."""
         return None if self._held is None else max(0, int(self._limit * _LEAVE) - self._held)
 
     async def evict_results(self) -> int:
-        """Measure the results, remove what is too much; how many went."""
+        """Measure the results and remove what exceeds the limit. Returns how many were removed."""
         uses = await asyncio.to_thread(self._uses.last_uses)
         used = await asyncio.to_thread(self._used, uses)
         total = sum(used.values())
@@ -233,7 +239,7 @@ class ResultEvictor:
         return used
 
     def _older(self, uses: LastUses, first: int) -> Iterator[list[str]]:
-        """Keys last used before the minute `first`, a page at a time."""
+        """Yield keys that were last used before the minute `first`, one page at a time."""
         keys: list[str] = []
         for key, record in self._results():
             if _last(uses, key, record) < first:
@@ -253,5 +259,5 @@ class ResultEvictor:
 
 
 def _last(uses: LastUses, key: str, record: Record) -> int:
-    """The minute a result was last read, or made."""
+    """Return the minute in which a result was last read, or made."""
     return max(record.modified // MINUTE_MS, uses.last_used_minute(key))

@@ -34,8 +34,10 @@ V_contra = TypeVar("V_contra", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class StoredResult:
-    """A view's object whose bytes are those of a stored one, ETag and all. `again`: makes them anew, where
-    the stored one cannot be read. Raises BatchError."""
+    """An object of a view whose bytes and ETag are those of a stored object.
+
+    `rebuild`: computes the bytes again if the stored object cannot be read. Raises BatchError.
+    """
 
     bucket: str
     key: str
@@ -44,11 +46,13 @@ class StoredResult:
 
 @dataclass(frozen=True, slots=True)
 class AssembledObject:
-    """A view's object that is put together while it is sent. `record`: size, ETag, time and headers.
-    `groups(offset, length)`: those bytes as open files, a group at a time, each valid until the next is asked
-    for; what cannot be made raises S3Error or StoreError before the first. `proved`: the same, where spans of
-    no extent have bytes of stored objects in them. `mended`: `groups`, told where one cannot be read to its
-    end: they go on from there.
+    """An object of a view that is assembled while it is sent. `record`: size, ETag, time and headers.
+
+    `groups(offset, length)`: yields those bytes as ranges of open files, one group at a time, each valid
+    until the next is requested. If it cannot be assembled, raises S3Error or StoreError before the first
+    group. `verified_groups`: the same, for copies of objects in which spans without an extent hold bytes of
+    stored objects. `resumable_groups`: the same; it is told where a group cannot be read to its end, and
+    continues from there.
     """
 
     record: Record
@@ -61,26 +65,26 @@ class AssembledObject:
     def groups_for_copy(
         self, proofs: VerifiedExtents, offset: int, length: int
     ) -> AsyncGenerator[Sequence[Span], None]:
-        """`groups`, for a copy. Raises CorruptExtentError, too."""
+        """Return `groups` for a copy, verified where needed. Also raises CorruptExtentError."""
         if self.verified_groups is None:
             return self.groups(offset, length)
         return self.verified_groups(proofs, offset, length)
 
 
 class ViewKind(Protocol[V_contra]):
-    """Reads the views of one kind. One a worker."""
+    """Reads the views of one kind, for a worker."""
 
     async def find_object(self, view: V_contra, key: str) -> StoredResult | AssembledObject:
-        """The object called `key`. Raises S3Error NoSuchKey, UnprocessableSource, SlowDown."""
+        """Return the object with a key. Raises S3Error NoSuchKey, UnprocessableSource, SlowDown."""
         ...
 
     async def list_page(self, view: V_contra, operation: ListObjects) -> ObjectListing:
-        """A page, in order of UTF-8 bytes; every size and ETag is what a GET would give."""
+        """Return a page in the order of UTF-8 bytes; every size and ETag is that of a GET."""
         ...
 
 
 ViewCompleter = Callable[["Caller", Any], Awaitable[Any]]
-"""Completes a parsed view before it is kept: op builds, plans. Raises PlanError, BatchError, op errors."""
+"""Completes a parsed view before it is stored: op builds, plans. Raises PlanError, BatchError, op errors."""
 
 
 _REFUSED = frozenset({"BadSample", "TooLarge", "OpFailed", "InvalidPlan"})
@@ -88,14 +92,14 @@ _GONE = frozenset({"UnknownOpBuild", "UnknownOp", "NoSuchAsset", "NoSuchPlan", "
 
 
 def to_s3_error(error: BatchError) -> S3Error:
-    """Of an object that is made of sources as they are now: asked again, it is made of what is there then."""
+    """Translate an error for an object made of current sources: a retry uses the sources as they are then."""
     if error.code == "SnapshotChanged":
         return _later(error)
     return pinned_to_s3_error(error)
 
 
 def pinned_to_s3_error(error: BatchError) -> S3Error:
-    """Of an object that is made of pinned sources: what was replaced does not come back by asking again."""
+    """Translate an error for an object made of pinned sources: a retry does not bring a replaced one back."""
     if error.code in _REFUSED:
         return S3Error("UnprocessableSource", error.message)
     if error.code == "NoSuchKey":
@@ -111,7 +115,7 @@ def pinned_to_s3_error(error: BatchError) -> S3Error:
 
 @contextmanager
 def translate_peer_errors() -> Iterator[None]:
-    """What other nodes refuse or do not answer, in S3's words."""
+    """Translate errors of other nodes, or their absence, into S3 errors."""
     try:
         yield
     except BatchError as error:
@@ -126,12 +130,15 @@ _current_view: Final = ContextVar("view", default="")
 
 
 def set_current_view(name: str) -> None:
-    """From here on results are of this view."""
+    """Count the results of this context for this view from now on."""
     _current_view.set(name)
 
 
 def count_result(*, kept: bool) -> None:
-    """A result was asked for. Both are told from the first one on: a view without hits has a ratio, too."""
+    """Count a requested result.
+
+    Both counters exist from the first result on, so that a view without hits has a hit ratio, too.
+    """
     label = metrics.view_label(_current_view.get())
     metrics.view_results.labels("hit", label).inc(kept)
     metrics.view_results.labels("miss", label).inc(not kept)

@@ -42,10 +42,10 @@ class ExtractJob:
         self._tools, self._inventories, self._shelf = tools, inventories, shelf
 
     def __repr__(self) -> str:
-        return "<Extracting>"
+        return "<ExtractJob>"
 
     async def run_job(self, running: JobRun) -> None:
-        """See JobKind.work."""
+        """Run a job: see `JobKind.run_job`."""
         tally, tools = running.tally, self._tools
         plan = await self._shelf.load_or_make_plan(running, lambda: self._plan(running))
         tally.phase = "writing"
@@ -75,23 +75,23 @@ class ExtractJob:
         grant = BucketGrant.for_bucket(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
         files, _ = await self._inventories.list_archive_files(running, grant)
         if not len(files):
-            raise PlanError("source", f"there are no files in archives under {spec.source} that fit")
+            raise PlanError("source", f"there are no matching files in archives under {spec.source}")
         return await asyncio.to_thread(_planned, files, spec.target.prefix)
 
 
 def _planned(files: FileList, prefix: str) -> JobPlan:
-    """Raises PlanError for names that cannot be keys."""
+    """Return the plan of the outputs. Raises PlanError for names that cannot be keys."""
     plan = files.plan_file_outputs(prefix)
     for key in plan.outputs:
         try:
             names.check_key(key)
         except names.NameProblemError as error:
-            raise PlanError("source", f"{key[:200]!r} is no key: {error}") from None
+            raise PlanError("source", f"{key[:200]!r} is not a valid key: {error}") from None
     return plan
 
 
 def _batches(plan: JobPlan) -> Iterator[tuple[int, int]]:
-    """Runs of files that are read together; a large file is one by itself."""
+    """Yield runs of files that are read together; a large file is a run of its own."""
     first = weight = 0
     for number, size in enumerate(plan.size.tolist()):
         if number > first and (weight + size > GROUP_BYTES or number - first == _BATCH):
@@ -102,7 +102,7 @@ def _batches(plan: JobPlan) -> Iterator[tuple[int, int]]:
 
 
 class _BatchExtractor:
-    """Does one batch after the other."""
+    """Extracts batches, one after the other."""
 
     def __init__(self, running: JobRun, plan: JobPlan, reader: SourceReader, writer: OutputWriter) -> None:
         self._tally, self._plan, self._reader, self._writer = running.tally, plan, reader, writer
@@ -119,7 +119,7 @@ class _BatchExtractor:
     async def _missing(
         self, files: Sequence[SourceFile], keys: Sequence[str]
     ) -> list[tuple[OutputSpec, SourceFile]]:
-        """What is not there yet."""
+        """Return the outputs that do not exist yet."""
         outputs = [
             OutputSpec(
                 key, item.size, self._plan.file_digest(item), mimetypes.guess_type(key)[0] or _OTHERWISE
@@ -136,7 +136,7 @@ class _BatchExtractor:
         return missing
 
     async def _store(self, wanted: Sequence[tuple[OutputSpec, SourceFile]]) -> None:
-        """Small files, all at once."""
+        """Write small files, all at once."""
         opened = await self._opened([item for _, item in wanted])
         bodies = await asyncio.to_thread(_read, [item for _, item in wanted], opened)
         async with asyncio.TaskGroup() as group:
@@ -169,7 +169,7 @@ class _BatchExtractor:
 
 
 def _placed(files: Sequence[SourceFile]) -> list[SourceRange]:
-    """The files one after the other in a buffer."""
+    """Place the files in a buffer, one after the other."""
     pieces: list[SourceRange] = []
     size = 0
     for item in files:
@@ -179,7 +179,7 @@ def _placed(files: Sequence[SourceFile]) -> list[SourceRange]:
 
 
 def _read(files: Sequence[SourceFile], opened: dict[int, ReadableSource]) -> list[tuple[bytes, OutputDigest]]:
-    """The bytes of each file and what a PUT would keep of them (blocking)."""
+    """Return the bytes of each file, and the digests that a PUT would store (blocking)."""
     pieces = _placed(files)
     buffer = bytearray(sum(item.size for item in files))
     read_ranges(memoryview(buffer), pieces, opened)

@@ -44,10 +44,10 @@ class ShardJob:
         self._tools, self._inventories, self._shelf = tools, inventories, shelf
 
     def __repr__(self) -> str:
-        return "<Sharding>"
+        return "<ShardJob>"
 
     async def run_job(self, running: JobRun) -> None:
-        """See JobKind.work."""
+        """Run a job: see `JobKind.run_job`."""
         tally, tools = running.tally, self._tools
         plan = await self._shelf.load_or_make_plan(running, lambda: self._plan(running))
         tally.phase = "writing"
@@ -83,7 +83,7 @@ class ShardJob:
         files, contents = await look(running, grant)
         if not len(files):
             what = "objects" if spec.kind == "shard" else "files in archives"
-            raise PlanError("source", f"there are no {what} under {spec.source} that fit")
+            raise PlanError("source", f"there are no matching {what} under {spec.source}")
         return await asyncio.to_thread(_laid_out, files, contents, spec)
 
 
@@ -96,12 +96,12 @@ def _laid_out(files: FileList, contents: SmallFileReader, spec: JobSpec) -> JobP
 
 
 class _ShardWriter:
-    """Writes one output after the other, with a buffer of its own."""
+    """Writes outputs, one after the other, with its own buffers."""
 
     def __init__(self, running: JobRun, plan: JobPlan, reader: SourceReader, writer: OutputWriter) -> None:
         self._running, self._plan, self._reader, self._writer = running, plan, reader, writer
         self._buffers = _Buffers()
-        self._whole = running.spec.kind == "shard"  # files are objects, and compared as they pass
+        self._whole = running.spec.kind == "shard"  # the files are whole objects, verified while read
 
     async def run(self, numbers: Iterator[int]) -> None:
         plan, tally = self._plan, self._running.tally
@@ -172,8 +172,10 @@ class _ShardWriter:
         crc: int,
         seal: Callable[[memoryview], None] | None = None,
     ) -> int:
-        """Put a group's bytes into the buffer, and what `seal` makes of them; the checksum so far (blocking).
-        Raises CorruptExtentError."""
+        """Fill the buffer with a group's bytes and apply `seal`; returns the checksum so far (blocking).
+
+        Raises CorruptExtentError.
+        """
         for at, data in group.made:
             buffer[at : at + len(data)] = data
         read_ranges(buffer, group.pieces, opened)
@@ -190,8 +192,10 @@ def _spelled(crc: int) -> str:
 
 
 class _Buffers:
-    """Memory used in turn: new pages cost more than filling them. What is taken is good until the next but
-    one is."""
+    """Two buffers in turn, because new pages cost more than filling old ones.
+
+    A buffer stays valid until the second next one is acquired.
+    """
 
     def __init__(self) -> None:
         self._idle, self._busy = bytearray(), bytearray()

@@ -42,13 +42,15 @@ if TYPE_CHECKING:
 _PAGE: Final = 1000
 _KEPT: Final = 8
 _CONTENT: Final = 64 << 10
-"""Files up to here are read for expressions; larger ones are none."""
+"""Files up to this size are read for expressions; the content of larger ones is none."""
 
 
 @dataclass(slots=True)
 class CachedLayout:
-    """`objects`: what was found; `revision`: of the store, before; `checked`: shards, each with the revision
-    at which its members were looked up."""
+    """A layout and its source. `objects`: the result of the scan; `revision`: the store's, before the scan.
+
+    `checked`: shard keys, with the revision at which the members of the shard were last looked up.
+    """
 
     objects: list[SourceObject]
     layout: ShardLayout
@@ -58,7 +60,7 @@ class CachedLayout:
 
 
 class ShardLayoutCache:
-    """One a worker."""
+    """Caches layouts of shard views, for a worker."""
 
     def __init__(
         self, store: ObjectStore, clock: Clock, archives: ArchiveService, mesh: RemoteObjects
@@ -70,18 +72,18 @@ class ShardLayoutCache:
         self._last: OrderedDict[ShardsView, CachedLayout] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Layouts, {self._scans}>"
+        return f"<ShardLayoutCache, {self._scans}>"
 
     def revision(self, view: ShardsView) -> object:
-        """See `RemoteObjects.revision`."""
+        """Return the store's revision for the source: see `RemoteObjects.revision`."""
         return self._mesh.revision([view.source])
 
     async def get_layout(self, view: ShardsView) -> CachedLayout:
-        """The layout of the last scan, if that is recent enough. Raises S3Error UnprocessableSource."""
+        """Return the layout of the last scan if it is recent enough. Raises S3Error UnprocessableSource."""
         return await self._scans.get_scan(view)
 
     async def rescan(self, view: ShardsView) -> CachedLayout:
-        """That of a new scan, or of one under way. Raises like `recent`."""
+        """Return the layout of a new scan, or of one in progress. Raises as `get_layout` does."""
         self._scans.invalidate_scan(view)
         return await self._scans.get_scan(view)
 
@@ -90,7 +92,7 @@ class ShardLayoutCache:
         with store_errors():
             objects = await self._found(view)
             same = last is not None and await asyncio.to_thread(objects.__eq__, last.objects)
-            if last is not None and same:  # what was written is elsewhere
+            if last is not None and same:  # the writes were elsewhere
                 laid = CachedLayout(last.objects, last.layout, last.answered, revision)
             else:
                 laid = await self._laid_out(view, objects, revision, {} if last is None else last.answered)
@@ -131,7 +133,7 @@ class ShardLayoutCache:
         ]
 
     def _objects(self, view: ShardsView) -> list[SourceObject]:
-        """What the view takes of the bucket (blocking)."""
+        """Return the objects of the bucket that the view includes (blocking)."""
         found: list[SourceObject] = []
         after, more = "", True
         while more:
@@ -147,13 +149,13 @@ class ShardLayoutCache:
     async def _members(
         self, view: ShardsView, archives: Iterable[SourceObject], contents: _SmallFileReader
     ) -> list[SourceObject]:
-        """The files of these archives, in their order. Raises S3Error UnprocessableSource."""
+        """Return the files of these archives, in order. Raises S3Error UnprocessableSource."""
         found: list[SourceObject] = []
         archives = list(archives)
         await contents.source.lookup_remote({archive.key for archive in archives})
         for archive in archives:
             record = contents.source.current_member_object(archive)
-            if record is None:  # went meanwhile
+            if record is None:  # removed or replaced since the scan
                 continue
             with translate_archive_errors():
                 index = await self._archives.get_index(view.source, archive.key, record)
@@ -166,17 +168,17 @@ class ShardLayoutCache:
 
 
 class _SmallFileReader:
-    """Small files' bytes, for expressions. `holders`: where those of archives are."""
+    """Reads small files for expressions. `holders`: the objects with the bytes of archive members, by key."""
 
     def __init__(self, source: ShardSource) -> None:
         self.source = source
         self.holders: dict[str, Record] = {}
 
     def __repr__(self) -> str:
-        return f"<_Contents of {self.source}>"
+        return f"<_SmallFileReader of {self.source}>"
 
     def read(self, item: SourceObject) -> bytes | None:
-        """None for what is too large, or not what it was (blocking)."""
+        """Return the bytes of a file; None if it is too large or has changed (blocking)."""
         if item.size > _CONTENT:
             return None
         record = self.holders.get(item.key) if item.name else self.source.current_member_object(item)
@@ -188,7 +190,7 @@ _BEYOND: Final = "\U0010ffff"
 
 
 class ShardReader:
-    """One a worker."""
+    """Reads shard views, for a worker."""
 
     def __init__(
         self, store: ObjectStore, clock: Clock, archives: ArchiveService, objects: RemoteObjects
@@ -201,7 +203,7 @@ class ShardReader:
         return f"<ShardReader, {self._layouts}>"
 
     async def find_object(self, view: ShardsView, key: str) -> AssembledObject:
-        """Raises S3Error NoSuchKey, UnprocessableSource."""
+        """Return an object of the view. Raises S3Error NoSuchKey, UnprocessableSource."""
         shard = await self.shard(view, key)
         source = self._source(view)
         return AssembledObject(
@@ -215,7 +217,7 @@ class ShardReader:
         return ShardSource(self._store, self._archives, view.source, self._objects)
 
     async def shard(self, view: ShardsView, key: str) -> Shard:
-        """Raises S3Error NoSuchKey, UnprocessableSource."""
+        """Return a shard of the view. Raises S3Error NoSuchKey, UnprocessableSource."""
         laid = await self._layouts.get_layout(view)
         shard = laid.layout.shards.get(key)
         if shard is not None:
@@ -227,8 +229,10 @@ class ShardReader:
         return shard
 
     async def _current(self, view: ShardsView, laid: CachedLayout, shard: Shard) -> Shard | None:
-        """The shard of objects as they are now; None when the layout must be made anew for that. They are
-        looked up once while the store does not change."""
+        """Return the shard of the present objects; None if that needs a new layout.
+
+        The objects are looked up once while the store does not change.
+        """
         revision = self._layouts.revision(view)
         if laid.checked.get(shard.key, laid.revision) == revision:
             return shard
@@ -243,13 +247,13 @@ class ShardReader:
         return shard
 
     async def list_page(self, view: ShardsView, operation: ListObjects) -> ObjectListing:
-        """A page of shards with their true sizes."""
+        """Return a page of shards with their real sizes."""
         laid = await self._layouts.get_layout(view)
-        return await asyncio.to_thread(_page, laid.layout, operation)  # ETags are worked out for that
+        return await asyncio.to_thread(_page, laid.layout, operation)  # in a thread: computes ETags
 
 
 def _looked_up(source: ShardSource, shard: Shard, keeps_places: bool) -> Shard | None:
-    """The shard, or what it is of objects that were replaced; None when that moves them (blocking)."""
+    """Return the shard, or its variant with replaced objects; None if they move in the layout (blocking)."""
     objects = {member.key: member for member in shard.members}
     if all(map(source.current_member_object, objects.values())):
         return shard
@@ -257,7 +261,7 @@ def _looked_up(source: ShardSource, shard: Shard, keeps_places: bool) -> Shard |
 
 
 def _replaced(source: ShardSource, shard: Shard) -> Shard | None:
-    """The same shard of what has its members' keys now; None when one is gone."""
+    """Return the shard with the present objects of its members' keys; None if one is gone."""
     members: list[SourceObject] = []
     for member in shard.members:
         record = source.find_record(member.key)
@@ -268,7 +272,7 @@ def _replaced(source: ShardSource, shard: Shard) -> Shard | None:
 
 
 def _record(shard: Shard) -> Record:
-    """A shard as the service answers objects; it has no bytes of its own."""
+    """Return the record of a shard, which has no extents of its own."""
     headers = {"content-type": shard.content_type}
     return Record(shard.size, shard.etag, 0, shard.modified, (), headers)
 
@@ -296,7 +300,7 @@ def _page(layout: ShardLayout, operation: ListObjects) -> ObjectListing:
 
 
 def _rolled(key: str, operation: ListObjects) -> str:
-    """The common prefix a key is rolled up to; empty when it stands for itself."""
+    """Return the common prefix that a key is rolled up to; "" if it is listed itself."""
     if not operation.delimiter:
         return ""
     at = key.find(operation.delimiter, len(operation.prefix))

@@ -45,7 +45,7 @@ _PIECE = 1 << 20
 
 
 class BlockStore:
-    """One a worker."""
+    """Stores and rebuilds blocks, for a worker."""
 
     def __init__(
         self, store: ObjectStore, frames: FrameSource, uses: UsageRecorder, objects: RemoteObjects
@@ -54,11 +54,13 @@ class BlockStore:
         self._making: SingleFlight[str, Record] = SingleFlight()
 
     def __repr__(self) -> str:
-        return f"<BlockKeeper, {len(self._making)} being made>"
+        return f"<BlockStore, {len(self._making)} blocks in progress>"
 
     async def ensure_block(self, laid: ZarrLayout, array: ZarrArray, chunk: int) -> Record:
-        """The stored frame of the block behind a chunk; made if need be. Raises S3Error UnprocessableSource,
-        SlowDown."""
+        """Return the stored frame of the block behind a chunk, rendering it if needed.
+
+        Raises S3Error UnprocessableSource, SlowDown.
+        """
         work, rows = laid.works[array.name], array.rows(chunk)
         place = f"{RESULTS_PREFIX}blocks/{work.block_name(laid.snapshot, rows)}"
         with store_errors():
@@ -75,14 +77,16 @@ class BlockStore:
     async def rebuild_block(
         self, laid: ZarrLayout, array: ZarrArray, chunk: int, record: Record, offset: int, length: int
     ) -> AsyncGenerator[Sequence[Span], None]:
-        """Bytes of a block that cannot be read where it is kept: of one that is made anew, and not kept.
-        Raises S3Error."""
+        """Yield bytes of a block whose stored frame cannot be read, from a rebuilt frame that is not stored.
+
+        Raises S3Error.
+        """
         address = await _address(laid, array, chunk)
         frame = await self._frame(laid, address)
         try:
             same = frame.size == record.size and await asyncio.to_thread(_crc, frame) == _stored_crc(record)
             if not same:
-                raise S3Error("InternalError", f"Block {address.block} is another one than before.")
+                raise S3Error("InternalError", f"Block {address.block} was rebuilt with other bytes.")
             for at in range(offset, offset + length, _PIECE):
                 yield (Span(frame.fd, at, min(_PIECE, offset + length - at)),)
         finally:
@@ -104,7 +108,7 @@ class BlockStore:
             raise to_s3_error(error) from error
 
     async def _store_block(self, frame: Frame, place: str, address: BlockAddress) -> Record:
-        """Write the block down. Another worker may have been quicker: then its is as good."""
+        """Store the block. If another worker stored it first, that one is used: it has the same bytes."""
         with store_errors():
             writer = self._store.writer(RESERVED_BUCKET, place, size=frame.size)
             try:
@@ -112,13 +116,13 @@ class BlockStore:
                     piece = await asyncio.to_thread(os.pread, frame.fd, min(_PIECE, frame.size - at), at)
                     await writer.write(piece)
                 with suppress(ConditionFailedError):
-                    meta = Meta(address.block)  # its name says what is in it
+                    meta = Meta(address.block)  # the name identifies the content
                     return await writer.commit(meta, conditions=result_conditions(self._store, place))
             finally:
                 await writer.abort()
             found = self._store.get(RESERVED_BUCKET, place)
         if found is None:
-            raise to_s3_error(BatchError("Busy", "a block was evicted while it was made", retry_after=1))
+            raise to_s3_error(BatchError("Busy", "a block was evicted while it was stored", retry_after=1))
         return found
 
 
@@ -127,7 +131,7 @@ async def _address(laid: ZarrLayout, array: ZarrArray, chunk: int) -> BlockAddre
 
 
 def _crc(frame: Frame) -> int:
-    """Of all of it (blocking)."""
+    """Return the checksum of a whole frame (blocking)."""
     crc = 0
     for at in range(0, frame.size, _PIECE):
         crc = crc32c(os.pread(frame.fd, min(_PIECE, frame.size - at), at), crc)
@@ -135,7 +139,7 @@ def _crc(frame: Frame) -> int:
 
 
 def _stored_crc(record: Record) -> int:
-    """The same of what is stored, as it was written."""
+    """Return the same checksum for a stored frame, from the checksums of its extents."""
     crc = 0
     for extent in record.extents:
         crc = combine_crc32c(crc, extent.crc32c, extent.length)
@@ -143,7 +147,7 @@ def _stored_crc(record: Record) -> int:
 
 
 def offset_in_block(work: FieldPlan, array: ZarrArray, rows: range) -> int:
-    """Where the rows of an array begin in the frame of a block, in bytes."""
+    """Return the offset in bytes of an array's rows in the frame of a block."""
     tensor = work.name if array.name == work.name else STATUS
     metadata = block_metadata("0" * BLOCK_NAME)
     return frame_layout(fixed_specs(work.plan, (), len(rows)), metadata).tensors[tensor].offset

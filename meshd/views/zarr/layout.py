@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.views.zarr_view import ZarrView
 
-_VERSION = 1  # of what a block's bytes are
+_VERSION = 1  # version of the bytes of a block
 BLOCK_NAME = 40  # digits
-_LABELS = 4096  # a chunk: they cost nothing to make
+_LABELS = 4096  # labels per chunk, which are cheap to generate
 _CHUNK_BYTES = 1 << 30
-_CLASSES = 10_000  # named in the attributes
+_CLASSES = 10_000  # maximum of classes that are named in the attributes
 
 
 @dataclass(frozen=True)
 class FieldPlan:
-    """How one bytes field is made: its ops as a plan of their own."""
+    """How one bytes field is rendered: its ops as a plan of their own."""
 
     name: str
     plan: Plan
@@ -56,7 +56,7 @@ class FieldPlan:
         return cls(name, plan, random)
 
     def block_address(self, snapshot: Snapshot, samples: range) -> BlockAddress:
-        """Of a run of samples."""
+        """Return the address of the block for a run of samples."""
         part = slice_field(snapshot, self.name, samples)
         plan = replace(self.plan, samples=len(samples))
         return BlockAddress(
@@ -68,7 +68,7 @@ class FieldPlan:
         )
 
     def block_name(self, snapshot: Snapshot, samples: range) -> str:
-        """The block's name: what is done to which bytes, and for random ops where."""
+        """Return the name of a block: its ops and source bytes, and its position if an op is random."""
         hasher = hashlib.sha256(f"{self.plan.hash}/{self._first(samples)}/".encode())
         hasher.update(content_digest(snapshot, self.name, samples))
         return hasher.hexdigest()[:BLOCK_NAME]
@@ -79,8 +79,10 @@ class FieldPlan:
 
 @dataclass(frozen=True)
 class ZarrLayout:
-    """`works`: by the name of the array they fill; a `status` array has its field's. `modified`: of the
-    source's newest object, in ms since 1970."""
+    """A view's arrays. `works`: field plans by the name of the array; a `status` array has that of its field.
+
+    `modified`: time of the source's newest object, in ms since 1970.
+    """
 
     snapshot: Snapshot
     arrays: Mapping[str, ZarrArray]
@@ -93,7 +95,7 @@ class ZarrLayout:
 
     @cached_property
     def verified(self) -> dict[tuple[str, int], object]:
-        """The store's revision at which a stored object (array, number) last had all it is made of."""
+        """The store's revision at which a stored object (array, number) last had all its sources."""
         return {}
 
     @cached_property
@@ -103,13 +105,13 @@ class ZarrLayout:
         return metadata_objects(list(self.arrays.values()), attributes)
 
     def label(self, name: str) -> LabelColumn:
-        """The values of an array no op makes."""
+        """Return the values of an array of labels, which no op renders."""
         column = self.snapshot.fields[name]
         assert isinstance(column, LabelColumn)
         return column
 
     def etag(self, array: ZarrArray, number: int) -> str:
-        """Of a stored object; shaped like that of a multipart object, for no MD5 of it is known."""
+        """Return the ETag of a chunk or shard, shaped like a multipart object's: the MD5 is not known."""
         hasher = hashlib.sha256(f"{array.name}/{array.dtype}/{array.chunk}/{array.shard}/".encode())
         for chunk in array.held(number):
             hasher.update(self._content(array, chunk))
@@ -129,7 +131,7 @@ class ZarrLayout:
         return work.block_name(self.snapshot, rows).encode()
 
     def source_objects(self, array: ZarrArray, number: int) -> list[int]:
-        """The source's objects a stored object is made of."""
+        """Return the numbers of the source objects of a chunk or shard."""
         held, work = array.held(number), self.works.get(array.name)
         if work is None:
             return []
@@ -138,21 +140,23 @@ class ZarrLayout:
 
 
 def build_zarr_layout(view: ZarrView, snapshot: Snapshot, plan: Plan, modified: int) -> ZarrLayout:
-    """Raises PlanError when a field does not make an array."""
+    """Build the layout of a view. Raises PlanError if a field cannot become an array."""
     for name in snapshot.fields:
         if status_name(name) in snapshot.fields:
-            raise PlanError(f"fields.{status_name(name)}", f"that is where rows of {name!r} are marked bad")
+            raise PlanError(
+                f"fields.{status_name(name)}", f"the name is reserved for the status of the rows of {name!r}"
+            )
     if plan.pairs is not None:
-        raise PlanError("ops", "mixing is of the rows of a batch; an array's rows are samples")
+        raise PlanError("ops", "mixing needs the rows of a batch, but the rows of an array are samples")
     if set(bytes_columns(snapshot)) != set(plan.outputs):
-        raise PlanError("ops", "the ops make other fields than the source has; use ops of one field each")
+        raise PlanError("ops", "the ops change the set of fields; use ops that take one field each")
     for index, op in enumerate(plan.spec.ops):
         found = registry.find(op.op, op.version, f"ops[{index}]")
         if op.fields and (found.random or found.is_multi_field):
             raise PlanError(
                 f"ops[{index}].fields",
-                f"each array is made on its own, and {op.op} is over several fields at once; make batches of "
-                "them, or a plan",
+                f"each array is rendered on its own, but {op.op} takes several fields at once; use a view of "
+                "batches, or a plan",
             )
     arrays: dict[str, ZarrArray] = {}
     works: dict[str, FieldPlan] = {}
@@ -178,20 +182,22 @@ def _array(view: ZarrView, name: str, plan: Plan, samples: int) -> ZarrArray:
     if output.shape is None:
         raise PlanError(
             f"fields.{name}",
-            "its samples differ in shape, and an array's rows do not; add ops that make them alike, "
-            "as `decode` and `resize` with size=[224, 224]",
+            "its samples differ in shape, but the rows of an array must not; add ops that give them one "
+            "shape, such as `decode` and `resize` with size=[224, 224]",
         )
     if not is_zarr_dtype(output.dtype):
         raise PlanError(f"fields.{name}", f"Zarr has no {output.dtype}; add `cast`")
     dimensions = tuple(f"{name}_{axis}" for axis in _axes(output.shape))
     array = ZarrArray(name, output.dtype, output.shape, samples, view.chunk, view.shard, dimensions)
     if array.chunk_bytes > _CHUNK_BYTES:
-        raise PlanError("chunk", f"a chunk of {name!r} has {array.chunk_bytes} bytes then; use fewer samples")
+        raise PlanError(
+            "chunk", f"a chunk of {name!r} would have {array.chunk_bytes} bytes; use fewer samples"
+        )
     return array
 
 
 def _axes(shape: tuple[int, ...]) -> tuple[str, ...]:
-    """What xarray is to call them."""
+    """Return the names of the axes for xarray."""
     if len(shape) == 3 and shape[2] in (1, 3, 4):
         return ("y", "x", "channel")
     if len(shape) == 3 and shape[0] in (1, 3, 4):

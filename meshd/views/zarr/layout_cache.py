@@ -39,7 +39,7 @@ _PINNED: Final = 8
 
 
 class ZarrLayoutCache:
-    """One a worker."""
+    """Caches layouts of Zarr views, for a worker."""
 
     def __init__(
         self,
@@ -61,11 +61,13 @@ class ZarrLayoutCache:
         self._pinned: OrderedDict[ZarrView, ZarrLayout] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<ZarrLayouts, {len(self._pinned)} pinned, {self._scans!r}>"
+        return f"<ZarrLayoutCache, {len(self._pinned)} pinned, {self._scans!r}>"
 
     async def get_layout(self, view: ZarrView) -> ZarrLayout | None:
-        """The view's layout; None when its source has no sample. Raises S3Error ViewOutdated,
-        UnprocessableSource, SlowDown."""
+        """Return the view's layout; None if its source has no samples.
+
+        Raises S3Error ViewOutdated, UnprocessableSource, SlowDown.
+        """
         try:
             return await (self._scans.get_scan(view) if view.follow else self._of_snapshot(view))
         except EmptySnapshotError:
@@ -76,13 +78,13 @@ class ZarrLayoutCache:
             raise pinned_to_s3_error(error) from error
 
     async def rescan(self, view: ZarrView) -> ZarrLayout | None:
-        """The same, but not from before the last write to the store."""
+        """Return a layout that is not older than the last write to the store. Raises as `get_layout` does."""
         if view.follow:
             self._scans.invalidate_scan(view)
         return await self.get_layout(view)
 
     async def find_changed_object(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
-        """The first of the objects behind a stored one that is not what was laid out any more, or nothing."""
+        """Return the URL of the first source object of a chunk that has changed since the layout, or ""."""
         revision, name = self._objects.revision(laid.snapshot.objects.buckets), (array.name, number)
         if laid.verified.get(name) == revision:
             return ""
@@ -128,21 +130,21 @@ class ZarrLayoutCache:
 
 
 class ZarrViewCompleter:
-    """Completes zarr views: pins their samples, writes down the op builds. One a worker."""
+    """Completes Zarr views: pins their samples and op builds. One per worker."""
 
     def __init__(self, datasets: DatasetService, batches: BatchService) -> None:
         self._datasets, self._batches = datasets, batches
 
     def __repr__(self) -> str:
-        return "<ZarrMaker>"
+        return "<ZarrViewCompleter>"
 
     async def __call__(self, caller: Caller, view: ZarrView) -> ZarrView:
-        """Checked that what is there makes arrays. Raises PlanError, BatchError."""
+        """Check that the source can be laid out as arrays, and pin it. Raises PlanError, BatchError."""
         births = self._datasets.births.freeze_incarnations()
         if view.snapshot:
             snapshot = await self._datasets.snapshot(caller, view.snapshot)
             if view.source not in snapshot.objects.buckets:
-                raise PlanError("snapshot", f"its samples lie in {', '.join(snapshot.objects.buckets)}")
+                raise PlanError("snapshot", f"its samples are in {', '.join(snapshot.objects.buckets)}")
         else:
             built, _ = await self._datasets.scan_source(parse_source(view.url), view.samples, view.specs)
             snapshot = built.snapshot

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 _PIECE: Final = 4 << 20
 _ZEROS: Final = 1 << 20
-_AT_ONCE: Final = 1024  # samples
+_AT_ONCE: Final = 1024  # samples that are hashed for an ETag without a thread
 _CHUNKS = "/c/"
 
 
 class ZarrReader:
-    """One a worker."""
+    """Reads Zarr views, for a worker."""
 
     def __init__(
         self,
@@ -62,7 +62,10 @@ class ZarrReader:
     # --- one object -------------------------------------------------------------------------------------
 
     async def find_object(self, view: ZarrView, key: str) -> AssembledObject:
-        """Raises S3Error NoSuchKey, SourceChanged, ViewOutdated, UnprocessableSource, SlowDown."""
+        """Return an object of the view.
+
+        Raises S3Error NoSuchKey, SourceChanged, ViewOutdated, UnprocessableSource, SlowDown.
+        """
         laid = await self._layouts.get_layout(view)
         if laid is not None and key in laid.metadata:
             document = laid.metadata[key]
@@ -81,14 +84,14 @@ class ZarrReader:
     async def _located(
         self, view: ZarrView, laid: ZarrLayout | None, key: str
     ) -> tuple[ZarrLayout, ZarrArray, int]:
-        """The array and number of a stored object, of a layout that all of it still agrees with."""
+        """Return the array and number of a chunk or shard, in a layout that matches its sources."""
         place = _parse_key(laid, key)
         if laid is not None and place is not None:
             changed = await self._layouts.find_changed_object(laid, *place)
             if not changed:
                 return laid, *place
             if not view.follow:
-                message = f"{changed} was replaced or deleted since the view was made."
+                message = f"{changed} was replaced or deleted since the view was created."
                 raise S3Error("SourceChanged", message)
         if _CHUNKS not in key:
             raise S3Error("NoSuchKey", extra={"Key": key})
@@ -96,8 +99,8 @@ class ZarrReader:
         place = _parse_key(laid, key)
         if laid is not None and place is not None:
             return laid, *place
-        if view.follow:  # to Zarr, a chunk that is not there is one of zeros
-            raise S3Error("SourceChanged", "The source has fewer samples now; open the array anew.")
+        if view.follow:  # NoSuchKey would read as zeros, the fill value of a missing chunk
+            raise S3Error("SourceChanged", "The source has fewer samples now; reopen the array.")
         raise S3Error("NoSuchKey", extra={"Key": key})
 
     # --- its bytes --------------------------------------------------------------------------------------
@@ -111,7 +114,7 @@ class ZarrReader:
         length: int,
         tear: TruncationReport,
     ) -> AsyncGenerator[Sequence[Span], None]:
-        """Told by `tear` that a block cannot be read to its end they go on with one that is made anew."""
+        """Yield bytes of a chunk or shard; if `tear` reports a truncation, continue from a rebuilt block."""
         end, at = offset + length, 0
         for chunk in array.held(number):
             first, last = max(offset, at), min(end, at + array.chunk_bytes)
@@ -147,7 +150,7 @@ class ZarrReader:
             record = await self._blocks.ensure_block(laid, array, chunk)
             try:
                 spans = stack.enter_context(self._store.open_spans(record, start, length))
-            except ExtentGoneError:  # evicted or moved at this moment
+            except ExtentGoneError:  # evicted or moved since the lookup
                 record = await self._blocks.ensure_block(laid, array, chunk)
                 spans = stack.enter_context(self._store.open_spans(record, start, length))
             except (CorruptExtentError, DiskFailedError):
@@ -171,7 +174,7 @@ class ZarrReader:
     # --- listings ---------------------------------------------------------------------------------------
 
     async def list_page(self, view: ZarrView, operation: ListObjects) -> ObjectListing:
-        """A page of metadata and chunks. Nothing is rendered for it."""
+        """Return a page of metadata and chunks. Renders nothing."""
         laid = await self._layouts.get_layout(view)
         return ObjectListing() if laid is None else await asyncio.to_thread(_listing, laid, operation)
 
@@ -183,7 +186,7 @@ def _pieces(spans: Sequence[Span]) -> Iterator[Span]:
 
 
 def _parse_key(laid: ZarrLayout | None, key: str) -> tuple[ZarrArray, int] | None:
-    """The array and number of a stored object; None for metadata and for what is not there."""
+    """Return the array and number of a chunk or shard; None for metadata and unknown keys."""
     array = None if laid is None else laid.arrays.get(key.partition(_CHUNKS)[0])
     numbers = None if array is None else array.keys.parse_key(key)
     return None if array is None or numbers is None else (array, numbers[0])
@@ -199,7 +202,7 @@ _Entry = bytes | tuple["ZarrArray", int]
 
 
 def _walk(laid: ZarrLayout, prefix: str, after: str) -> Iterator[tuple[str, _Entry]]:
-    """All keys in order: an array's chunks, then its metadata, and between the arrays the group's."""
+    """Yield all keys in order: an array's chunks, then its metadata, and between the arrays the group's."""
     for start in sorted([METADATA, *(f"{name}/" for name in laid.arrays)]):
         array = laid.arrays.get(start.removesuffix("/"))
         if array is not None and start.endswith("/"):
@@ -219,7 +222,7 @@ def _entry_fields(record: Record) -> tuple[int, str, int]:
 
 
 async def _record_of(laid: ZarrLayout, array: ZarrArray, number: int) -> Record:
-    """In a thread when many samples have to be looked at for the ETag."""
+    """Return the record of a chunk or shard; in a thread if its ETag covers many samples."""
     if len(array.held(number)) * array.chunk <= _AT_ONCE:
         return _record(laid, array, number)
     return await asyncio.to_thread(_record, laid, array, number)
@@ -237,7 +240,7 @@ def _metadata_record(laid: ZarrLayout, document: bytes) -> Record:
 
 
 async def _bytes(data: bytes, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
-    """A part of what was made here, in shared memory, so that it is sent like a file's."""
+    """Yield a part of generated bytes in shared memory, so that they are sent like those of a file."""
     fd = os.memfd_create("mesh-zarr", os.MFD_CLOEXEC)
     try:
         os.pwrite(fd, data[offset : offset + length], 0)
@@ -247,7 +250,7 @@ async def _bytes(data: bytes, offset: int, length: int) -> AsyncGenerator[Sequen
 
 
 async def _zeros(length: int) -> AsyncGenerator[Sequence[Span], None]:
-    """The fill value of rows that are not there."""
+    """Yield zeros, the fill value of rows that do not exist."""
     if length <= 0:
         return
     fd = os.memfd_create("mesh-zarr-fill", os.MFD_CLOEXEC)
