@@ -202,8 +202,9 @@ class JobRunner:
                 tries = 0 if tally.moved > moved else tries + 1
                 if self._mesh.single_node or tries > _TRIES or not _is_transient(error):
                     raise
-                why = _waited_for(_first(error))[:300]
-                _log.info("job is waiting", extra={"job": job.job_id, "why": why})
+                _log.info(
+                    "job is waiting", extra={"job": job.job_id, "why": _waited_for(_first(error))[:300]}
+                )
                 await asyncio.sleep(random.uniform(0.5, 1) * min(_LONGEST, 0.25 * 2**tries))
                 tally.reset()
             else:

@@ -92,7 +92,7 @@ def _completed(op: OpSpec, path: str, first: Callable[[str], bytes]) -> OpSpec:
         except BadSampleError as error:
             raise PlanError(
                 f"{path}.args",
-                f"give all arguments of {op.op!r}; the first sample does not determine them: {error}",
+                f"give all arguments of {op.op!r}; the first sample does not tell: {error}",
             ) from error
     return replace(op, version=definition.version, args=args)
 

@@ -194,7 +194,7 @@ def classes(value: Any, path: str) -> tuple[str, ...]:
         raise PlanError(path, f"expected a list of 1…{MAX_CLASSES} class names")
     names = tuple(checked_text(item, f"{path}[{i}]", at_most=1000) for i, item in enumerate(value))
     if len(set(names)) != len(names):
-        raise PlanError(path, "a class name is repeated; each may be there once")
+        raise PlanError(path, "a class name is repeated; class names must be distinct")
     return names
 
 
@@ -206,7 +206,7 @@ def fields(value: Any, path: str) -> tuple[str, ...] | None:
         raise PlanError(path, f"expected a list of field names, or null, got {shown_value(value)}")
     names = tuple(checked_text(item, f"{path}[{i}]", at_most=100) for i, item in enumerate(value))
     if len(set(names)) != len(names):
-        raise PlanError(path, "a field is repeated; each may be there once")
+        raise PlanError(path, "a field is repeated; field names must be distinct")
     return names
 
 

@@ -215,13 +215,13 @@ MDS: dict[str, tuple[Callable[[], Files], str]] = {
         "out of order or extend beyond",
     ),
     "offsets-out-of-order": (lambda: mds(SHARD[:8] + SHARD[12:16] + SHARD[8:12] + SHARD[16:]), "one after"),
-    "dot-dot": (lambda: mds(basename="../box/secret"), "not there"),
+    "dot-dot": (lambda: mds(basename="../box/secret"), "does not exist"),
     "deep": (lambda: {"index.json": b'{"shards":' + b"[" * 300_000}, "not a JSON document"),
     "columns": (
         lambda: mds(column_names=WIDE, column_encodings=["int"] * 1000, column_sizes=[(1 << 32) - 1] * 1000),
         "no column",
     ),
-    "zstd": (bomb, "unpacked it has 157286400 bytes"),
+    "zstd": (bomb, "decompressed, it has 157286400 bytes"),
 }
 
 

@@ -103,10 +103,10 @@ def test_damaged_and_hostile_files_are_refused_by_name(client: Client, kind: str
     packed = gzip.compress(data)
     for number, (body, complaint) in enumerate(
         [
-            (packed[:-4], "the gzip stream is cut off"),
-            (packed[:40] + b"\0" + packed[41:], "damaged|CRC|cut off"),
+            (packed[:-4], "the gzip stream is truncated"),
+            (packed[:40] + b"\0" + packed[41:], "damaged|CRC|truncated"),
             (data, "damaged"),
-            (gzip.compress(b"\1" * 3_000_000), "no file of TFRecords"),
+            (gzip.compress(b"\1" * 3_000_000), "not a valid TFRecord file"),
         ]
     ):
         client.put("corpus", f"bad-{kind}-{number}/{folder}/{name}", body)

@@ -155,9 +155,9 @@ def test_the_copy_may_go_and_comes_again(client: Client, daemon: Daemon) -> None
 
 
 def test_refusals_name_the_cause(client: Client) -> None:
-    with pytest.raises(NotFoundError, match="no file of Parquet"):
+    with pytest.raises(NotFoundError, match="no Parquet file"):
         opened(client, "nothing", x="id")
-    with pytest.raises(InvalidPlanError, match=r"'deep' is list<.*which is not read"):
+    with pytest.raises(InvalidPlanError, match=r"'deep' has the type list<.*not supported"):
         opened(client, x="deep")
     with pytest.raises(InvalidPlanError, match="decimal128"):
         opened(client, x="price")
@@ -265,7 +265,7 @@ def test_damaged_files_end_in_an_error_or_in_rows() -> None:
 
 def test_a_reader_that_says_nothing_or_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = written(table(range(3)))
-    with pytest.raises(ParquetError, match="took more than"):
+    with pytest.raises(ParquetError, match="sent nothing for"):
         read(whole, silent=0.001)
     monkeypatch.setattr("meshd.transform.parquet.client._CODE", "import os; os.abort()")
     with pytest.raises(ParquetError, match=r"crashed \(SIGABRT"):

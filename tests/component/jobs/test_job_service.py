@@ -339,7 +339,11 @@ def test_a_bounded_key_sees_what_it_started_with_credentials_alike(root: Mesh, r
         (job("x", counts=1), 400, "counts"),
         (job("x") | {"source": "s3://nowhere-at-all/x"}, 404, "nowhere-at-all"),
         (job("x") | {"target": "s3://nowhere-at-all/x"}, 404, "nowhere-at-all"),
-        ({"kind": "materialize", "source": "s3://sources/", "target": "s3://targets/x"}, 400, "is no view"),
+        (
+            {"kind": "materialize", "source": "s3://sources/", "target": "s3://targets/x"},
+            400,
+            "is not a view",
+        ),
         ([], 400, "object"),
     ],
 )
@@ -381,7 +385,7 @@ def test_the_command(s3: Any, capfd: pytest.CaptureFixture[str]) -> None:
     split = ["--split", "a=0.5", "--split", "b=0.5", "--sort", "-size", "--size", "4096", "--name", "part"]
     output("reshard", "s3://targets/cli/", "s3://targets/cli-re/", *split)
     assert {key.partition("/")[0] for key in objects(s3, "targets", "cli-re/")} == {"a", "b"}
-    assert "no objects under" in output("shard", "s3://sources/none/", "s3://targets/none/", code=1)
+    assert "no matching objects under" in output("shard", "s3://sources/none/", "s3://targets/none/", code=1)
     slow = json.loads(
         output("shard", "s3://sources/open/", "s3://targets/slow/", "--count", "1", "-d", "--json")
     )

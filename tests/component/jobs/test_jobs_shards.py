@@ -134,7 +134,7 @@ def test_damaged_bytes_do_not_become_sound_shards(daemon: Daemon, s3: Any, size:
 
 def test_what_cannot_be_done_is_said(daemon: Daemon, s3: Any) -> None:
     job = ended(daemon, start(daemon, kind="shard", source="s3://samples/nothing", target="s3://made/none"))
-    assert (job["state"], "no objects under" in job["error"]) == ("failed", True)
+    assert (job["state"], "no matching objects under" in job["error"]) == ("failed", True)
     for key in ("twice/a.tar", "twice/b.tar"):
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w") as tar:

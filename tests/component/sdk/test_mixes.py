@@ -175,5 +175,5 @@ def test_what_cannot_be_mixed_says_what_to_do(pets: Dataset, birds: Dataset, cli
     made = mesh.mix(pets, birds).mixing
     assert made is not None
     wrong = mesh.Dataset(client, pets.snapshot, mixing=made)
-    with pytest.raises(InvalidPlanError, match=r"mix\.parts: they are not those of the snapshot's 30"):
+    with pytest.raises(InvalidPlanError, match=r"mix\.parts: the parts do not match the snapshot's 30"):
         loader(wrong)

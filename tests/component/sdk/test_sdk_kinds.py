@@ -106,7 +106,7 @@ def test_archives_are_guessed_as_they_are_opened(client: mesh.Client, bucket: st
     client.put(bucket, "broken/0.tar", b"<html>no such page</html>" * 100)
     for fields in (None, {"image": "jpg"}):  # as it is met while fields are guessed, and by the node
         with pytest.raises(
-            BadSampleError, match=r"broken/0\.tar cannot be read as an archive.*store it again"
+            BadSampleError, match=r"broken/0\.tar cannot be read as an archive.*upload it again"
         ) as met:
             mesh.open(f"s3://{bucket}/broken", fields, client=client)
         assert (met.value.code, met.value.detail["url"]) == ("BadSample", f"s3://{bucket}/broken/0.tar")

@@ -374,7 +374,7 @@ def test_what_was_meant_where_nothing_is_found(
         mesh.open(url, fields=fields, client=client)
 
 
-@pytest.mark.parametrize(("kind", "words"), [("tar", "no archive is in"), ("parquet", "no file of Parquet")])
+@pytest.mark.parametrize(("kind", "words"), [("tar", "no archive in"), ("parquet", "no Parquet file")])
 def test_a_kind_of_which_there_is_nothing(client: mesh.Client, kind: Kind, words: str) -> None:
     with pytest.raises(NotFoundError, match=words):
         mesh.open(f"s3://{BUCKET}/", fields={"x": "bin"} if kind == "tar" else None, kind=kind, client=client)

@@ -163,7 +163,7 @@ def test_a_bad_sample_names_the_op(dataset: meshsdk.Dataset) -> None:
 
 @pytest.mark.parametrize("name", ["liar", "other"])
 def test_a_lie_is_a_defect(dataset: meshsdk.Dataset, name: str) -> None:
-    with pytest.raises(ServerError, match="promised") as caught:
+    with pytest.raises(ServerError, match="declared") as caught:
         dataset.map(ops.user(f"segment/{name}", ("image", "mask")))[0]
     assert caught.value.code == "OpFailed"
 
@@ -234,6 +234,6 @@ def test_batches_views_have_them_and_others_say_why_not(
     key = next(item.key for item in client.list("seg--b") if item.key.endswith(".safetensors"))
     assert len(client.get("seg--b", key)) > 8 * 16 * 16 * 4
     assert run(["view", "create", "seg--z", "--zarr", *fields, *decode, *crop]) != 0
-    assert "each array is made on its own" in capsys.readouterr().err
+    assert "each array is rendered on its own" in capsys.readouterr().err
     both = ["--op", "resize field=image,mask size=[16,16]"]
     assert run(["view", "create", "seg--z", "--zarr", *fields, *decode, *both]) == 0

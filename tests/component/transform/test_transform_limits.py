@@ -173,7 +173,7 @@ def test_an_op_that_lies_about_what_it_makes_is_named(tmp_path: Path, made: Any,
             got, frame = await render(pool, text, rows_of(tmp_path, [b"true", b"lies", b"also"]))
             (failure,) = got.failures
             assert (failure.row, failure.kind, failure.op) == (1, "op", "test_op")
-            assert f"made {said}, promised array uint8[4]" in failure.message
+            assert f"returned {said}, declared array uint8[4]" in failure.message
             assert frame == b"true\0\0\0\0also"
             assert crew.deaths == 0
 

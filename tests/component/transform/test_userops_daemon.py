@@ -367,8 +367,8 @@ def test_a_draft_is_only_taken_by_its_version(client: Client, pushed: op_catalog
         ("mine", b"open('/etc/passwd').read()", "PermissionError"),
         ("mine", b"import ctypes\nctypes.string_at(0)", r"SIGSEGV"),
         ("mine", b"\xff\xfe", "not UTF-8"),
-        ("mine", b"#" * ((1 << 20) + 1), "at most 1048576 bytes"),
-        ("mine", SOURCE.replace(b"seconds=0.5", b"seconds=3000"), "this node grants 30 s"),
+        ("mine", b"#" * ((1 << 20) + 1), "at most 1048576 are allowed"),
+        ("mine", SOURCE.replace(b"seconds=0.5", b"seconds=3000"), "this node allows 30 s"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_with_the_reason(
@@ -465,7 +465,7 @@ def test_content_that_nobody_pushed_is_never_run(
 
 def test_a_node_without_user_ops_says_so() -> None:
     with Daemon.start(args=["--user-ops", "off"]) as daemon, connect(daemon) as client:
-        with pytest.raises(ServerError, match="runs no ops of users") as caught:
+        with pytest.raises(ServerError, match="does not run user ops") as caught:
             op_catalog.push_module(client.transport, "mine", SOURCE)
         assert caught.value.status == 501
 

@@ -93,7 +93,7 @@ def test_what_cannot_be_chunks_says_so(client: Client) -> None:
     with pytest.raises(InvalidPlanError, match="the arrays have 2 and 32 chunks"):
         opened(client, "long", "packed")
     fields = {"x": {"array": "long", "chunks": True}, "y": {"array": "labels"}}
-    with pytest.raises(InvalidPlanError, match="choose one"):
+    with pytest.raises(InvalidPlanError, match="use one for all fields"):
         mesh.open("s3://arrays/v1", fields=fields, kind="zarr", client=client)
     with pytest.raises(InvalidPlanError, match="open it with kind='chunks'"):
         mesh.open("s3://arrays/v1", fields={"x": "long"}, kind="zarr", client=client)

@@ -315,7 +315,7 @@ def test_beyond_its_room_the_assembler_says_come_back(
         bench.assembler._bytes_room.limit = bytes_room
         first = asyncio.ensure_future(bench.get(FrameAddress(plan, 0, 0, batch=first_rows)))
         await bench.renderer.called.wait()
-        with pytest.raises(BatchError, match=f"^{bound} are being built already") as caught:
+        with pytest.raises(BatchError, match=f"^{bound} are already being built") as caught:
             await bench.get(FrameAddress(plan, 1, 0, batch=20_000))
         assert (caught.value.code, caught.value.retry_after) == ("Busy", 1)
         first.cancel()
@@ -463,7 +463,7 @@ def test_ledgers_of_many_plans_are_not_all_in_memory(bench: Bench) -> None:
         ledger = BadSampleLedger(bench.assembler.catalog)
         for number in range(100):
             await ledger.record_bad_samples(f"p{number}", [BadSample("k", "decode", "x", 0, 0)])
-        assert repr(ledger) == "<Ledger of 64 plans>"
+        assert repr(ledger) == "<BadSampleLedger of 64 plans>"
         await ledger.record_bad_samples("p0", [BadSample("k", "decode", "x", 0, 0)])
         assert read_ledger(bench.assembler.catalog, "p0")[0]["times"] == 2
 

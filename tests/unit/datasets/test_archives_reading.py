@@ -142,7 +142,7 @@ def test_what_is_too_large_for_a_copy_is_still_indexed_and_walked(kind: str) -> 
         record = await shelf.put(key, archive_of(kind, FILES))
         index = await shelf.archives.get_index("b", key, record)
         assert list(index.names) == list(FILES)
-        with pytest.raises(BatchError, match="too many for a copy") as caught:
+        with pytest.raises(BatchError, match="too large for a copy") as caught:
             await shelf.read(key, record, "empty")
         assert caught.value.code == "TooLarge"
         assert [name async for name, _, _ in shelf.archives.stream_files("b", key, record)] == list(FILES)

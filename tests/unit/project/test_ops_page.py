@@ -47,10 +47,10 @@ def test_kinds_are_told_in_words() -> None:
         Parameter("x", parse).kind for parse in (probability, whole(0, 3), choice("a", "b"), pair(-9, 9))
     ]
     assert kinds == [
-        "a number of [0, 1]",
-        "an integer of 0…3",
+        "a number in [0, 1]",
+        "an integer in 0…3",
         'one of "a", "b"',
-        "[lowest, highest] of -9…9, or x for [−x, x]",
+        "[lowest, highest] in -9…9, or x for [−x, x]",
     ]
 
 

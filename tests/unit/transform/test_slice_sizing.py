@@ -55,7 +55,7 @@ def test_jobs_that_are_long_gone_are_forgotten() -> None:
     pace = SliceSizer()
     for number in range(1500):
         pace.record_duration(f"job {number}", 1, 1.0)
-    assert repr(pace) == "<Pace of 1000 jobs>"
+    assert repr(pace) == "<SliceSizer of 1000 jobs>"
     assert pace.slice_rows("job 1499", 32, 32, 32) == 2
     assert pace.slice_rows("job 0", 32, 32, 32) == 4
 

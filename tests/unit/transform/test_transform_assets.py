@@ -67,7 +67,7 @@ def test_an_op_is_built_with_its_content() -> None:
 
 def test_what_names_no_content_is_refused() -> None:
     for given, complaint in [
-        ("s3://b/k", "was not read yet"),
+        ("s3://b/k", "is not pinned yet"),
         ("sha256:abc", "expected s3://BUCKET/KEY or sha256:HEX"),
         (7, "expected text"),
     ]:

@@ -324,7 +324,7 @@ def test_bytes_stay_bytes() -> None:
         ([("hflip", {})], "ops[0]", "Put decode before it (mesh op test: --before decode)"),
         ([("to_chw", {})], "ops[0]", "Put decode before it (mesh op test: --before decode)"),
         ([("decode", {}), ("to_chw", {}), ("hflip", {})], "ops[2]", "before to_chw"),
-        ([("text_label", {"classes": ["a", "a"]})], "ops[0].args.classes", "twice"),
+        ([("text_label", {"classes": ["a", "a"]})], "ops[0].args.classes", "distinct"),
         ([("npy", {"dtype": "object"})], "ops[0].args.dtype", "object"),
         ([("decode", {}), ("resize", {"size": [5, 5]}), ("center_crop", {"size": 6})],
          "ops[2]", "resize first"),

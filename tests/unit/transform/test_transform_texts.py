@@ -213,8 +213,8 @@ def test_sequences_have_types_of_their_own() -> None:
     assert got.tolist() == [[1, 1], [0.5, 0.5]]
     wrong: list[tuple[list[Op], str]] = [
         ([("pad_to", {"length": 3})], "needs an array"),
-        ([NPY, ("pad_to", {"length": 3, "value": 0.5})], "no int32"),
-        ([NPY, ("pad_to", {"length": 3, "value": 1 << 40})], "no int32"),
+        ([NPY, ("pad_to", {"length": 3, "value": 0.5})], "does not fit into int32"),
+        ([NPY, ("pad_to", {"length": 3, "value": 1 << 40})], "does not fit into int32"),
         ([("npy", {"dtype": "int8", "shape": [9]}), ("pad_to", {"length": 3})], "put truncate before"),
     ]
     for ops, complaint in wrong:
@@ -230,10 +230,10 @@ def test_columns_are_gathered() -> None:
     table: Op = ("npy", {"dtype": "int32", "shape": [None, 3]})
     picked = rendered(data, table, ("gather_columns", {"columns": [2, 0, -1]}))
     assert picked.tolist() == [[2, 0, 2], [5, 3, 5]]
-    with pytest.raises(PlanError, match="no column 3 among 3"):
+    with pytest.raises(PlanError, match="no column 3 in 3 columns"):
         chain(table, ("gather_columns", {"columns": [3]}))
     loose: Op = ("npy", {"dtype": "int32", "shape": [None, None]})
-    with pytest.raises(BadSampleError, match="no column 3 among 3"):
+    with pytest.raises(BadSampleError, match="no column 3 in 3 columns"):
         rendered(data, loose, ("gather_columns", {"columns": [3]}))
 
 

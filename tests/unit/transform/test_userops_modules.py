@@ -189,12 +189,12 @@ def test_what_is_not_there_is_named() -> None:
     modules, version = known()
     with pytest.raises(UnknownOpError, match="it has mine/planes, mine/same"):
         modules.find_op("mine/other", version, "ops[3]")
-    with pytest.raises(UnknownBuildError, match=r"ops\[3\].version: .* is no version"):
+    with pytest.raises(UnknownBuildError, match=r"ops\[3\].version: .* is not a version"):
         modules.find_op("mine/planes", "1", "ops[3]")
     with pytest.raises(UnknownBuildError, match="push the same file again"):
         UserModuleCache().find_op("mine/planes", version, "")
     for data in (b"", b"[]", b"{}", b'{"format": 1, "ops": 1, "source": ""}', b"\xff"):
         modules = UserModuleCache()
         modules.set_loader(lambda digest, data=data: Asset(digest, data))  # type: ignore[misc]
-        with pytest.raises(UnknownBuildError, match="no build of"):
+        with pytest.raises(UnknownBuildError, match="is not a build of"):
             modules.find_op("mine/planes", version, "")

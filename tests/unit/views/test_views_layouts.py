@@ -98,7 +98,7 @@ def test_a_replaced_member_takes_its_place(world: World, form: str) -> None:
         assert after.record.etag != before.record.etag
         assert (await world.reader.find_object(view, second)).record.etag == other.record.etag
         assert len(await world.body(after)) == after.record.size
-        with pytest.raises(S3Error, match="replaced meanwhile"):
+        with pytest.raises(S3Error, match="replaced during the read"):
             await world.body(before)
 
     asyncio.run(run())
