@@ -1,7 +1,7 @@
 """The S3 client and everything below it: transport, connections, retries, routing, credentials.
 
-Law: lowest package of the SDK; it imports `errors`, `byte_sizes` and `meters` only, and knows no
-dataset, loader or command. Every request here is idempotent unless it says otherwise.
+Law: this is the lowest package of the SDK. It imports only `errors`, `byte_sizes` and `meters`, and knows
+nothing of datasets, loaders or commands. Every request is idempotent unless it says otherwise.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""Receive arena: memory slots that sockets fill and that are reused after their last reference dies.
+"""Receive arena: memory slots that sockets fill, reused once nothing refers to them.
 
-Law: the arena leases slots. Every array or tensor made from a slot holds its lease, and the death of the
-last one returns the slot; nobody calls release.
-Invariant: a leased slot is never written for another frame.
+Law: the arena leases slots. Every array or tensor made from a slot keeps its lease alive, and the slot
+returns to the arena when the last of them is garbage-collected; there is no explicit release.
+Invariant: a leased slot is never overwritten with another frame.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
 
 _HUGE = 2 << 20
-_LOANS = 64  # each is a descriptor of this process
+_LOANS = 64  # each adopted frame holds a file descriptor of this process
 
 
 class Memory(Protocol):
-    """One kind of arena memory."""
+    """A kind of memory that an arena allocates its slots from."""
 
     def capacity(self, size: int) -> int:
-        """Bytes that a slot for `size` takes of it."""
+        """Return the bytes of memory that a slot for `size` bytes occupies."""
 
     def allocate(self, size: int) -> Bytes:
-        """`size` writable bytes, aligned to a page, freed when the array dies."""
+        """Return `size` writable bytes, page-aligned, freed together with the array."""
 
 
 class HostMemory:
-    """Anonymous private pages: a forked child sees a copy, never the parent's next batch."""
+    """Anonymous private pages: a forked child sees a copy and never the parent's later batches."""
 
     def capacity(self, size: int) -> int:
         return slot_size(size)
@@ -55,8 +55,9 @@ class HostMemory:
 class PinnedMemory:
     """Page-locked memory that CUDA copies from asynchronously; torch allocates and frees it.
 
-    torch rounds up to a power of two; slots take all of that, so that a budget is what is locked.
-    Not run: no GPU was at hand when this was written (`python -m tests.gpu` does).
+    torch rounds allocations up to a power of two. A slot uses the whole allocation, so the arena's budget
+    equals the memory that is locked. The test suite does not cover this class without a GPU; run
+    `python -m tests.gpu` for that.
     """
 
     def capacity(self, size: int) -> int:
@@ -70,9 +71,10 @@ class PinnedMemory:
 
 
 class Waker:
-    """Wakes a thread that polls `fileno()`, from any thread, a finalizer included; harmless once closed.
+    """Wakes a thread that polls `fileno()`.
 
-    The polling thread takes no lock: whoever closes may be waiting for it to end.
+    Any thread may call it, also from a finalizer; after `close` it does nothing. The polling thread takes no
+    lock, because the thread that calls `close` may be waiting for it to end.
     """
 
     def __init__(self) -> None:
@@ -89,7 +91,7 @@ class Waker:
                 os.eventfd_write(self._descriptor, 1)
 
     def drain(self) -> None:
-        """Forgets earlier wake-ups. For the polling thread."""
+        """Discard earlier wake-ups. Only the polling thread calls this."""
         with contextlib.suppress(OSError):  # nothing to read, or closed meanwhile
             os.eventfd_read(self._descriptor)
 
@@ -101,19 +103,19 @@ class Waker:
 
 
 class _Holder(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The array every view of a lease is made from: it can be weakly referenced, and views keep it alive."""
+    """The base array of all views of a lease: weakly referenceable, and kept alive by the views."""
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
     memory: Bytes
-    spare: bool  # beyond the budget: freed, not reused
+    spare: bool  # allocated beyond the budget: freed on return, not reused
     watch: weakref.ref[_Holder] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Loan:
-    """Memory that is not the arena's, under lease: `size` bytes until `watch` tells."""
+    """A lease of `size` bytes that the arena did not allocate; it ends when `watch` fires."""
 
     size: int
     watch: weakref.ref[_Holder] | None = None
@@ -121,7 +123,11 @@ class _Loan:
 
 @dataclass(slots=True)
 class Lease:
-    """`view`: exactly the bytes asked for. It may be dropped once arrays were made of the view."""
+    """Memory on lease.
+
+    `view` has exactly the requested size, `capacity` is the size of its slot in bytes. The object itself may
+    be dropped once arrays were made from `view`.
+    """
 
     view: memoryview
     capacity: int
@@ -129,10 +135,10 @@ class Lease:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Arena:
-    """Slots of at most `budget` bytes together; not thread-safe but for the slots' return.
+    """Leases memory slots of at most `budget` bytes in total.
 
-    `overflows` counts leases beyond the budget: the consumer holds so many batches that prefetching would
-    otherwise stop for good.
+    Not thread-safe, except that slots may return on any thread. `overflows` counts leases beyond the budget:
+    they are granted when the consumer holds so many batches that prefetching would otherwise stop for good.
     """
 
     budget: int
@@ -142,21 +148,26 @@ class Arena:
     allocated: int = 0
     on_return: Callable[[], None] | None = None
     _free: list[_Slot] = field(default_factory=list)
-    # Slots under lease: nothing else keeps their weak references, without which none would come back.
+    # Slots on lease. Nothing else keeps their weak references alive, without which no slot would return.
     _out: set[_Slot] = field(default_factory=set)
     _loans: set[_Loan] = field(default_factory=set)
-    # SimpleQueue.put is reentrant: the only queue a weakref callback may use.
+    # SimpleQueue.put is reentrant, so a weakref callback may use it; no other queue is.
     _returned: SimpleQueue[_Slot | _Loan] = field(default_factory=SimpleQueue)
 
     def can_adopt(self, size: int) -> bool:
-        """Whether a frame may lie in memory of others: not where a device copies from this kind alone, nor
-        beyond the budget: what is kept for long is to be memory of this process."""
+        """Return whether a frame of `size` bytes may stay in memory that another process allocated.
+
+        False if a device copies only from the arena's kind of memory, and beyond the budget: frames that are
+        kept for long should be in memory of this process.
+        """
         within = len(self._loans) < _LOANS and size <= self.free_bytes()
         return within and isinstance(self.memory, HostMemory)
 
     def adopt_pages(self, pages: Bytes, through: Callable[[], None]) -> Lease:
-        """The memory of others as a lease: it counts as such until nothing refers to it, when `through` is
-        called, on any thread."""
+        """Lease pages that another process allocated.
+
+        The lease ends when nothing refers to the pages any more; `through` is then called, on any thread.
+        """
         self.collect()
         loan, size = _Loan(len(pages)), len(pages)
         holder = pages.view(_Holder)
@@ -166,7 +177,7 @@ class Arena:
         return Lease(holder.data, size)
 
     def acquire_slot(self, size: int) -> Lease:
-        """Memory for `size` bytes: a free slot, a new one within the budget, or one beyond it."""
+        """Lease memory for `size` bytes: a free slot, else a new one, if need be beyond the budget."""
         self.collect()
         slot = self._fitting(size) or self._grow(size)
         holder = slot.memory.view(_Holder)
@@ -191,7 +202,7 @@ class Arena:
         return give_back
 
     def collect(self) -> None:
-        """Takes back the slots that nothing refers to any more."""
+        """Take back the slots that nothing refers to any more."""
         while True:
             try:
                 slot = self._returned.get_nowait()
@@ -210,7 +221,10 @@ class Arena:
                 self._free.append(slot)
 
     def _fitting(self, size: int) -> _Slot | None:
-        """The smallest free slot that holds `size`; among equals the latest returned, still warm."""
+        """Remove and return the smallest free slot of at least `size` bytes, or None.
+
+        Among equals it is the last one returned, whose memory is most likely still in the CPU cache.
+        """
         fitting = [slot for slot in self._free if len(slot.memory) >= size]
         if not fitting:
             return None
@@ -228,7 +242,7 @@ class Arena:
         return _Slot(self.memory.allocate(capacity), spare)
 
     def free_bytes(self) -> int:
-        """Bytes of the budget that are not under lease; negative after overflows."""
+        """Return the bytes of the budget that are not on lease; negative after overflows."""
         self.collect()
         return self.budget - self.leased
 
@@ -237,8 +251,10 @@ class Arena:
 
 
 def slot_size(size: int) -> int:
-    """Bytes a slot for `size` takes: whole pages, with an eighth of slack so that ragged frames can share
-    slots.
+    """Return the bytes a slot for `size` bytes occupies.
+
+    The size is rounded up to whole pages and by up to an eighth, so that frames of similar size (ragged
+    fields) can reuse each other's slots.
     """
     step = max(mmap.PAGESIZE, 1 << max(size.bit_length() - 4, 0))
     return max(-(-size // step) * step, mmap.PAGESIZE)

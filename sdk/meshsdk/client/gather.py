@@ -1,8 +1,8 @@
 """Gather: many objects, archive members and byte ranges in few requests, fanned out over the nodes.
 
-Law: each item yields one answer, bytes or an error, in the order of the items. The choice of node is
-advice: a node without the object fetches it, and a dead node is skipped.
-Invariant: frames never exceed the credit, with one per node in memory; further answers wait in the
+Law: each item yields one answer, bytes or an error, in the order of the items. The choice of node is only a
+preference: a node without the object fetches it, and a dead node is skipped.
+Invariant: frames never exceed the credit, and one per node is in memory; further answers wait in the
 sockets.
 """
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 A = TypeVar("A")
 AHEAD: Final = 16384
-"""Items taken beyond the one that is answered."""
+"""Items consumed ahead of the one that is answered."""
 _FIRST: Final = 4096
-"""Items looked at before the first nodes are asked."""
+"""Items consumed before the first requests are sent."""
 
 
 def fan_out(
@@ -52,8 +52,11 @@ def fan_out(
     whose: Callable[[T], str],
     ask: Callable[[str, Iterator[T]], Generator[A, None, None]],
 ) -> Generator[A, None, None]:
-    """The answers. `whose` names the node of an item; `ask` answers items of one node, in their order, and
-    ends when it is given no more."""
+    """Distribute the items of `source` over nodes, and yield the answers in the order of the items.
+
+    `whose` returns the node of an item; `ask` yields the answers to the items of one node, in their order,
+    and ends when its iterator does.
+    """
     shares, answers = _Shares(source, whose), dict[str, "Generator[A, None, None]"]()
     try:
         while len(shares.order) < _FIRST and shares.pull():
@@ -64,7 +67,7 @@ def fan_out(
             node = shares.order.popleft()
             flow = answers.get(node)
             answer = None if flow is None else next(flow, None)
-            if answer is None:  # it had answered all there was for it
+            if answer is None:  # it ended earlier, for lack of items
                 flow = answers[node] = ask(node, _Share(shares, node))
                 answer = next(flow)
             yield answer
@@ -74,7 +77,7 @@ def fan_out(
 
 
 class _Shares(Generic[T]):
-    """The items of a source by node. `order`: whose turn it is, item by item."""
+    """The items of a source, in one queue per node. `order`: the nodes of the items, in item order."""
 
     def __init__(self, source: Iterator[T], whose: Callable[[T], str]) -> None:
         self._source, self._whose, self._done = source, whose, False
@@ -82,7 +85,7 @@ class _Shares(Generic[T]):
         self.queues: dict[str, deque[T]] = defaultdict(deque)
 
     def pull(self) -> bool:
-        """Take one more item from the source; False at its end, or when there are enough."""
+        """Take one more item from the source; return False at its end, or if `AHEAD` items are waiting."""
         if self._done or len(self.order) >= AHEAD:
             return False
         try:
@@ -97,7 +100,7 @@ class _Shares(Generic[T]):
 
 
 class _Share(Generic[T]):
-    """The items of one node; it may go on after it has ended, when more were taken."""
+    """Iterates over the items of one node; it may continue after its end, once more items were taken."""
 
     def __init__(self, shares: _Shares[T], node: str) -> None:
         self._shares, self._queue = shares, shares.queues[node]
@@ -113,18 +116,24 @@ class _Share(Generic[T]):
 
 
 CREDIT: Final = 64 << 20
-_MOST, _LEAST = 8192, 16  # items of a request
-_BODY_BYTES = 3 << 20  # of a request; the node takes 4 MiB
+_MOST, _LEAST = 8192, 16  # items per request
+_BODY_BYTES = 3 << 20  # per request; the node accepts 4 MiB
 _FRAME = 16 << 20  # bytes of items after which a frame may end
-_ROOMS, _ROOM = 2, _FRAME + (1 << 20)  # how many of how many bytes are kept
+_ROOMS, _ROOM = 2, _FRAME + (1 << 20)  # number and size in bytes of the buffers that are kept
 _TO_THE_END = 1 << 60  # a length beyond any object
-_OVERHEAD = 256  # bytes of a frame for an item beside its data: index, checksum, alignment, an error's code
+_OVERHEAD = 256  # bytes per item in a frame besides its data: index, checksum, alignment, error code
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to gather: an object, or with `member` a file of an archive; of either the whole, or `length`
-    bytes (None: to the end) from `offset`. `tag` is yours: it stays here and comes back with the answer.
+    """One item to gather: an object, or a `member` of an archive, in whole or in part.
+
+    Attributes:
+        bucket, key: the object.
+        member: name of a file in the archive; None for the object itself.
+        offset: first byte to fetch.
+        length: number of bytes to fetch; None: to the end.
+        tag: any value of yours; it is not sent, and comes back with the answer.
     """
 
     bucket: str
@@ -140,7 +149,7 @@ class Item:
 
 
 class Gathered:
-    """The answer to an `item`: its `data`, or else an `error` (a ServerError; None if there is none)."""
+    """The answer to an `item`: its `data`, or an `error` (a ServerError, else None)."""
 
     __slots__ = ("_data", "error", "item")
 
@@ -149,13 +158,16 @@ class Gathered:
 
     @property
     def tag(self) -> Any:
-        """The item's."""
+        """The tag of the item."""
         return self.item.tag
 
     @property
     def data(self) -> memoryview:
-        """The bytes, read only; raises `error` if there is one. Keeping it keeps all that came in the same
-        frame (at most the credit): `bytes(got.data)` is a copy that does not."""
+        """The bytes, read-only; raises `error` if there is one.
+
+        Holding the view keeps the whole frame in memory (up to the credit); `bytes(got.data)` makes a copy
+        that does not.
+        """
         if self._data is None:
             assert self.error is not None
             raise self.error
@@ -169,9 +181,9 @@ class Gathered:
 def gather(
     transport: Transport, items: Iterable[Item], credit: int, *, verify: bool
 ) -> Generator[Gathered, None, None]:
-    """See Client.gather."""
+    """Yield the answers to `items`, as documented at `Client.gather`."""
     if credit < 1:
-        raise ConfigurationError(f"a credit of {credit} bytes lets nothing through")
+        raise ConfigurationError(f"credit={credit}: expected a positive number of bytes")
     cluster = transport.router.directory.current()
     if cluster is None or near_caches(cluster):
         return _Gathering(transport, iter(items), credit).run(verify=verify)
@@ -181,8 +193,10 @@ def gather(
 def _fan_out(
     transport: Transport, source: Iterator[Item], credit: int, *, verify: bool
 ) -> Generator[Gathered, None, None]:
-    """From all nodes at once, each with its part of the credit; what is too large for that comes by
-    itself."""
+    """Gather from all nodes at once, each with an equal part of the credit.
+
+    An item too large for that part is requested again by itself, with the whole credit.
+    """
     directory = transport.router.directory
     cluster = directory.current()
     storing = sum(node.stores for node in cluster.nodes) if cluster is not None else 1
@@ -213,8 +227,10 @@ def _fan_out(
 
 
 class _Gathering:
-    """One call: the items that are still to be asked for. While a frame is received, the node looks up the
-    next one and begins to send it."""
+    """The requests of one gather to one node, pipelined.
+
+    While a frame is received, the node already looks up the next one and begins to send it.
+    """
 
     def __init__(self, transport: Transport, source: Iterator[Item], credit: int, toward: str = "") -> None:
         self._transport, self._source, self._credit = transport, source, credit
@@ -224,11 +240,11 @@ class _Gathering:
         self._window = _MOST
 
     def start(self) -> None:
-        """Send the first question now, not when the first answer is wanted."""
+        """Send the first request now rather than when the first answer is needed."""
         self._first = self._launch()
 
     def close(self) -> None:
-        """Forget the first question, if nobody wanted its answers."""
+        """Abandon the first request if its answers were never read."""
         first, self._first = self._first, None
         if first is not None:
             first.close()
@@ -238,7 +254,7 @@ class _Gathering:
         try:
             while flight is not None:
                 rows = flight.begin()
-                # What did not fit is asked for again: the next question is not much larger than this answer.
+                # Items that did not fit are requested again, so the next request is sized by this answer.
                 most = _MOST if rows == flight.count else 2 * rows
                 self._window = min(_MOST, max(_LEAST, most))
                 items = [self._pending.popleft() for _ in range(rows)]
@@ -248,19 +264,19 @@ class _Gathering:
                     frame = current.read()
                 finally:
                     current.close()
-                if len(frame) < rows:  # asked again, and an item is larger than it was
+                if len(frame) < rows:  # the frame was requested again, and an item has grown meanwhile
                     self._pending.extendleft(reversed(items[len(frame) :]))
                     if flight is not None:
                         flight.close()
                     flight = self._launch()
                 yield from _answers([item for item, _ in items[: len(frame)]], frame, verify=verify)
-                del frame  # its room is free for a later one
+                del frame  # its buffer becomes free for a later frame
         finally:
             if flight is not None:
                 flight.close()
 
     def _launch(self) -> _Flight | None:
-        """Sends the next question; None when nothing is left to ask for."""
+        """Send the next request; return None if no item is left."""
         wanted = max(0, self._window - len(self._pending))
         self._pending.extend((item, _encode(item)) for item in islice(self._source, wanted))
         if not self._pending:
@@ -270,7 +286,7 @@ class _Gathering:
 
 
 def _encode(item: Item) -> bytes:
-    """The item as JSON: spelled by hand, for a gather is often of thousands."""
+    """Encode the item as JSON, by hand for speed: a gather often has thousands of items."""
     try:
         check_key(item.key)
         text = f'{{"bucket":{quote(item.bucket)},"key":{quote(item.key)}'
@@ -281,18 +297,18 @@ def _encode(item: Item) -> bytes:
             text += f',"range":[{index(item.offset)},{length}]'
         return f"{text}}}".encode()
     except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{item!r:.200} is not an item to gather: {error}") from error
+        raise ConfigurationError(f"cannot gather {item!r:.200}: {error}") from error
 
 
 class _BufferPool:
-    """Memory for frames, used again once nobody has a view of it: new pages cost more than to fill them."""
+    """Buffers for frames, reused once no view of them is left: new pages cost more than filling them."""
 
     def __init__(self) -> None:
         self._kept: list[npt.NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 
     def take(self, size: int) -> memoryview:
-        """`size` bytes, whatever they hold."""
+        """Return `size` writable bytes of arbitrary content."""
         if size > _ROOM:
             return np.empty(size, np.uint8).data
         with self._lock:
@@ -310,7 +326,7 @@ def _references(rooms: Sequence[npt.NDArray[np.uint8]]) -> list[int]:
     return [sys.getrefcount(room) for room in rooms]
 
 
-_UNUSED = _references([np.empty(1, np.uint8)])[0]  # what the list and the counting itself hold
+_UNUSED = _references([np.empty(1, np.uint8)])[0]  # the references held by the list and the counting itself
 _rooms = _BufferPool()
 
 
@@ -318,13 +334,14 @@ _rooms = _BufferPool()
 class _Asked:
     request: Request
     count: int
-    most: int  # bytes an answer may have
+    most: int  # largest allowed response, in bytes
 
     def read(self, response: Response) -> SampleFrame:
-        """The answer; raises CorruptFrameError, which has it asked for again."""
+        """Read the frame. Raises CorruptFrameError, after which the transport requests it again."""
         if response.length is None or response.length > self.most:
             raise MeshError(
-                f"the node answered a gather with {response.length} bytes, beyond its credit; upgrade it"
+                f"the node answered a gather with {response.length} bytes, more than the limit of "
+                f"{self.most}; upgrade the node"
             )
         body = _rooms.take(response.length)
         response.readinto(body)
@@ -333,12 +350,12 @@ class _Asked:
         except FrameError as error:
             raise CorruptFrameError(f"a gathered frame is damaged: {error}") from error
         if not 1 <= len(frame) <= self.count:
-            raise CorruptFrameError(f"{len(frame)} answers for {self.count} items")
+            raise CorruptFrameError(f"a gathered frame has {len(frame)} answers for {self.count} items")
         return frame
 
 
 class _Flight:
-    """A question that was sent. `count`: the items it is about."""
+    """A request that was sent. `count`: the number of its items."""
 
     def __init__(self, transport: Transport, asked: _Asked) -> None:
         self._transport, self._asked, self.count = transport, asked, asked.count
@@ -347,29 +364,32 @@ class _Flight:
         self._rows = 0
 
     def begin(self) -> int:
-        """Waits for the answer's head; gives how many items it answers."""
+        """Wait for the head of the response; return how many items it answers."""
         begun, self._begun = self._begun, None
         self._answer = self._transport.open(self._asked.request, begun=begun)
         text = self._answer[0].headers.get("x-mesh-rows", "")
         self._rows = int(text) if text.isascii() and text.isdigit() else 0
         if not 1 <= self._rows <= self.count:
             self.close()
-            raise MeshError(f"a gather of {self.count} items was answered with {text[:40]!r} rows")
+            raise MeshError(
+                f"the node answered a gather of {self.count} items with x-mesh-rows: {text[:40]!r}; "
+                "upgrade the older of SDK and node"
+            )
         return self._rows
 
     def read(self) -> SampleFrame:
-        """The answer, asked for again if it breaks off; it may then have fewer rows."""
+        """Return the frame; it is requested again if it breaks off, and may then have fewer rows."""
         assert self._answer is not None
         try:
             frame = self._asked.read(self._answer[0])
         except ConnectError:
             frame = self._transport.call(self._asked.request, self._asked.read)
         if len(frame) > self._rows:
-            raise MeshError(f"{len(frame)} answers in a frame of {self._rows}")
+            raise MeshError(f"a gathered frame has {len(frame)} answers, but announced {self._rows}")
         return frame
 
     def close(self) -> None:
-        """Gives the connection back; one with bytes still to come is closed. Idempotent."""
+        """Release the connection; one with unread bytes is closed. Idempotent."""
         answer, self._answer = self._answer, None
         if answer is not None:
             answer[1]()
@@ -379,7 +399,7 @@ class _Flight:
 
 
 def _request(pending: Sequence[tuple[Item, bytes]], window: int, credit: int, toward: str = "") -> _Asked:
-    """A request for the first items, as many as it may carry."""
+    """Return a request for the first of the pending items, as many as fit."""
     parts: list[bytes] = []
     size = 0
     for _, text in islice(pending, window):
@@ -410,18 +430,18 @@ def _errors(metadata: Mapping[str, str]) -> Mapping[str, str]:
     try:
         return dict(json.loads(metadata.get("errors", "{}")))
     except (ValueError, TypeError) as error:
-        raise MeshError(f"the errors of a gather are not understood: {error}") from error
+        raise MeshError(f"cannot parse the errors of a gather: {error}") from error
 
 
 _MEANING: Final[Mapping[str, tuple[int, str]]] = {
-    "NoSuchKey": (404, "is not there"),
-    "NoSuchBucket": (404, "is in no bucket that there is"),
-    "AccessDenied": (403, "may not be read with this key"),
-    "InvalidRange": (416, "is shorter than the range's beginning"),
-    "BadSample": (422, "lies in an archive that cannot be read; write it again"),
-    "TooLarge": (413, "is larger than the credit: raise credit=, or ask for ranges of it"),
-    "Damaged": (500, "came with another checksum than it was stored with: run meshd fsck on the node"),
-    "Unreadable": (500, "could not be read when its turn came: replaced meanwhile, or damaged on disk"),
+    "NoSuchKey": (404, "does not exist"),
+    "NoSuchBucket": (404, "is in a bucket that does not exist"),
+    "AccessDenied": (403, "may not be read with this access key"),
+    "InvalidRange": (416, "ends before the offset of the requested range"),
+    "BadSample": (422, "is in an archive that cannot be read; write the archive again"),
+    "TooLarge": (413, "is larger than the credit: raise credit=, or request ranges of it"),
+    "Damaged": (500, "arrived with a wrong checksum: run meshd fsck on the node"),
+    "Unreadable": (500, "could not be read: it was replaced during the gather, or is damaged on disk"),
 }
 
 

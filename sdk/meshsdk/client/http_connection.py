@@ -1,10 +1,10 @@
 """Keep-alive HTTP/1.1 connections over blocking sockets, plain or TLS, and their pool.
 
-Law: this module moves bytes and knows no S3, signing or retry. Kernel timeouts keep plain sockets
-blocking, so a body of megabytes is one system call (MSG_WAITALL) into the caller's buffer. Certificates
-are always verified.
-Invariant: every failure is a ConnectError and leaves the connection closed; a failure no retry can cure
-(unknown authority, wrong host name, no TLS) is a ConfigurationError.
+Law: this module moves bytes and knows nothing of S3, signing or retries. Plain sockets block and use kernel
+timeouts, so a body of megabytes is one system call (MSG_WAITALL) into the caller's buffer. Certificates are
+always verified.
+Invariant: every failure raises ConnectError and leaves the connection closed; a failure that no retry can
+cure (unknown authority, wrong host name, no TLS) raises ConfigurationError.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ if TYPE_CHECKING:
 
 _EXPIRED: Final = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 _RENEW: Final = (
-    "It ran out at the node: put a new pair where its --tls-cert and --tls-key point; no restart is needed. "
-    "Other nodes answer meanwhile"
+    "The node's certificate has expired: replace the files that its --tls-cert and --tls-key name; no "
+    "restart is needed. Until then, use another node"
 )
 _BELIEVE: Final = (
-    "Give the certificate of the authority that made it with --ca-cert or MESH_CA_BUNDLE, or use the name it "
-    "was made for"
+    "Pass the certificate of the authority that issued it with --ca-cert or MESH_CA_BUNDLE, or use the host "
+    "name it was issued for"
 )
-# `ssl` is imported where it is needed: a plain endpoint does not pay for it.
+# `ssl` is imported on use, so that clients of a plain endpoint do not pay for it.
 
 
 def wrap_tls(sock: socket.socket, endpoint: Endpoint) -> socket.socket:
-    """`sock`, connected already, after the handshake. Raises ConfigurationError, OSError."""
+    """Return the connected `sock` wrapped in TLS, after the handshake.
+
+    Raises ConfigurationError for a certificate that does not verify or a server without TLS, else OSError.
+    """
     import ssl
 
     try:
@@ -49,16 +52,18 @@ def wrap_tls(sock: socket.socket, endpoint: Endpoint) -> socket.socket:
     except ssl.SSLCertVerificationError as error:
         why = error.verify_message.rstrip(".")
         advice = _RENEW if error.verify_code == _EXPIRED else _BELIEVE
-        raise ConfigurationError(f"{endpoint}: its certificate is not believed: {why}. {advice}") from error
+        raise ConfigurationError(f"{endpoint}: certificate verification failed: {why}. {advice}") from error
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
-            raise ConfigurationError(f"{endpoint} does not speak TLS: is it http:// there?") from None
+            raise ConfigurationError(
+                f"{endpoint} does not speak TLS: use http://, or check the port"
+            ) from None
         raise
     return wrapped
 
 
 def is_incomplete_record(error: OSError) -> bool:
-    """Whether a non-blocking read found nothing of the application's."""
+    """Return whether a non-blocking TLS read failed because no application data has arrived yet."""
     import ssl
 
     return isinstance(error, ssl.SSLWantReadError)
@@ -66,13 +71,13 @@ def is_incomplete_record(error: OSError) -> bool:
 
 @cache
 def _context(bundle: str) -> Any:
-    """One a process and bundle: reading the authorities takes milliseconds."""
+    """Return the TLS context for a CA bundle, cached because loading the authorities takes milliseconds."""
     import ssl
 
     try:
         return ssl.create_default_context(cafile=bundle or None)
     except FileNotFoundError as error:
-        raise ConfigurationError(f"the CA bundle {bundle} is not there") from error
+        raise ConfigurationError(f"the CA bundle {bundle} does not exist") from error
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(f"the CA bundle {bundle} cannot be used: {error}") from error
 
@@ -85,9 +90,10 @@ _WANTED_RCVBUF = 4 << 20
 
 @cache
 def _receive_buffer() -> int:
-    """Bytes to ask for as SO_RCVBUF; 0 where the kernel's own growth reaches further than it lets us ask.
+    """Return the SO_RCVBUF to set, in bytes; 0 to leave the buffer to the kernel.
 
-    Asking switches the kernel's automatic growth off, so it must not make the window smaller.
+    Setting it turns off the kernel's automatic growth, so this must not end in a smaller window: the result
+    is 0 if the kernel grows the buffer beyond what it lets us set.
     """
     try:
         with open("/proc/sys/net/core/rmem_max") as file:
@@ -101,13 +107,16 @@ def _receive_buffer() -> int:
 
 
 def _connected(host: str, port: int, timeout: float) -> socket.socket:
-    """Over loopback nothing is lost, and the pacing of a congestion control (BBR's) costs more than all the
-    copying; a connection that began with it keeps it. Raises OSError."""
+    """Return a connected TCP socket. Raises OSError.
+
+    Loopback connections use Reno from the start: loopback loses nothing, and the pacing of a congestion
+    control such as BBR costs more than all the copying.
+    """
     if not (host == "::1" or host.removeprefix("::ffff:").startswith("127.")):
         return socket.create_connection((host, port), timeout=timeout)
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on this system
+        with contextlib.suppress(OSError, AttributeError):  # AttributeError: unknown on this platform
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         sock.settimeout(timeout)
         sock.connect((host, port))
@@ -118,14 +127,14 @@ def _connected(host: str, port: int, timeout: float) -> socket.socket:
 
 
 class Connection:
-    """A connected socket and what was read of it beyond the last head.
+    """A connected socket, with the bytes that were read ahead of the last response head.
 
-    `send` a request, then `receive` its response and read the body to its end before the next `send`. Not
+    `send` a request, `receive` its response, and read the body to its end before the next `send`. Not
     thread-safe, except that any thread may `abort` it to wake a blocked reader.
     """
 
     def __init__(self, endpoint: Endpoint, timeout: float, connect_timeout: float = 5.0) -> None:
-        """Connects; raises ConnectError."""
+        """Connect; timeouts are in seconds. Raises ConnectError, or ConfigurationError for TLS."""
         self.endpoint = endpoint
         self._cut = False
         self._pid = os.getpid()
@@ -139,7 +148,7 @@ class Connection:
         except OSError as error:
             raise ConnectError(
                 f"cannot reach {endpoint}: {error.strerror or error}. "
-                "Is the server up, and MESH_ENDPOINT right?"
+                "Check that the server is up and MESH_ENDPOINT is right."
             ) from error
 
     def _open(self, timeout: float, connect_timeout: float) -> socket.socket:
@@ -161,13 +170,18 @@ class Connection:
         return sock
 
     def fileno(self) -> int:
-        """The descriptor, for polling: readable once the response has begun (or the server hung up), and over
-        TLS now and then for no reason: ask `began` then."""
+        """Return the socket's descriptor, for polling.
+
+        It is readable once the response has begun or the server has closed the connection. Over TLS it may
+        also be readable for protocol messages alone, so check `began`.
+        """
         return self._socket.fileno()
 
     def began(self) -> bool:
-        """Whether a readable connection has something to `receive`: what TLS says on its own account is
-        taken in and does not count."""
+        """Return whether a readable connection has data to `receive`.
+
+        Protocol messages of TLS itself are consumed and do not count.
+        """
         if not self._tls or self._start != self._end:
             return True
         self._socket.settimeout(0)
@@ -182,7 +196,7 @@ class Connection:
         return True
 
     def begins(self, seconds: float) -> bool:
-        """Whether there is something to `receive` within so many seconds."""
+        """Wait up to `seconds` for a response to begin; return whether it has."""
         poll, until = select.poll(), time.monotonic() + seconds
         poll.register(self._socket, select.POLLIN)
         while self._start == self._end:
@@ -193,10 +207,10 @@ class Connection:
         return True
 
     def send(self, pieces: Iterable[Buffer]) -> None:
-        """Sends one whole request; raises ConnectError.
+        """Send one whole request. Raises ConnectError.
 
-        A server that refuses early answers and hangs up while the body is still on its way: then the
-        answer counts.
+        A server may reject a request early: it answers and closes the connection while the body is still
+        being sent. This is not an error here, because `receive` can still read that answer.
         """
         try:
             for piece in pieces:
@@ -207,7 +221,7 @@ class Connection:
             raise self._broken("while sending", error) from error
 
     def receive(self, *, bodiless: bool = False) -> Response:
-        """The head of the next response; `bodiless` for the answer to a HEAD. Raises ConnectError."""
+        """Read the head of the next response; `bodiless` for the answer to a HEAD. Raises ConnectError."""
         while True:
             status, headers = parse_head(self._read_head())
             if status >= 200:
@@ -226,10 +240,10 @@ class Connection:
                 self._start = found + 4
                 return bytes(head)
             if self._end - self._start >= _READ_AHEAD:
-                raise self._broken("a response head beyond 16 KiB")
+                raise self._broken("the response head is larger than 16 KiB")
 
     def _slide(self) -> int:
-        """Makes room, reads on, and looks again for the end of the head."""
+        """Make room in the buffer, read more, and return where the head ends, or -1."""
         if self._start:
             self._ahead[: self._end - self._start] = self._ahead[self._start : self._end]
             self._end -= self._start
@@ -246,17 +260,15 @@ class Connection:
         try:
             count = self._socket.recv_into(view, 0, flags) if not self._tls else self._socket.recv_into(view)
         except (BlockingIOError, TimeoutError) as error:
-            raise self._broken("no byte arrived within the timeout") from error
+            raise self._broken("received nothing within the timeout") from error
         except OSError as error:
             raise self._broken("while receiving", error) from error
         if count == 0:
-            raise self._broken("the server hung up")
+            raise self._broken("the server closed the connection")
         return count
 
     def read_exact(self, view: memoryview) -> None:
-        """Fills `view`: what was read ahead is copied (at most 16 KiB), the rest goes from the socket into
-        it.
-        """
+        """Fill `view`: copy what was read ahead (at most 16 KiB), then receive the rest directly into it."""
         filled = min(len(view), self._end - self._start)
         view[:filled] = memoryview(self._ahead)[self._start : self._start + filled]
         self._start += filled
@@ -264,7 +276,7 @@ class Connection:
             filled += self._recv(view[filled:], self._flags)
 
     def read_line(self) -> bytes:
-        """One line of chunked framing, without its end."""
+        """Read one line of chunked framing; the result is without CRLF."""
         line = bytearray()
         while not line.endswith(b"\r\n"):
             if self._start == self._end:
@@ -274,11 +286,11 @@ class Connection:
             line += self._ahead[self._start : stop]
             self._start = stop
             if len(line) > MAX_HEAD:
-                raise self._broken("a line without end")
+                raise self._broken(f"a line of the chunked body is longer than {MAX_HEAD} bytes")
         return bytes(line[:-2])
 
     def read_rest(self) -> Iterator[bytes]:
-        """The body of a response that ends with the connection."""
+        """Yield the body of a response that ends when the server closes the connection."""
         while True:
             if self._start == self._end:
                 try:
@@ -292,7 +304,7 @@ class Connection:
             yield piece
 
     def idle(self) -> bool:
-        """Whether it can carry another request: open, and nothing has arrived that nobody asked for."""
+        """Return whether the connection can carry another request: it is open and has no unread data."""
         if self._socket.fileno() < 0 or self._start != self._end or self._pid != os.getpid():
             return False
         poll = select.poll()
@@ -300,13 +312,13 @@ class Connection:
         return not poll.poll(0) or (self._tls and not self.began())
 
     def abort(self) -> None:
-        """Wakes whoever blocks on it, with a ConnectError. For use from another thread."""
-        if self._pid == os.getpid():  # a forked child must not hang up on its parent's behalf
+        """Wake a thread that blocks on this connection, with a ConnectError; for use from another thread."""
+        if self._pid == os.getpid():  # a forked child must not shut down its parent's connection
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the socket. Idempotent."""
         self._socket.close()
 
     def _broken(self, what: str, cause: BaseException | None = None) -> ConnectError:
@@ -320,8 +332,10 @@ class Connection:
 
 
 class Response:
-    """The head of a response and the way to its body. `headers` have lower-case names; `length` in bytes, or
-    None when only the framing tells.
+    """The head of a response, and access to its body.
+
+    `headers` have lower-case names. `length` is the body's size in bytes, or None if only the framing
+    (chunks, or the end of the connection) determines it.
     """
 
     def __init__(
@@ -349,27 +363,28 @@ class Response:
         if self._chunked or text is None:
             return None
         if not (text.isascii() and text.isdigit()):
-            raise self._connection._broken(f"a content-length of {text[:40]!r}")
+            raise self._connection._broken(f"the response has an invalid content-length: {text[:40]!r}")
         return int(text)
 
     @property
     def reusable(self) -> bool:
-        """Whether the connection may carry another request: the body was read to its end."""
+        """Whether the connection may carry another request: the body was read to its end, and neither side
+        closes the connection."""
         return self.done and not self._closing
 
     def readinto(self, view: memoryview) -> None:
-        """The whole body, of exactly `len(view)` = `length` bytes, into `view`; raises ConnectError."""
+        """Read the whole body into `view`, whose size must equal `length`. Raises ConnectError."""
         self._connection.read_exact(view)
         self.done = True
 
     def fill(self, view: memoryview) -> None:
-        """The next `len(view)` bytes of a body of a known length; raises ConnectError."""
+        """Read the next `len(view)` bytes of a body of known length into `view`. Raises ConnectError."""
         self._connection.read_exact(view)
         self._taken += len(view)
         self.done = self._taken == self.length
 
     def read(self, limit: int = 256 << 20) -> bytes:
-        """The whole body; refuses (ConnectError) more than `limit` bytes."""
+        """Read and return the whole body. Raises ConnectError if it is larger than `limit` bytes."""
         if self.length is not None and self.length <= limit:
             body = bytearray(self.length)
             self.readinto(memoryview(body))
@@ -378,11 +393,11 @@ class Response:
         for piece in self.pieces():
             body += piece
             if len(body) > limit:
-                raise self._connection._broken(f"a body beyond {limit} bytes")
+                raise self._connection._broken(f"the response body is larger than {limit} bytes")
         return bytes(body)
 
     def pieces(self, size: int = 1 << 20) -> Iterator[Buffer]:
-        """The body in pieces of at most `size` bytes; each is valid until the next is asked for."""
+        """Yield the body in pieces of at most `size` bytes; each is valid until the next one is requested."""
         if self._chunked:
             yield from self._chunks(size)
         elif self.length is None:
@@ -401,7 +416,7 @@ class Response:
             yield piece
 
     def _chunks(self, size: int) -> Iterator[Buffer]:
-        """Chunked framing (RFC 9112 §7.1); trailers are read and dropped."""
+        """Yield the body of a chunked response (RFC 9112 §7.1); trailers are read and discarded."""
         while length := self._chunk_size():
             yield from self._sized(length, size)
             self._connection.read_line()
@@ -413,15 +428,17 @@ class Response:
         try:
             return int(line, 16)
         except ValueError as error:
-            raise self._connection._broken(f"a chunk size of {line[:40]!r}") from error
+            raise self._connection._broken(
+                f"the response has an invalid chunk size: {line[:40]!r}"
+            ) from error
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """(status, headers) of a response head; raises ConnectError when it is none."""
+    """Parse a response head into (status, headers). Raises ConnectError if it is not HTTP/1.x."""
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
     if not words[0].startswith("HTTP/1.") or len(words) < 2 or not words[1].isdigit():
-        raise ConnectError(f"not an HTTP answer: {lines[0][:80]!r}. Is the endpoint's scheme and port right?")
+        raise ConnectError(f"not an HTTP response: {lines[0][:80]!r}. Check the endpoint's scheme and port.")
     headers: dict[str, str] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(":")
@@ -429,7 +446,7 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
             name, value = name.lower(), value.strip()
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
     if words[0] == "HTTP/1.0":
-        headers.setdefault("connection", "close")  # its default (RFC 9112 §9.3)
+        headers.setdefault("connection", "close")  # the default of HTTP/1.0 (RFC 9112 §9.3)
     return int(words[1]), headers
 
 
@@ -440,7 +457,10 @@ def _close_all(idle: deque[Connection]) -> None:
 
 
 class Pool:
-    """Idle connections of one endpoint, newest first. Thread-safe; a forked child starts with none."""
+    """Idle connections to one endpoint, most recently used first.
+
+    Thread-safe; a forked child starts with an empty pool.
+    """
 
     def __init__(self, endpoint: Endpoint, timeout: float, max_idle: int = 16) -> None:
         self.endpoint = endpoint
@@ -451,7 +471,7 @@ class Pool:
         self._finalizer = weakref.finalize(self, _close_all, self._idle)
 
     def acquire(self) -> Connection:
-        """An idle connection, or a new one; raises ConnectError."""
+        """Return an idle connection, else a new one. Raises ConnectError."""
         if self._pid != os.getpid():
             self.clear()
             self._pid = os.getpid()
@@ -464,18 +484,18 @@ class Pool:
         return self.dial()
 
     def dial(self, timeout: float | None = None) -> Connection:
-        """A new connection, which the caller owns; with a `timeout` of its own (seconds) if that is given."""
+        """Open a new connection, which the caller owns. `timeout` (seconds) overrides that of the pool."""
         return Connection(self.endpoint, self.timeout if timeout is None else timeout)
 
     def release(self, connection: Connection) -> None:
-        """Gives a connection back, its last response read to the end."""
+        """Return a connection to the pool; its last response must have been read to the end."""
         if len(self._idle) < self._max_idle and self._pid == os.getpid():
             self._idle.append(connection)
         else:
             connection.close()
 
     def clear(self) -> None:
-        """Closes what is idle."""
+        """Close the idle connections."""
         _close_all(self._idle)
 
     def __repr__(self) -> str:

@@ -1,9 +1,9 @@
 """Local handover: frames from a node on the same host arrive as shared memory instead of over TCP.
 
-Law: a node is local when its directory's `id` is readable here and equals the one in its answer; every
-frame still needs a signed request. A failed handover falls back to TCP and pauses handovers from that
-node.
-Invariant: a frame's pages become private to this process on the first write; no other job sees one.
+Law: a node is local if the `id` file of its handover directory is readable here and matches the id in its
+responses. Every frame still needs a signed request. A failed handover falls back to TCP and pauses handovers
+from that node.
+Invariant: a write to a frame is private to this process (copy-on-write); no other job sees it.
 """
 
 from __future__ import annotations
@@ -38,29 +38,31 @@ if TYPE_CHECKING:
 
 LOCAL_VARIABLE: Final = "MESH_LOCAL"
 _SHUNNED: Final = 30.0  # seconds
-_PATIENCE: Final = 5.0  # seconds; the node has the frame already
-_POPULATE_READ: Final = 22  # madvise(2); not named by `mmap`
+_PATIENCE: Final = 5.0  # seconds; enough, as the node already has the frame
+_POPULATE_READ: Final = 22  # MADV_POPULATE_READ of madvise(2), which `mmap` does not define
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class HandoverError(MeshError):
-    """A frame that could not be taken over: it is to be asked for once more, over TCP."""
+    """A frame could not be handed over; the caller requests it again over TCP."""
 
 
 class LocalHandover:
-    """Which endpoints are nodes on this host, and where their frames are found. `env`: MESH_LOCAL says `off`,
-    or where the nodes' directory is mounted here."""
+    """Knows which endpoints are nodes on this host, and receives frames from them.
+
+    `env` may have MESH_LOCAL: `off`, or the path where the nodes' handover directory is mounted here.
+    """
 
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
         self._setting = env.get(LOCAL_VARIABLE, "").strip()
         self._heard: dict[Endpoint, str] = {}
         self._shunned: dict[Endpoint, float] = {}
-        """Until when frames of an endpoint come over TCP, because one could not be taken over."""
+        """By endpoint, until when its frames come over TCP, after a failed handover."""
         self._near: dict[Endpoint, tuple[str, str]] = {}
-        """Of a node on this host: the id to say, and the directory as seen from here."""
+        """By endpoint of a local node, the id to send and the path of its directory as seen from here."""
 
     def record_directory(self, endpoint: Endpoint, said: str) -> None:
-        """What an answer said of its node's directory, if anything."""
+        """Record the handover directory that a node announced in a response; "" if it announced none."""
         if not said or self._setting == "off":
             return
         if self._heard.get(endpoint) == said and not self._is_over(endpoint):
@@ -72,7 +74,7 @@ class LocalHandover:
             self._near[endpoint] = place.id, directory
 
     def _is_over(self, endpoint: Endpoint) -> bool:
-        """Whether an endpoint was shunned for long enough."""
+        """Return whether the pause of an endpoint has just ended, and forget the pause."""
         if self._shunned.get(endpoint, math.inf) > time.monotonic():
             return False
         return self._shunned.pop(endpoint, None) is not None
@@ -82,26 +84,27 @@ class LocalHandover:
         self._shunned[endpoint] = time.monotonic() + _SHUNNED
 
     def handover_id(self, endpoint: Endpoint) -> str:
-        """What to say with a question so that its frame is handed over; empty for a node elsewhere."""
+        """Return the id to send with a request so that its frame is handed over; "" for a remote node."""
         return self._near.get(endpoint, ("", ""))[0]
 
     def receive_frame(self, endpoint: Endpoint, answer: str, arena: Arena) -> Lease:
-        """The frame that an answer names: in pages of its own, or in a slot, where a device wants that.
+        """Receive the frame that a response names.
 
-        Raises HandoverError; the endpoint is then no neighbour for a while.
+        It stays in the node's shared pages if the arena can adopt them, else it is copied to a slot. Raises
+        HandoverError; frames of the endpoint then come over TCP for 30 s.
         """
         handed, (_, directory) = parse_handover_ticket(answer), self._near.get(endpoint, ("", ""))
         if handed is None or not directory:
             self._shun(endpoint)
-            raise HandoverError(f"{endpoint}: not understood: {answer[:80]!r}")
+            raise HandoverError(f"{endpoint}: invalid handover ticket: {answer[:80]!r}")
         try:
             return _taken(directory, handed, arena)
         except (OSError, ValueError) as error:
             self._shun(endpoint)
-            raise HandoverError(f"{endpoint}: its frame cannot be taken over: {error}") from error
+            raise HandoverError(f"{endpoint}: the local handover of a frame failed: {error}") from error
 
     def __repr__(self) -> str:
-        return f"Neighbours({', '.join(map(str, self._near)) or 'none'})"
+        return f"LocalHandover({', '.join(map(str, self._near)) or 'no local node'})"
 
 
 def _read_id(directory: str) -> str:
@@ -119,13 +122,16 @@ def _read_id(directory: str) -> str:
 
 
 def _taken(directory: str, handed: HandoverTicket, arena: Arena) -> Lease:
-    """Raises OSError, ValueError. The connection is open as long as the node's memory is used."""
+    """Fetch a frame through the node's socket. Raises OSError, ValueError.
+
+    The connection stays open for as long as the node's memory is in use.
+    """
     line = _dialled(directory, handed.socket)
     try:
         fd = _received(line, handed.ticket)
         try:
             if not _is_settled(fd, handed.size):
-                raise ValueError("it is of another size than was said, or could still change")
+                raise ValueError(f"the shared memory is not {handed.size} bytes or not sealed")
             if arena.can_adopt(handed.size):
                 return arena.adopt_pages(_mapped(fd, handed.size), line.close)
             lease = arena.acquire_slot(handed.size)
@@ -140,7 +146,10 @@ def _taken(directory: str, handed: HandoverTicket, arena: Arena) -> Lease:
 
 
 def _dialled(directory: str, name: str) -> socket.socket:
-    """Through a descriptor of the directory: a socket's path has 107 bytes at most."""
+    """Connect to a socket in the directory.
+
+    The path goes through a descriptor of the directory, because a socket's path is limited to 107 bytes.
+    """
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     at = -1
     try:
@@ -166,7 +175,7 @@ def _received(line: socket.socket, ticket: str) -> int:
     if len(fds) != 1:
         for fd in fds:
             os.close(fd)
-        raise ValueError("the ticket was not taken")
+        raise ValueError("the node did not accept the ticket")
     return fds[0]
 
 
@@ -175,9 +184,9 @@ def _is_settled(fd: int, size: int) -> bool:
 
 
 def _mapped(fd: int, size: int) -> Any:
-    """Private: who writes into a batch writes into a page of their own."""
+    """Map the frame privately, so that writes to a batch copy the page and stay in this process."""
     pages = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    with contextlib.suppress(OSError):  # before Linux 5.14: pages come as they are read
+    with contextlib.suppress(OSError):  # before Linux 5.14 pages are mapped on first access instead
         pages.madvise(_POPULATE_READ)
     return np.frombuffer(pages, np.uint8)
 
@@ -187,5 +196,5 @@ def _fill(fd: int, view: memoryview) -> None:
     while at < len(view):
         got = os.preadv(fd, [view[at:]], at)
         if not got:
-            raise ValueError("it ends early")
+            raise ValueError(f"the shared memory ends after {at} of {len(view)} bytes")
         at += got

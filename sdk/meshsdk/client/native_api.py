@@ -1,6 +1,6 @@
 """Client of the daemon's native API: snapshots, plans, frames, rows and the bad-sample ledger.
 
-Law: every answer becomes a frozen value. Every call is idempotent: any node gives the same answer.
+Law: every response becomes a frozen value. Every call is idempotent, and any node gives the same answer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FieldInfo:
-    """A field of a snapshot: `kind` is "bytes" or "label"; `classes` the names of a label's values, in
-    order.
+    """A field of a snapshot.
+
+    Attributes:
+        kind: "bytes" or "label".
+        classes: for a label, the class name of each value 0, 1, …; else empty.
     """
 
     kind: str
@@ -38,11 +41,13 @@ class SnapshotInfo:
     """A pinned list of objects.
 
     Attributes:
-        hash: its name; the same content has the same.
-        samples, shards, objects: how many.
-        bytes: of all objects.
-        skipped: keys that formed no sample, as a field was lacking.
-        kind: of the source, as it was read: "objects", "tar", "lines" …; "" of a node that does not tell.
+        hash: identifies the snapshot; equal content has an equal hash.
+        source: the URL that was pinned.
+        samples, shards, objects: how many the snapshot has.
+        bytes: total size of the objects.
+        fields: the fields of a sample, by name (FieldInfo).
+        skipped: number of keys without a sample, because a field is missing.
+        kind: how the source was read: "objects", "tar", "lines" …; "" if the node does not report it.
     """
 
     hash: str
@@ -58,8 +63,11 @@ class SnapshotInfo:
 
 @dataclass(frozen=True, slots=True)
 class FieldSchema:
-    """A row's type: `shape` without the batch dimension; None for a ragged field (one dimension, unequal
-    lengths).
+    """The type of a field in a row.
+
+    Attributes:
+        dtype: name of the numpy dtype, such as "uint8".
+        shape: without the batch dimension; None for a ragged field, whose rows differ in length.
     """
 
     dtype: str
@@ -71,8 +79,13 @@ class FieldSchema:
 
 @dataclass(frozen=True, slots=True)
 class PlanInfo:
-    """A registered plan: `positions` an epoch, the rows' schema, and the op builds (op, version) it is
-    pinned to.
+    """A registered plan.
+
+    Attributes:
+        hash: identifies the plan.
+        positions: rows of an epoch.
+        fields: dtype and shape of each field of a row (FieldSchema).
+        ops: the op builds that the plan is pinned to, as (op, version).
     """
 
     hash: str
@@ -83,7 +96,7 @@ class PlanInfo:
 
 @dataclass(frozen=True, slots=True)
 class FrameAddress:
-    """Where a rank's rows of a step are: a pure name, good at any node and any time."""
+    """The address of a rank's rows of a step, valid at any node and at any time."""
 
     plan: str
     epoch: int
@@ -109,11 +122,11 @@ class BadSample:
     """An entry of a plan's ledger: a sample that could not be prepared.
 
     Attributes:
-        key: of the object, with the member of an archive.
-        op: in which it failed.
-        error: why, in the op's words.
-        position, epoch: where it was met last; `mesh replay` prepares it again.
-        times: how often it was met.
+        key: key of the object, with the member if it is an archive.
+        op: the op that failed.
+        error: the op's error message.
+        position, epoch: where the sample last occurred; `mesh replay` prepares it again.
+        times: how often it has failed.
     """
 
     key: str
@@ -132,8 +145,11 @@ def pin_snapshot(
     deadline: float | None = None,
     meanwhile: Callable[[], object] = lambda: None,
 ) -> SnapshotInfo:
-    """Lists the source and pins what is there now; without `fields`, which few kinds can do without,
-    all that there are. `meanwhile`: done while the node is at it."""
+    """Pin the current content of a source as a snapshot.
+
+    Without `fields`, which only a few kinds allow, the snapshot has all fields of the source. `meanwhile`
+    runs while the node works.
+    """
     document = {"source": source, "kind": kind} | ({} if fields is None else {"fields": dict(fields)})
     request = json_request("POST", "/-/snapshots", document)
     begun = transport.begin(request)
@@ -145,23 +161,23 @@ def pin_snapshot(
 def derive_snapshot(
     transport: Transport, base: SnapshotInfo, change: Mapping[str, Any], deadline: float | None = None
 ) -> SnapshotInfo:
-    """A snapshot made of another: `change` is one of select, rename, relabel, filter, join (with `on`),
-    concat."""
+    """Derive a snapshot from another; `change` is one of select, rename, relabel, filter, join (with `on`)
+    and concat."""
     document = {"from": base.hash, **change}
     answer = transport.json(json_request("POST", "/-/snapshots", document), deadline)
     return _read(lambda: _snapshot(base.source, answer), "snapshot")
 
 
 def fetch_snapshot(transport: Transport, digest: str) -> Snapshot:
-    """A snapshot's whole document: objects, ETags and where each sample lies."""
-    from meshwire.dataset.snapshot import Snapshot  # most jobs never look at the document
+    """Fetch a snapshot's whole document: objects, ETags and the location of each sample."""
+    from meshwire.dataset.snapshot import Snapshot  # most jobs never read the document
 
     body = transport.text(Request("GET", f"/-/snapshots/{quote(digest, safe='')}"))
     return _read(lambda: Snapshot.from_bytes(body), "snapshot")
 
 
 def describe_snapshot(snapshot: Snapshot) -> SnapshotInfo:
-    """What `pin_snapshot` answers, of a document at hand."""
+    """Return the summary of a snapshot document, as `pin_snapshot` does."""
     return _snapshot(snapshot.source, snapshot.summary())
 
 
@@ -188,7 +204,7 @@ def register_plan(
     batch: int | None = None,
     deadline: float | None = None,
 ) -> PlanInfo:
-    """Registers a plan; the node fills in the op versions and says what the rows will be."""
+    """Register a plan; the node fills in the op versions and returns the schema of the rows."""
     document: dict[str, Any] = {"snapshot": snapshot, "spec": dict(spec)}
     if batch is not None:
         document["batch"] = batch
@@ -206,12 +222,12 @@ def _plan(answer: Mapping[str, Any]) -> PlanInfo:
 
 
 def rows_request(plan: str, epoch: int, samples: Sequence[int]) -> Request:
-    """A frame of the samples of those stored-order indices, in that order."""
+    """Return the request for a frame of these samples (indices in stored order), in the given order."""
     return json_request("POST", f"/-/plans/{plan}/rows", {"samples": list(samples)}, f"epoch={epoch}")
 
 
 def bad_samples(transport: Transport, plan: str) -> tuple[BadSample, ...]:
-    """The ledger of a plan: what could not be prepared so far, in any job."""
+    """Fetch the ledger of a plan: the samples that could not be prepared so far, in any job."""
     answer = transport.json(Request("GET", f"/-/plans/{plan}/bad"))
     names = ("key", "op", "error", "position", "epoch", "times")
     return _read(
@@ -224,5 +240,5 @@ def _read(make: Callable[[], T], what: str) -> T:
         return make()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MeshError(
-            f"the {what} the server sent is not understood ({error!r}): upgrade the older of SDK and server"
+            f"cannot parse the {what} from the server ({error!r}): upgrade the older of SDK and server"
         ) from error

@@ -1,9 +1,9 @@
 """Retry policy: back-off, deadlines, and liveness checks of a silent node.
 
-Law: this module decides and the caller sleeps; a long wait logs a warning (logger `meshsdk`). A node
-that does not even answer a liveness check is abandoned early; a node that is working gets its full
-timeout.
-Invariant: a wait never outlasts the deadline and never undercuts the server's Retry-After.
+Law: this module decides how long to wait and the caller sleeps; a long wait logs a warning (logger
+`meshsdk`). A node that does not answer a liveness check is abandoned early; a node that is working gets its
+full timeout.
+Invariant: a wait never extends past the deadline and is never shorter than the server's Retry-After.
 """
 
 from __future__ import annotations
@@ -25,41 +25,43 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshsdk")
 
-# 421 means "another node owns it": after a map change the same endpoint answers, or forwards.
+# 421 means that another node owns the name: after a map change the same endpoint answers or forwards.
 RETRIED_STATUSES = frozenset({408, 421, 429, 500, 502, 503, 504})
 _AT_ONCE = 1.0  # seconds
 PRESENCE = 2.0
-"""Seconds within which a node says that it is there."""
+"""Seconds within which a live node answers a liveness check."""
 SUSPICIOUS = 5.0
-"""Seconds of silence before which nobody is asked whether it is: a busy machine may be as slow."""
-LONGER = "To wait longer: deadline=SECONDS, of mesh.Loader or mesh.connect."
-_CHECK = f"Look at the nodes with `mesh cluster status`. {LONGER}"
-SETTLED_CODES = frozenset({"OpFailed"})  # the same op would do the same to the same bytes
+"""Seconds of silence before the first liveness check: a busy node may be silent for as long."""
+LONGER = "To wait longer, pass deadline=SECONDS to mesh.Loader or mesh.connect."
+_CHECK = f"Check the nodes with `mesh cluster status`. {LONGER}"
+SETTLED_CODES = frozenset({"OpFailed"})  # the op would fail in the same way on the same bytes
 
 
 def retryable(error: BaseException) -> bool:
-    """Whether asking an idempotent question again can help."""
+    """Return whether repeating an idempotent request can help."""
     if isinstance(error, ServerError):
         return error.status in RETRIED_STATUSES and error.code not in SETTLED_CODES
     return isinstance(error, ConnectError)
 
 
 def progress_of(error: BaseException) -> float | None:
-    """How far work is that a server does meanwhile, 0…1, if it says that it does."""
+    """Return the progress (0…1) of the server's work on this request; None if the server reports none."""
     told = error.detail.get("progress") if isinstance(error, BusyError) else None
     return float(told) if isinstance(told, (int, float)) else None
 
 
 def silence(timeout: float, deadline: float, left: float) -> float:
-    """Seconds without a word after which a node is asked whether it is there: `timeout`, or earlier, so that
-    another can be asked before the `deadline`, and who waits is told at it; `left` is what is left of it."""
+    """Return the seconds of silence after which to check that a node is alive.
+
+    This is `timeout`, or less, so that there is time to try another node before the `deadline` and to report
+    the failure at it. `left`: seconds left until the deadline.
+    """
     least = max(_AT_ONCE, SUSPICIOUS - (deadline - left))
     return min(timeout, max(least, min(deadline / 2, left - PRESENCE)))
 
 
 def _forget_places(error: BaseException) -> None:
-    """Of a failure and its causes only the words are left to be shown: where in the SDK they were noticed is
-    a screen of text that tells nobody anything."""
+    """Remove the tracebacks of an error and its causes: SDK internals only obscure the messages."""
     each: BaseException | None = error
     while each is not None:
         each = each.with_traceback(None).__cause__
@@ -69,8 +71,8 @@ def _forget_places(error: BaseException) -> None:
 class BackOff:
     """Exponential back-off with full jitter: the n-th wait is uniform in (0, min(cap, base·2ⁿ)] seconds.
 
-    `deadline` is for servers that are not to be had; one that works on what was asked is waited for as long
-    as it comes further, and for `standstill` seconds when it does not.
+    `deadline` (seconds) limits the wait for an unavailable server. A server that works on the request is
+    waited for as long as its progress grows, and for `standstill` seconds after it stops growing.
     """
 
     deadline: float
@@ -81,27 +83,30 @@ class BackOff:
 
 @dataclass(slots=True)
 class Patience:
-    """One question's budget of waiting, from now on. `now` and `jitter` are injectable for tests."""
+    """The waiting budget of one request, from now on. Tests inject `now` and `jitter`."""
 
     policy: BackOff
     started: float = field(default_factory=time.monotonic)
     attempts: int = 0
     jitter: random.Random = field(default_factory=random.Random)
     _tell_at: float = 3.0
-    _done: float = -1.0  # what a server said of its work
+    _done: float = -1.0  # the highest progress that a server reported
     _untold: bool = True
-    _further: float = 0.0  # when it came further
-    _heard: float = 0.0  # when it last said so
+    _further: float = 0.0  # when the progress last grew
+    _heard: float = 0.0  # when a server last reported progress
 
     def delay(self, error: MeshError, now: float) -> float:
-        """Seconds to wait before asking again; raises `error` itself when asking again cannot help,
-        DeadlineError (from it) at the deadline, and where the server wants a wait that would pass it."""
+        """Return the seconds to wait before the next attempt.
+
+        Raises `error` itself if another attempt cannot help, and DeadlineError (from it) at the deadline or
+        if the server's Retry-After would pass it.
+        """
         if not retryable(error):
             raise error
         return self.wait(error, now)
 
     def wait(self, error: MeshError, now: float) -> float:
-        """The same of an error that is known to pass."""
+        """Return the seconds to wait, as `delay` does, for an error that is known to be temporary."""
         self.attempts += 1
         ceiling = min(self.policy.cap, self.policy.base * 2 ** min(self.attempts - 1, 20))
         asked: float = getattr(error, "retry_after", None) or 0.0
@@ -114,18 +119,18 @@ class Patience:
                 f"{' ' if why.endswith(('.', '?')) else '. '}"
                 f"{_CHECK if isinstance(error, ServerError) and not error.blames_keys else LONGER}"
             ) from error
-        # Cut to what is left, or a long one that was drawn would end the waiting before its time.
+        # Cut to the time left; otherwise a long random wait would end the retries before the deadline.
         wait = max(min(self.jitter.uniform(0, ceiling), left), asked)
         self._tell(error, now, wait)
         return wait
 
     @property
     def ends(self) -> float:
-        """When it ends with who says nothing of work."""
+        """The monotonic time at which waiting ends for a server that reports no progress."""
         return max(self.started, self._heard) + self.policy.deadline
 
     def _until(self, error: MeshError, now: float) -> float:
-        """When patience ends."""
+        """Return the monotonic time at which waiting ends after this error."""
         done = progress_of(error)
         if done is None:
             return self.ends
@@ -135,21 +140,27 @@ class Patience:
         return self._further + max(self.policy.deadline, self.policy.standstill)
 
     def _tell(self, error: MeshError, now: float, wait: float) -> None:
-        """Of a server that is not there before a second is over: nobody is to look for it elsewhere."""
+        """Log a warning if the wait is long.
+
+        An unreachable server is reported within the first second, so that users do not search for the cause
+        elsewhere.
+        """
         since = now - self.started
         first = self._untold and isinstance(error, ConnectError) and since + wait >= _AT_ONCE
         if not first and since < self._tell_at:
             return
         self._untold, self._tell_at = False, max(2 * since, self._tell_at)
-        _log.warning("still asking after %.1f s (attempt %d): %s", since, self.attempts, error)
+        _log.warning("still retrying after %.1f s (attempt %d): %s", since, self.attempts, error)
 
 
-ABSENT: Final = "no answer, nor a word that it is there: does it stand still, or is the way to it cut?"
+ABSENT: Final = "no answer, and no reply to a liveness check: the node hangs or is unreachable"
 
 
 def await_answer(connection: Connection, silence: float, timeout: float, there: Callable[[], bool]) -> None:
-    """Until an answer begins. Each `silence` seconds it is asked whether the node is `there`. Raises
-    ConnectError where it is not, and after `timeout` seconds."""
+    """Wait until a response begins, and call `there` every `silence` seconds to check that the node is alive.
+
+    Raises ConnectError if it is not, and after `timeout` seconds.
+    """
     until = time.monotonic() + timeout
     while (left := until - time.monotonic()) > 0:
         if connection.begins(min(silence, left)):

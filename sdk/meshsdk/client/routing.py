@@ -1,9 +1,9 @@
 """Routing: the cluster map behind an endpoint, failing endpoints, and the choice of node for a request.
 
-Law: routing is a preference, never a condition, because every node answers every request. Objects go to
-their replicas by the map, frames to the node their address hashes to. A single-node endpoint is never
-asked for a map; the first `x-mesh-map` header, several configured endpoints or a failure reveals the
-others. Thread-safe.
+Law: routing only saves hops; it is never needed for correctness, because every node answers every request.
+Requests for objects go to their replicas by the cluster map, requests for frames to the node that their
+address hashes to. The map is requested after the first `x-mesh-map` header, after a failure, or if several
+endpoints are configured; a single-node endpoint is never asked for one. Thread-safe.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshsdk")
 MAP_HEADER: Final = "x-mesh-map"
 SHUNNED: Final = 5.0
-"""Seconds for which an endpoint that failed is asked last."""
-_OFTEN: Final = 1.0  # seconds between two questions for the map; more after each that nobody answered
-_SELDOM: Final = 30.0
+"""Seconds for which an endpoint is tried last after a failure."""
+_OFTEN: Final = 1.0  # seconds between two requests for the map; doubled after each one that failed
+_SELDOM: Final = 30.0  # the longest such pause
 _REACHABLE_STATES: Final = ("up", "draining", "joining", "returning")
 
 
 class ClusterDirectory:
-    """Configured endpoints and the nodes behind them. `ask` gives the body of `GET /-/map` of an endpoint."""
+    """The configured endpoints, and the nodes of the mesh behind them.
+
+    `ask` returns the body of `GET /-/map` from an endpoint.
+    """
 
     def __init__(self, configured: tuple[Endpoint, ...], ask: Callable[[Endpoint], bytes]) -> None:
         self.configured = configured
@@ -60,27 +63,29 @@ class ClusterDirectory:
 
     def __repr__(self) -> str:
         known = "no map" if self._map is None else f"map {self._map.version}"
-        return f"Directory({', '.join(map(str, self.configured))}; {known})"
+        return f"ClusterDirectory({', '.join(map(str, self.configured))}; {known})"
 
     @property
     def map(self) -> ClusterMap | None:
-        """The newest map known, None where there is one node, or none is known."""
+        """The newest known cluster map; None if there is a single node or no map is known."""
         return self._map
 
     def record_version(self, version: str) -> None:
-        """An answer said by which map its node goes (its `x-mesh-map`)."""
+        """Record the map version that a node reported in `x-mesh-map`."""
         if version.isascii() and version.isdigit():
             self._wanted = max(self._wanted, int(version))
 
     def current(self) -> ClusterMap | None:
-        """The map, asked for anew first when a newer one was heard of."""
+        """Return the map, after a refresh if a node reported a newer version."""
         if self._wanted > self._version:
             self.refresh()
         return self._map
 
     def refresh(self) -> None:
-        """Ask for the map, unless that was done a moment ago. Never raises: without an answer the last map
-        stays."""
+        """Request the map, unless that was done a moment ago.
+
+        Never raises: without an answer the last map stays in use.
+        """
         if time.monotonic() < self._again or not self._lock.acquire(blocking=False):
             return
         try:
@@ -103,11 +108,11 @@ class ClusterDirectory:
         self._pause = min(2 * self._pause, _SELDOM)
 
     def _not_understood(self, endpoint: Endpoint, error: Exception) -> None:
-        """Told once: everything works without a map, but by way of fewer nodes."""
+        """Warn once: without a map everything works, but requests use fewer nodes."""
         _log.log(
             logging.DEBUG if self._told else logging.WARNING,
-            "the map of %s is not understood (%s) and not followed: upgrade shardmesh here to the release of "
-            "the nodes",
+            "ignoring the cluster map of %s, which this SDK cannot parse (%s): upgrade shardmesh on this "
+            "machine to the release of the nodes",
             endpoint,
             error,
         )
@@ -121,34 +126,34 @@ class ClusterDirectory:
         self._version = self._wanted = found.version
 
     def _everybody(self) -> list[Endpoint]:
-        """Whom to ask: who did not fail lately first."""
+        """Return all known endpoints; those that failed recently come last."""
         serving = [node for node in self._map.nodes if node.state in _REACHABLE_STATES] if self._map else []
         known = [*self.configured, *(self._endpoints[node.node_id] for node in serving)]
         return sorted(dict.fromkeys(known), key=self.is_shunned)
 
     def endpoint(self, node: Node) -> Endpoint:
-        """Where a node of the map is."""
+        """Return the endpoint of a node of the map."""
         return self._endpoints[node.node_id]
 
     def state(self, endpoint: Endpoint) -> str:
-        """Of the node at an endpoint, by the map; "" where the map does not say."""
+        """Return the map's state of the node at an endpoint; "" if the map does not list it."""
         if self._map is None:
             return ""
         return next((node.state for node in self._map.nodes if self._endpoints[node.node_id] == endpoint), "")
 
-    # --- what fails -----------------------------------------------------------------------------------
+    # --- failures -------------------------------------------------------------------------------------
 
     def mark_failed(self, endpoint: Endpoint) -> None:
-        """It did not answer, or not to the end."""
+        """Record that an endpoint did not answer, or broke off its answer."""
         self._failed[endpoint] = time.monotonic()
 
     def mark_working(self, endpoint: Endpoint) -> None:
-        """It answered."""
+        """Record that an endpoint answered."""
         if self._failed:
             self._failed.pop(endpoint, None)
 
     def is_shunned(self, endpoint: Endpoint) -> bool:
-        """Whether it failed lately."""
+        """Return whether an endpoint failed within the last `SHUNNED` seconds."""
         when = self._failed.get(endpoint)
         return when is not None and time.monotonic() - when < SHUNNED
 
@@ -158,7 +163,7 @@ _SERVING_STATES = ("up", "draining")
 
 
 class Router:
-    """One a transport."""
+    """Chooses the endpoint for each request of a transport."""
 
     def __init__(self, directory: ClusterDirectory) -> None:
         self.directory = directory
@@ -167,16 +172,16 @@ class Router:
         return f"Router({self.directory!r})"
 
     def choose_endpoint(self, request: Request, tried: set[Endpoint]) -> Endpoint:
-        """Whom to ask next; of those `tried` nobody as long as there are others."""
+        """Return the endpoint to try next: the best untried one, else the best of all."""
         found = self.candidates(request)
         return next((endpoint for endpoint in found if endpoint not in tried), found[0])
 
     def has_untried(self, request: Request, tried: set[Endpoint]) -> bool:
-        """Whether there is somebody to ask who was not."""
+        """Return whether an endpoint is left that is not in `tried`."""
         return any(endpoint not in tried for endpoint in self.candidates(request))
 
     def candidates(self, request: Request) -> list[Endpoint]:
-        """Everybody who may be asked, best first; who failed lately comes last."""
+        """Return all endpoints for a request, best first; those that failed recently come last."""
         directory = self.directory
         cluster = directory.current()
         if cluster is None:
@@ -188,7 +193,7 @@ class Router:
 
 
 def _in_order(cluster: ClusterMap, request: Request) -> list[Node]:
-    """Nodes that answer, those first that need ask nobody else."""
+    """Return the serving nodes; those that can answer without asking another node come first."""
     serving = [node for node in cluster.nodes if node.state in _SERVING_STATES]
     near = near_caches(cluster)
     if request.toward:
@@ -216,14 +221,14 @@ def _replica_nodes(cluster: ClusterMap, request: Request) -> list[Node]:
 
 
 def replica_node(cluster: ClusterMap, bucket: str, key: str) -> Node | None:
-    """Who is asked first for an object."""
+    """Return the preferred node for reading an object, or None if no node owns it."""
     readers = routes(cluster, cluster.copies).route_of_key(bucket, key).read_set
     return readers[0] if readers else None
 
 
 @lru_cache(maxsize=4)
 def near_caches(cluster: ClusterMap) -> tuple[Node, ...]:
-    """Nodes that only cache (they own nothing) on this host, else on this rack (MESH_RACK)."""
+    """Return the cache-only nodes (they own no data) on this host, else those in this rack (MESH_RACK)."""
     caches = [
         node
         for node in cluster.nodes

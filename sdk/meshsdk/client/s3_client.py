@@ -1,7 +1,8 @@
-"""The S3 client, and `connect`, which makes one from arguments and the environment.
+"""The S3 client, and `connect`, which creates one from arguments and the environment.
 
-Law: one method sends one request; `transfers` composes large transfers of them. Writes carry a
-crc64nvme, and reads must have the length the server announced. Thread-safe; pickles without its sockets.
+Law: each method sends one request; `transfers` builds large transfers from several. Writes carry a
+crc64nvme checksum, and a read must have the length that the server announced. Thread-safe; pickles without
+its sockets.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ _PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a HEAD tells of an object.
+    """Size, ETag and metadata of an object, from the headers of a HEAD or GET.
 
     Attributes:
         size: in bytes.
         etag: without quotes.
-        modified_ms: milliseconds since 1970, UTC.
-        metadata: its own, names in lower case without `x-amz-meta-`.
-        headers: as they came, names in lower case.
+        modified_ms: time of the last modification, in milliseconds since 1970, UTC.
+        content_type: the media type; "" if the object has none.
+        metadata: user metadata; names in lower case, without `x-amz-meta-`.
+        headers: all headers of the response; names in lower case.
     """
 
     size: int
@@ -59,20 +61,20 @@ class ObjectInfo:
 
 
 def object_path(bucket: str, key: str = "") -> str:
-    """The encoded path of an object or bucket; raises ConfigurationError for names S3 does not have."""
+    """Return the encoded path of an object or bucket. Raises ConfigurationError for an invalid S3 name."""
     try:
         check_bucket_name(bucket)
         if key:
             check_key(key)
     except ValueError as error:
-        hint = "; give the bucket's name alone, and the key beside it" if "://" in bucket else ""
+        hint = "; pass the bucket's name and the key as separate arguments" if "://" in bucket else ""
         place = bucket[:80] if hint else f"s3://{bucket[:80]}/{key[:80]}"
         raise ConfigurationError(f"{place}: {error}{hint}") from error
     return f"/{bucket}/{percent_encoding.encode(key, safe='/')}" if key else f"/{bucket}"
 
 
 def query_string(**parameters: str | int) -> str:
-    """An encoded query; underscores in names become hyphens, and a parameter without a value is `name=`."""
+    """Return an encoded query; underscores in names become hyphens, and an empty value gives `name=`."""
     return "&".join(
         f"{name.replace('_', '-')}={percent_encoding.encode(str(value))}"
         for name, value in sorted(parameters.items())
@@ -80,19 +82,19 @@ def query_string(**parameters: str | int) -> str:
 
 
 def crc64(data: Buffer) -> str:
-    """Base64 of the crc64nvme, the checksum S3 recommends and the store keeps."""
+    """Return the crc64nvme of `data` in base64: the checksum that S3 recommends and the store keeps."""
     hasher = new_checksum("crc64nvme")
     hasher.update(data)
     return hasher.base64()
 
 
 class Client:
-    """S3 operations on a store; made by `mesh.connect`. Keys and bucket names are plain text.
+    """S3 operations on a store; create one with `mesh.connect`. Keys and bucket names are plain text.
 
-    A call is one request (lists: one a page), asked again with jittered waits while the server is
-    unavailable, for `deadline` seconds; then it raises DeadlineError. Every call may raise AccessError
-    (403), NotFoundError (404), ServerError, and ConfigurationError for names that S3 does not have.
-    Thread-safe; pickles without its sockets; a forked child connects anew.
+    Each call is one request (a list: one per page). While the server is unavailable it is retried with
+    jittered waits for `deadline` seconds; then the call raises DeadlineError. Every call may raise
+    AccessError (403), NotFoundError (404), ServerError, and ConfigurationError for an invalid bucket name or
+    key. Thread-safe; pickles without its sockets; a forked child opens its own connections.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -102,8 +104,8 @@ class Client:
     # --- buckets ----------------------------------------------------------------------------------
 
     def buckets(self) -> tuple[BucketEntry, ...]:
-        """All buckets of the caller: name, and when it was made."""
-        from meshwire.s3 import xml_documents  # the readers of XML load with the first answer that has some
+        """Return all buckets of the caller, each with its name and creation time."""
+        from meshwire.s3 import xml_documents  # the XML parsers load with the first response that needs them
 
         found: tuple[BucketEntry, ...] = ()
         token: str | None = ""
@@ -115,15 +117,18 @@ class Client:
         return found
 
     def create_bucket(self, bucket: str) -> None:
-        """Raises ServerError BucketAlreadyExists; one's own bucket is as good as made."""
+        """Create a bucket; succeeds if the caller already owns it.
+
+        Raises ServerError (BucketAlreadyExists) if another user owns a bucket of this name.
+        """
         self.transport.text(Request("PUT", object_path(bucket)))
 
     def delete_bucket(self, bucket: str) -> None:
-        """The bucket must be empty, else ServerError BucketNotEmpty."""
+        """Delete an empty bucket. Raises ServerError (BucketNotEmpty) if it has objects."""
         self.transport.text(Request("DELETE", object_path(bucket)))
 
     def has_bucket(self, bucket: str) -> bool:
-        """Whether there is one of this name; raises AccessError where it is another's."""
+        """Return whether the bucket exists. Raises AccessError if it exists but belongs to another user."""
         try:
             self.transport.text(Request("HEAD", object_path(bucket)))
         except NotFoundError:
@@ -135,8 +140,12 @@ class Client:
     def pages(
         self, bucket: str, prefix: str = "", *, delimiter: str = "", start_after: str = "", page: int = _PAGE
     ) -> Iterator[ObjectListing]:
-        """Pages of at most `page` keys that begin with `prefix`, in the order of their UTF-8 bytes, asked
-        for as they are taken. With a `delimiter`, what goes on behind it is one common prefix."""
+        """Iterate over pages of at most `page` keys that begin with `prefix`, in order of their UTF-8 bytes.
+
+        A page is requested when the iterator reaches it. With a `delimiter`, keys that share the text up to
+        the first delimiter after `prefix` are grouped as one common prefix. `start_after` skips the keys up
+        to and including it.
+        """
         from meshwire.s3 import xml_documents
 
         fixed: dict[str, str | int] = {
@@ -164,17 +173,25 @@ class Client:
             token = listing.next_after
 
     def list(self, bucket: str, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectEntry]:
-        """Every object whose key begins with `prefix` and comes after `start_after`: key, size, ETag and
-        time, a page a request."""
+        """Iterate over the objects whose key begins with `prefix` and sorts after `start_after`.
+
+        Each entry has key, size, ETag and modification time. One request per page of 1000.
+
+        Example:
+            total = sum(entry.size for entry in client.list("photos", "train/"))
+        """
         for listing in self.pages(bucket, prefix, start_after=start_after):
             yield from listing.entries
 
     def members(
         self, bucket: str, key: str, prefix: str = "", *, start_after: str = ""
     ) -> Iterator[MemberEntry]:
-        """The files of an archive (tar, tgz, tar.zst, zip) in order of their names, asked for as they are
-        taken: name, size, ETag, and where it lies plain in the object, its offset there. Raises
-        NotFoundError, ServerError UnprocessableSource for an archive that cannot be read."""
+        """Iterate over the files of an archive (tar, tgz, tar.zst, zip) in order of their names.
+
+        Each entry has name, size and ETag, and the offset in the object if the member is stored uncompressed.
+        Pages are requested as the iterator reaches them. Raises NotFoundError, and ServerError
+        (UnprocessableSource) for an archive that cannot be read.
+        """
         while True:
             page = self.member_page(bucket, key, prefix, start_after=start_after)
             yield from page.entries
@@ -185,7 +202,10 @@ class Client:
     def member_page(
         self, bucket: str, key: str, prefix: str = "", *, start_after: str = "", page: int = 10_000
     ) -> MemberListing:
-        """One page of them, with the archive's kind and its number of files."""
+        """Return one page of an archive's members, with the archive's kind and its number of files.
+
+        Raises the errors of `members`.
+        """
         from meshwire.s3 import listings
 
         query = query_string(members="", max_keys=page, prefix=prefix, start_after=start_after)
@@ -198,7 +218,7 @@ class Client:
     # --- objects ----------------------------------------------------------------------------------
 
     def head(self, bucket: str, key: str) -> ObjectInfo:
-        """Size, ETag, type and metadata of an object, without its bytes; raises NotFoundError."""
+        """Return size, ETag, type and metadata of an object, without its bytes. Raises NotFoundError."""
         request = Request("HEAD", object_path(bucket, key))
         try:
             return self.transport.call(request, lambda response: read_info(response, response_size(response)))
@@ -215,9 +235,11 @@ class Client:
         etag: str | None = None,
         member: str | None = None,
     ) -> bytes:
-        """The bytes from `offset`, `length` of them or to the end; of an archive's `member`, if given. With
-        `etag`, PreconditionError if it changed. Raises NotFoundError. For what does not fit in memory there
-        are `transfers.download` and `stream`.
+        """Return the bytes of an object, or of a `member` of an archive.
+
+        `offset` and `length` (in bytes; None: to the end) select a range. Raises NotFoundError, and with
+        `etag` PreconditionError if the object has another ETag. For objects that do not fit in memory, use
+        `transfers.download` or `transfers.stream`.
         """
         if length == 0:
             return b""
@@ -240,9 +262,10 @@ class Client:
         if_absent: bool = False,
         etag: str | None = None,
     ) -> str:
-        """Stores `data`; durable when it returns. Gives the ETag. With `if_absent`, PreconditionError if it
-        exists; with `etag`, unless it still has that. The store verifies a crc64nvme of the bytes. For large
-        files there is `transfers.upload`.
+        """Store `data` under a key and return the ETag; the object is durable when the call returns.
+
+        The store verifies a crc64nvme of the bytes. Raises PreconditionError with `if_absent` if the object
+        exists, and with `etag` if it no longer has that ETag. For large files, use `transfers.upload`.
         """
         _check_bytes(data)
         headers = object_headers(metadata, content_type) | {"x-amz-checksum-crc64nvme": crc64(data)}
@@ -261,8 +284,10 @@ class Client:
         content_type: str | None = None,
         etag: str | None = None,
     ) -> str:
-        """Copies within the store; gives the ETag of the copy. Metadata is the source's, unless `metadata` is
-        given. With `etag`, PreconditionError unless the source still has it.
+        """Copy an object within the store and return the ETag of the copy.
+
+        The copy has the source's metadata unless `metadata` is given. Raises NotFoundError, and with `etag`
+        PreconditionError if the source no longer has that ETag.
         """
         headers = {"x-amz-copy-source": object_path(bucket, key)}
         if metadata is not None:
@@ -276,11 +301,14 @@ class Client:
             raise explained(error, bucket, key) from error
 
     def delete(self, bucket: str, key: str) -> None:
-        """Succeeds whether or not the key was there, as S3 does."""
+        """Delete an object; succeeds if there is none, as S3 does."""
         self.transport.text(Request("DELETE", object_path(bucket, key)))
 
     def delete_many(self, bucket: str, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-        """Deletes in requests of 1000 keys; gives what could not be deleted, with key, code and message."""
+        """Delete objects in requests of 1000 keys.
+
+        Returns the objects that could not be deleted, each with key, error code and message.
+        """
         remaining = iter(keys)
         failures: tuple[DeleteFailure, ...] = ()
         while batch := tuple(islice(remaining, _PAGE)):
@@ -304,19 +332,25 @@ class Client:
     def gather(
         self, items: Iterable[Item], *, credit: int = gather.CREDIT, verify: bool = True
     ) -> Generator[Gathered, None, None]:
-        """Objects, members of archives and byte ranges of either, from any buckets: one answer an item, in
-        their order, over a few requests. An item that fails has its `error`; the others still come.
+        """Fetch many objects, archive members or byte ranges of either, from any buckets, in few requests.
 
-        At most `credit` bytes of items come in one frame, and one frame is held here at a time (of a mesh:
-        one a node, and the credit is theirs together); an item that is larger is an error (TooLarge). With
-        `verify` each item's crc32c is checked. `items` is taken as answers are, a frame ahead.
+        Yields one answer per item, in the order of the items. An item that fails has an `error`; the others
+        are not affected.
+
+        A frame has at most `credit` bytes of items, and one frame is in memory at a time (in a mesh: one per
+        node, and the nodes share the credit). An item larger than the credit fails with TooLarge. With
+        `verify`, each item's crc32c is checked. `items` is consumed one frame ahead of the answers.
+
+        Example:
+            for got in client.gather(mesh.Item("photos", key) for key in keys):
+                print(got.item.key, len(got.data))
         """
         return gather.gather(self.transport, items, credit, verify=verify)
 
     # --- the rest ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes idle connections; the client stays usable."""
+        """Close idle connections; the client stays usable."""
         self.transport.close()
 
     def __enter__(self) -> Self:
@@ -332,11 +366,11 @@ class Client:
         return type(self), (self.settings,)
 
 
-# --- pieces shared with transfers -----------------------------------------------------------------
+# --- shared with transfers ------------------------------------------------------------------------
 
 
 def get_request(bucket: str, key: str, offset: int, length: int | None, etag: str | None) -> Request:
-    """A GET of `length` bytes from `offset` (None: to the end), of the version `etag` if given."""
+    """Return a GET for `length` bytes (None: to the end) from `offset`, of the version `etag` if given."""
     headers = {}
     if offset or length is not None:
         last = "" if length is None else str(offset + length - 1)
@@ -351,49 +385,52 @@ def _check_bytes(data: Any) -> None:
         memoryview(data)
     except TypeError as error:
         raise ConfigurationError(
-            f"put stores bytes; got {type(data).__name__}: a text as text.encode(), a file with "
-            "meshsdk.transfers.upload(client, path, bucket, key)"
+            f"put stores bytes, not {type(data).__name__}: encode text with text.encode(), and upload a file "
+            "with meshsdk.transfers.upload(client, path, bucket, key)"
         ) from error
 
 
 def object_headers(metadata: Mapping[str, str] | None, content_type: str | None) -> dict[str, str]:
-    """Headers that describe an object to be stored; raises ConfigurationError for text they cannot carry."""
+    """Return the headers with an object's metadata and type.
+
+    Raises ConfigurationError for text that a header cannot carry.
+    """
     headers = {f"x-amz-meta-{name.lower()}": value for name, value in (metadata or {}).items()}
     if content_type is not None:
         headers["content-type"] = content_type
     for name, value in headers.items():
         if not (name + value).isprintable():
-            raise ConfigurationError(f"{name!r}: metadata is one line of printable text")
+            raise ConfigurationError(f"{name!r}: metadata must be one line of printable text")
     return headers
 
 
 def write_conditions(etag: str | None, *, if_absent: bool) -> dict[str, str]:
-    """Headers of a write that is to be the first, or to replace the version of an ETag."""
+    """Return the headers of a conditional write: create only, or replace only the version `etag`."""
     found = {"if-none-match": "*"} if if_absent else {}
     return found if etag is None else found | {"if-match": f'"{etag}"'}
 
 
 def read_etag(response: Response) -> str:
-    """The ETag of a stored object or part."""
+    """Return the ETag of a stored object or part."""
     response.read()
     return conditional_requests.unquote_etag(response.headers.get("etag", ""))
 
 
 def _read_copied(response: Response) -> str:
-    """The ETag of a copy; the answer may tell of a failure after a good status."""
+    """Return the ETag of a copy. Raises ServerError, as the body may report a failure despite status 200."""
     from meshwire.s3 import xml_documents
 
     return parsed(xml_documents.parse_copy_result, response.read()).etag
 
 
 def response_size(response: Response) -> int:
-    """The size a HEAD declares."""
+    """Return the size in bytes that the response to a HEAD declares."""
     text = response.headers.get("content-length", "0")
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def read_info(response: Response, size: int) -> ObjectInfo:
-    """What the headers of a HEAD or GET say of an object."""
+    """Return the ObjectInfo from the headers of a HEAD or GET."""
     headers = response.headers
     modified = dates.parse_http(headers.get("last-modified", "")) or 0
     metadata = {
@@ -406,17 +443,17 @@ def read_info(response: Response, size: int) -> ObjectInfo:
 
 
 def missing(bucket: str, key: str) -> NotFoundError:
-    """The error for an object that is not there."""
+    """Return the error for an object that does not exist."""
     folder = key[: key.rfind("/") + 1]
     return NotFoundError(
-        f"no object s3://{bucket}/{key}; see what is there with `mesh ls s3://{bucket}/{folder}`",
+        f"no object s3://{bucket}/{key}; list the objects with `mesh ls s3://{bucket}/{folder}`",
         status=404,
         code="NoSuchKey",
     )
 
 
 def explained(error: NotFoundError, bucket: str, key: str) -> NotFoundError:
-    """The 404 of a GET, with the key and what to do."""
+    """Return the 404 of a GET with a message that names the key and says what to do."""
     return error if error.code == "NoSuchBucket" else missing(bucket, key)
 
 
@@ -431,18 +468,26 @@ def connect(
     deadline: float = 60.0,
     ca_cert: str | None = None,
 ) -> Client:
-    """A client of a store. No request is made here. Raises ConfigurationError naming what is missing.
+    """Create a client of a store; no request is sent yet.
 
     Arguments:
-        endpoint: "http://HOST:PORT", several of one mesh with commas; MESH_ENDPOINT (or AWS_ENDPOINT_URL_S3,
-            AWS_ENDPOINT_URL) if left out.
-        access_key, secret_key, session_token: those of MESH_CREDENTIALS_FILE (read again when it changes) if
-            left out, else AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
-        region: AWS_REGION if left out.
-        timeout: seconds of silence that end one attempt.
-        deadline: seconds for which an unavailable server is asked again.
-        ca_cert: a PEM file of the authorities to believe over https; MESH_CA_BUNDLE or AWS_CA_BUNDLE if left
-            out, else the system's.
+        endpoint: "http://HOST:PORT", or several endpoints of one mesh separated by commas. Default:
+            MESH_ENDPOINT, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
+        access_key, secret_key, session_token: the credentials. Default: those in the file that
+            MESH_CREDENTIALS_FILE names (re-read when it changes), else AWS_ACCESS_KEY_ID,
+            AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
+        region: the region to sign for. Default: AWS_REGION, AWS_DEFAULT_REGION, else "us-east-1".
+        timeout: seconds of silence after which an attempt fails.
+        deadline: seconds for which an unavailable server is retried.
+        ca_cert: path of a PEM file with the certificate authorities to trust over https. Default:
+            MESH_CA_BUNDLE, AWS_CA_BUNDLE, else those of the system.
+
+    Raises:
+        ConfigurationError: the endpoint or the keys are missing, or an argument is invalid.
+
+    Example:
+        client = mesh.connect("http://localhost:9000", access_key="…", secret_key="…")
+        client.put("photos", "train/cat/1.jpg", data)
     """
     settings = load_settings(
         endpoint=endpoint,

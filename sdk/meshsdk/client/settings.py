@@ -1,7 +1,7 @@
 """Connection settings and credentials: endpoint, keys, region and timeouts.
 
-Law: arguments win over the environment, which is read once at start. Keys from a credentials file are
-re-read when the file changes; the last good keys stay in force until better ones arrive. Thread-safe.
+Law: arguments take precedence over the environment, which is read once, when a client is created. Keys from
+a credentials file are re-read when the file changes; the last valid keys stay in use until then. Thread-safe.
 Invariant: neither `repr` nor an error message shows a secret.
 """
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 CREDENTIALS_VARIABLE: Final = "MESH_CREDENTIALS_FILE"
 _AWS: Final = ("AccessKeyId", "SecretAccessKey", "SessionToken")
 _OURS: Final = ("access_key", "secret_key", "session_token")
-_LOOK: Final = 10.0  # seconds from one look at the file to the next
+_LOOK: Final = 10.0  # seconds between two checks of the file
 
 
 def read_keys(path: str) -> Credential:
-    """What a file says. Raises ConfigurationError."""
+    """Read the keys from a credentials file. Raises ConfigurationError."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -38,14 +38,16 @@ def read_keys(path: str) -> Credential:
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigurationError(
             f"{CREDENTIALS_VARIABLE}={path} cannot be used ({type(error).__name__}): "
-            "expected JSON with AccessKeyId, "
-            "SecretAccessKey and perhaps SessionToken (meshd admin sts), or access_key and secret_key "
-            "(meshd admin key add --json)"
+            "expected JSON with AccessKeyId, SecretAccessKey and optionally SessionToken (meshd admin sts), "
+            "or access_key and secret_key (meshd admin key add --json)"
         ) from None
 
 
 class RenewableKeys:
-    """`now()` is the credential to sign with. `path`: "" where it never changes."""
+    """The credential to sign with, re-read from a file when that changes.
+
+    `path` is the credentials file; "" for a credential that never changes.
+    """
 
     def __init__(self, path: str, first: Credential, clock: Callable[[], float]) -> None:
         self.path, self._credential, self._clock = path, first, clock
@@ -53,17 +55,18 @@ class RenewableKeys:
         self._trouble = ""
 
     def __repr__(self) -> str:
-        return f"<RenewedKeys {self.path}>"
+        return f"<RenewableKeys {self.path}>"
 
     def current(self) -> Credential:
-        """The newest; the file is looked at every now and then."""
+        """Return the newest credential; the file is checked every 10 s."""
         if self.path and self._clock() >= self._next:
             self._look()
         return self._credential
 
     def replacement(self, refused: Credential | None) -> Credential | None:
-        """What to sign with in place of keys that a node does not take; None where there is nothing else. The
-        file is looked at now. `refused`: None where it is not known what was signed with.
+        """Check the file now and return the credential to use after a refusal; None if there is no other one.
+
+        `refused`: the credential that was refused; None if it is unknown.
         """
         if not self.path:
             return None
@@ -71,12 +74,12 @@ class RenewableKeys:
         return None if self._credential == refused else self._credential
 
     def expiry_hint(self) -> str:
-        """What the file is about, for who was refused with what it says; "" without one."""
+        """Return a hint about the file for the error of refused keys; "" without a file."""
         if not self.path or self._trouble:
             return self._trouble
         changed = datetime.fromtimestamp(self._seen[0] / 1e9, UTC)
         return (
-            f"{CREDENTIALS_VARIABLE}={self.path} has no others: it was last written at "
+            f"{CREDENTIALS_VARIABLE}={self.path} has no newer keys: it was last written at "
             f"{changed:%Y-%m-%d %H:%M:%S} UTC."
         )
 
@@ -88,9 +91,7 @@ class RenewableKeys:
             if changed != self._seen:
                 self._credential, self._seen = read_keys(self.path), changed
             self._trouble = ""
-        except (
-            OSError
-        ) as error:  # while it is replaced; the old ones are in force until the node says otherwise
+        except OSError as error:  # perhaps it is being replaced; the old keys stay in use until refused
             self._trouble = f"{CREDENTIALS_VARIABLE}={self.path} cannot be read ({type(error).__name__})."
         except ConfigurationError as error:
             self._trouble = f"{error}."
@@ -102,8 +103,10 @@ CA_VARIABLES = ("MESH_CA_BUNDLE", "AWS_CA_BUNDLE")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A parsed `http(s)://host[:port]`. `ca_bundle`: PEM file of the authorities believed there; the system's
-    when empty."""
+    """A parsed `http(s)://host[:port]`.
+
+    `ca_bundle`: path of a PEM file with the authorities to trust; the system's if empty.
+    """
 
     scheme: str
     host: str
@@ -112,7 +115,7 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """What goes into the Host header: the default port is left out, as every signer does."""
+        """The value of the Host header: host and port, without a default port, as SigV4 signers expect."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         default = 443 if self.scheme == "https" else 80
         return host if self.port == default else f"{host}:{self.port}"
@@ -122,7 +125,7 @@ class Endpoint:
 
 
 def parse_endpoint(text: str, ca_bundle: str = "") -> Endpoint:
-    """The endpoint of a URL; raises ConfigurationError for anything but http(s)://host[:port]."""
+    """Parse a URL. Raises ConfigurationError for anything but http(s)://host[:port]."""
     url = urlsplit(text if "://" in text else f"http://{text}")
     try:
         port = url.port
@@ -131,17 +134,16 @@ def parse_endpoint(text: str, ca_bundle: str = "") -> Endpoint:
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigurationError(f"the endpoint {text!r} is not http(s)://host[:port]")
     if url.path.strip("/") or url.query or url.username:
-        raise ConfigurationError(f"the endpoint {text!r} must end after the port: no path, query or user")
+        raise ConfigurationError(f"the endpoint {text!r} must have no path, query or user")
     return Endpoint(url.scheme, url.hostname, port or (443 if url.scheme == "https" else 80), ca_bundle)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything a client needs to reach its endpoint.
+    """Everything that a client needs to reach its endpoint.
 
-    `timeout` (seconds) is the longest silence on a socket before it is given up and asked again;
-    `deadline` (seconds) is how long an unavailable server is waited for. `others`: further endpoints of the
-    same mesh.
+    `timeout` (seconds) is the longest silence on a socket before the request is retried; `deadline` (seconds)
+    is how long an unavailable server is retried. `others`: further endpoints of the same mesh.
     """
 
     endpoint: Endpoint
@@ -157,14 +159,14 @@ class Settings:
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """All that were given; each leads to the whole mesh."""
+        """All configured endpoints; each gives access to the whole mesh."""
         return (self.endpoint, *self.others)
 
 
 def checked_seconds(name: str, seconds: float) -> float:
-    """An argument that is a time; raises ConfigurationError."""
+    """Return an argument that is a time in seconds, as a float. Raises ConfigurationError."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
-        raise ConfigurationError(f"{name}={seconds!r}: seconds, as 600")
+        raise ConfigurationError(f"{name}={seconds!r}: expected a number of seconds, such as 600")
     return float(seconds)
 
 
@@ -180,10 +182,15 @@ def load_settings(
     ca_cert: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Settings from arguments, else from the environment; or a ConfigurationError naming what is missing."""
+    """Return settings from the arguments, else from the environment.
+
+    Raises ConfigurationError, which names what is missing.
+    """
     env = os.environ if env is None else env
     if not isinstance(endpoint, (str, type(None))):
-        raise ConfigurationError(f"endpoint={endpoint!r}: a URL, as 'http://host:9000', several with commas")
+        raise ConfigurationError(
+            f"endpoint={endpoint!r}: expected a URL such as 'http://host:9000', or several with commas"
+        )
     timeout, deadline = checked_seconds("timeout", timeout), checked_seconds("deadline", deadline)
     endpoint = endpoint or next((env[name] for name in ENDPOINT_VARIABLES if env.get(name)), None)
     if not endpoint or not endpoint.strip(", "):

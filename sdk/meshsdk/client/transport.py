@@ -1,7 +1,7 @@
 """Signed requests over pooled connections, with retries and failover.
 
-Law: every request here is idempotent (reads, whole-object writes, content-addressed POSTs), so a retry
-is safe; a request that is not passes `idempotent=False`.
+Law: requests are idempotent (reads, whole-object writes, content-addressed POSTs), so a retry is safe; a
+request that is not idempotent says so with `idempotent=False` and is not retried.
 Invariant: a connection returns to the pool only after its response was read to the end.
 """
 
@@ -43,21 +43,23 @@ _TAG = re.compile("<[^>]*>?")
 _REFUSALS = frozenset({400, 403, 404, 405, 501})
 _UNKNOWN = frozenset({400, 404, 405, 410, 501})
 _UNEQUAL = (
-    "The node is of release {theirs}, this SDK of {ours}: if one of them does not know that yet, upgrade it."
+    "The node is of release {theirs}, this SDK of {ours}: if the older one lacks this feature, upgrade it."
 )
 _STRANGER = (
-    "Is that a meshd? It calls itself {name}. Datasets and loaders need one: set MESH_ENDPOINT, which goes "
-    "before AWS_ENDPOINT_URL."
+    "The endpoint does not seem to be a meshd: its Server header says {name}. Datasets and loaders need a "
+    "meshd: set MESH_ENDPOINT, which takes precedence over AWS_ENDPOINT_URL."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question. `path` and `query` are percent-encoded already, header names lower-case.
+    """One request to a node. `path` and `query` are already percent-encoded, header names lower-case.
 
-    `sha256` is the body's hex digest; None leaves the payload out of the signature (large bodies carry a
-    checksum header instead). `toward`: the id of the node that is asked first, where the mesh has it;
-    `meets`: the address by which assemblers are chosen.
+    Attributes:
+        sha256: hex digest of the body; None leaves the payload unsigned (large bodies carry a checksum header
+            instead).
+        toward: the id of the node to try first, if the mesh has it.
+        meets: the frame address whose hash chooses the node that assembles the frame.
     """
 
     method: str
@@ -72,14 +74,14 @@ class Request:
 
 
 def json_request(method: str, path: str, document: Any, query: str = "") -> Request:
-    """A request with a small JSON body."""
+    """Return a request with a small JSON body."""
     body = json.dumps(document, separators=(",", ":")).encode()
     digest = hashlib.sha256(body).hexdigest()
     return Request(method, path, query, {"content-type": "application/json"}, body, digest)
 
 
 class Signer:
-    """Turns requests into bytes for the wire. `clock` gives seconds since the epoch."""
+    """Signs requests and encodes their heads. `clock` returns seconds since the epoch."""
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class Signer:
         self._clock = clock
 
     def head(self, request: Request) -> bytes:
-        """The signed head; the body follows it unchanged."""
+        """Return the signed request head as bytes; the body follows it unchanged on the wire."""
         headers = {"host": self._authority, **request.headers}
         if request.body or request.method in ("PUT", "POST"):
             headers["content-length"] = str(len(request.body))
@@ -113,13 +115,13 @@ class Signer:
 
 
 def keys_of(settings: Settings, clock: Callable[[], float] = time.time) -> RenewableKeys:
-    """The keys of settings, renewed where they are in a file."""
+    """Return the credentials of the settings; those from a file are re-read when it changes."""
     credential = Credential(settings.access_key, settings.secret_key, settings.session_token)
     return RenewableKeys(settings.credentials_file, credential, clock)
 
 
 class EndpointClient:
-    """The way to one endpoint."""
+    """The connection pool and signer for one endpoint."""
 
     def __init__(self, settings: Settings, endpoint: Endpoint, keys: RenewableKeys) -> None:
         self.endpoint = endpoint
@@ -127,13 +129,13 @@ class EndpointClient:
         self.signer = Signer(settings, endpoint=endpoint, keys=keys)
 
     def send(self, connection: Connection, request: Request) -> None:
-        """Sends a signed question."""
+        """Sign and send a request."""
         head = self.signer.head(request)
-        # A small body rides in the segment of its head.
+        # A small body shares the TCP segment of its head.
         connection.send([head + bytes(request.body)] if len(request.body) <= _SMALL else [head, request.body])
 
     def hand_back(self, connection: Connection, response: Response | None) -> None:
-        """To the pool, if its answer was read to the end."""
+        """Return a connection to the pool if its response was read to the end; else close it."""
         if response is not None and response.reusable:
             self.pool.release(connection)
         else:
@@ -141,8 +143,11 @@ class EndpointClient:
 
 
 class Transport:
-    """A client's way to its endpoint and the nodes behind it: pools, signers, patience. Thread-safe; pickles
-    without its sockets. `watch`: is told how far long work of a node is, 0…1, each time it says so."""
+    """Sends a client's requests to its endpoints and the nodes behind them: pools, signing, retries.
+
+    Thread-safe; pickles without its sockets. `on_progress`, if set, is called with the progress (0…1) of a
+    long operation each time a node reports it.
+    """
 
     def __init__(self, settings: Settings, sleep: Callable[[float], None] = time.sleep) -> None:
         self.settings = settings
@@ -157,14 +162,14 @@ class Transport:
         self._sleep = sleep
 
     def endpoint_client(self, endpoint: Endpoint) -> EndpointClient:
-        """The way to an endpoint."""
+        """Return the client of an endpoint, created on first use."""
         found = self._lines.get(endpoint)
         if found is None:
             found = self._lines.setdefault(endpoint, EndpointClient(self.settings, endpoint, self.keys))
         return found
 
     def _ask_map(self, endpoint: Endpoint) -> bytes:
-        """Without patience: another node knows the map as well."""
+        """Request the map with a short timeout and no retry: other nodes know it as well."""
         settings = replace(self.settings, timeout=min(self.settings.timeout, PRESENCE))
         line = EndpointClient(settings, endpoint, self.keys)
         try:
@@ -173,7 +178,7 @@ class Transport:
             line.pool.clear()
 
     def answers(self, endpoint: Endpoint) -> bool:
-        """Whether a node says that it is there, be it that it refuses to say more."""
+        """Return whether a node is alive; a refusal counts as an answer."""
         try:
             self._ask_map(endpoint)
         except ConnectError:
@@ -189,11 +194,13 @@ class Transport:
         deadline: float | None = None,
         begun: Connection | None = None,
     ) -> T:
-        """What `consume` makes of a good answer; its body must be read within `consume`. `begun`: where the
-        question was sent already.
+        """Send a request, with retries, and return `consume(response)` of a successful response.
 
-        Raises ServerError (a refusal), DeadlineError (unavailable for too long), ConnectError (only when
-        the request is not idempotent). `consume` may run again if the answer breaks off.
+        `consume` must read the body, and may run again if the response breaks off. `begun`: the connection on
+        which the request was already sent (see `begin`).
+
+        Raises ServerError if the server refuses, DeadlineError if it is unavailable for too long, and
+        ConnectError only for a request that is not idempotent.
         """
         asking = RequestAttempts(self, request, deadline)
         while True:
@@ -205,8 +212,10 @@ class Transport:
                 asking.handle_failure(error)
 
     def begin(self, request: Request) -> Connection | None:
-        """A connection on which the question was sent, for `call` or `open` to receive its answer later; None
-        when that did not work, and they may try."""
+        """Send a request now; `call` or `open` receives the response later on the returned connection.
+
+        Returns None if sending failed; `call` and `open` then send it themselves.
+        """
         line, connection = self.endpoint_client(self.router.choose_endpoint(request, set())), None
         try:
             connection = line.pool.acquire()
@@ -221,8 +230,10 @@ class Transport:
     def open(
         self, request: Request, deadline: float | None = None, begun: Connection | None = None
     ) -> tuple[Response, Callable[[], None]]:
-        """A good answer whose body is still to be read, and what to call when done with it. Retries the head
-        only. `begun`: where the question was sent already.
+        """Send a request and return a successful response with its body unread, and a function to release it.
+
+        Call the function when done with the response. Only the head is retried. `begun`: the connection on
+        which the request was already sent. Raises the errors of `call`.
         """
         asking = RequestAttempts(self, request, deadline)
         while True:
@@ -278,26 +289,26 @@ class Transport:
         return response
 
     def wait(self, seconds: float) -> None:
-        """Sleeps."""
+        """Sleep; tests replace the sleep function."""
         self._sleep(seconds)
 
     def text(self, request: Request) -> bytes:
-        """The whole body of a good answer."""
+        """Return the whole body of a successful response."""
         return self.call(request, lambda response: response.read())
 
     def json(self, request: Request, deadline: float | None = None, begun: Connection | None = None) -> Any:
-        """The JSON body of a good answer; raises MeshError when it is none."""
+        """Return the parsed JSON body of a successful response. Raises MeshError if it is not JSON."""
         body = self.call(request, lambda response: response.read(), deadline, begun)
         try:
             return json.loads(body)
         except ValueError as error:
             raise MeshError(
-                f"{request.method} {request.path} did not answer with JSON: "
-                f"is {self.settings.endpoint} a meshd?"
+                f"the response to {request.method} {request.path} is not JSON: "
+                f"check that {self.settings.endpoint} is a meshd"
             ) from error
 
     def close(self) -> None:
-        """Closes the idle connections; the transport stays usable."""
+        """Close the idle connections; the transport stays usable."""
         for line in list(self._lines.values()):
             line.pool.clear()
 
@@ -306,8 +317,11 @@ class Transport:
 
 
 class RequestAttempts:
-    """One question until it is answered: whom it was put to, and when it is put again. Another node at once,
-    where one is left; else after a while."""
+    """The attempts of one request: which endpoints were tried, and when to try the next.
+
+    After a failure the next untried node is tried at once; when none is left, all are tried again after a
+    wait.
+    """
 
     def __init__(self, transport: Transport, request: Request, deadline: float | None) -> None:
         self._transport, self._request = transport, request
@@ -317,12 +331,12 @@ class RequestAttempts:
         self._last: Endpoint | None = None
 
     def next_endpoint(self, endpoint: Endpoint | None = None) -> EndpointClient:
-        """The way to whom is asked now; `endpoint` where that is settled."""
+        """Return the client of the endpoint to try now: `endpoint` if given, else the router's choice."""
         self._last = endpoint or self._transport.router.choose_endpoint(self._request, self._tried)
         return self._transport.endpoint_client(self._last)
 
     def wait_for_answer(self, connection: Connection) -> None:
-        """Until an answer begins. Raises ConnectError where none is to be had any more."""
+        """Wait until a response begins. Raises ConnectError if the node is dead or the timeout passes."""
         timeout = self._transport.settings.timeout
         left = self._patience.ends - time.monotonic()
         limit = silence(timeout, self._patience.policy.deadline, left)
@@ -331,8 +345,7 @@ class RequestAttempts:
             await_answer(connection, limit, timeout, there)
 
     def handle_failure(self, error: MeshError) -> None:
-        """Waits as long as it takes before somebody is asked again; raises the error, or DeadlineError, when
-        nobody is to be."""
+        """Wait until the next attempt is due; raise the error, or DeadlineError, if there must be none."""
         if isinstance(error, ServerError) and error.blames_keys:
             self._refused = replacement_keys(self._transport.keys, error, self._refused)
             self._transport.retries += 1
@@ -353,8 +366,11 @@ class RequestAttempts:
 def mark_failed(
     router: Router, request: Request, tried: set[Endpoint], endpoint: Endpoint | None, error: MeshError
 ) -> bool:
-    """Notes whose answer failed in `tried`; whether another node is to be asked at once. Of a node that has
-    another time than this machine, a wrong one perhaps: all are asked once."""
+    """Record a failed endpoint in `tried`, and return whether to try another node at once.
+
+    A refusal because of clock skew counts as such a failure: the node's clock may be the wrong one, so every
+    node is tried once.
+    """
     if endpoint is None or not (isinstance(error, ConnectError) or _is_skewed(error)):
         return False
     tried.add(endpoint)
@@ -365,8 +381,10 @@ def mark_failed(
 
 
 def replacement_keys(keys: RenewableKeys, error: ServerError, refused: Credential | None) -> Credential:
-    """The keys to ask with again at once, as they were renewed meanwhile; else raises the error. `refused`:
-    those of the last time, if this question was asked again before."""
+    """Return renewed keys for an immediate retry; raise the error if there are none.
+
+    `refused`: the keys that this function returned for the last retry of the same request, if any.
+    """
     found = keys.replacement(refused)
     if found is None:
         raise error.saying(told) if (told := keys.expiry_hint()) else error
@@ -378,7 +396,7 @@ def _is_skewed(error: MeshError) -> bool:
 
 
 def parsed(reader: Callable[[bytes], T], body: bytes) -> T:
-    """A document of S3's; raises ServerError when it is none, or tells of a failure after a good status."""
+    """Parse an S3 document. Raises ServerError if it is invalid, or an error despite a success status."""
     try:
         return reader(body)
     except S3Error as error:
@@ -386,8 +404,10 @@ def parsed(reader: Callable[[bytes], T], body: bytes) -> T:
 
 
 def read_error(response: Response, request: Request) -> MeshError:
-    """The error an answer of status ≥ 300 stands for; reads its body. S3's XML and our JSON are both
-    understood. Who refuses what only a meshd can do, and is none by its looks, is asked whether it is one.
+    """Return the error for a response of status ≥ 300, whose body (S3's XML or our JSON) it reads.
+
+    If a request that only a meshd can serve was refused by a server that does not call itself meshd, the
+    message says so.
     """
     body = response.read(_MAX_ERROR_BODY)
     after = _retry_after(response.headers.get("retry-after"))
@@ -401,10 +421,10 @@ def read_error(response: Response, request: Request) -> MeshError:
 
 
 def _other_release(response: Response) -> str:
-    """What to say of a refusal by a node of another release; "" where that cannot be the reason."""
+    """Return a hint for a refusal by a node of another release; "" if that cannot be the reason."""
     if response.status not in _UNKNOWN:
         return ""
-    from meshwire.http_values.mesh_headers import RELEASE, RELEASE_HEADER  # only who is refused asks
+    from meshwire.http_values.mesh_headers import RELEASE, RELEASE_HEADER  # needed for refusals only
 
     theirs = response.headers.get(RELEASE_HEADER, RELEASE)[:40]
     return "" if theirs == RELEASE else _UNEQUAL.format(theirs=theirs, ours=RELEASE)
@@ -428,14 +448,14 @@ def _json_error(status: int, body: bytes, after: float | None) -> ServerError:
 
 
 def _xml_error(status: int, body: bytes, after: float | None, request_id: str, advice: str) -> MeshError:
-    from meshwire.s3.xml_documents import parse_error  # only a refused request pays for the XML readers
+    from meshwire.s3.xml_documents import parse_error  # only refused requests pay for the XML parsers
 
     try:
         error = parse_error(body)
     except (S3Error, ValueError):
         text = body[:200].decode("utf-8", "replace").strip()
         if text[:5].lower() in ("<!doc", "<html"):
-            text = f"the answer is a page of HTML: {' '.join(_TAG.sub(' ', text).split())}"
+            text = f"the server answered with an HTML page: {' '.join(_TAG.sub(' ', text).split())}"
         code = _bare_code(status)
         return server_error(status, code, text, request_id=request_id, advice=advice, retry_after=after)
     return server_error(
@@ -444,12 +464,12 @@ def _xml_error(status: int, body: bytes, after: float | None, request_id: str, a
 
 
 def _bare_code(status: int) -> str:
-    """A HEAD's refusal has no body: the status is all there is."""
+    """Return the error code of a response without a body, such as the refusal of a HEAD."""
     return {404: "NotFound", 403: "Forbidden", 304: "NotModified", 412: "PreconditionFailed"}.get(status, "")
 
 
 def _retry_after(text: str | None) -> float | None:
-    """Seconds of a Retry-After header in either form (RFC 9110 §10.2.3), at most an hour."""
+    """Parse a Retry-After header in either form (RFC 9110 §10.2.3) into seconds, capped at one hour."""
     if text is None:
         return None
     try:
