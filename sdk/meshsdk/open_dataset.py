@@ -1,7 +1,6 @@
 """`mesh.open`: pins the objects under a URL as a dataset.
 
-Law: arguments are checked before the first request; the field inference fills in what the caller leaves
-out.
+Law: arguments are checked before the first request; fields that the caller leaves out are inferred.
 """
 
 from __future__ import annotations
@@ -47,28 +46,33 @@ def open(
     client: Client | None = None,
     deadline: float | None = None,
 ) -> Dataset:
-    """Pins what is stored under `url` now and gives a dataset of it.
+    """Pin the objects that are stored under `url` now, and return them as a dataset.
 
     Arguments:
-        url: a bucket or a folder of one, as "s3://photos/train".
-        fields: what a sample is made of, by name: an extension ("jpg"), several with the preferred first
-            ("jpg;jpeg;png"), or "@class" (the first folder below `url`, as int64). Of "zarr" names of arrays,
-            of "tfrecord" features, of "mds" and "parquet" columns. Left out, guessed from what is there.
-        kind: "objects" (files that share a stem are a sample), "tar" (WebDataset shards and other
-            archives), "lines" (a sample a line, as in JSONL), "zarr" (a sample a row of the arrays),
-            "chunks" (a sample a chunk of them), "tfrecord" (a sample a record's `tf.Example`), "mds"
-            (mosaicml-streaming's shards), "parquet" (a sample a row) or "auto": archives if there are any,
-            else objects.
-        snapshot: the hash of what was pinned before (`ds.snapshot.hash`), instead of what is there now.
-        client: see `mesh.connect`; left out, one of the environment's.
-        deadline: seconds an unavailable server is waited for; the client's if left out.
+        url: a bucket or a folder in one, such as "s3://photos/train".
+        fields: the fields of a sample. Each name maps to a file extension ("jpg"), to several in order of
+            preference ("jpg;jpeg;png"), or to "@class" (the first folder below `url`, as an int64 label). For
+            "zarr" a value is the name of an array, for "tfrecord" a feature, for "mds" and "parquet" a
+            column. Default: inferred from the names under `url`.
+        kind: how samples are formed. "objects": files that share a stem are one sample. "tar": WebDataset
+            shards and other archives. "lines": one sample per line, such as JSONL. "zarr": one per row of the
+            arrays. "chunks": one per chunk of them. "tfrecord": one per record (a `tf.Example`). "mds":
+            shards of mosaicml-streaming. "parquet": one per row. "auto": archives if there are any, else
+            objects.
+        snapshot: hash of an earlier snapshot (`ds.snapshot.hash`) to open instead of the current content.
+        client: a client from `mesh.connect`. Default: one configured by the environment.
+        deadline: seconds for which an unavailable server is retried. Default: the client's.
 
     Raises:
-        ConfigurationError: the URL, a field or the kind makes no sense; endpoint or keys are missing.
-        NotFoundError: no such bucket, or no sample has all fields; it says what is there.
-        BadSampleError: an archive or file of records is not what it should be; it names it.
-        AccessError: the keys may not read it.
-        DeadlineError: nobody answered for so long.
+        ConfigurationError: the URL, a field or the kind is invalid, or the endpoint or keys are missing.
+        NotFoundError: the bucket does not exist, or no sample has all fields; the message says what exists.
+        BadSampleError: an archive or record file cannot be read; the message names it.
+        AccessError: the keys may not read the source.
+        DeadlineError: the server was unavailable until the deadline.
+
+    Example:
+        ds = mesh.open("s3://photos/train", {"image": "jpg;jpeg", "label": "@class"})
+        ds = ds.map(ops.decode("image"), ops.random_resized_crop("image", 224))
     """
     from meshsdk.client.s3_client import connect
 
@@ -77,7 +81,7 @@ def open(
         raise ConfigurationError(f"kind={kind!r}: use one of {', '.join(KINDS)}")
     if fields is not None and not isinstance(fields, Mapping):
         raise ConfigurationError(
-            f"fields={fields!r:.80}: what each field is made of, by name, as "
+            f"fields={fields!r:.80}: expected a mapping of field names to extensions, such as "
             '{"image": "jpg;jpeg", "label": "@class"}'
         )
     if deadline is not None:
@@ -96,7 +100,7 @@ def open(
 def _pinned(
     client: Client, source: str, fields: Mapping[str, Any] | None, kind: str, deadline: float | None
 ) -> SnapshotInfo:
-    """What is there now; what is not told of it is guessed."""
+    """Pin the current content of the source; fields that the caller left out are inferred."""
     if kind in ("zarr", "chunks"):
         fields, kind = array_fields(fields, chunks=kind == "chunks"), "zarr"
     if kind == "tfrecord":
@@ -111,16 +115,16 @@ def _pinned(
     try:
         pinned = pin_snapshot(client.transport, source, kind, chosen, deadline, meanwhile=_load_loader)
     except NotFoundError as error:
-        if told and fields is None:  # what was guessed fits no sample: the names may be of shards
+        if told and fields is None:  # the inferred fields fit no sample: the files may be shards
             raise error.saying(f"{told}.") from error
         raise
-    if told and pinned.kind == "objects":  # else these are members of archives
+    if told and pinned.kind == "objects":  # otherwise these are members of archives
         _log.warning(
-            "%s: a sample is a whole file; %s, kind='objects' says that files are meant", source, told
+            "%s: each sample is a whole file; %s; pass kind='objects' to keep whole files", source, told
         )
     return pinned
 
 
 def _load_loader() -> type[Loader]:
-    """Its modules take about as long as a node that lists a few thousand objects."""
+    """Import the loader, which takes about as long as a node needs to list a few thousand objects."""
     return meshsdk.Loader

@@ -1,6 +1,7 @@
 """Datasets: snapshots with fields and ops, batches, splits, mixes and preflight.
 
-Law: values and single samples only; the loader loads. This package never imports `loader`.
+Law: this package has only values and single samples; loading batches is the loader's task. It never imports
+`loader`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """Batches: received frames as fields by name, ragged fields, and single rows.
 
 Law: fields are views of the frame's memory, never copies; holding a batch, a tensor or a slice keeps its
-slot. A frame is accepted only if layout, length, step and, where requested, checksums are right.
+arena slot. A frame is accepted only if its layout, length, step and, if requested, its checksums are right.
 Invariant: every field of a batch has `rows` rows, in the order of `positions`.
 """
 
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A received frame: `arrays` are views of its lease. `origin` is how the node came by it: hit, joined,
-    miss; `arrival` tells when what happened.
+    """A received frame.
+
+    `arrays` are views of its lease, `nbytes` is its size; `origin` is how the node obtained it (hit, joined,
+    miss), and `arrival` has the times of its request.
     """
 
     step: int
@@ -43,36 +45,41 @@ class Frame:
 
 
 def open_frame(view: memoryview, step: int, *, verify: bool, origin: str = "") -> Frame:
-    """The frame in `view`; raises CorruptFrameError when its layout, length or a checksum is wrong."""
+    """Parse the frame in `view`.
+
+    Raises CorruptFrameError if its layout, length, step or a checksum is wrong, and MeshError for a frame of
+    another version.
+    """
     try:
         header = tensor_frame.parse_frame_header(view)
         _check_version(header.metadata.get("version", tensor_frame.FRAME_VERSION))
         if header.size != len(view) or header.metadata.get("step", str(step)) != str(step):
-            raise CorruptFrameError(f"step {step}: a frame of another size or step than was asked for")
+            raise CorruptFrameError(f"step {step}: the frame has another size or step than was requested")
         if verify:
-            tensor_frame.verify_frame(view, header)  # awscrt lets other threads run meanwhile
+            tensor_frame.verify_frame(view, header)  # awscrt releases the GIL for this
         return Frame(step, tensor_frame.tensor_views(view, header), len(view), origin)
     except tensor_frame.FrameError as error:
         raise CorruptFrameError(f"step {step}: {error}") from error
 
 
 def _check_version(version: str) -> None:
-    """Raises MeshError: to ask again would not help."""
+    """Raise MeshError, which is not retried, for a frame of another version."""
     if version != tensor_frame.FRAME_VERSION:
-        from meshwire.http_values.mesh_headers import RELEASE  # only who is refused asks
+        from meshwire.http_values.mesh_headers import RELEASE  # needed for this error only
 
         raise MeshError(
-            f"the node's frames are of version {version[:20]}, this SDK (release {RELEASE}) reads version "
-            f"{tensor_frame.FRAME_VERSION}: upgrade shardmesh here to the node's release"
+            f"the node sends frames of version {version[:20]}, but this SDK (release {RELEASE}) reads "
+            f"version {tensor_frame.FRAME_VERSION}: upgrade shardmesh on this machine to the node's release"
         )
 
 
 def read_frame(response: Response, step: int = 0, *, verify: bool = True) -> Frame:
-    """A frame read whole into memory of its own; raises CorruptFrameError (asked for again by the
-    transport).
+    """Read a whole frame into newly allocated memory.
+
+    Raises CorruptFrameError, after which the transport requests it again.
     """
     if not response.length:
-        raise CorruptFrameError("the answer has no Content-Length")
+        raise CorruptFrameError("the response has no Content-Length")
     memory = np.empty(response.length, np.uint8)
     view = memory.data
     response.readinto(view)
@@ -83,19 +90,21 @@ _DATA, _OFFSETS, _SHAPES = ".data", ".offsets", ".shapes"
 
 
 _UNEQUAL = (
-    "its rows are of unequal length. Make them equal on the nodes (ops.resize, ops.center_crop, ops.pad_to), "
-    "or take ragged[row], ragged.data and ragged.offsets"
+    "its rows have unequal lengths. Make them equal on the nodes (ops.resize, ops.center_crop, ops.pad_to), "
+    "or use ragged[row], ragged.data and ragged.offsets"
 )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Ragged:
-    """Rows of unequal length: `ragged[i]` is `data[offsets[i]:offsets[i+1]]`, a view.
+    """A field whose rows have unequal lengths: `ragged[i]` is the view `data[offsets[i]:offsets[i+1]]`.
+
+    `len(ragged)` counts the rows, and iterating yields them.
 
     Attributes:
-        data: all rows' elements one after the other, [elements].
-        offsets: int64[rows + 1], in elements.
-        shapes: where rows have more than one dimension, int64[rows, dimensions], in host memory; else None.
+        data: the elements of all rows, concatenated: [elements].
+        offsets: int64[rows + 1], where each row begins, in elements.
+        shapes: int64[rows, dimensions] in host memory if rows have more than one dimension; else None.
     """
 
     data: Any
@@ -108,7 +117,7 @@ class Ragged:
     def __getitem__(self, index: int) -> Any:
         count = len(self)
         if not -count <= index < count:
-            raise IndexError(f"row {index} of {count}")
+            raise IndexError(f"no row {index}: the field has {count}")
         index %= count
         row = self.data[int(self.offsets[index]) : int(self.offsets[index + 1])]
         return row if self.shapes is None else row.reshape(tuple(self.shapes[index].tolist()))
@@ -121,26 +130,29 @@ class Ragged:
         span = f", {int(lengths.min())} to {int(lengths.max())} elements each" if len(self) else ""
         return f"Ragged({len(self)} rows of {self.data.dtype}{span})"
 
-    if not TYPE_CHECKING:  # or checkers would let every name pass
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Only what is not there: it is no tensor."""
+            """Raise AttributeError, which explains that a ragged field is not a tensor."""
             hint = "" if name.startswith("_") else f": {_UNEQUAL}"
             raise AttributeError(f"a Ragged has no attribute {name!r}{hint}", name=name, obj=self)
 
 
 class Batch(Mapping[str, Any]):
-    """This rank's rows of one global batch, a mapping: `batch["image"]` is a tensor or array [rows, …], or a
-    Ragged; `batch["image", "label"]` is a tuple of two. As of any mapping, iterating it gives names.
+    """This rank's rows of one global batch: a mapping from field names to tensors.
 
-    Keeping a batch, a tensor or a slice of one keeps its slot of the loader's arena; `.clone()` does not.
+    `batch["image"]` is a tensor or array [rows, …], or a Ragged; `batch["image", "label"]` is a tuple of two.
+    Like any mapping, a batch iterates over its names.
+
+    A batch, a tensor or a slice of one keeps its slot in the loader's arena for as long as it is referenced;
+    a `.clone()` does not.
 
     Attributes:
-        positions: int64[rows], which positions of the epoch; in host memory, a copy.
-        status: uint8[rows], 0 ok, 1 substituted, 2 masked, 3 pad; in host memory, a copy.
-        epoch: of the rows, from 0.
-        step: from the loader's origin on (the epoch's beginning, unless it was resumed with another batch
-        size).
+        positions: int64[rows], positions of the rows in the epoch; a copy in host memory.
+        status: uint8[rows], 0 ok, 1 substituted, 2 masked, 3 padding; a copy in host memory.
+        epoch: epoch of the rows, from 0.
+        step: step in the epoch, counted from the loader's origin. The origin is the beginning of the epoch,
+            unless the epoch was resumed with another batch size.
     """
 
     __slots__ = ("_fields", "epoch", "positions", "status", "step")
@@ -154,11 +166,11 @@ class Batch(Mapping[str, Any]):
 
     @property
     def rows(self) -> int:
-        """Samples in it, of this rank."""
+        """The number of samples in the batch, of this rank."""
         return len(self.positions)
 
     def __getitem__(self, name: str | tuple[str, ...]) -> Any:
-        """A field; of several names a tuple, in their order. Raises KeyError."""
+        """Return a field; for several names a tuple, in their order. Raises KeyError."""
         if isinstance(name, tuple):
             return tuple(self[each] for each in name)
         try:
@@ -170,37 +182,36 @@ class Batch(Mapping[str, Any]):
         return name in self._fields
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
-        """This batch with its tensors on a device of torch's, as trainers move what they are given; positions
-        and status stay in host memory. A Loader with `device="cuda"` copies ahead instead, from pinned
-        memory.
+        """Return the batch with its tensors on a torch device; positions and status stay in host memory.
 
-        Raises ConfigurationError for arrays.
+        Trainers call this to move their inputs. A Loader with `device="cuda"` is faster: it copies ahead of
+        time, from pinned memory. Raises ConfigurationError for numpy arrays.
         """
         moved = {name: _moved(value, device, non_blocking) for name, value in self._fields.items()}
         return Batch(moved, self.positions, self.status, self.epoch, self.step)
 
-    if not TYPE_CHECKING:  # as of Ragged
+    if not TYPE_CHECKING:  # as in Ragged
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Only what is not there: a batch is no tuple of tensors, and no tensor."""
+            """Raise AttributeError, with a hint for code that expects a tensor or attribute access."""
             hint = ""
             if not name.startswith("_"):
                 if name in self._fields:
                     hint = f": write batch[{name!r}]"
                 elif name in ("cuda", "pin_memory"):
-                    hint = ": a Loader with device='cuda' has batches there; else write batch.to('cuda')"
+                    hint = ": pass device='cuda' to the Loader, or write batch.to('cuda')"
             raise AttributeError(f"a Batch has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[str]:
-        """The fields' names. Warns where they are unpacked, as tensors of a tuple would be."""
-        from meshsdk.datasets.unpack_warning import is_unpacking  # a loop over batches never asks
+        """Iterate over the field names. Warns if the batch is unpacked like a tuple of tensors."""
+        from meshsdk.datasets.unpack_warning import is_unpacking  # not needed by a loop over batches
 
         if is_unpacking(sys._getframe(1)):
             warnings.warn(_unpacked(tuple(self._fields)), stacklevel=2)
         return iter(self._fields)
 
     def __len__(self) -> int:
-        """The number of fields, as of any mapping; `rows` counts the samples."""
+        """The number of fields, as for any mapping; `rows` counts the samples."""
         return len(self._fields)
 
     def __repr__(self) -> str:
@@ -216,17 +227,17 @@ def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
         return Ragged(data, offsets, value.shapes)
     if not hasattr(value, "to"):
         raise ConfigurationError(
-            "arrays of numpy stay in host memory: a Loader with output='torch' has tensors"
+            "numpy arrays stay in host memory: pass output='torch' to the Loader to get tensors"
         )
     return value.to(device, non_blocking=non_blocking)
 
 
 def _unpacked(fields: tuple[str, ...]) -> str:
-    """What to write in place of `for images, labels in loader`."""
+    """Return the warning that says what to write instead of `for images, labels in loader`."""
     named = ", ".join(f'"{name}"' for name in fields)
     return (
-        f"a Batch is a mapping: unpacked, it gives the names of its fields ({named}), not their tensors. "
-        f"Write `for ... in loader.as_tuples({named})`, or `batch[{named}]`, in the order you want"
+        f"a Batch is a mapping: unpacking it gives the names of its fields ({named}), not their tensors. "
+        f"Write `for ... in loader.as_tuples({named})`, or `batch[{named}]`, in the order you need"
     )
 
 
@@ -237,7 +248,7 @@ def _shape(value: Any) -> str:
 
 
 def split_frame(arrays: Mapping[str, Any], convert: Callable[[Any], Any]) -> tuple[dict[str, Any], Any, Any]:
-    """(fields, positions, status) of a frame's tensors; `convert` is applied to the fields' arrays."""
+    """Return (fields, positions, status) of a frame's tensors; `convert` is applied to the fields' arrays."""
     fields: dict[str, Any] = {}
     for name, array in arrays.items():
         stem, _, part = name.rpartition(".")
@@ -254,7 +265,7 @@ def split_frame(arrays: Mapping[str, Any], convert: Callable[[Any], Any]) -> tup
 
 
 def make_batch(frame: Frame, epoch: int, convert: Callable[[Any], Any]) -> Batch:
-    """The batch of a frame. Positions and status are copied: they are small, and must not keep a slot."""
+    """Make the batch of a frame. Positions and status are copied: they are small and must not keep a slot."""
     fields, positions, status = split_frame(frame.arrays, convert)
     return Batch(fields, positions.copy(), status.copy(), epoch, frame.step)
 
@@ -263,7 +274,7 @@ _ROWS_A_REQUEST = 512
 
 
 def fetch_rows(transport: Transport, plan: str, epoch: int, samples: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows of a plan, by number of sample: numpy arrays and scalars by field."""
+    """Fetch rows of a plan by sample index in stored order, each as a dict of numpy arrays and scalars."""
     rows: list[dict[str, Any]] = []
     for start in range(0, len(samples), _ROWS_A_REQUEST):
         rows += _fetched(transport, plan, epoch, samples[start : start + _ROWS_A_REQUEST])

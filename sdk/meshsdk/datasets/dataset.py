@@ -1,8 +1,8 @@
 """Dataset: an immutable view of a snapshot with its fields and ops.
 
-Law: every method returns another dataset; batches come from `Loader`, single samples from `ds[i]`. A bad
-argument is a ConfigurationError that says what to write.
-Invariant: a dataset pickles without sockets, so forked and spawned workers may have it.
+Law: methods never change a dataset but return another; batches come from `Loader`, single samples from
+`ds[i]`. An invalid argument raises a ConfigurationError that says what to write instead.
+Invariant: a dataset pickles without sockets, so forked and spawned workers can use it.
 """
 
 from __future__ import annotations
@@ -35,30 +35,35 @@ if TYPE_CHECKING:
 
 
 def checked_on(on: object) -> str | list[str] | None:
-    """`on` of a join: an expression for both sides, or one for each."""
+    """Return the `on` argument of a join: an expression for both sides, or one for each.
+
+    Raises ConfigurationError.
+    """
     if on is None or isinstance(on, str):
         return on
     if isinstance(on, (tuple, list)) and len(on) == 2 and all(isinstance(each, str) for each in on):
         return list(on)
     raise ConfigurationError(
-        f"join: on={on!r}: an expression, as on='stem', or two, of this side and of the other: "
+        f"join: on={on!r}: expected an expression, such as on='stem', or two, one for each side: "
         "on=('stem', 'part(name, \"_\", 0)')"
     )
 
 
 def checked_by(by: object) -> None:
-    """`by` of a split: an expression."""
+    """Check the `by` argument of a split. Raises ConfigurationError if it is not an expression."""
     if not isinstance(by, str):
-        raise ConfigurationError(f"split: by={by!r}: an expression, as by='part(name, \"_\", 0)'")
+        raise ConfigurationError(
+            f"split: by={by!r}: expected an expression, such as by='part(name, \"_\", 0)'"
+        )
 
 
 def checked_classes(maps: Mapping[str, object]) -> dict[str, dict[str, str | None]]:
-    """The new names of classes, by field."""
+    """Return the new class names by old ones, for each field. Raises ConfigurationError."""
     found = {}
     for field, classes in maps.items():
         if not isinstance(classes, Mapping):
             raise ConfigurationError(
-                "relabel takes new names of classes by old ones, as "
+                "relabel takes a mapping from old class names to new ones, such as "
                 f"ds.relabel({field}={{'tabby': 'cat', 'rest': None}}); got {type(classes).__name__}"
             )
         found[field] = dict(classes)
@@ -66,41 +71,43 @@ def checked_classes(maps: Mapping[str, object]) -> dict[str, dict[str, str | Non
 
 
 def filter_kept_all_hint(expression: str, snapshot: SnapshotInfo) -> str:
-    """What is to be told of a filter that holds for all samples, as one of another kind of value does."""
+    """Return the warning for a filter that keeps every sample, which is often a comparison of text with a
+    number."""
     name = next((name for name, field in snapshot.fields.items() if field.classes and name in expression), "")
-    label = f"{name} is its class's name here, as {snapshot.fields[name].classes[0]!r}; " if name else ""
+    label = f"{name} is a class name here, such as {snapshot.fields[name].classes[0]!r}. " if name else ""
     return (
-        f"filter({expression!r}) leaves nothing out: it holds for all {snapshot.samples} samples. {label}a "
-        "text never equals a number (number(…) makes one of it)"
+        f"filter({expression!r}) removes nothing: it is true for all {snapshot.samples} samples. {label}"
+        "Text never equals a number; convert it with number(…)"
     )
 
 
 _log = logging.getLogger("meshsdk")
 
 _LOADERS = {
-    "shuffle": "a loader shuffles, mesh.Loader(ds, global_batch=…, shuffle=True)",
-    "batch": "a loader makes batches, mesh.Loader(ds, global_batch=…)",
-    "repeat": "iterate a loader again: each `for` is the next epoch",
-    "prefetch": "a loader asks ahead by itself, mesh.Loader(ds, global_batch=…)",
-    "take": "ds.head(n) gives the first n samples",
-    "shard": "each rank's loader takes its part, mesh.Loader(ds, global_batch=…)",
+    "shuffle": "the loader shuffles, mesh.Loader(ds, global_batch=…, shuffle=True)",
+    "batch": "the loader makes batches, mesh.Loader(ds, global_batch=…)",
+    "repeat": "iterate over the loader again: each `for` is the next epoch",
+    "prefetch": "the loader prefetches, mesh.Loader(ds, global_batch=…)",
+    "take": "ds.head(n) returns the first n samples",
+    "shard": "the loader of each rank reads its part, mesh.Loader(ds, global_batch=…)",
 }
 _ROWS_AHEAD = 64
-_PATIENCE = 600.0  # seconds that measuring for packing may take before a dataset gives up
+_PATIENCE = 600.0  # deadline in seconds while a node measures the samples for packing
 
 
 class Dataset:
-    """`len(ds)` samples in stored order; `ds[i]` is a dict of numpy values, `ds.map(...)` a dataset with ops.
+    """A sequence of samples in stored order; create one with `mesh.open`.
 
-    Immutable: every method gives another dataset. Pickles without sockets, so forked and spawned workers may
-    have it. Random ops applied through `ds[i]` are keyed by (seed 0, epoch, i): use `at_epoch` to vary them.
-    What the structure methods (select, filter, join …) need is done once, on the node; all of them raise
-    ConfigurationError for an argument that makes no sense.
+    `len(ds)` counts the samples, `ds[i]` is one of them as a dict of numpy values, and `ds.map(...)` adds
+    ops. Datasets are immutable: every method returns another dataset. They pickle without sockets, so forked
+    and spawned workers can use them. Random ops applied through `ds[i]` are keyed by (seed 0, epoch, i); use
+    `at_epoch` to vary them. The node does the work of the structure methods (select, filter, join …) once;
+    all of them raise ConfigurationError for an invalid argument.
 
     Attributes:
-        snapshot: what was pinned: hash, counts, sizes, fields (SnapshotInfo).
-        ops: what is done to each sample, in order.
-        client: where it is asked for.
+        snapshot: the pinned objects: hash, counts, sizes, fields (SnapshotInfo).
+        ops: the ops applied to each sample, in order.
+        client: the client that requests go through.
     """
 
     def __init__(
@@ -121,9 +128,12 @@ class Dataset:
         self._plan: PlanInfo | None = None
 
     def map(self, *ops: OpSpec) -> Dataset:
-        """A dataset with these ops (see `meshsdk.ops`) after those it has; they run on the storage nodes.
+        """Return a dataset with these ops (see `meshsdk.ops`) after its present ones; they run on the nodes.
 
-        Raises ConfigurationError for a Python function, a field that is not there, or a class label.
+        Raises ConfigurationError for a Python function, a field that does not exist, or a class label.
+
+        Example:
+            ds = ds.map(ops.decode("image"), ops.resize("image", 256), ops.center_crop("image", 224))
         """
         return self._with(ops=(*self.ops, *checked_ops(ops, self.snapshot.fields)))
 
@@ -134,12 +144,18 @@ class Dataset:
         value: int = 0,
         long: Literal["split", "truncate"] = "split",
     ) -> Dataset:
-        """A dataset whose rows hold many samples: these sequences (of one length in a sample) side by side,
-        `length` elements a row, what is left filled with `value`. Other fields must be selected away.
+        """Return a dataset that packs several samples into each row of `length` elements.
 
-        A batch has them as [rows, length], and FIELD.segments (1, 2, … for the samples of a row, 0 for
-        nothing) and FIELD.positions (from 0 on in each sample) of the first. A sequence longer than a row is
-        split over several, or cut. `len(ds)` counts rows, and asking for it measures every sample, once.
+        A batch has each of the `fields` as [rows, length], and for the first field also FIELD.segments (1, 2,
+        … for the samples of a row, 0 for the filling) and FIELD.positions (counted from 0 in each sample).
+        The fields must be sequences of the same length within a sample; the dataset must have no other fields
+        (see `select`). `len(ds)` counts rows, and makes the node measure every sample once.
+
+        Arguments:
+            fields: names of the sequences.
+            length: elements per row.
+            value: fills the rest of a row.
+            long: what to do with a sequence longer than a row: "split" it over several, or "truncate" it.
         """
         packing = {"fields": sorted(fields), "length": length, "value": value, "long": long}
         return self._with(packing=packing)
@@ -161,21 +177,26 @@ class Dataset:
         )
 
     def select(self, *fields: str) -> Dataset:
-        """A dataset with these fields alone; ops on the others are forgotten. What is done to each of several
-        fields goes on being done to those that stay; ConfigurationError where an op takes them together and
-        not all stay."""
+        """Return a dataset with only these fields; ops on the others are dropped.
+
+        An op that is applied to several fields separately still applies to those that remain. Raises
+        ConfigurationError if an op takes several fields together and not all of them remain.
+        """
         given = next((name for name in fields if not isinstance(name, str)), None)
         if given is not None or not fields:
             got = "none" if given is None else type(given).__name__
-            raise ConfigurationError(f"select takes names, as ds.select('image', 'label'); got {got}")
+            raise ConfigurationError(
+                f"select takes field names, such as ds.select('image', 'label'); got {got}"
+            )
         kept = [left for op in self.ops if (left := narrow_op(op, fields)) is not None]
         return self._derived({"select": list(fields)}, kept)
 
     def rename(self, names: Mapping[str, str] | None = None, **more: str) -> Dataset:
-        """A dataset with fields under new names, as `ds.rename(jpg="image")` or `{"jpg": "image"}`."""
+        """Return a dataset with renamed fields: `ds.rename(jpg="image")` or `ds.rename({"jpg": "image"})`."""
         if names is not None and not isinstance(names, Mapping):
             raise ConfigurationError(
-                f"rename takes new names by old ones, as ds.rename(jpg='image'); got {type(names).__name__}"
+                "rename takes a mapping from old field names to new ones, such as ds.rename(jpg='image'); "
+                f"got {type(names).__name__}"
             )
         names = {**(names or {}), **more}
         ops = [rename_op_fields(op, names) for op in self.ops]
@@ -184,26 +205,31 @@ class Dataset:
     def relabel(
         self, maps: Mapping[str, Mapping[str, str | None]] | None = None, **more: Mapping[str, str | None]
     ) -> Dataset:
-        """A dataset with the classes of label fields called otherwise, as `ds.relabel(label={"tabby": "cat",
-        "rest": None})`: one new name is one class, None leaves a class's samples out, others stay.
+        """Return a dataset with renamed or merged classes, by label field.
 
-        For labels that are text or numbers in files there is `ops.label_map`.
+        Classes that get the same new name become one class, None removes the samples of a class, and classes
+        that are not mentioned stay. For labels stored as text or numbers in files, use `ops.label_map`.
+
+        Example:
+            ds = ds.relabel(label={"tabby": "cat", "siamese": "cat", "rest": None})
         """
         return self._derived({"relabel": checked_classes({**(maps or {}), **more})}, self.ops)
 
     def filter(self, expression: str, *, deadline: float = 600.0) -> Dataset:
-        """A dataset of the samples for which an expression holds, as `size > 10000`, `label in ("cat",
-        "dog")` or `meta.width >= 256`.
+        """Return a dataset of the samples for which an expression is true.
 
-        It is evaluated once, on the node, over what is stored, not over what ops make of it: `key`, `name`
-        (below the source), `stem`, `size` in bytes, FIELD_size, `index`, a label's class, and a field's
-        content, as text or by a path into its JSON. Raises NotFoundError when nothing is left; where all is
-        left, a warning of the logger `meshsdk` says so.
+        Examples of expressions are `size > 10000`, `label in ("cat", "dog")` and `meta.width >= 256`. The
+        node evaluates the expression once, over the stored data, before any op. It may use `key`, `name` (the
+        key below the source), `stem`, `size` and FIELD_size in bytes, `index`, the class of a label, and the
+        content of a field as text or by a path into its JSON.
+
+        Raises NotFoundError if no sample is left. If every sample is left, the logger `meshsdk` warns.
+        `deadline`: seconds for which an unavailable server is retried.
         """
         if not isinstance(expression, str):
             raise ConfigurationError(
-                f"filter takes an expression, as ds.filter('size > 10000'); got {type(expression).__name__}. "
-                "It is evaluated on the node, where Python functions do not run"
+                "filter takes an expression, such as ds.filter('size > 10000'); got "
+                f"{type(expression).__name__}. The node evaluates it, and does not run Python functions"
             )
         found = self._filtered(expression, deadline)
         if found.snapshot.samples == self.snapshot.samples:
@@ -222,24 +248,31 @@ class Dataset:
         deadline: float = 600.0,
         **more: float,
     ) -> dict[str, Dataset]:
-        """Datasets by name with about these fractions of the samples, as `ds.split(train=0.9, val=0.1)`.
+        """Split the samples into named datasets of about these fractions, such as train=0.9, val=0.1.
 
-        A hash of `by`, an expression as in `filter`, and of `seed` says where a sample goes: it stays there
-        when the dataset grows, and samples of one value (`by='part(name, "_", 0)'`, a patient or a scene)
-        stay together. What the fractions leave below 1 is in none. Split a split with another seed.
-        Raises ConfigurationError; NotFoundError when a split is empty.
+        The split of a sample depends on a hash of `by` (an expression as in `filter`) and `seed`. A sample
+        therefore keeps its split when the dataset grows, and samples with the same value of `by` (a patient
+        or a scene: `by='part(name, "_", 0)'`) stay together. If the fractions add up to less than 1, the rest
+        of the samples is in no split. Use another seed to split a split again.
+
+        Raises ConfigurationError, and NotFoundError if a split is empty. `deadline`: seconds for which an
+        unavailable server is retried.
+
+        Example:
+            parts = ds.split(train=0.9, val=0.1)
+            loader = mesh.Loader(parts["train"], global_batch=256)
         """
         from meshsdk.datasets.split_mix import split
 
         if fractions is not None and not isinstance(fractions, Mapping):
             raise ConfigurationError(
-                "split takes fractions by name, as ds.split(train=0.9, val=0.1); got "
+                "split takes fractions by name, such as ds.split(train=0.9, val=0.1); got "
                 f"{type(fractions).__name__}"
             )
         if self.packing is not None or self.mixing is not None:
             raise ConfigurationError(
-                "split before mix and pack: split each dataset with the same fractions, then mix its parts, "
-                "as mesh.mix(web['train'], books['train'])"
+                "split before mix and pack: split each dataset with the same fractions, then mix the parts, "
+                "such as mesh.mix(web['train'], books['train'])"
             )
         checked_by(by)
         return split(self, {**(fractions or {}), **more}, by, seed, deadline)
@@ -247,20 +280,21 @@ class Dataset:
     def join(
         self, other: Dataset, on: str | tuple[str, str] | None = None, *, deadline: float = 600.0
     ) -> Dataset:
-        """Each sample with the fields of `other`'s sample of the same name, in this dataset's order; samples
-        without a partner are left out (`snapshot.skipped`).
+        """Return a dataset whose samples have the fields of both datasets, matched by name.
 
-        Names count from the sources on; `on` is an expression to use instead, or one for each side. Neither
-        side is a mix, or packed.
+        The order is that of this dataset; samples without a match are left out (counted in
+        `snapshot.skipped`). Names are relative to the source of each side. `on` is an expression to match by
+        instead, or a pair of them, one for each side. Neither side may be mixed or packed. `deadline`:
+        seconds for which an unavailable server is retried.
         """
         if not isinstance(other, Dataset):
             raise ConfigurationError(
-                f"join takes a dataset, as ds.join(captions); got {type(other).__name__}"
+                f"join takes a dataset, such as ds.join(captions); got {type(other).__name__}"
             )
         if other.packing is not None or other.mixing is not None:
             raise ConfigurationError(
-                f"the other side is {'a mix' if other.packing is None else 'packed'}, and would be none "
-                "any more: join before mix and pack"
+                f"cannot join a {'mixed' if other.packing is None else 'packed'} dataset: join before mix "
+                "and pack"
             )
         change: dict[str, Any] = {"join": other.snapshot.hash}
         if (sides := checked_on(on)) is not None:
@@ -271,14 +305,16 @@ class Dataset:
         self, change: Mapping[str, Any], ops: Sequence[OpSpec], deadline: float | None = None
     ) -> Dataset:
         if self.packing is not None:
-            raise ConfigurationError("select, rename, filter and join before pack: a packed row is no sample")
+            raise ConfigurationError(
+                "select, rename, filter, relabel and join before pack: a packed row is not a sample"
+            )
         if self.mixing is not None and not change.keys() <= {"select", "rename"}:
-            raise ConfigurationError("filter, relabel and join before mix: a mix's parts keep their samples")
+            raise ConfigurationError("filter, relabel and join before mix: the parts of a mix are fixed")
         made = derive_snapshot(self.client.transport, self.snapshot, change, deadline)
         return Dataset(self.client, made, tuple(ops), self.epoch, None, self.mixing)
 
     def at_epoch(self, epoch: int) -> Dataset:
-        """The dataset as `ds[i]` sees it in another epoch."""
+        """Return the dataset with `ds[i]` as in another epoch, which changes the draws of random ops."""
         return self._with(epoch=operator.index(epoch))
 
     @property
@@ -288,13 +324,14 @@ class Dataset:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names behind the values of the one field that has classes; raises MeshError if none or several
-        have.
+        """The class names of the label field, indexed by the label's value.
+
+        Raises MeshError unless exactly one field has classes.
         """
         named = {name: field.classes for name, field in self.snapshot.fields.items() if field.classes}
         if len(named) != 1:
             has = f"{len(named)} fields have" if named else "no field has"
-            raise MeshError(f"{has} classes: see ds.snapshot.fields[name].classes")
+            raise MeshError(f"{has} classes: use ds.snapshot.fields[name].classes")
         return next(iter(named.values()))
 
     def spec(
@@ -308,9 +345,10 @@ class Dataset:
         batch: int | None = None,
         buckets: LengthBuckets | None = None,
     ) -> dict[str, Any]:
-        """The plan of this dataset as the protocol's document; or a ConfigurationError naming a bad value.
+        """Return the plan of this dataset as the document of the protocol.
 
-        `batch`: rows of a step, which is what a mix's stages that begin at steps need, and buckets.
+        `batch` is the rows of a step; mixes with stages that begin at a step, and length buckets, need it.
+        The other arguments are those of `Loader`. Raises ConfigurationError, which names the invalid value.
         """
         document = {
             "ops": [op_document(op) for op in self.ops],
@@ -329,9 +367,10 @@ class Dataset:
             raise ConfigurationError(str(error)) from error
 
     def plan(self) -> PlanInfo:
-        """The registered plan behind `ds[i]` and `schema`: stored order, unmixed, seed 0, bad ones raise.
+        """Return the plan behind `ds[i]` and `schema`, registered on first use.
 
-        Raises InvalidPlanError where ops do not fit the fields or each other.
+        It has the stored order, no mix, seed 0, and raises on bad samples. Raises InvalidPlanError if the ops
+        do not fit the fields or each other.
         """
         if self._plan is None:
             patience = None if self.packing is None else _PATIENCE
@@ -342,91 +381,104 @@ class Dataset:
         return self._plan
 
     def schema(self) -> Mapping[str, FieldSchema]:
-        """dtype and shape of each field of a row, as the ops leave them; the shape of a ragged one is
-        None."""
+        """Return dtype and shape of each field of a row after all ops; a ragged field has the shape None."""
         return self.plan().fields
 
     def head(self, count: int = 5) -> list[dict[str, Any]]:
-        """The first `count` samples in stored order (all, where there are fewer), as `ds[i]` gives them."""
+        """Return the first `count` samples in stored order (all if there are fewer), as `ds[i]` does."""
         return self.__getitems__(range(min(operator.index(count), len(self))))
 
     def stats(self) -> SnapshotStats:
-        """Bytes by field, samples by class and by shard, as they are stored. Downloads the manifest; no
-        sample is read."""
+        """Return stored bytes by field, and samples by class and by shard.
+
+        Downloads the snapshot's document, but reads no sample.
+        """
         from meshwire.dataset.snapshot_stats import snapshot_stats
 
         return snapshot_stats(self.manifest())
 
     def preflight(self, global_batch: int | None = None, *, world: int = 1, rows: int = 8) -> Preflight:
-        """Prepares `rows` samples from all over the dataset and tells how it went.
+        """Prepare `rows` samples, evenly spread over the dataset, and report the result.
 
-        With `global_batch` rows over `world` ranks it says what a rank's batch takes, and raises where four
-        of them do not fit in this machine's free memory. Where no job can work, raises PreflightError with
-        the cause and the fix; ConfigurationError for a batch smaller than the world.
+        With `global_batch` (rows of a step over all `world` ranks) the report has the size of a rank's batch.
+        Raises PreflightError, with the cause and the fix, if no sample can be prepared or if four batches do
+        not fit in this machine's free memory; raises ConfigurationError for a batch smaller than the world.
+
+        Example:
+            print(ds.preflight(global_batch=1024, world=8))
         """
         from meshsdk.datasets.preflight import preflight
 
         return preflight(self, global_batch, world=world, rows=rows)
 
     def as_torch(self) -> TorchDataset[dict[str, Any]]:
-        """Itself, for type checkers: they refuse `DataLoader(ds, batch_size=8)`. A `Loader` needs neither."""
+        """Return this dataset, typed as a torch Dataset.
+
+        Type checkers reject `DataLoader(ds, batch_size=8)` without it. A `mesh.Loader` needs neither.
+        """
         return cast("TorchDataset[dict[str, Any]]", self)
 
     def unmapped(self) -> Dataset:
-        """The dataset without its ops, and without `pack`: what is stored. A mix stays one."""
+        """Return the dataset without its ops and `pack`: the stored data. A mix stays a mix."""
         return Dataset(self.client, self.snapshot, (), self.epoch, None, self.mixing)
 
     def unpacked(self) -> Dataset:
-        """The dataset without `pack`."""
+        """Return the dataset without `pack`."""
         return Dataset(self.client, self.snapshot, self.ops, self.epoch, None, self.mixing)
 
     def manifest(self) -> Snapshot:
-        """The snapshot's document: objects, ETags, and where each sample lies. Downloads it."""
+        """Download the snapshot's document: objects, ETags and the location of each sample."""
         return fetch_snapshot(self.client.transport, self.snapshot.hash)
 
     def __len__(self) -> int:
-        """Samples; of a packed dataset rows, for which every sample is measured once."""
+        """The number of samples; of a packed dataset the rows, which makes the node measure every sample."""
         return self.snapshot.samples if self.packing is None else self.plan().positions
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        """Sample `index` in stored order: numpy arrays and scalars by field. One request; raises IndexError,
-        BadSampleError (it cannot be prepared), SnapshotChangedError (it was replaced since it was pinned)."""
+        """Return sample `index` in stored order, as a dict of numpy arrays and scalars; sends one request.
+
+        Raises IndexError, BadSampleError if the sample cannot be prepared, and SnapshotChangedError if an
+        object was replaced since the dataset was opened.
+        """
         return self.__getitems__([index])[0]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Samples in stored order, as `ds[i]` gives them, in requests of 1, 2, 4 and so on up to 64: for
-        looking at them all. A job takes a Loader."""
+        """Iterate over the samples in stored order, as `ds[i]` returns them.
+
+        Requests fetch 1, 2, 4 and so on up to 64 samples. This is for inspecting a dataset; a training job
+        uses a Loader.
+        """
         start, count, end = 0, 1, len(self)
         while start < end:
             numbers = range(start, min(start + count, end))
             try:
                 rows: Iterable[dict[str, Any]] = self.__getitems__(numbers)
-            except BadSampleError:  # those before it come first
+            except BadSampleError:  # yield the samples before the bad one first
                 rows = map(self.__getitem__, numbers)
             yield from rows
             start, count = numbers.stop, min(2 * count, _ROWS_AHEAD)
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
-        """Samples in the order asked for, in one request (torch's DataLoader calls this once a batch)."""
+        """Return samples in the given order, in one request; torch's DataLoader calls this for each batch."""
         wanted = [self._index(index) for index in indices]
         return fetch_rows(self.client.transport, self.plan().hash, self.epoch, wanted)
 
-    if not TYPE_CHECKING:  # or checkers would let every name pass
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Only what is not there: what other libraries do with a dataset a loader does here."""
+            """Raise AttributeError, with a hint for methods of other libraries that a Loader replaces."""
             hint = f": {_LOADERS[name]}" if name in _LOADERS else ""
             raise AttributeError(f"a Dataset has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _index(self, index: object) -> int:
         if not isinstance(index, SupportsIndex):
             raise TypeError(
-                f"ds[i] is sample i, an integer; got {type(index).__name__}. ds.head(8) gives the first "
-                "ones, torch.utils.data.Subset(ds, numbers) others, and mesh.Loader(ds, …) batches of all"
+                f"ds[i] takes an integer; got {type(index).__name__}. Use ds.head(8) for the first samples, "
+                "torch.utils.data.Subset(ds, indices) for others, and mesh.Loader(ds, …) for batches"
             )
         value = operator.index(index)
         if not -len(self) <= value < len(self):
-            raise IndexError(f"sample {value} of {len(self)}")
+            raise IndexError(f"no sample {value}: the dataset has {len(self)}")
         return value % len(self)
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """Fields of a sample: the `fields=` shorthand, and inference from the names under a source.
 
-Law: names only; the node forms samples, by `meshwire.fields`. Inferred fields are always visible, in
-`repr(ds)` and in `mesh head`.
+Law: this module reads names and headers only; the nodes form samples, by `meshwire.dataset.fields`. Inferred
+fields are always visible, in `repr(ds)` and in `mesh head`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ CLASS = "@class"
 
 @dataclass(frozen=True, slots=True)
 class ClassOfPrefix:
-    """A label from the first folder below the dataset's prefix: `train/cat/1.jpg` is a `cat`."""
+    """A label from the first folder below the dataset's prefix: `train/cat/1.jpg` has the class `cat`."""
 
 
 def class_of_prefix() -> ClassOfPrefix:
-    """The label is the folder; the same as the shorthand "@class"."""
+    """Return the field whose label is the first folder below the dataset's URL, as int64.
+
+    The same as the shorthand "@class" in `fields=`.
+    """
     return ClassOfPrefix()
 
 
@@ -47,10 +50,11 @@ Field = "str | Sequence[str] | ClassOfPrefix | Mapping[str, Any]"
 
 
 def select_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The protocol's form of a `fields=` argument; raises ConfigurationError naming the field at fault.
+    """Convert a `fields=` argument to the form of the protocol.
 
-    A value is an extension ("jpg"), several with the preferred first ("jpg;jpeg;png" or a list), "@class" or
-    `mesh.class_of_prefix()`, or the protocol's own object.
+    A value is an extension ("jpg"), several in order of preference ("jpg;jpeg;png" or a list), "@class" or
+    `mesh.class_of_prefix()`, or an object in the form of the protocol. Raises ConfigurationError, which names
+    the invalid field.
     """
     try:
         return fields_document(parse_fields({name: _expand(value) for name, value in fields.items()}))
@@ -62,10 +66,12 @@ def select_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def array_fields(fields: Mapping[str, Any] | None, *, chunks: bool = False) -> dict[str, Any]:
-    """Fields of a Zarr group, names of arrays; with `chunks` their chunks, not their rows. Raises
-    ConfigurationError when there are none."""
+    """Convert the fields of a Zarr group, whose values are names of arrays.
+
+    A sample is a row of the arrays, or with `chunks` a chunk. Raises ConfigurationError without fields.
+    """
     if not fields:
-        raise ConfigurationError('name the arrays: fields={"image": "images", "label": "labels"}')
+        raise ConfigurationError('name the arrays, such as fields={"image": "images", "label": "labels"}')
     more = {"chunks": True} if chunks else {}
     return {
         name: {"array": value, **more} if isinstance(value, str) else value for name, value in fields.items()
@@ -73,8 +79,8 @@ def array_fields(fields: Mapping[str, Any] | None, *, chunks: bool = False) -> d
 
 
 def part_fields(fields: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Fields that are parts of records, by their names: a "feature" of a TFRecord, a "column" of MDS;
-    "@class" is the folder still."""
+    """Convert fields whose values name a part of a record: a "feature" of TFRecords, or a "column" of MDS or
+    Parquet; "@class" still stands for the folder."""
     return {
         name: _expand(value) if not isinstance(value, str) or value == CLASS else {part: value}
         for name, value in fields.items()
@@ -86,10 +92,10 @@ def _expand(value: Any) -> Any:
         return {"class": "prefix"}
     if isinstance(value, str) and value.startswith("@"):
         raise ConfigurationError(
-            f'there is no {value!r}: "@class" is the folder\'s name; others are extensions'
+            f'unknown field {value!r}: use "@class" for the folder\'s name, or a file extension'
         )
     if isinstance(value, (str, list, tuple)) and any("*" in item for item in value if isinstance(item, str)):
-        raise ConfigurationError(f'{value!r}: extensions have no wildcards, write them as "jpg"')
+        raise ConfigurationError(f'{value!r}: an extension has no wildcards; write it as "jpg"')
     if isinstance(value, str):
         return {"ext": [item.strip() for item in value.split(";") if item.strip()]}
     if isinstance(value, (list, tuple)):
@@ -98,43 +104,47 @@ def _expand(value: Any) -> Any:
 
 
 def missing_field_hint(source: str, fields: Mapping[str, Any] | None, kind: str = "auto") -> str:
-    """What may have been meant where nothing is found; nothing if that cannot be told."""
+    """Return a hint for a source without samples: a likely mistake in its URL or fields; "" if none is."""
     if any(mark in source for mark in "*?{["):
-        return "A dataset's URL has no wildcards: name the folder, and choose with ds.filter(…)."
+        return "A dataset's URL has no wildcards: name the folder, and select samples with ds.filter(…)."
     last = source.rstrip("/").rpartition("/")[2]
     if "." in last and not source.endswith(f"//{last}/"):
         folder = source.rstrip("/").removesuffix(last)
-        return f"A dataset is a folder, or one archive: if {last} is a file, name its folder, {folder}."
+        return f"A dataset is a folder or one archive: if {last} is a file, open its folder, {folder}."
     if any(value == "class" for value in (fields or {}).values()):
-        return 'A label that is the folder has "@class", with the @.'
+        return 'For the folder as label, write "@class" with the @.'
     if kind == "lines" and fields:
-        return 'A field is an extension of files, as "jsonl"; ops.json(FIELD, PATH) takes a value of a line.'
+        return (
+            'A field is a file extension such as "jsonl"; ops.json(FIELD, PATH) extracts a value from a line.'
+        )
     return ""
 
 
 def check_source(url: str) -> str:
-    """`s3://BUCKET/PREFIX` in its one spelling; raises ConfigurationError."""
+    """Return `s3://BUCKET/PREFIX` in its canonical spelling. Raises ConfigurationError."""
     try:
         return str(parse_source(url, "url"))
     except PlanError as error:
         raise ConfigurationError(
-            f"{error}; a dataset is a bucket's folder, as s3://photos/train{_url_hint(url)}"
+            f"{error}; a dataset is a folder in a bucket, such as s3://photos/train{_url_hint(url)}"
         ) from error
 
 
 def _url_hint(url: object) -> str:
-    """What to do about data that are elsewhere."""
+    """Return a hint for data on local disks or in other stores."""
     text = str(url)
     if text.startswith(("/", "./", "../", "~")):
-        return f". Files of this machine are uploaded first: mesh cp -r {text} s3://photos/train"
+        return f". Upload local files first: mesh cp -r {text} s3://photos/train"
     if "://" in text and not text.startswith("s3://"):
-        return ". Another store's bucket is read through one with it as its origin: mesh bucket create --help"
+        return (
+            ". To read from another store, create a bucket that has it as origin: mesh bucket create --help"
+        )
     return ""
 
 
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 _LABELS = ("cls", "label")
-# What files of these extensions are full of, and the kind that makes samples of that.
+# By extension, what files contain many of, and the kind that makes samples of these.
 _WITHIN = {
     "jsonl": ("line", "lines"),
     "ndjson": ("line", "lines"),
@@ -149,31 +159,31 @@ _TABLES = ("csv", "tsv")
 _ZARR, _ZARR_BEFORE = "zarr.json", (".zarray", ".zgroup")
 _INDEX = "json"
 _UNREAD = (".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.lz4", ".7z", ".rar")
-_ASIDE = ("README", "LICENSE")  # what lies beside samples
-_BROKEN = "UnprocessableSource"  # S3 says so of what the native API calls a BadSample
+_ASIDE = ("README", "LICENSE")  # files that are often next to samples
+_BROKEN = "UnprocessableSource"  # the S3 API's code for what the native API calls BadSample
 _LOOKED_AT = 1000
 _TAR_BYTES = 1 << 20
 _MEMBERS = 200
 
 
 def guess_fields(client: Client, source: str, kind: str = "auto") -> dict[str, Any]:
-    """Fields in the protocol's form, for a source that is read as this kind.
+    """Infer the fields of a source that is read as this kind, in the form of the protocol.
 
-    Raises NotFoundError when nothing is under the source, ConfigurationError when the names tell nothing, or
-    that another kind is to be chosen; BadSampleError for an archive that is none.
+    Raises NotFoundError if nothing is under the source, ConfigurationError if the names have no extensions or
+    suggest another kind, and BadSampleError for an archive that cannot be read.
     """
     place = parse_source(source)
     page = next(client.pages(place.bucket, place.prefix, page=_LOOKED_AT))
     keys = [entry.key for entry in page.entries if entry.size]
     if not keys:
         there = "only empty files are" if page.entries else "nothing is"
-        raise NotFoundError(f"{there} under {source}: see what there is with `mesh ls`.", status=404)
+        raise NotFoundError(f"{there} under {source}: list the existing objects with `mesh ls`.", status=404)
     if kind == "lines":
         return _line_field(keys, source)
     shard = next((key for key in keys if archive_kind(key) is not None), None)
     if shard is not None and kind != "objects":
         tar = archive_kind(shard) == "tar"
-        # Where a tar begins with no member's header, the node says what is the matter with it.
+        # If a tar does not begin with a member's header, the node's error says what is wrong with it.
         names = (tar and _members(client, place.bucket, shard)) or _listed(client, place.bucket, shard)
         return fields_of_names(names, None, source)
     if kind == "auto" and (told := _other_kind(keys, place.prefix, source)):
@@ -183,48 +193,56 @@ def guess_fields(client: Client, source: str, kind: str = "auto") -> dict[str, A
 
 
 def _line_field(keys: Iterable[str], source: str) -> dict[str, Any]:
-    """One field, as several would each be the same line: of the extensions that files of lines have, where
-    there are any (a README lies beside many), packed or not."""
+    """Infer the field of a source of lines; there is only one, because several would all be the same line.
+
+    It has the known extensions of files of lines, compressed or not; others (a README, say) count only if
+    there are none of these.
+    """
     found = dict.fromkeys(sample_key(uncompressed_name(key))[1] for key in keys)
     found.pop("", None)
     if not found:
         raise ConfigurationError(
-            f"the names under {source} have no extension to go by: pass fields={{'text': 'EXTENSION'}}"
+            f"cannot infer fields: the names under {source} have no extension. "
+            "Pass fields={'text': 'EXTENSION'}"
         )
     known = [ext for ext in found if _within(ext) == _WITHIN["jsonl"]] or list(found)
     return {_field_name(known[0]): {"ext": known}}
 
 
 def _other_kind(keys: Sequence[str], prefix: str, source: str) -> str:
-    """What to choose or do where names are those of Zarr's chunks, of TFRecords, or of archives that are not
-    read; else nothing."""
+    """Return what to do if the names are those of Zarr chunks, TFRecords or unsupported archives; else ""."""
     from meshwire.formats.tfrecord_index import is_tfrecord
 
     last = {key: key.rpartition("/")[2] for key in keys}
     arrays = [key.removeprefix(prefix)[: -len(_ZARR)].rstrip("/") for key in keys if last[key] == _ZARR]
     if arrays:
         return (
-            f"{source} holds Zarr arrays: name them, and the kind. fields={{'x': {max(arrays)!r}}} and "
-            "kind='chunks' make a sample of every whole chunk of one, kind='zarr' of every row"
+            f"{source} contains Zarr arrays: pass their names and a kind. fields={{'x': {max(arrays)!r}}} "
+            "with kind='chunks' makes a sample of every whole chunk, kind='zarr' of every row"
         )
     if any(name in _ZARR_BEFORE for name in last.values()):
-        return f"{source} holds Zarr arrays of version 2: write them as version 3 (zarr_format=3)"
+        return f"{source} contains Zarr arrays of version 2: write them as version 3 (zarr_format=3)"
     if packed := next((key for key in keys if key.endswith(_UNREAD)), None):
-        return f"{source} holds {packed}: such archives are not read; pack it as .tar, .tar.zst, .tgz or .zip"
+        return (
+            f"{source} contains {packed}: this kind of archive is not supported; repack it as .tar, "
+            ".tar.zst, .tgz or .zip"
+        )
     if is_tfrecord(keys[0]) and not sample_key(keys[0])[1]:
-        return f"{source} holds TFRecords: kind='tfrecord' makes a sample of every record"
+        return f"{source} contains TFRecords: kind='tfrecord' makes a sample of every record"
     return ""
 
 
 def held_whole(fields: Mapping[str, Any]) -> str:
-    """The kind to choose, in words, where all fields, in the protocol's form, are whole files of many
-    samples; nothing where any is not (`0001.jsonl` beside `0001.jpg` is a sample's), an index apart.
+    """Return which kind to use, as text, if all fields are whole files that contain many samples; else "".
+
+    `fields` are in the form of the protocol. One other field is enough for "": `0001.jsonl` next to
+    `0001.jpg` is part of a sample. A JSON index does not count.
     """
     extensions = [ext for made in fields.values() for ext in made.get("ext", ()) if ext != _INDEX]
     if extensions and all(ext.partition(".")[0] in _TABLES for ext in extensions):
         return (
-            f"kind='lines' makes a sample of every line of .{extensions[0]} files, the header's too; of what "
-            "is written as Parquet, kind='parquet' makes one of every row"
+            f"kind='lines' makes a sample of every line of .{extensions[0]} files, including the header; for "
+            "tables written as Parquet, kind='parquet' makes one of every row"
         )
     kinds = [_within(ext) for ext in extensions]
     if not kinds or kinds[0] is None or None in kinds:
@@ -234,16 +252,20 @@ def held_whole(fields: Mapping[str, Any]) -> str:
 
 
 def _within(extension: str) -> tuple[str, str] | None:
-    """Of `00000.mds.zstd` and `tfrecord-00000-of-00008` too: an extension begins at a name's first dot."""
+    """Return what files of an extension contain and the kind to use, or None.
+
+    An extension begins at the first dot of a name, so this also handles `mds.zstd` (of `00000.mds.zstd`) and
+    `tfrecord-00000-of-00008`.
+    """
     parts = (part.partition("-")[0] for part in extension.split("."))
     return next((_WITHIN[part] for part in parts if part in _WITHIN), None)
 
 
 def guess_features(client: Client, source: str) -> dict[str, str]:
-    """A field for each feature of the first record of the first file of TFRecords under the source; those
-    that hold nothing there, or several values of bytes, are left out.
+    """Infer a field for each feature in the first record of the first TFRecord file under the source.
 
-    Raises NotFoundError when there is no such file, ConfigurationError when it begins with none.
+    Features that are empty there, or have several values of bytes, are left out. Raises NotFoundError if
+    there is no such file, and ConfigurationError if it is compressed or its first record cannot be used.
     """
     from meshwire.formats.tfrecord_index import HEAD_BYTES, TfrecordError, head_size, is_tfrecord
 
@@ -253,13 +275,13 @@ def guess_features(client: Client, source: str) -> dict[str, str]:
     key = min(keys, key=lambda found: compression_kind(found) is not None, default=None)
     if key is None:
         raise NotFoundError(
-            f"no file of records is under {source}: names have .tfrecord, or end in -00000-of-00008",
+            f"no TFRecord file is under {source}: their names contain .tfrecord or end in -00000-of-00008",
             status=404,
         )
     if compression_kind(key) is not None:
         raise ConfigurationError(
-            f"s3://{place.bucket}/{key} is packed, so its features cannot be guessed: name them, as "
-            'fields={"image": "image/encoded"}'
+            f"s3://{place.bucket}/{key} is compressed, so its features cannot be inferred: name them, such "
+            'as fields={"image": "image/encoded"}'
         )
     try:
         size = head_size(client.get(place.bucket, key, length=HEAD_BYTES).ljust(HEAD_BYTES))
@@ -271,15 +293,17 @@ def guess_features(client: Client, source: str) -> dict[str, str]:
     )
     if not fields:
         raise ConfigurationError(
-            f"the first record of s3://{place.bucket}/{key} has no feature to go by: pass "
+            f"cannot infer fields: the first record of s3://{place.bucket}/{key} has no usable feature. Pass "
             'fields={"data": ""} for whole records'
         )
     return fields
 
 
 def guess_columns(client: Client, source: str) -> dict[str, str]:
-    """A field for each column of an MDS dataset; Python objects are left out. Raises NotFoundError when there
-    is no index.json in the source, ConfigurationError for one that is none."""
+    """Infer a field for each column of an MDS dataset; columns of Python objects are left out.
+
+    Raises NotFoundError if the source has no index.json, and ConfigurationError if that is invalid.
+    """
     from meshwire.formats.mds import MAX_INDEX, MDS_INDEX, UNSAFE_ENCODING, parse_mds
 
     place = parse_source(source)
@@ -293,7 +317,7 @@ def guess_columns(client: Client, source: str) -> dict[str, str]:
 
 
 def _fields_of(parts: Iterable[str]) -> dict[str, str]:
-    """A field for each part of a record that has a name, named alike as far as a field may be."""
+    """Return a field for each named part of a record, with a name as similar as field names allow."""
     fields: dict[str, str] = {}
     for part in sorted(filter(None, parts))[:MAX_FIELDS]:
         name = _field_name(part)[:60]
@@ -304,8 +328,10 @@ def _fields_of(parts: Iterable[str]) -> dict[str, str]:
 
 
 def _listed(client: Client, bucket: str, key: str) -> list[str]:
-    """Names of members, as the node tells them. Raises BadSampleError, as pinning does, for an archive that
-    cannot be read."""
+    """List the names of an archive's members through the node.
+
+    Raises BadSampleError, as pinning does, for an archive that cannot be read.
+    """
     try:
         return [entry.name for entry in client.member_page(bucket, key, page=_MEMBERS).entries]
     except ServerError as error:
@@ -319,7 +345,7 @@ def _listed(client: Client, bucket: str, key: str) -> list[str]:
 
 
 def _members(client: Client, bucket: str, key: str) -> list[str]:
-    """The first members' names, of the shard's first MiB."""
+    """Return the names of the first members, from the first MiB of a tar."""
     head = client.get(bucket, key, length=_TAR_BYTES)
     names = []
     try:
@@ -334,8 +360,10 @@ def _members(client: Client, bucket: str, key: str) -> list[str]:
 
 
 def fields_of_names(names: Iterable[str], prefix: str | None, source: str) -> dict[str, Any]:
-    """`image` of the image extensions, `label` of a sidecar or else of the folder (below `prefix`, if
-    given), and every other extension under its own name.
+    """Infer fields from names: `image`, `label`, and every other extension under its own name.
+
+    `image` has the image extensions. `label` is a .cls or .label file, else the folder below `prefix` if that
+    is given. Raises ConfigurationError if no name has an extension.
     """
     names = list(names)
     found = Counter(sample_key(name)[1] for name in names)
@@ -356,8 +384,8 @@ def fields_of_names(names: Iterable[str], prefix: str | None, source: str) -> di
         fields["label"] = {"class": "prefix"}
     if not fields:
         raise ConfigurationError(
-            f"the names under {source} have no extension to go by: "
-            f'pass fields={{"image": "jpg", "label": "cls"}}'
+            f"cannot infer fields: the names under {source} have no extension. "
+            f'Pass fields={{"image": "jpg", "label": "cls"}}'
         )
     return fields
 

@@ -1,7 +1,7 @@
-"""Preflight: prepares a few samples from all over a dataset before a job starts.
+"""Preflight: prepares a few samples from across a dataset before a job starts.
 
-Law: read-only; it registers the same plan as `ds[i]`. A condition that would fail every batch raises
-with cause and fix; a merely odd one is a note.
+Law: it changes nothing, and registers the same plan as `ds[i]`. A condition that would fail every batch
+raises an error with cause and fix; anything else that looks wrong becomes a note.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ ROWS = 8
 _AHEAD = 4
 _LOOKED_AT = 4096
 _OF_OP = re.compile(r"ops\[(\d+)\]")
-_ARRAYS = {"npy", "npz", "safetensors"}  # ops that take the shape, and make dense rows of it
-_UNTOLD = "the first sample does not tell"  # as the node says where it cannot complete an op's arguments
+_ARRAYS = {"npy", "npz", "safetensors"}  # ops with a `shape` argument that makes rows dense
+_UNTOLD = "the first sample does not tell"  # the node's error if it cannot complete an op's arguments
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """How a preflight went; `print(flight)` tells it in a few lines.
+    """The result of a preflight; `print(flight)` summarizes it in a few lines.
 
     Attributes:
-        samples: of the dataset.
-        schema: dtype and shape of a row's fields.
-        rows: how many samples were tried.
-        row_bytes: of a prepared row; of ragged fields, on average.
-        batch_bytes: of a rank's largest batch; 0 without a batch size.
-        seconds: that it took.
-        bad: of the samples that could not be prepared, why.
-        notes: what is odd, and what to do about it.
+        samples: number of samples of the dataset.
+        schema: dtype and shape of each field of a row.
+        rows: number of samples that were tried.
+        row_bytes: size of a prepared row; an average if fields are ragged.
+        batch_bytes: size of a rank's largest batch; 0 without a batch size.
+        seconds: duration of the preflight.
+        bad: the error of each sample that could not be prepared.
+        notes: what looks wrong, and what to do about it.
     """
 
     samples: int
@@ -71,9 +71,11 @@ class Preflight:
 
 
 def preflight(ds: Dataset, global_batch: int | None = None, *, world: int = 1, rows: int = ROWS) -> Preflight:
-    """Prepares `rows` samples, evenly spread. Raises PreflightError (no sample can be prepared; a batch does
-    not fit in memory), ConfigurationError (batch and world), and what registering the plan raises:
-    InvalidPlanError, AccessError, SnapshotChangedError, DeadlineError.
+    """Prepare `rows` samples, evenly spread over the dataset.
+
+    Raises PreflightError if no sample can be prepared or a batch does not fit in memory, ConfigurationError
+    for an invalid batch or world size, and the errors of registering the plan: InvalidPlanError, AccessError,
+    SnapshotChangedError, DeadlineError.
     """
     began = time.monotonic()
     _check_batch(global_batch, world)
@@ -111,15 +113,15 @@ def _schema(ds: Dataset) -> Mapping[str, FieldSchema]:
 
 def _check_batch(batch: int | None, world: int) -> None:
     if world < 1:
-        raise ConfigurationError(f"world={world}: the number of ranks, at least 1")
+        raise ConfigurationError(f"world={world}: expected the number of ranks, at least 1")
     if batch is not None and batch < world:
         raise ConfigurationError(
-            f"global_batch={batch} is less than {world} ranks: some would get no row; raise it"
+            f"global_batch={batch} is less than {world} ranks, so some would get no row: raise it"
         )
 
 
 def _prepared(ds: Dataset, picks: Sequence[int]) -> tuple[list[Mapping[str, Any]], dict[int, BadSampleError]]:
-    """Rows, and of the samples that are bad why. All in one request, unless one is bad."""
+    """Return the rows, and the errors of bad samples; sends one request unless a sample is bad."""
     try:
         return list(ds.__getitems__(picks)), {}
     except BadSampleError:
@@ -137,24 +139,24 @@ def _prepared(ds: Dataset, picks: Sequence[int]) -> tuple[list[Mapping[str, Any]
 def _fatal_error(ds: Dataset, picks: Sequence[int], bad: Mapping[int, BadSampleError]) -> PreflightError:
     pick, error = next(iter(bad.items()))
     count = (
-        "its only sample cannot" if len(picks) == 1 else f"none of {len(picks)} samples from all over it can"
+        "its only sample cannot" if len(picks) == 1 else f"none of {len(picks)} samples from across it can"
     )
     field, op = str(error.detail.get("field", "")), error.detail.get("op", "")
     reason = error.detail.get("error", str(error))
     hint = _hint(ds, pick, field, op) if _meets_stored(ds, field, op) else ""
     name = error.detail.get("key", pick)
-    told = f"{op} of {field!r} says of {name}: {reason}." if op else f"{reason}."
+    told = f"{op} of {field!r} fails for {name}: {reason}." if op else f"{reason}."
     return PreflightError(f"{ds.snapshot.source}: {count} be prepared. {told}{hint}")
 
 
 def _meets_stored(ds: Dataset, field: str, op: str) -> bool:
-    """Whether what failed was the first op of the field, so that how it is stored may be why."""
+    """Return whether the op that failed is the field's first, so that the stored form may be the cause."""
     first = next((each.op for each in ds.ops if field in each.all_fields), op)
     return field in ds.fields and first == op
 
 
 def _hint(ds: Dataset, pick: int, field: str, op: str) -> str:
-    """What a field's stored bytes look like, and what to do about it; nothing where this op does it."""
+    """Return what a field's stored bytes look like and which op to use; "" if `op` is that op."""
     seen = _seen(ds, ds.unmapped()[pick][field])
     if seen is None or f"ops.{op}(" in seen.fix:
         return ""
@@ -162,11 +164,11 @@ def _hint(ds: Dataset, pick: int, field: str, op: str) -> str:
 
 
 def _seen(ds: Dataset, data: Any) -> ContentHint | None:
-    if ds.snapshot.kind == "zarr":  # its codecs' bytes look like compressed files
+    if ds.snapshot.kind == "zarr":  # the output of its codecs looks like compressed files
         place = f"{ds.snapshot.source.rstrip('/')}/ARRAY/zarr.json"
         return ContentHint(
-            "of a Zarr array",
-            f"put ops.zarr_chunk({{field!r}}, {place!r}) before any other op (of rows ops.zarr)",
+            "part of a Zarr array",
+            f"put ops.zarr_chunk({{field!r}}, {place!r}) before any other op (for rows: ops.zarr)",
         )
     if not isinstance(data, np.ndarray):
         return None
@@ -182,14 +184,14 @@ def _check_memory(batch_bytes: int) -> None:
     free = _free_memory()
     if free and _AHEAD * batch_bytes > free:
         raise PreflightError(
-            f"a rank's batch takes {batch_bytes >> 20} MiB, and a loader holds {_AHEAD}; this machine has "
-            f"{free >> 20} MiB free: lower global_batch, use more ranks, or have the nodes make rows smaller "
-            "(ops.center_crop, ops.resize, uint8 instead of float32)"
+            f"a rank's batch takes {batch_bytes >> 20} MiB and a loader holds {_AHEAD}, but this machine has "
+            f"only {free >> 20} MiB free: lower global_batch, use more ranks, or make rows smaller on the "
+            "nodes (ops.center_crop, ops.resize, uint8 instead of float32)"
         )
 
 
 def _free_memory() -> int:
-    """Bytes; 0 where the system does not tell."""
+    """Return the available memory in bytes; 0 if the system does not report it."""
     try:
         with open("/proc/meminfo") as file:
             found = next(line for line in file if line.startswith("MemAvailable:"))
@@ -204,13 +206,13 @@ def _bad_notes(bad: Mapping[int, BadSampleError], tried: int) -> list[str]:
     first = next(iter(bad.values()))
     return [
         f"{len(bad)} of {tried} samples are bad, the first: {first.detail.get('key', '')}: "
-        f"{first.detail.get('error', first)}. A loader substitutes them up to max_bad of its rows (0.01) and "
-        "raises beyond: repair them, filter them out, or set on_bad and max_bad"
+        f"{first.detail.get('error', first)}. A loader substitutes up to max_bad (0.01) of its rows and "
+        "raises beyond that: repair them, filter them out, or set on_bad and max_bad"
     ]
 
 
 def _raw_notes(ds: Dataset, row: Mapping[str, Any]) -> list[str]:
-    """Of fields without any op: what they look like."""
+    """Return notes on bytes fields without any op whose content is recognized."""
     mapped = {name for op in ds.ops for name in op.all_fields}
     notes = []
     for name, field in ds.snapshot.fields.items():
@@ -225,7 +227,7 @@ def _raw_notes(ds: Dataset, row: Mapping[str, Any]) -> list[str]:
 def _ragged_notes(
     ds: Dataset, schema: Mapping[str, FieldSchema], rows: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Of fields that come ragged although they are arrays of several dimensions, such as images."""
+    """Return notes on arrays of several dimensions, such as images, that are delivered ragged."""
     notes = []
     for name, field in schema.items():
         shapes = sorted({str(list(np.shape(row[name]))) for row in rows if name in row})
@@ -233,10 +235,14 @@ def _ragged_notes(
             continue
         last = [op.op for op in ds.ops if name in op.all_fields][-1:]
         if len(shapes) > 1:
-            told = f"has rows of different shapes, as {' and '.join(shapes[:2])}, and is delivered ragged: "
+            told = (
+                f"has rows of different shapes, such as {' and '.join(shapes[:2])}, and is delivered ragged: "
+            )
             notes.append(f"{name!r} {told}crop or resize it to one size")
         elif len(rows) > 1:
-            told = f"is delivered ragged, although all rows tried are {shapes[0]}: nothing says that all are"
-            fix = f"give ops.{last[0]} shape={shapes[0]}" if set(last) & _ARRAYS else "crop or resize it"
-            notes.append(f"{name!r} {told}. For a dense tensor {fix}")
+            told = (
+                f"is delivered ragged: all rows tried are {shapes[0]}, but no op guarantees that all rows are"
+            )
+            fix = f"pass shape={shapes[0]} to ops.{last[0]}" if set(last) & _ARRAYS else "crop or resize it"
+            notes.append(f"{name!r} {told}. For a dense tensor, {fix}")
     return notes

@@ -1,6 +1,6 @@
-"""Shuffle orders and length buckets a loader accepts, as values.
+"""The shuffle orders and length buckets that a loader accepts, as values.
 
-Law: names only; `meshwire` computes the permutation.
+Law: these values only name an order; `meshwire` computes the permutation.
 """
 
 from __future__ import annotations
@@ -14,19 +14,30 @@ from meshsdk.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Shuffle shards, then inside windows of `shards` shards: every shard is read once and sequentially."""
+    """Shuffles the shards, then the samples within windows of `shards` shards.
+
+    Every shard is read once and sequentially. Pass it as `shuffle=mesh.Blocks()` to a Loader.
+    """
 
     shards: int = 64
 
     def __post_init__(self) -> None:
         if isinstance(self.shards, bool) or not isinstance(self.shards, SupportsIndex) or self.shards < 1:
-            raise ConfigurationError(f"Blocks(shards={self.shards!r}): at least one shard a window")
+            raise ConfigurationError(
+                f"Blocks(shards={self.shards!r}): expected the shards per window, an integer of at least 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class LengthBuckets:
-    """Batches of rows of like lengths: of `window` batches at a time the rows are sorted by the stored bytes
-    of `field`, and the batches put in random order. `rows`: of a batch; left out, the loader's global batch.
+    """Groups rows of similar length into batches.
+
+    Within each window of batches, rows are sorted by length, and the batches are then put in random order.
+
+    Attributes:
+        field: the field whose stored size in bytes is the length of a row.
+        window: number of batches that are sorted together.
+        rows: rows of a batch. Default: the global batch of the loader.
     """
 
     field: str
@@ -34,19 +45,19 @@ class LengthBuckets:
     rows: int | None = None
 
     def document(self, batch: int | None) -> dict[str, Any]:
-        """The spec's `buckets`."""
+        """Return the `buckets` value of a plan spec. Raises ConfigurationError without a batch size."""
         rows = batch if self.rows is None else self.rows
         if rows is None:
-            raise ConfigurationError("LengthBuckets: how many rows is a batch? Give rows=, or use a Loader")
+            raise ConfigurationError("LengthBuckets needs the rows of a batch: pass rows=, or use a Loader")
         return {"field": self.field, "rows": rows, "window": self.window}
 
 
 def buckets_spec(buckets: LengthBuckets | None, batch: int | None) -> dict[str, Any] | None:
-    """The spec's `buckets`."""
+    """Return the `buckets` value of a plan spec. Raises ConfigurationError for another type."""
     if buckets is None:
         return None
     if not isinstance(buckets, LengthBuckets):
-        raise ConfigurationError(f"buckets={buckets!r}: give mesh.LengthBuckets('text')")
+        raise ConfigurationError(f"buckets={buckets!r}: pass mesh.LengthBuckets('text')")
     return buckets.document(batch)
 
 
@@ -54,7 +65,10 @@ Shuffle = bool | Literal["global"] | Blocks
 
 
 def shuffle_spec(shuffle: Shuffle) -> dict[str, Any]:
-    """The spec's `shuffle` object; True and "global" are the same."""
+    """Return the `shuffle` value of a plan spec; True and "global" are the same.
+
+    Raises ConfigurationError for anything else than a `Shuffle`.
+    """
     if isinstance(shuffle, Blocks):
         return {"kind": "blocks", "shards": operator.index(shuffle.shards)}
     if shuffle is True or shuffle == "global":

@@ -1,7 +1,8 @@
-"""Splits and mixes: train and validation parts by a hash, and several datasets in exact shares.
+"""Splits a dataset into train and validation parts by a hash, and mixes datasets in exact shares.
 
-Law: a sample's split follows from its key, the seed and the fractions alone, so it stays when others
-come and go. `meshwire` computes which sample a position of a mix holds.
+Law: the split of a sample depends only on the value it is split by, the seed and the fractions, so it does
+not change when other samples are added or removed. `meshwire` computes which sample each position of a mix
+has.
 Invariant: the splits of one call have no sample in common.
 """
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from meshwire.plan.plan_spec import OpSpec
 
 
-_VALUES = 1 << 53  # what `hash` gives lies below
+_VALUES = 1 << 53  # the values of `hash` are below this
 
 
 def split(
@@ -36,7 +37,7 @@ def split(
     deadline: float,
     done: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Dataset]:
-    """See `Dataset.split`; `done` is told each part that is cut."""
+    """Split a dataset as `Dataset.split` does; `done` is called with the name of each finished part."""
     edges = _edges(fractions)
     key = f'hash("{seed}:" + text({by}))'
     parts = {}
@@ -44,11 +45,11 @@ def split(
         try:
             parts[name] = dataset._filtered(f"{key} >= {low} and {key} < {high}", deadline)
         except NotFoundError as error:
-            if error.code != "NoSuchKey":  # the dataset itself is gone, say
+            if error.code != "NoSuchKey":  # another cause, such as a deleted dataset
                 raise
             raise NotFoundError(
                 f"split: none of the {len(dataset)} samples is in {name!r} ({fractions[name]}), by {by!r}: "
-                "give it a larger fraction or another seed, or split by what has more values",
+                "use a larger fraction or another seed, or split by an expression with more values",
                 status=error.status,
                 code=error.code,
             ) from error
@@ -56,24 +57,26 @@ def split(
     found = sum(len(part) for part in parts.values())
     if edges[-1] == _VALUES and found < len(dataset):
         raise ConfigurationError(
-            f"{len(dataset) - found} of {len(dataset)} samples are in no split: {by!r} gives none for them. "
-            "Filter them out before, or name something else with first(a, b)"
+            f"{len(dataset) - found} of {len(dataset)} samples are in no split: {by!r} has no value for "
+            "them. Filter them out first, or add a fallback with first(a, b)"
         )
     return parts
 
 
 def _edges(fractions: Mapping[str, float]) -> list[int]:
-    """Of the hash's values, where each split begins and the last one ends; exact, so that 0.7 + 0.2 + 0.1 is
-    1."""
+    """Return the hash values at which each split begins and the last one ends.
+
+    Computed with exact fractions, so that 0.7 + 0.2 + 0.1 is 1. Raises ConfigurationError.
+    """
     try:
         exact = [Fraction(str(fraction)) for fraction in fractions.values()]
     except ValueError as error:
         raise ConfigurationError(
-            f"split: {dict(fractions)}: fractions of 1, as train=0.9, val=0.1"
+            f"split: {dict(fractions)}: expected fractions such as train=0.9, val=0.1"
         ) from error
     if not exact or min(exact) <= 0 or sum(exact) > 1:
         raise ConfigurationError(
-            f"split: {dict(fractions)}: fractions of all samples, above 0 and together at most 1, as "
+            f"split: {dict(fractions)}: each fraction must be above 0 and their sum at most 1, such as "
             "train=0.9, val=0.1"
         )
     return [int(edge * _VALUES) for edge in itertools.accumulate(exact, initial=Fraction(0))]
@@ -84,8 +87,13 @@ Weight = int | float | Fraction
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Other weights, from a place of `epoch` on: its `position`, or its `step`, which a loader turns into a
-    position with its global batch.
+    """A change of the weights of a mix at a point of the training; pass it in `schedule` of `mesh.mix`.
+
+    Attributes:
+        weights: the new weights, one per dataset.
+        epoch: the epoch in which they begin to apply.
+        position: the position in that epoch.
+        step: the step in that epoch, instead of a position; a loader converts it with its global batch.
     """
 
     weights: Sequence[Weight]
@@ -94,12 +102,12 @@ class Stage:
     step: int | None = None
 
     def document(self, batch: int | None) -> dict[str, Any]:
-        """As the protocol says it."""
+        """Return the stage in the form of a plan spec. Raises ConfigurationError."""
         position = self.position
         if self.step is not None:
             if batch is None:
                 raise ConfigurationError(
-                    f"Stage(step={self.step}): how many rows is a step? Give position=, or use a Loader"
+                    f"Stage(step={self.step}) needs the rows of a step: pass position=, or use a Loader"
                 )
             position = self.step * batch
         return {"epoch": self.epoch, "position": position, "weights": _whole(self.weights)}
@@ -107,7 +115,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class MixSpec:
-    """`parts`: samples of each dataset; `stages` in order, the first from the beginning on."""
+    """The parameters of a mix.
+
+    `parts`: number of samples of each dataset; `stages`: in order, the first one from the beginning;
+    `positions` of an epoch (0: the number of samples); `block`: positions with exact shares.
+    """
 
     parts: tuple[int, ...]
     stages: tuple[Stage, ...]
@@ -115,7 +127,7 @@ class MixSpec:
     block: int = BLOCK
 
     def document(self, batch: int | None) -> dict[str, Any]:
-        """The spec's `mix`."""
+        """Return the `mix` value of a plan spec; `batch`: rows of a step, if known."""
         return {
             "parts": list(self.parts),
             "stages": [stage.document(batch) for stage in self.stages],
@@ -132,20 +144,32 @@ def mix(
     block: int = BLOCK,
     deadline: float = 600.0,
 ) -> Dataset:
-    """One dataset of several with the same fields and ops, drawn from by weight (left out: by size, so that
-    an epoch has every sample once).
+    """Mix several datasets with the same fields and ops into one, sampled by weight.
 
-    In each `block` of positions every dataset has exactly its share, shuffled over the block;
-    block=global_batch gives it in every batch. An epoch has `positions` (left out: as many as there are
-    samples). A dataset of n samples that is drawn K times in an epoch gives each of them ⌊K/n⌋ or ⌈K/n⌉
-    times; the next epoch goes on with those that had less. `schedule` changes the weights at places of the
-    training. `ds[i]` and `len` are those of all samples, one dataset after the other. Raises
-    ConfigurationError.
+    In every block of positions each dataset has exactly its share, shuffled within the block. A dataset of n
+    samples that is drawn K times in an epoch yields each sample ⌊K/n⌋ or ⌈K/n⌉ times; the next epoch
+    continues with the samples that were drawn less often. `ds[i]` and `len` of the mix count all samples, one
+    dataset after the other.
+
+    Arguments:
+        datasets: two or more.
+        weights: one number per dataset, such as [3, 1]. Default: proportional to the sizes, so that an epoch
+            has every sample once.
+        schedule: stages with other weights later in the training.
+        positions: length of an epoch. Default: the number of samples.
+        block: number of positions in which the shares are exact; use `block=global_batch` to have them in
+            every batch.
+        deadline: seconds for which an unavailable server is retried.
+
+    Raises ConfigurationError.
+
+    Example:
+        ds = mesh.mix(web, books, weights=[3, 1], schedule=[mesh.Stage([1, 1], epoch=2)])
     """
     ops = _checked(datasets)
     if positions == 0:
         raise ConfigurationError(
-            "positions=0: of an epoch, one at least; left out, as many as there are samples"
+            "positions=0: an epoch needs at least 1 position; leave it out to have one per sample"
         )
     given = [dataset.snapshot.samples for dataset in datasets] if weights is None else weights
     stages = staged(given, schedule, len(datasets))
@@ -156,56 +180,60 @@ def mix(
     made = MixSpec(parts, stages, 0 if positions is None else positions, block)
     mixed = Dataset(first.client, snapshot, ops, first.epoch, None, made)
     if all(stage.step is None for stage in stages):
-        mixed.spec()  # what is wrong with the numbers is said now
+        mixed.spec()  # reports invalid numbers now
     return mixed
 
 
 def staged(weights: Sequence[Weight], schedule: Sequence[Stage], datasets: int) -> tuple[Stage, ...]:
-    """The weights from the beginning on, then those of the schedule. Raises ConfigurationError."""
+    """Return all stages: the initial weights, then those of the schedule. Raises ConfigurationError."""
     listed: Sequence[object] = schedule if isinstance(schedule, Sequence) else [schedule]
     wrong = [type(stage).__name__ for stage in listed if not isinstance(stage, Stage)]
     if wrong or listed is not schedule:
-        got = wrong[0] if wrong else type(schedule).__name__  # one stage, in no list
-        raise ConfigurationError(f"schedule: stages, as [mesh.Stage([1, 1], epoch=2)]; got {got}")
+        got = wrong[0] if wrong else type(schedule).__name__  # a single stage without a list
+        raise ConfigurationError(
+            f"schedule: expected a list of stages, such as [mesh.Stage([1, 1], epoch=2)]; got {got}"
+        )
     stages = (Stage(weights), *schedule)
     for stage in stages:
         if not hasattr(stage.weights, "__len__"):
-            raise ConfigurationError(f"weights={stage.weights!r}: a number for each dataset, as [3, 1]")
+            raise ConfigurationError(
+                f"weights={stage.weights!r}: expected one number per dataset, such as [3, 1]"
+            )
         if len(stage.weights) != datasets:
             raise ConfigurationError(
-                f"{len(stage.weights)} weights for {datasets} datasets: one for each, in their order"
+                f"{len(stage.weights)} weights for {datasets} datasets: pass one per dataset, in their order"
             )
         _check_step(stage)
     return stages
 
 
 def _check_step(stage: Stage) -> None:
-    """What only a loader turns into a position, which is looked at with the rest."""
+    """Check the `step` of a stage; the plan spec checks its position. Raises ConfigurationError."""
     if stage.step is None:
         return
     if isinstance(stage.step, bool) or not isinstance(stage.step, int) or stage.step < 0:
-        raise ConfigurationError(f"Stage(step={stage.step!r}): a step of its epoch, an integer from 0 on")
+        raise ConfigurationError(f"Stage(step={stage.step!r}): expected an integer of at least 0")
     if stage.position:
-        raise ConfigurationError("Stage: give `position` or `step`, not both")
+        raise ConfigurationError("Stage: pass `position` or `step`, not both")
 
 
 def _checked(datasets: Sequence[Dataset]) -> tuple[OpSpec, ...]:
-    """The ops all have."""
+    """Check that the datasets can be mixed, and return their common ops. Raises ConfigurationError."""
     other = next((given for given in datasets if not isinstance(given, Dataset)), None)
     if len(datasets) < 2 or other is not None:
         given = "" if other is None else f"; got {type(other).__name__}"
         raise ConfigurationError(
-            f"mix takes two datasets at least, one by one, as mesh.mix(web, books, weights=[3, 1]){given}"
+            f"mix takes two or more datasets, such as mesh.mix(web, books, weights=[3, 1]){given}"
         )
     first = datasets[0]
     for number, dataset in enumerate(datasets):
         if dataset.packing is not None or dataset.mixing is not None:
             raise ConfigurationError(
-                f"dataset {number} is a packed or mixed one: mix first, then pack; mix all at once"
+                f"dataset {number} is already packed or mixed: mix all datasets in one call, then pack"
             )
         if dataset.ops != first.ops:
             raise ConfigurationError(
-                f"the ops of dataset {number} are not those of the first: map after mixing, as "
+                f"dataset {number} has other ops than the first: map after mixing, with "
                 "mesh.mix(...).map(...)"
             )
         if sorted(dataset.fields) != sorted(first.fields):
@@ -217,17 +245,21 @@ def _checked(datasets: Sequence[Dataset]) -> tuple[OpSpec, ...]:
 
 
 def _whole(weights: Sequence[Weight]) -> list[int]:
-    """In the same ratio, exactly: 0.7 and 0.3 are 7 and 3."""
+    """Return integers in exactly the same ratio: 0.7 and 0.3 become 7 and 3. Raises ConfigurationError."""
     try:
         exact = [Fraction(str(weight)) for weight in weights]
     except (ValueError, ZeroDivisionError) as error:
-        raise ConfigurationError(f"weights={list(weights)!r}: numbers, as [3, 1] or [0.7, 0.3]") from error
+        raise ConfigurationError(
+            f"weights={list(weights)!r}: expected numbers, such as [3, 1] or [0.7, 0.3]"
+        ) from error
     if min(exact) < 0:
         raise ConfigurationError(
-            f"weights={list(weights)!r}: none is below 0; a dataset of 0 is not drawn from"
+            f"weights={list(weights)!r}: a weight must be at least 0; 0 leaves the dataset out"
         )
     scale = lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
     if max(whole) > MAX_WEIGHT:
-        raise ConfigurationError(f"weights={list(weights)!r}: too many digits; round them")
+        raise ConfigurationError(
+            f"weights={list(weights)!r}: too many digits for an exact ratio; round the weights"
+        )
     return whole

@@ -1,6 +1,6 @@
 """Detects tuple unpacking (`a, b = batch`) from the caller's bytecode, for a warning.
 
-Law: advice only. Where the interpreter or a debugger hides the bytecode there is no warning.
+Law: this is advice only; if the interpreter or a debugger hides the bytecode, there is no warning.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ _UNPACK = opmap.get("UNPACK_SEQUENCE", -1)
 
 
 def is_unpacking(frame: FrameType) -> bool:
-    """Whether what `frame` is just doing takes an iterable apart into two names or more."""
+    """Return whether `frame` is currently unpacking an iterable into two or more names."""
     code, at = frame.f_code.co_code, frame.f_lasti
     return 0 <= at < len(code) - 1 and code[at] == _UNPACK and code[at + 1] >= 2
