@@ -1,6 +1,6 @@
-"""Op constructors for `Dataset.map`: what storage nodes do to a field, in order.
+"""Op constructors for `Dataset.map`: the transforms that nodes apply to a field, in order.
 
-Law: an op here is a name and checked arguments; the node's build of that op does the work, and its
+Law: an op here is only a name with checked arguments; the node's build of that op does the work, and its
 version is part of the plan's hash.
 """
 
@@ -25,21 +25,30 @@ Filter = Literal["antialias", "nearest"]
 
 
 def decode(field: str, *, mode: Literal["rgb", "gray"] = "rgb") -> OpSpec:
-    """Bytes of a JPEG, PNG, WebP, GIF, BMP or TIFF file → uint8 [height, width, 3 or 1]."""
+    """Decode an image file: bytes of JPEG, PNG, WebP, GIF, BMP or TIFF → uint8 [height, width, channels].
+
+    The result has 3 channels, or 1 with mode="gray".
+    """
     if mode not in ("rgb", "gray"):
-        raise ConfigurationError(f"decode({field!r}): mode is 'rgb' or 'gray', not {mode!r}")
+        raise ConfigurationError(f"decode({field!r}): mode must be 'rgb' or 'gray', not {mode!r}")
     return OpSpec("decode", _values.field("decode", field), {"mode": mode})
 
 
 def resize(field: str, size: int | Sequence[int], *, filter: Filter = "antialias") -> OpSpec:
-    """An int is the shorter side's pixels (the shape is kept), [height, width] exactly that; for masks with
-    filter="nearest"."""
+    """Resize an image to `size` pixels: uint8 [h, w, c] → uint8 [height, width, c].
+
+    An integer is the length of the shorter side and keeps the aspect ratio; [height, width] is the exact
+    size. Use filter="nearest" for masks: it creates no new values.
+    """
     args = {"size": _values.size("resize", size), **_values.filter("resize", filter)}
     return OpSpec("resize", _values.field("resize", field), args)
 
 
 def center_crop(field: str, size: int | Sequence[int]) -> OpSpec:
-    """The middle `size`×`size` (or [height, width]) pixels."""
+    """Crop the middle of an image to `size`×`size` pixels, or to [height, width].
+
+    A smaller image is a bad sample.
+    """
     return OpSpec(
         "center_crop", _values.field("center_crop", field), {"size": _values.size("center_crop", size)}
     )
@@ -53,14 +62,19 @@ def random_resized_crop(
     ratio: Sequence[float] = (0.75, 1.3333),
     filter: Filter = "antialias",
 ) -> OpSpec:
-    """A random part (`scale`: its share of the area; `ratio`: width over height), resized to `size`.
+    """Crop a random part of an image and resize it to `size` pixels, or to [height, width].
 
-    Random by (seed, epoch, position): the same on every node and after every resume.
+    Draws are keyed by (seed, epoch, position): the same on every node and after every resume.
+
+    Arguments:
+        scale: lowest and highest share of the area that is cropped.
+        ratio: lowest and highest aspect ratio, width / height.
+        filter: "antialias", or "nearest" for masks.
     """
     name = "random_resized_crop"
     low, high = _values.pair(name, "scale", scale)
     if high > 1:
-        raise ConfigurationError(f"{name}: scale={list(scale)} is a share of the area, at most 1")
+        raise ConfigurationError(f"{name}: scale={list(scale)} is a share of the area and must be at most 1")
     args = {
         "size": _values.size(name, size),
         "scale": [low, high],
@@ -70,47 +84,56 @@ def random_resized_crop(
 
 
 def hflip(field: str, p: float = 0.5) -> OpSpec:
-    """Mirrors left and right with probability `p`."""
+    """Flip an image horizontally with probability `p`."""
     return OpSpec("hflip", _values.field("hflip", field), {"p": _values.probability("hflip", p)})
 
 
 def to_chw(field: str) -> OpSpec:
-    """[height, width, channels] → [channels, height, width], as torch's convolutions want it."""
+    """Move the channels first, as torch expects: [height, width, channels] → [channels, height, width]."""
     return OpSpec("to_chw", _values.field("to_chw", field))
 
 
 def to_hwc(field: str) -> OpSpec:
-    """[channels, height, width] → [height, width, channels]."""
+    """Move the channels last: [channels, height, width] → [height, width, channels]."""
     return OpSpec("to_hwc", _values.field("to_hwc", field))
 
 
 def vflip(field: str, p: float = 0.5) -> OpSpec:
-    """Mirrors top and bottom with probability `p`."""
+    """Flip an image vertically with probability `p`."""
     return OpSpec("vflip", _values.field("vflip", field), {"p": _values.probability("vflip", p)})
 
 
 def random_crop(field: str, size: int | Sequence[int]) -> OpSpec:
-    """A random window of `size`, not resampled."""
+    """Crop a random window of `size`×`size` pixels, or of [height, width], without resampling.
+
+    A smaller image is a bad sample.
+    """
     return OpSpec(
         "random_crop", _values.field("random_crop", field), {"size": _values.size("random_crop", size)}
     )
 
 
 def pad(field: str, border: int | Sequence[int], *, fill: int = 0) -> OpSpec:
-    """A border of `fill`: one width in pixels, or [top, right, bottom, left]."""
+    """Add a border around an image, filled with the value `fill`.
+
+    `border` is one width in pixels, or [top, right, bottom, left].
+    """
     given = border if isinstance(border, int) else _values.listed("pad", "border", border)
     return OpSpec("pad", _values.field("pad", field), {"border": given, "fill": fill})
 
 
 def rotate(field: str, degrees: float | Sequence[float], *, fill: int = 0) -> OpSpec:
-    """Turns about the middle by an angle of [−degrees, degrees], or of [lowest, highest]."""
+    """Rotate an image about its center by a random angle; the size stays, and corners are set to `fill`.
+
+    `degrees` is x for an angle in [−x, x], or [lowest, highest]; positive angles are counter-clockwise.
+    """
     angles = _values.numbers("rotate", "degrees", degrees)
     given = angles[0] if isinstance(degrees, Real) else angles
     return OpSpec("rotate", _values.field("rotate", field), {"degrees": given, "fill": fill})
 
 
 def grayscale(field: str, p: float = 1.0) -> OpSpec:
-    """Luma in all three channels with probability `p`."""
+    """Replace all three channels by the luma with probability `p`; the shape stays [height, width, 3]."""
     return OpSpec("grayscale", _values.field("grayscale", field), {"p": _values.probability("grayscale", p)})
 
 
@@ -122,27 +145,45 @@ def color_jitter(
     saturation: float = 0.0,
     hue: float = 0.0,
 ) -> OpSpec:
-    """Factors of [1−x, 1+x] for the first three, a turn of [−hue, hue], in a random order."""
+    """Change brightness, contrast, saturation and hue at random, in a random order.
+
+    The first three are multiplied by a factor drawn from [max(0, 1−x), 1+x]. The hue is shifted by a value
+    drawn from [−hue, hue], where 1 is the whole color circle.
+    """
     args = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
     factors = {name: _values.number("color_jitter", name, value) for name, value in args.items()}
     return OpSpec("color_jitter", _values.field("color_jitter", field), factors)
 
 
 def rand_augment(field: str, *, count: int = 2, strength: int = 9, fill: int = 0) -> OpSpec:
-    """`count` of fourteen changes, each of `strength` 0…30 (RandAugment)."""
+    """Apply RandAugment: `count` random operations out of fourteen, each of `strength` 0…30.
+
+    Pixels that move into the image are set to `fill`.
+    """
     args = {"count": count, "strength": strength, "fill": fill}
     return OpSpec("rand_augment", _values.field("rand_augment", field), args)
 
 
 def mixup(field: str, *, alpha: float = 0.2, p: float = 1.0, labels: Sequence[str] | None = None) -> OpSpec:
-    """Blends each row with its neighbour in the batch; the weight of its own pixels is `FIELD.weight`, the
-    neighbour's label `LABEL.other`. `labels`: which fields are labels (all of the dataset's if left out)."""
+    """Blend each row with its neighbor in the batch (mixup).
+
+    The batch gets the fields `FIELD.weight` (float32, the weight of the row's own pixels) and `LABEL.other`
+    (int64, the label of the neighbor).
+
+    Arguments:
+        alpha: the weight is drawn from Beta(alpha, alpha).
+        p: probability that a row is blended.
+        labels: names of the label fields. Default: all labels of the dataset.
+    """
     args = {"alpha": _values.number("mixup", "alpha", alpha), "p": _values.probability("mixup", p)}
     return OpSpec("mixup", _values.field("mixup", field), args | _values.labels(labels))
 
 
 def cutmix(field: str, *, alpha: float = 1.0, p: float = 1.0, labels: Sequence[str] | None = None) -> OpSpec:
-    """Puts a rectangle of its neighbour into each row; `FIELD.weight` and `LABEL.other` as with `mixup`."""
+    """Replace a rectangle of each row by that of its neighbor in the batch (CutMix).
+
+    The arguments and the fields `FIELD.weight` and `LABEL.other` are those of `mixup`.
+    """
     args = {"alpha": _values.number("cutmix", "alpha", alpha), "p": _values.probability("cutmix", p)}
     return OpSpec("cutmix", _values.field("cutmix", field), args | _values.labels(labels))
 
@@ -156,7 +197,11 @@ def mixup_or_cutmix(
     p: float = 1.0,
     labels: Sequence[str] | None = None,
 ) -> OpSpec:
-    """Cutmix with probability `switch`, else mixup, by pair; `mixup` and `cutmix` are their alphas."""
+    """Apply CutMix with probability `switch`, else mixup, drawn for each pair of rows.
+
+    `mixup` and `cutmix` are the alphas of the two. `p`, `labels` and the fields `FIELD.weight` and
+    `LABEL.other` are those of `mixup`.
+    """
     name = "mixup_or_cutmix"
     args = {
         "mixup": _values.number(name, "mixup", mixup),
@@ -176,7 +221,11 @@ def normalize(
     scale: float = 255.0,
     dtype: Literal["float32", "float16"] = "float32",
 ) -> OpSpec:
-    """(value / scale − mean) / std by channel. uint8 is a quarter on the wire: prefer the GPU for this."""
+    """Compute (value / scale − mean) / std for each channel, as `dtype`.
+
+    Images of uint8 are four times smaller on the network than float32, so prefer to normalize on the GPU:
+    pass `normalize=mesh.Normalize(field)` to the Loader.
+    """
     name = "normalize"
     args = {
         "mean": _values.numbers(name, "mean", mean),
@@ -188,7 +237,7 @@ def normalize(
 
 
 def cast(field: str, dtype: str) -> OpSpec:
-    """The same numbers in another type; what does not fit an integer type is a bad sample."""
+    """Convert numbers to another dtype; a value that does not fit an integer dtype makes a bad sample."""
     return OpSpec("cast", _values.field("cast", field), {"dtype": dtype})
 
 
@@ -200,50 +249,64 @@ def encode(
     subsampling: Literal["444", "422", "420"] = "420",
     lossless: bool = False,
 ) -> OpSpec:
-    """uint8 [height, width, 1 or 3] → an image file's bytes."""
+    """Encode an image: uint8 [height, width, 1 or 3] → bytes of a JPEG, PNG or WebP file.
+
+    `quality` applies to JPEG and WebP, `subsampling` (of the colors) to JPEG, `lossless` to WebP.
+    """
     args = {"format": format, "quality": quality, "subsampling": subsampling, "lossless": lossless}
     return OpSpec("encode", _values.field("encode", field), args)
 
 
 def to_npy(field: str) -> OpSpec:
-    """An image or array → an `.npy` file's bytes."""
+    """Encode an image or array: → bytes of a `.npy` file."""
     return OpSpec("to_npy", _values.field("to_npy", field))
 
 
 def int_label(field: str) -> OpSpec:
-    """Decimal digits as text → int64."""
+    """Parse an integer: decimal digits as text → int64."""
     return OpSpec("int_label", _values.field("int_label", field))
 
 
 def text_label(field: str, classes: Sequence[str]) -> OpSpec:
-    """A class name as text → int64, its place in `classes`."""
+    """Convert a class name to a label: text → int64, its index in `classes`."""
     names = [classes] if isinstance(classes, str) else list(classes)
     if len(names) < 2 or len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError("text_label: classes is a list of two or more different names")
+        raise ConfigurationError("text_label: classes must be a list of two or more different names")
     return OpSpec("text_label", _values.field("text_label", field), {"classes": names})
 
 
 def label_map(field: str, map: Mapping[str, int], *, other: int | None = None) -> OpSpec:
-    """A class name as text, or a label's number → int64 by `map` (numbers as text); what is not in it is
-    `other`, or a bad sample."""
+    """Map a class name (text) or the number of a label to an int64.
+
+    The keys of `map` are names, or numbers as text. A value without a key becomes `other`; if that is None,
+    the sample is bad.
+    """
     args = {"map": {str(name): int(number) for name, number in map.items()}, "other": other}
     return OpSpec("label_map", _values.field("label_map", field), args)
 
 
 def one_hot(field: str, classes: int, *, dtype: Literal["uint8", "float16", "float32"] = "float32") -> OpSpec:
-    """A label, or integers […] → `dtype` […, classes], 1 at the number."""
+    """One-hot encode a label or integers: […] → `dtype` […, classes], with 1 at the index of the value."""
     return OpSpec("one_hot", _values.field("one_hot", field), {"classes": classes, "dtype": dtype})
 
 
 def utf8(field: str, *, form: Literal["none", "NFC", "NFKC"] = "none", strip: bool = False) -> OpSpec:
-    """Text that is valid UTF-8, without a byte order mark, in a Unicode normal form."""
+    """Validate text as UTF-8, remove a byte order mark, and apply a Unicode normal form.
+
+    With `strip`, white space at both ends is removed. Invalid UTF-8 is a bad sample.
+    """
     return OpSpec("utf8", _values.field("utf8", field), {"form": form, "strip": strip})
 
 
 def json(
     field: str, path: str, *, type: Literal["text", "json", "integer", "number", "numbers"] = "text"
 ) -> OpSpec:
-    """The value at `path` ("messages[0].text") of a JSON document, such as a line of a JSONL file."""
+    """Extract the value at `path` from a JSON document, such as a line of a JSONL file.
+
+    Arguments:
+        path: names and indices, such as "messages[0].text"; "" for the whole document.
+        type: "text" or "json" → bytes, "integer" → int64, "number" → float64, "numbers" → float64 [n].
+    """
     return OpSpec("json", _values.field("json", field), {"path": path, "type": type})
 
 
@@ -254,57 +317,79 @@ def tokenize(
     special: bool = True,
     dtype: Literal["auto", "uint16", "uint32", "int32", "int64"] = "auto",
 ) -> OpSpec:
-    """Text → tokens [n], by a Hugging Face tokenizer.json kept as an object: `file` is "s3://BUCKET/KEY"
-    (read when the plan is made, and from then on pinned by its sha256) or "sha256:HEX"."""
+    """Tokenize text with a Hugging Face tokenizer: bytes → tokens [n].
+
+    Arguments:
+        file: the tokenizer.json, as "s3://BUCKET/KEY" (read when the plan is registered, and pinned by its
+            sha256 from then on) or as "sha256:HEX".
+        special: whether to add the tokenizer's special tokens.
+        dtype: of the tokens; "auto" is uint16 for a vocabulary of up to 65,536 tokens, else uint32.
+    """
     args = {"file": _values.asset("tokenize", file), "special": special, "dtype": dtype}
     return OpSpec("tokenize", _values.field("tokenize", field), args)
 
 
 def truncate(field: str, length: int, *, side: Literal["left", "right"] = "right") -> OpSpec:
-    """At most `length` elements of the first axis; what is too many goes at the `side`."""
+    """Keep at most `length` elements of the first axis; the excess is cut off at `side`."""
     return OpSpec("truncate", _values.field("truncate", field), {"length": length, "side": side})
 
 
 def pad_to(field: str, length: int, *, value: float = 0, side: Literal["left", "right"] = "right") -> OpSpec:
-    """Filled up with `value` to `length` elements; what is longer is a bad sample: `truncate` first."""
+    """Pad the first axis with `value` to exactly `length` elements, at `side`.
+
+    A longer array is a bad sample; apply `truncate` first.
+    """
     return OpSpec("pad_to", _values.field("pad_to", field), {"length": length, "value": value, "side": side})
 
 
 def gather_columns(field: str, columns: Sequence[int]) -> OpSpec:
-    """These columns of the last axis, in this order."""
+    """Select these columns of the last axis, in the given order."""
     return OpSpec("gather_columns", _values.field("gather_columns", field), {"columns": list(columns)})
 
 
 def npy(field: str, *, dtype: str | None = None, shape: Sequence[int | None] | None = None) -> OpSpec:
-    """A `.npy` file's bytes → its array. Left out, dtype and number of axes are those of the first sample;
-    with a `shape` without None the field is dense."""
+    """Read a `.npy` file: bytes → array.
+
+    Arguments:
+        dtype: the expected dtype. Default: that of the first sample.
+        shape: the expected shape, None for an axis of any length. A shape without None makes the field dense.
+            Default: any shape with as many axes as the first sample.
+    """
     return OpSpec("npy", _values.field("npy", field), _values.array(dtype, shape))
 
 
 def npz(
     field: str, name: str, *, dtype: str | None = None, shape: Sequence[int | None] | None = None
 ) -> OpSpec:
-    """The array `name` of an `.npz` file; dtype and shape as in `npy`."""
+    """Read the array `name` from a `.npz` file: bytes → array; `dtype` and `shape` as in `npy`."""
     return OpSpec("npz", _values.field("npz", field), {"name": name, **_values.array(dtype, shape)})
 
 
 def safetensors(
     field: str, name: str, *, dtype: str | None = None, shape: Sequence[int | None] | None = None
 ) -> OpSpec:
-    """The tensor `name` of a `.safetensors` file; dtype and shape as in `npy`. BF16 comes as float32."""
+    """Read the tensor `name` from a `.safetensors` file: bytes → array; `dtype` and `shape` as in `npy`.
+
+    BF16 tensors are converted to float32.
+    """
     return OpSpec(
         "safetensors", _values.field("safetensors", field), {"name": name, **_values.array(dtype, shape)}
     )
 
 
 def zarr(field: str, metadata: str) -> OpSpec:
-    """A row of a Zarr v3 array (a dataset of kind "zarr") → its array; `metadata` is the array's zarr.json,
-    as "s3://BUCKET/…/zarr.json" or "sha256:HEX"."""
+    """Decode a row of a Zarr v3 array: bytes of a dataset of kind "zarr" → array.
+
+    `metadata` is the zarr.json of the array, as "s3://BUCKET/…/zarr.json" or "sha256:HEX".
+    """
     return OpSpec("zarr", _values.field("zarr", field), {"metadata": _values.asset("zarr", metadata)})
 
 
 def zarr_chunk(field: str, metadata: str) -> OpSpec:
-    """A chunk of a Zarr v3 array (a dataset of kind "chunks") → its array; `metadata` as in `zarr`."""
+    """Decode a chunk of a Zarr v3 array: bytes of a dataset of kind "chunks" → array.
+
+    `metadata` is as in `zarr`.
+    """
     return OpSpec(
         "zarr_chunk", _values.field("zarr_chunk", field), {"metadata": _values.asset("zarr_chunk", metadata)}
     )
@@ -313,8 +398,12 @@ def zarr_chunk(field: str, metadata: str) -> OpSpec:
 def window(
     field: str, extents: Sequence[int | None], *, at: Literal["random", "center", "first"] = "random"
 ) -> OpSpec:
-    """A window of an array: `extents` along each axis, None for all of it; `at` random places (keyed by seed,
-    epoch and position), in the middle, or at the beginning."""
+    """Cut a window out of an array.
+
+    Arguments:
+        extents: length along each axis; None for the whole axis.
+        at: "random" (keyed by seed, epoch and position), "center", or "first" for the beginning.
+    """
     args = {"extents": _values.extents("window", "extents", extents), "at": at}
     return OpSpec("window", _values.field("window", field), args)
 
@@ -322,20 +411,25 @@ def window(
 def feature(
     field: str, type: Literal["integer", "integers", "number", "numbers"], *, length: int = 0
 ) -> OpSpec:
-    """The numbers of a `tf.Example`'s feature (a dataset of kind "tfrecord"): one, or a list; with `length`
-    of exactly so many, dense. Features of bytes are bytes already."""
+    """Convert a feature of a `tf.Example` (a dataset of kind "tfrecord") to numbers.
+
+    `type` says whether the feature is one value or a list; a list with a `length` must have exactly that many
+    values and is dense. Features of bytes need no op.
+    """
     return OpSpec("feature", _values.field("feature", field), {"type": type, "length": length})
 
 
 def frombuffer(field: str, dtype: str, *, shape: Sequence[int | None] = ()) -> OpSpec:
-    """Numbers as they lie in memory, little endian, such as a column of MDS → an array of this shape, one
-    number by default; one extent may be None, and is what is there."""
+    """Interpret bytes as little-endian numbers, such as a column of MDS: bytes → array of `shape`.
+
+    The default shape is a single number. One extent may be None; it follows from the number of bytes.
+    """
     args = {"dtype": dtype, "shape": _values.extents("frombuffer", "shape", shape)}
     return OpSpec("frombuffer", _values.field("frombuffer", field), args)
 
 
 def raw(field: str) -> OpSpec:
-    """The bytes as they are: ragged uint8 (what a bytes field is without any op)."""
+    """Deliver the bytes unchanged, as ragged uint8; this is the default for a bytes field without ops."""
     return OpSpec("raw", _values.field("raw", field))
 
 
@@ -346,40 +440,54 @@ def over(
     each: Mapping[str, Mapping[str, Any]] | None = None,
     **named: Any,
 ) -> OpSpec:
-    """One op done to several fields alike, so that a mask stays over its image: `over(("image", "mask"),
-    ops.random_resized_crop, 224, each={"mask": {"filter": "nearest"}})`.
+    """Apply one op to several fields with the same random draws, so that a mask stays aligned with its image.
 
-    It draws once for all of them. `each`: arguments that one field has otherwise. Images that an op draws a
-    window from have one size in a sample: one that has not is bad.
+    Arguments:
+        fields: two or more.
+        op: a constructor of this module.
+        args, named: its arguments after the field.
+        each: by field, arguments that differ for that field.
+
+    Images that an op crops at random must have the same size within a sample; otherwise the sample is bad.
+
+    Example:
+        ops.over(("image", "mask"), ops.random_resized_crop, 224, each={"mask": {"filter": "nearest"}})
     """
     names = _values.fields("over", fields)
     made = op(names[0], *args, **named)
     own = {name: dict(changed) for name, changed in (each or {}).items()}
     unknown = [name for name in own if name not in names]
     if unknown:
-        raise ConfigurationError(f"over: each={unknown[0]!r} is none of {', '.join(names)}")
+        raise ConfigurationError(f"over: each={unknown[0]!r} is not one of the fields {', '.join(names)}")
     return replace(made, fields=names, each=own)
 
 
 def user(name: str, field: str | Sequence[str], *, version: str = "", **args: Any) -> OpSpec:
-    """An op of one's own, pushed with `mesh op push`: `user("augment/brighten", "image", gain=1.5)`.
+    """Apply an op of your own, pushed with `mesh op push`.
 
-    Several fields, `user("augment/crop", ("image", "mask"))`, are the inputs of one that takes several, in
-    its order; what takes one value is done to each, with the same draws. Without `version` the plan pins the
-    latest build that the node has when it is made.
+    Arguments:
+        name: "MODULE/FUNCTION".
+        field: one field, or several. Several are the inputs of an op with that many, in its order; an op with
+            one input is applied to each of them, with the same draws.
+        version: the build to use. Default: the plan pins the latest one that the node has at registration.
+        args: the op's own arguments.
+
+    Example:
+        ops.user("augment/brighten", "image", gain=1.5)
+        ops.user("augment/crop", ("image", "mask"))
     """
     if not _USER_OP.fullmatch(name):
-        raise ConfigurationError(f"user({name!r}): expected MODULE/FUNCTION, as augment/brighten")
+        raise ConfigurationError(f"user({name!r}): expected MODULE/FUNCTION, such as augment/brighten")
     if isinstance(field, str):
         return OpSpec(name, _values.field(name, field), args, version)
     names = _values.fields(name, field)
     return OpSpec(name, names[0], args, version, names)
 
 
-if not TYPE_CHECKING:  # or checkers would let every name pass
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
     def __getattr__(name: str) -> NoReturn:
-        """Only what is not there: what torchvision calls otherwise."""
+        """Raise AttributeError, with a hint for names of torchvision."""
         from meshsdk.ops.field_checks import torchvision_hint
 
         told = torchvision_hint(name)

@@ -1,6 +1,6 @@
-"""Checks of ops against a dataset's fields, and how ops follow when fields are selected or renamed.
+"""Checks ops against the fields of a dataset, and adapts them when fields are selected or renamed.
 
-Law: pure. An op on a missing field or a class label is refused here, with the nearest existing name.
+Law: pure. An op on a missing field or a class label is rejected here, with the nearest existing name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from meshsdk.client.native_api import FieldInfo
 
-_LONGEST = 40  # characters of an argument
-# What torchvision calls otherwise.
+_LONGEST = 40  # characters of an argument in `op_text`
+# Transforms of torchvision, and the corresponding ops.
 _TORCHVISION = {
     "Resize": "resize",
     "CenterCrop": "center_crop",
@@ -45,14 +45,14 @@ _TORCHVISION = {
 
 
 def checked_ops(ops: Sequence[object], fields: Mapping[str, FieldInfo]) -> tuple[OpSpec, ...]:
-    """The ops, if each is one and its fields are there and take ops. Raises ConfigurationError."""
+    """Return the ops, if each is an op and its fields exist and accept ops. Raises ConfigurationError."""
     return tuple(_checked(op, fields) for op in ops)
 
 
 def _checked(op: object, fields: Mapping[str, FieldInfo]) -> OpSpec:
     if not isinstance(op, OpSpec):
         raise ConfigurationError(
-            f"map takes ops, as ds.map(ops.decode('image')); got {type(op).__name__}. {_advice(op)}"
+            f"map takes ops, such as ds.map(ops.decode('image')); got {type(op).__name__}. {_advice(op)}"
         )
     for name in op.all_fields:
         _check_field(op.op, name, fields)
@@ -60,22 +60,22 @@ def _checked(op: object, fields: Mapping[str, FieldInfo]) -> OpSpec:
 
 
 def _advice(given: object) -> str:
-    """What to write in place of what is no op."""
+    """Return what to write instead of a value that is not an op."""
     if isinstance(given, (list, tuple)):
-        return "Give them one by one: ds.map(*those)"
+        return "Unpack the list: ds.map(*those)"
     if getattr(given, "__module__", "") == "meshsdk.ops":
-        return f"Call it with its field: ops.{getattr(given, '__name__', 'decode')}('image')"
+        return f"Call the op with its field: ops.{getattr(given, '__name__', 'decode')}('image')"
     if told := torchvision_hint(type(given).__name__):
         return told.capitalize()
-    return "Python functions do not run on storage nodes: apply them to the batch"
+    return "Python functions do not run on nodes: apply them to the batch"
 
 
 def torchvision_hint(name: str) -> str:
-    """What to write in place of what torchvision has by this name; nothing of other names."""
+    """Return what to write instead of a torchvision transform; "" for other names."""
     if name == "Compose":
-        return "ops are composed by map, in order: ds.map(ops.decode('image'), ops.hflip('image'))"
+        return "map composes ops in order: ds.map(ops.decode('image'), ops.hflip('image'))"
     found = _TORCHVISION.get(name)
-    return f"write ops.{found}(…), with the field first, as ops.hflip('image', p=0.5)" if found else ""
+    return f"write ops.{found}(…), with the field first, such as ops.hflip('image', p=0.5)" if found else ""
 
 
 def _check_field(op: str, name: str, fields: Mapping[str, FieldInfo]) -> None:
@@ -85,11 +85,14 @@ def _check_field(op: str, name: str, fields: Mapping[str, FieldInfo]) -> None:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigurationError(f"{op}: no field {name!r}; this dataset has {', '.join(fields)}{hint}")
     if field.kind == "label":
-        raise ConfigurationError(f"{op}: {name!r} is a class label, int64 already: it takes no op")
+        raise ConfigurationError(f"{op}: {name!r} is a class label, which is already int64 and takes no op")
 
 
 def narrow_op(op: OpSpec, fields: Sequence[str]) -> OpSpec | None:
-    """The op without fields that are selected away; None when none is left."""
+    """Return the op without the fields that are not selected; None if no field is left.
+
+    Raises ConfigurationError for a user op that would lose some of its fields.
+    """
     left = tuple(name for name in op.all_fields if name in fields)
     if len(left) == len(op.all_fields):
         return op
@@ -97,7 +100,7 @@ def narrow_op(op: OpSpec, fields: Sequence[str]) -> OpSpec | None:
         return None
     if is_user_op(op.op):
         raise ConfigurationError(
-            f"{op.op} is over {', '.join(op.all_fields)}: select all of them, or map it later"
+            f"{op.op} takes the fields {', '.join(op.all_fields)}: select all of them, or map it later"
         )
     if len(left) == 1:
         return op.for_field(left[0])
@@ -106,14 +109,14 @@ def narrow_op(op: OpSpec, fields: Sequence[str]) -> OpSpec | None:
 
 
 def rename_op_fields(op: OpSpec, names: Mapping[str, str]) -> OpSpec:
-    """The op over fields that are called otherwise."""
+    """Return the op with renamed fields."""
     fields = tuple(names.get(name, name) for name in op.fields)
     each = {names.get(name, name): args for name, args in op.each.items()}
     return dataclasses.replace(op, field=names.get(op.field, op.field), fields=fields, each=each)
 
 
 def op_text(op: OpSpec) -> str:
-    """The op as a call, as a person reads it: long arguments are cut."""
+    """Format the op as a call, with long arguments shortened."""
     args = [f"{name}={_cut(repr(value))}" for name, value in op.args.items()]
     return f"{op.op}({', '.join([*map(repr, op.all_fields), *args, *(['…'] if op.each else [])])})"
 
