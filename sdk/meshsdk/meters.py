@@ -1,9 +1,8 @@
-"""Loader statistics: counters, the split of each stall, and the observers of a training loop.
+"""Loader statistics: counters, the breakdown of each stall, and observers of a training loop.
 
-Law: times come from this process's monotonic clock; CPU time covers the prefetch thread and the
-consumer's `next`. A node's own timings only divide the time waited for it. The training thread calls
-observers, in the order wait, batch, wait, …, end; an observer never fails a step, and none outlives a
-fork.
+Law: times come from this process's monotonic clock; CPU time covers the prefetch thread and the consumer's
+`next`. The timings that a node reports only divide the time spent waiting for it. The training thread calls
+observers, in the order wait, batch, wait, …, end. An observer never fails a step, and none survives a fork.
 Invariant: `compute` and the three kinds of stall add up to `seconds`.
 """
 
@@ -25,8 +24,8 @@ _UNKNOWN = ServerTiming(FrameTiming(), 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """How a frame came: monotonic seconds when it was asked for, its answer began, its last byte was in
-    place; and what the node says of the time in between."""
+    """When a frame arrived: monotonic seconds at which it was requested (`asked`), its response began
+    (`began`) and its last byte was received (`done`), and the node's own timings (`server`)."""
 
     asked: float
     began: float
@@ -36,7 +35,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Seconds of waiting by what they were spent on; `network`: with copying and checking."""
+    """Seconds of waiting, by cause; `network` includes copying and checksums."""
 
     network: float = 0.0
     preprocessing: float = 0.0
@@ -55,7 +54,7 @@ class Stall:
 
 
 def attribute_stall(since: float, until: float, arrival: Arrival) -> Stall:
-    """A wait from `since` to `until` for a frame that came so."""
+    """Return the breakdown of a wait from `since` to `until` (monotonic seconds) for a frame."""
     waited = max(until - since, 0.0)
     answering = max(arrival.began - arrival.asked, 0.0)
     within = max(min(until, arrival.began) - max(since, arrival.asked), 0.0)
@@ -69,9 +68,11 @@ def attribute_stall(since: float, until: float, arrival: Arrival) -> Stall:
 
 @dataclass(slots=True)
 class Tally:
-    """What a reader has done so far; written by its thread only. `receiving`: seconds from when it
-    turned to answers that had begun until they were in place; `parted`: frames that came in parts; `local`:
-    those taken over from a node on this host."""
+    """The counters of one prefetcher; only its thread writes them.
+
+    `receiving`: seconds spent receiving responses that had begun; `parted`: frames that arrived in parts;
+    `local`: frames handed over by a node on this host; `origins`: frames by how the node obtained them.
+    """
 
     retries: int = 0
     bytes: int = 0
@@ -84,25 +85,25 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """Since the loader was made, of this rank; `print(stats)` tells it in a line.
+    """Statistics of this rank since the loader was created; `print(stats)` summarizes them in one line.
 
     Attributes:
-        samples, batches, bytes: received by the program; bytes of whole frames.
-        seconds: inside `for` loops.
-        waited: of these, spent waiting for a batch.
-        cpu: seconds of processor time that loading took in this process.
-        retries: requests asked again.
-        overflows: batches for which memory beyond the arena was taken.
-        flagged: rows that are substitutes, masked or pads.
-        frames: how the nodes came by the frames: "miss" (prepared for this request), "joined" (together with
-            another job), "hit" (prepared before).
-        local: frames taken over as shared memory from a node on this host, not received.
-        stand_ins: of the flagged rows, those in place of a sample that could not be prepared: substitutes and
-            masked ones, not pads.
-        preprocessing, fetch: seconds waited while nodes ran ops, or got sources.
-        au: accelerator utilisation as MLPerf Storage defines it, 0…1: compute as a share of the loop's
-            time, the first step of each loop left out.
-        parted: frames that came in parts, each node sending the rows whose bytes it has.
+        samples, batches: what the program has received.
+        bytes: size of the received frames.
+        seconds: time spent inside `for` loops over the loader.
+        waited: the part of `seconds` spent waiting for a batch.
+        cpu: CPU seconds that loading took in this process.
+        retries: requests that were sent again.
+        overflows: batches that needed memory beyond the arena.
+        flagged: rows that are substituted, masked or padding.
+        frames: number of frames by how the node obtained them: "miss" (built for this request), "joined"
+            (another request was already building it), "hit" (built earlier).
+        local: frames handed over as shared memory by a node on this host instead of over the network.
+        stand_ins: flagged rows that replace a bad sample: substituted or masked, but not padding.
+        preprocessing, fetch: seconds spent waiting while nodes ran ops, or while they fetched the sources.
+        au: accelerator utilization as MLPerf Storage defines it, 0…1: compute as a share of the loop's time,
+            without the first step of each loop.
+        parted: frames that arrived in parts, because each node sent the rows whose bytes it stores.
     """
 
     samples: int
@@ -124,32 +125,32 @@ class LoaderStats:
 
     @property
     def compute(self) -> float:
-        """Seconds of the loop outside the loader."""
+        """Seconds of the loop spent outside the loader."""
         return max(self.seconds - self.waited, 0.0)
 
     @property
     def network(self) -> float:
-        """Seconds waited for the network, and for copying and checking here."""
+        """Seconds spent waiting for the network, including copying and checksums in this process."""
         return max(self.waited - self.preprocessing - self.fetch, 0.0)
 
     @property
     def samples_per_second(self) -> float:
-        """Of this rank, over the loop's time; 0 before the first batch."""
+        """Samples per second of this rank, over the loop's time; 0 before the first batch."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
     def wait_share(self) -> float:
-        """Part of the loop's time that the consumer waited, 0…1."""
+        """Share of the loop's time spent waiting for batches, 0…1."""
         return self.waited / self.seconds if self.seconds else 0.0
 
     @property
     def cpu_per_1000(self) -> float:
-        """Client CPU seconds a 1000 samples."""
+        """CPU seconds of this process per 1000 samples."""
         return 1000 * self.cpu / self.samples if self.samples else 0.0
 
     @property
     def hits(self) -> int:
-        """Frames that were ready or shared with another job when asked for."""
+        """Frames that were already built, or being built for another request, when requested."""
         return self.frames.get("hit", 0) + self.frames.get("joined", 0)
 
     def __str__(self) -> str:
@@ -167,7 +168,7 @@ class LoaderStats:
 
 @dataclass(slots=True)
 class Meter:
-    """The running numbers behind LoaderStats; `receiving`: see Tally, of finished readers."""
+    """The running numbers behind LoaderStats; those of a running prefetcher are added in `snapshot`."""
 
     samples: int = 0
     batches: int = 0
@@ -193,7 +194,7 @@ class Meter:
         self._began = time.monotonic()
 
     def mark_steady(self, now: float) -> None:
-        """The first step of the loop is over."""
+        """Record that the first step of the loop has ended."""
         self._steady_since = now
 
     def stop(self) -> None:
@@ -206,7 +207,7 @@ class Meter:
             self._steady_since = None
 
     def add_wait(self, seconds: float, stall: Stall, *, steady: bool) -> None:
-        """A batch was waited for; `stall`: why, as far as it is known."""
+        """Add the wait for a batch; `stall`: its breakdown as far as it is known."""
         self.waited += seconds
         self.preprocessing += stall.preprocessing
         self.fetch += stall.fetch
@@ -214,7 +215,7 @@ class Meter:
             self._steady_waited += seconds
 
     def add_rows(self, status: Any) -> None:
-        """A batch was given, with these flags."""
+        """Count a delivered batch and its rows, by their status flags."""
         self.batches += 1
         self.samples += len(status)
         if flagged := int((status != 0).sum()):
@@ -222,7 +223,7 @@ class Meter:
             self.stand_ins += flagged - int((status == Status.PAD).sum())
 
     def absorb(self, tally: Tally) -> None:
-        """Adds what a finished reader did."""
+        """Add the counters of a finished prefetcher."""
         self.retries += tally.retries
         self.parted += tally.parted
         self.bytes += tally.bytes
@@ -233,7 +234,7 @@ class Meter:
             self.frames[origin] = self.frames.get(origin, 0) + count
 
     def snapshot(self, running: Tally | None, overflows: int) -> LoaderStats:
-        """The numbers now, those of a running reader included."""
+        """Return the current numbers, including those of a running prefetcher."""
         now = Meter(**{name: getattr(self, name) for name in _NAMES}, frames=dict(self.frames))
         if running is not None:
             now.absorb(running)
@@ -247,7 +248,7 @@ class Meter:
         )
 
     def steady_seconds(self, now: float) -> tuple[float, float]:
-        """Seconds of loops without their first steps, and what of them was waited."""
+        """Return the seconds of loops without their first steps, and the part of them spent waiting."""
         since = self._steady_since
         return self._steady + (now - since if since is not None else 0.0), self._steady_waited
 
@@ -275,8 +276,11 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A batch handed over: `since`, `until`: monotonic seconds in which it was waited for; `arrival`: how its
-    frame came, `origin`: how the node came by it."""
+    """A delivered batch.
+
+    `since`, `until`: monotonic seconds between which the loop waited for it; `arrival`: when its frame
+    arrived; `origin`: how the node obtained the frame (hit, joined, miss).
+    """
 
     epoch: int
     step: int
@@ -290,18 +294,18 @@ class Step:
 
 
 class Observer(Protocol):
-    """One loader's, in process `pid`."""
+    """Observes the loop of one loader; `pid` is the process that it belongs to. Times: monotonic seconds."""
 
     pid: int
 
     def on_wait(self, now: float) -> None:
-        """The loop asks for a batch."""
+        """Called when the loop requests a batch."""
 
     def on_batch(self, step: Step, meter: Meter) -> None:
-        """It has it."""
+        """Called when the loop has received the batch."""
 
     def on_end(self, now: float, meter: Meter) -> None:
-        """The loop is over; another may begin."""
+        """Called at the end of a loop; another may follow."""
 
     def close(self) -> None:
-        """The loader is closed. Idempotent."""
+        """Called when the loader is closed. Idempotent."""

@@ -1,7 +1,7 @@
 """Loader arguments: validation, memory sizes, and the rank from torch.distributed or the environment.
 
-Law: a bad argument is a ConfigurationError with its name and the accepted values. Explicit rank and
-world win over torch.distributed, which wins over RANK and WORLD_SIZE; the default is one process. torch
+Law: a bad argument raises a ConfigurationError with its name and the accepted values. Explicit rank and world
+take precedence over torch.distributed, and that over RANK and WORLD_SIZE; the default is one process. torch
 is never imported here.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def find_rank(
     rank: int | None = None, world: int | None = None, env: Mapping[str, str] | None = None
 ) -> tuple[int, int]:
-    """(rank, world size); ConfigurationError when only one is given, or they make no sense together."""
+    """Return (rank, world size). Raises ConfigurationError if only one is given, or if they are invalid."""
     if (rank is None) != (world is None):
         raise ConfigurationError("rank and world belong together: pass both, or neither")
     if rank is None or world is None:
@@ -36,22 +36,24 @@ def find_rank(
     try:
         rank, world = operator.index(rank), operator.index(world)
     except TypeError as error:
-        raise ConfigurationError(f"rank={rank!r}, world={world!r}: both are integers") from error
+        raise ConfigurationError(f"rank={rank!r}, world={world!r}: both must be integers") from error
     if world < 1:
-        raise ConfigurationError(f"world={world}: the number of ranks, at least 1")
+        raise ConfigurationError(f"world={world}: expected the number of ranks, at least 1")
     if not 0 <= rank < world:
-        raise ConfigurationError(f"rank {rank} of {world}: rank counts from 0 to world - 1")
+        raise ConfigurationError(f"rank {rank} of {world}: rank must be between 0 and world - 1")
     return rank, world
 
 
 def check_rank_unchanged(rank: int, world: int) -> None:
-    """Of a rank that was found: raises ConfigurationError where torch.distributed, initialised since, says
-    another. Each process would go on as if it were alone."""
+    """Check a rank that was detected against torch.distributed, which may have been initialized since.
+
+    Raises ConfigurationError if it differs: otherwise each process would load all rows as if it were alone.
+    """
     now = _from_torch()
     if now is not None and now != (rank, world):
         raise ConfigurationError(
-            f"this loader takes the part of rank {rank} of {world}, as it was made before torch.distributed "
-            f"was initialised, and this is rank {now[0]} of {now[1]}: make it after init_process_group, or "
+            f"this loader was created for rank {rank} of {world}, before torch.distributed was initialized, "
+            f"but this process is rank {now[0]} of {now[1]}: create the loader after init_process_group, or "
             "pass rank= and world="
         )
 
@@ -68,7 +70,7 @@ def _from_env(env: Mapping[str, str]) -> tuple[int, int]:
     if rank is None and world in (None, "1"):
         return 0, 1
     try:
-        return int(rank or ""), int(world or "")  # one alone: each process would take itself for the first
+        return int(rank or ""), int(world or "")  # only one is an error: each process would be rank 0
     except ValueError as error:
         raise ConfigurationError(
             f"RANK={rank!r} and WORLD_SIZE={world!r} must both be numbers (torchrun sets them); "
@@ -81,42 +83,47 @@ _FRAME_OVERHEAD = 16 << 10
 _Taken = ParamSpec("_Taken")
 _Given = TypeVar("_Given")
 
-_NO_WORKERS = "leave it out: nodes prepare batches, and prefetch_bytes bounds what is asked ahead"
-_NO_SAMPLER = "leave it out: shuffle=, rank= and world= say who gets what; ds.filter and mesh.mix, of what"
-# What torch's DataLoader calls otherwise, or does where a loader has nothing to do.
+_NO_WORKERS = "leave it out: nodes prepare the batches, and prefetch_bytes limits prefetching"
+_NO_SAMPLER = (
+    "leave it out: use shuffle=, rank= and world= for order and distribution, ds.filter and mesh.mix to "
+    "choose samples"
+)
+# Arguments of torch's DataLoader, and what to use instead.
 FOREIGN_ARGUMENTS = {
-    "batch_size": "global_batch is the rows of a step over all ranks",
+    "batch_size": "global_batch is the number of rows of a step over all ranks",
     "drop_last": "tail='drop' leaves the last batch out",
     "num_workers": _NO_WORKERS,
     "prefetch_factor": _NO_WORKERS,
     "persistent_workers": _NO_WORKERS,
     "multiprocessing_context": _NO_WORKERS,
     "worker_init_fn": "leave it out: randomness is keyed by seed, epoch and position",
-    "generator": "seed= is all that order and random ops depend on",
+    "generator": "order and random ops depend only on seed=",
     "sampler": _NO_SAMPLER,
     "batch_sampler": _NO_SAMPLER,
-    "collate_fn": "leave it out: batches come collated; what more there is to do, do to the batch",
-    "pin_memory": "device='cuda' has an arena of pinned memory, and copies batches to the GPU",
+    "collate_fn": "leave it out: batches are already collated; apply your function to the batch",
+    "pin_memory": "device='cuda' receives into pinned memory and copies batches to the GPU",
     "world_size": "world= is the number of ranks",
     "num_replicas": "world= is the number of ranks",
-    "transform": "what is done to samples is the dataset's: ds.map(ops.decode('image'), …)",
-    "dtype": "batches have the types that the ops leave: ops.cast, or normalize=mesh.Normalize('image')",
-    "timeout": "deadline= is how many seconds an unavailable server is waited for",
+    "transform": "transforms belong to the dataset: ds.map(ops.decode('image'), …)",
+    "dtype": "the ops determine the dtype: use ops.cast, or normalize=mesh.Normalize('image')",
+    "timeout": "deadline= is the number of seconds for which an unavailable server is retried",
 }
 
 
 def explain_foreign_arguments(
     elsewhere: Mapping[str, str],
 ) -> Callable[[Callable[_Taken, _Given]], Callable[_Taken, _Given]]:
-    """Makes a function say of arguments that it does not take, but others of its kind do, what to write.
-    Raises the TypeError that they are."""
+    """Return a decorator for functions that are called with arguments of other libraries.
+
+    For each argument in `elsewhere` the function raises a TypeError that says what to write instead.
+    """
 
     def made(function: Callable[_Taken, _Given]) -> Callable[_Taken, _Given]:
         @functools.wraps(function)
         def told(*args: _Taken.args, **kwargs: _Taken.kwargs) -> _Given:
             if wrong := [name for name in kwargs if name in elsewhere]:
-                words = "; no ".join(f"{name}: {elsewhere[name]}" for name in wrong)
-                raise TypeError(f"{function.__qualname__.split('.')[0]} takes no {words}")
+                words = "; no argument ".join(f"{name}: {elsewhere[name]}" for name in wrong)
+                raise TypeError(f"{function.__qualname__.split('.')[0]} has no argument {words}")
             return function(*args, **kwargs)
 
         return told
@@ -125,90 +132,93 @@ def explain_foreign_arguments(
 
 
 def checked_dataset(dataset: object) -> None:
-    """What is to be loaded: often enough its URL is given."""
+    """Check that the argument is a Dataset. A URL is a common mistake. Raises ConfigurationError."""
     from meshsdk.datasets.dataset import Dataset
 
     if not isinstance(dataset, Dataset):
         raise ConfigurationError(
-            f"a Loader loads a dataset, not {_short(dataset)}: ds = mesh.open('s3://photos/train'), "
-            "then mesh.Loader(ds, global_batch=…); parts of it are ds.filter(…) and ds.split(…), several "
-            "together mesh.mix(…)"
+            f"a Loader loads a dataset, not {_short(dataset)}: write ds = mesh.open('s3://photos/train') and "
+            "mesh.Loader(ds, global_batch=…). For a part of a dataset use ds.filter(…) or ds.split(…), for "
+            "several mesh.mix(…)"
         )
 
 
 def checked_batch(batch: SupportsIndex, world: int) -> int:
-    """`global_batch`: a row for each rank at least."""
+    """Check `global_batch`: an integer, with at least one row per rank. Raises ConfigurationError."""
     found = _integer(batch)
     if found is None or found < 1:
         raise ConfigurationError(
-            f"global_batch={batch!r}: the rows of a step over all ranks, an integer above 0"
+            f"global_batch={batch!r}: expected the rows of a step over all ranks, an integer above 0"
         )
     if found < world:
-        raise ConfigurationError(f"global_batch={found} is less than {world} ranks: some would get no row")
+        raise ConfigurationError(
+            f"global_batch={found} is less than {world} ranks, so some would get no row: raise it"
+        )
     return found
 
 
 def checked_verify(verify: object) -> Literal[True, False, "all"]:
-    """`verify`: of which frames checksums are looked at."""
+    """Check `verify`: which frames have their checksums verified. Raises ConfigurationError."""
     if isinstance(verify, bool | np.bool_):
         return bool(verify)
     if verify == "all":
         return "all"
     raise ConfigurationError(
-        f"verify={verify!r}: True (what was sent), 'all' (shared memory too) or False (nothing)"
+        f"verify={verify!r}: use True (frames from the network), 'all' (shared memory too) or False (none)"
     )
 
 
 def checked_seed(seed: int) -> int:
-    """`seed`: an integer of numpy's as one of Python's, which JSON knows; what is none the plan refuses."""
+    """Return `seed` with a numpy integer as a Python one, for JSON; the plan rejects other types."""
     found = _integer(seed)
     return seed if found is None else found
 
 
 def checked_connections(count: SupportsIndex) -> int:
-    """`connections`: requests in flight."""
+    """Check `connections`, the number of requests in flight. Raises ConfigurationError."""
     found = _integer(count)
     if found is None or not 1 <= found <= 64:
-        raise ConfigurationError(f"connections={count!r}: 1 to 64; 4 keep a 100 Gb/s link busy")
+        raise ConfigurationError(
+            f"connections={count!r}: expected an integer from 1 to 64; 4 saturate a 100 Gb/s link"
+        )
     return found
 
 
 def checked_share(name: str | None) -> str | None:
-    """`share`: the name jobs meet under."""
+    """Check `share`, the common name of jobs that share batches. Raises ConfigurationError."""
     if name is not None and not isinstance(name, str):
-        raise ConfigurationError(f"share={name!r}: a name, as 'sweep-42'")
+        raise ConfigurationError(f"share={name!r}: expected a name, such as 'sweep-42'")
     return name
 
 
 def oversized_batch_hint(batch: int, positions: int, tail: str) -> str:
-    """What is to be told of a batch that no epoch fills; nothing of others."""
+    """Return the warning for a batch that is larger than an epoch; "" for others."""
     if batch <= positions or tail != "pad":
         return ""
     return (
-        f"global_batch={batch} is more than the {positions} samples of an epoch: the rest of each batch is "
-        "padding (batch.status 3); lower it, or use tail='ragged'"
+        f"global_batch={batch} is more than the {positions} samples of an epoch, so the rest of each batch "
+        "is padding (batch.status 3): lower it, or use tail='ragged'"
     )
 
 
 def lost_position_hint(epoch: int, position: int) -> str:
-    """What is to be told of a program that resumes, and then begins the epoch again as it would have to with
-    torch's samplers."""
+    """Return the warning for a program that resumes and then calls `set_epoch`, as torch's samplers need."""
     return (
-        f"set_epoch({epoch}) goes back to the epoch's beginning: the state that was loaded is at position "
-        f"{position} of it, and what is before comes again. Leave set_epoch out: a loader knows its epoch, "
-        "and each `for` is the next one"
+        f"set_epoch({epoch}) returns to the beginning of the epoch, so the rows before position {position}, "
+        "where the loaded state is, will come again. Remove the call: a loader knows its epoch, and each "
+        "`for` is the next one"
     )
 
 
 def may_split_frames(rows_from: str) -> bool:
-    """`rows_from`: whether nodes may be asked for their rows each."""
+    """Return whether `rows_from` allows each node to send its own rows. Raises ConfigurationError."""
     if rows_from not in ("owners", "one"):
-        raise ConfigurationError(f"rows_from={rows_from!r}: 'owners' or 'one'")
+        raise ConfigurationError(f"rows_from={rows_from!r}: use 'owners' or 'one'")
     return rows_from == "owners"
 
 
 def checked_normalize(normalize: Normalize | None, fields: Mapping[str, FieldSchema]) -> None:
-    """`normalize`: of a field of uint8 images of one size that batches have."""
+    """Check that `normalize` names a field of uint8 images of one size. Raises ConfigurationError."""
     if normalize is None:
         return
     name = normalize.field
@@ -216,15 +226,15 @@ def checked_normalize(normalize: Normalize | None, fields: Mapping[str, FieldSch
         raise ConfigurationError(f"normalize: no field {name!r}; a batch has {', '.join(fields)}")
     field = fields[name]
     if field.dtype != "uint8" or field.shape is None or len(field.shape) != 3:
-        shape = "of unequal rows" if field.shape is None else list(field.shape)
+        shape = "ragged" if field.shape is None else list(field.shape)
         raise ConfigurationError(
-            f"normalize: {name!r} must be uint8 images of one size, and is {field.dtype} {shape}: decode it, "
+            f"normalize: {name!r} must be uint8 images of one size, but is {field.dtype} {shape}: decode it, "
             "resize or crop it, and leave ops.normalize out"
         )
 
 
 def frame_bytes(fields: Mapping[str, FieldSchema], rows: int) -> int:
-    """Bytes of a frame of `rows`; 0 when a ragged field leaves them unknown."""
+    """Return the bytes of a frame of `rows` rows; 0 if they are unknown because of a ragged field."""
     total = _FRAME_OVERHEAD + 16 * rows
     for field in fields.values():
         if field.shape is None:
@@ -235,29 +245,32 @@ def frame_bytes(fields: Mapping[str, FieldSchema], rows: int) -> int:
 
 
 def arena_bytes(prefetch_bytes: SupportsIndex | None, slot: int) -> int:
-    """`prefetch_bytes`, or what is taken without: four slots at least."""
+    """Return the arena's size in bytes: `prefetch_bytes`, or by default 256 MiB and at least four slots.
+
+    Raises ConfigurationError.
+    """
     if prefetch_bytes is None:
         return max(DEFAULT_PREFETCH, 4 * slot)
     found = _integer(prefetch_bytes)
     if found is None or found < 1:
         raise ConfigurationError(
-            f"prefetch_bytes={prefetch_bytes!r}: the arena's size in bytes, an integer above 0, as 256 << 20"
+            f"prefetch_bytes={prefetch_bytes!r}: expected the arena's size in bytes, such as 256 << 20"
         )
     return found
 
 
 def small_arena_hint(budget: int, slot: int) -> str:
-    """What is to be told of an arena without room for a batch beside the one at hand; nothing of others."""
+    """Return the warning for an arena too small to prefetch a single batch; "" for others."""
     if budget >= 2 * slot:
         return ""
     return (
-        f"prefetch_bytes={budget} has no room for a batch of {slot} bytes beside the one at hand, so none is "
-        f"asked for ahead: give {4 * slot} or more, or leave it out"
+        f"prefetch_bytes={budget} has no room for a second batch of {slot} bytes, so nothing is prefetched: "
+        f"pass {4 * slot} or more, or leave it out"
     )
 
 
 def _integer(value: object) -> int | None:
-    """It, if it is one; numpy's are, True and 8.0 are not."""
+    """Return the value as an int if it is an integer, else None; numpy integers are, True and 8.0 are not."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     return operator.index(value)

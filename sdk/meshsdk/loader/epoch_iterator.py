@@ -1,7 +1,7 @@
-"""Epoch iterator: the rest of one epoch, prefetching and output stage together.
+"""Epoch iterator: the remaining batches of one epoch, from prefetcher and output stage.
 
 Law: it returns batches in step order and counts them; the loader decides which steps.
-Invariant: closing it in any state ends its thread and sockets; interpreter exit closes it.
+Invariant: closing it in any state ends its thread and closes its sockets; interpreter exit closes it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _log = logging.getLogger("meshsdk")
 
 _NONE = Stall()
 _STAND_IN = (
-    "epoch %d, step %d: a sample could not be prepared, and a row of this batch stands in for it: its "
-    "batch.status is not 0. loader.bad() says which and why, loader.stats() how many; this is told once"
+    "epoch %d, step %d: a sample could not be prepared, so its row in this batch is a substitute or masked "
+    "(batch.status is not 0). loader.bad() lists bad samples and their errors, loader.stats() counts them. "
+    "This warning appears once"
 )
 
 
 class EpochIterator:
-    """Batches of `order.steps`, by `next`; `length`: how many these are. One consumer."""
+    """Iterates over the batches of `order.steps`; `length` is their number. For one consumer."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class EpochIterator:
         meter.start()
 
     def next_batch(self) -> Batch:
-        """The next batch, waiting for it; raises what its step ended with."""
+        """Return the next batch, waiting for it. Raises the MeshError with which its step failed."""
         self.consumer = threading.current_thread()
         try:
             return self._next()
@@ -110,7 +111,7 @@ class EpochIterator:
             observer.on_batch(step, self._meter)
 
     def _fill(self) -> None:
-        """Begins the next frame, and as many of those at hand as the stage works on at once."""
+        """Start the output stage on the next frame, and on further received ones that it can overlap."""
         while self._untaken and self._failure is None and len(self._begun) <= self._stage.ahead:
             if self._begun and not self._delivery.is_ready():
                 return
@@ -118,7 +119,7 @@ class EpochIterator:
             try:
                 frame = self._delivery.next_frame()
             except MeshError as error:
-                self._failure = error  # batches begun before it come first
+                self._failure = error  # batches that were started before it come first
                 return
             if frame.arrival is not None:
                 self._stall += attribute_stall(since, time.monotonic(), frame.arrival)
@@ -129,11 +130,11 @@ class EpochIterator:
 
     @property
     def tally(self) -> Tally | None:
-        """The running reader's numbers; None once they are in the meter."""
+        """The counters of the running prefetcher; None once they were added to the meter."""
         return self._delivery.tally if self._open else None
 
     def close(self) -> None:
-        """Idempotent. A forked child only lets go of what is the parent's."""
+        """End the prefetcher. Idempotent; a forked child only drops what belongs to its parent."""
         if not self._open:
             return
         self._open = False
@@ -149,4 +150,5 @@ class EpochIterator:
         self._transport.close()
 
     def __repr__(self) -> str:
-        return f"Pass({'open' if self._open else 'closed'}, {self._untaken} to take, {self._delivery!r})"
+        state = "open" if self._open else "closed"
+        return f"EpochIterator({state}, {self._untaken} frames left, {self._delivery!r})"

@@ -1,7 +1,7 @@
 """Frame requests: the address of a step's frame, whole or split by owner, and the report header.
 
-Law: an address is a function of plan, position and rank; its content does not depend on who asks or
-when. Split frames are an optimization: a split that fails is requested as one frame, and repeated
+Law: an address is a function of plan, position and rank; its content does not depend on the client or the
+time. Splitting a frame is an optimization: a frame whose split fails is requested whole, and repeated
 failures pause splitting. Batches are identical either way.
 """
 
@@ -46,15 +46,18 @@ if TYPE_CHECKING:
 
 MAX_NODES: Final = 16
 ROWS_A_NODE: Final = 2
-"""A frame has so many rows for each node at least; of smaller ones the requests would be most of the work."""
-_LONGEST: Final = 256  # steps that are asked for whole after trouble upon trouble
-_ORIGINS = ("miss", "joined", "hit")  # of parts that came differently, the first of these counts
+"""Minimum rows per node of a split frame; for smaller ones the requests would be most of the work."""
+_LONGEST: Final = 256  # most steps that are requested whole after repeated failures
+_ORIGINS = ("miss", "joined", "hit")  # if the parts differ, the first of these counts
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """How a loader asks: `ask(step, version)` each node that goes by that version of the map; the frame of a
-    step has `rows(step)` rows."""
+    """How to request parts of frames.
+
+    `ask(step, version)` returns the request that goes to each node, with the version of the cluster map that
+    determines the parts; `rows(step)` returns the number of rows in the frame of a step.
+    """
 
     ask: Callable[[int, int], Request]
     rows: Callable[[int], int]
@@ -62,7 +65,7 @@ class SplitRequest:
 
 @dataclass(slots=True, eq=False)
 class SplitFrame:
-    """A frame that is on its way in parts, from so many nodes still."""
+    """A frame that arrives in parts; `left` is the number of nodes that have not sent theirs yet."""
 
     step: int
     joining: SplitFrameReader
@@ -75,9 +78,9 @@ class SplitFrame:
     server: ServerTiming = field(default_factory=lambda: ServerTiming(FrameTiming(), 0.0))
 
     def add_part(self, response: Response, timing: ServerTiming, began: float, *, verify: bool) -> None:
-        """A part. Raises CorruptFrameError, ConnectError."""
+        """Receive a part into its place in the frame. Raises CorruptFrameError, ConnectError."""
         if not response.length:
-            raise CorruptFrameError(f"step {self.step}: the answer has no Content-Length")
+            raise CorruptFrameError(f"step {self.step}: the response has no Content-Length")
         try:
             self.joining.read_part(response.length, response.fill, verify=verify)
         except FrameError as error:
@@ -92,29 +95,29 @@ class SplitFrame:
         self.origin = next((origin for origin in _ORIGINS if origin in origins), "")
 
     def views(self) -> tuple[Mapping[str, npt.NDArray[Any]], int]:
-        """What all parts make. Raises CorruptFrameError."""
+        """Return the tensors and the size of the complete frame. Raises CorruptFrameError."""
         try:
             return self.joining.tensor_views()
         except FrameError as error:
             raise CorruptFrameError(f"step {self.step}: {error}") from error
 
     def arrival(self, done: float) -> Arrival:
-        """When what happened."""
+        """Return the times of the frame's arrival; `done`: when the last part was received."""
         return Arrival(self.sent, self.began, done, self.server)
 
 
 class SplitPlanner:
-    """Which steps are asked for in parts; one a pass. `parts`: None, none are."""
+    """Decides which steps of an epoch are requested in parts; with `parts` None, none are."""
 
     def __init__(self, parts: SplitRequest | None, directory: ClusterDirectory, arena: Arena) -> None:
         self._parts, self._directory, self._arena = parts, directory, arena
         self._pause, self._wait = 1, 0
 
     def __repr__(self) -> str:
-        return f"<Parting, {self._wait} steps as one>"
+        return f"<SplitPlanner, {self._wait} steps whole>"
 
     def begin_split(self, step: int, now: float) -> tuple[SplitFrame, Request, list[Endpoint]] | None:
-        """How a step is asked for in parts, and of whom; None: as one frame."""
+        """Return a split frame, its request and the nodes to send it to; None to request a whole frame."""
         if self._parts is None:
             return None
         cluster = self._directory.current()
@@ -132,7 +135,7 @@ class SplitPlanner:
         return joint, self._parts.ask(step, cluster.version), nodes
 
     def _nodes(self, cluster: ClusterMap, rows: int) -> list[Endpoint]:
-        """Those that store, if it is they that make batches, and none of them failed lately."""
+        """Return the storing nodes, if they also build batches and none failed recently; else none."""
         storing = [node for node in cluster.nodes if node.stores and node.state in ("up", "draining")]
         if not 2 <= len(storing) <= MAX_NODES or rows < ROWS_A_NODE * len(storing):
             return []
@@ -142,35 +145,35 @@ class SplitPlanner:
         return [] if any(map(self._directory.is_shunned, found)) else found
 
     def pause_splitting(self) -> None:
-        """A frame did not come in parts: for a while none is asked for so."""
+        """Pause splitting after a failure, for twice as many steps each time."""
         self._wait, self._pause = self._pause, min(2 * self._pause, _LONGEST)
 
     def resume_splitting(self) -> None:
-        """One did."""
+        """Reset the pause after a frame arrived in parts."""
         self._pause = 1
 
 
-_EVERY: Final = 1.0  # seconds between reports, at least
+_EVERY: Final = 1.0  # minimum seconds between reports
 
 
 class LoaderReporter:
-    """Makes the headers of one loader, from whichever thread asks."""
+    """Makes the report headers of one loader, on any thread. Raises ConfigurationError for a bad name."""
 
     def __init__(self, name: str, stats: Callable[[], LoaderStats]) -> None:
         if LOADER_NAME.fullmatch(name) is None:
             raise ConfigurationError(
-                f"report={name!r}: a name of up to 63 letters, digits and . _ - /, under which metrics show "
-                "this job"
+                f"report={name!r}: expected a name for this job in the metrics, of up to 63 letters, digits "
+                "and . _ - /"
             )
         self._name, self._stats = name, stats
         self._sent: LoaderStats | None = None
         self._due = 0.0
 
     def __repr__(self) -> str:
-        return f"<Reporter {self._name}>"
+        return f"<LoaderReporter {self._name}>"
 
     def headers(self) -> Mapping[str, str]:
-        """What to put on a request: mostly nothing."""
+        """Return the headers to add to a request: at most one report per second, otherwise none."""
         now = time.monotonic()
         if now < self._due:
             return {}
@@ -192,7 +195,7 @@ class LoaderReporter:
 
 @dataclass(frozen=True, slots=True)
 class FrameRequests:
-    """Of one rank's frames. `parted`: nodes may be asked for their rows of one."""
+    """Makes the requests for one rank's frames. `parted`: frames may be split by node."""
 
     plan: PlanInfo
     batch: int
@@ -204,20 +207,20 @@ class FrameRequests:
     reporter: LoaderReporter | None = None
 
     def bare_request(self, epoch: int, step: int, origin: int) -> Request:
-        """For a frame that nothing is told along with."""
+        """Return the request for a frame, without a report."""
         share = self.share
         return FrameAddress(
             self.plan.hash, epoch, step, self.rank, self.world, self.batch, origin, share
         ).request()
 
     def frame_request(self, epoch: int, step: int, origin: int) -> Request:
-        """For a frame; with it goes what the job reports."""
+        """Return the request for a frame, with the job's report if that is due."""
         request = self.bare_request(epoch, step, origin)
         reported = self.reporter.headers() if self.reporter is not None else None
         return replace(request, headers={**request.headers, **reported}) if reported else request
 
     def split_request(self, epoch: int, origin: int) -> SplitRequest | None:
-        """How an epoch's frames are asked for in parts; None where they may not be."""
+        """Return how to request an epoch's frames in parts; None if they must not be split."""
         if not self.parted:
             return None
 

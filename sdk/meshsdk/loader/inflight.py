@@ -1,8 +1,7 @@
-"""Requests in flight, one per connection, and the queue of failed steps waiting for a retry.
+"""Requests in flight, one per connection, and the queue of failed steps that wait for a retry.
 
-Law: one thread owns them; any thread may call `abort`. A failed step goes to another node at once, and
-waits only after every node failed. A connection whose answer was not read to the end is closed, never
-kept.
+Law: one thread owns them; any thread may call `abort`. A failed step goes to another node at once, and waits
+only after every node failed. A connection whose response was not read to the end is closed, never reused.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
-    """A request that was sent at `sent`: for the frame of a step, or for a part of one (`joint`)."""
+    """A request for the frame of a step, or for a part of one (`joint`); `sent`: monotonic seconds."""
 
     step: int
     connection: Connection
@@ -41,8 +40,10 @@ class InFlightRequest:
 
 
 class InFlightRequests:
-    """What is under way. `waker`: wakes who waits for answers; `timeout`: seconds for which an answer may
-    stand still."""
+    """The requests in flight of one prefetcher, and its idle connections.
+
+    `waker` interrupts the wait for responses; `timeout` is the longest silence within a response, in seconds.
+    """
 
     def __init__(self, transport: Transport, waker: Waker, timeout: float) -> None:
         self._transport, self._waker, self._timeout = transport, waker, timeout
@@ -61,12 +62,12 @@ class InFlightRequests:
         return any(other is flight for other in self._flying.values())
 
     def __repr__(self) -> str:
-        return f"Flights({len(self._flying)} under way)"
+        return f"InFlightRequests({len(self._flying)})"
 
     def send_request(
         self, step: int, request: Request, endpoint: Endpoint, joint: SplitFrame | None = None
     ) -> None:
-        """Sends a request. Raises MeshError where that cannot be; nothing is left of it then."""
+        """Send a request. Raises MeshError if that fails; the request is then not in flight."""
         line, idle = self._transport.endpoint_client(endpoint), self._idle.get(endpoint)
         connection = idle.pop() if idle else line.pool.dial(self._timeout)
         flight = InFlightRequest(step, connection, time.monotonic(), request, joint)
@@ -79,8 +80,10 @@ class InFlightRequests:
             raise
 
     def answered(self, seconds: float | None) -> list[InFlightRequest] | None:
-        """Those whose answers have begun, in step order, once there is one or the waker was woken; None when
-        nothing happened for so long."""
+        """Wait for responses to begin, and return their requests in step order.
+
+        Returns early, perhaps with an empty list, if the waker was woken; returns None after `seconds`.
+        """
         events = self._poll.poll(None if seconds is None else max(seconds, 0.0) * 1000 + 1)
         self._waker.drain()
         if not events:
@@ -90,7 +93,7 @@ class InFlightRequests:
         return sorted(begun, key=lambda flight: flight.step)
 
     def finish_request(self, flight: InFlightRequest, *, keep: bool = False) -> None:
-        """It is over; `keep` its connection for another request."""
+        """Remove a request; `keep` its connection for another request, or close it."""
         descriptor = next((each for each, other in self._flying.items() if other is flight), -1)
         self._poll.unregister(descriptor)
         del self._flying[descriptor]
@@ -100,12 +103,12 @@ class InFlightRequests:
             flight.connection.close()
 
     def abort(self) -> None:
-        """Breaks what is under way off: who reads of it is told at once. From any thread."""
+        """Abort all requests; a blocked reader gets an error at once. Any thread may call this."""
         for flight in self:
             flight.connection.abort()
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         idle = [connection for kept in self._idle.values() for connection in kept]
         for connection in [*idle, *(flight.connection for flight in self)]:
             connection.close()
@@ -114,7 +117,7 @@ class InFlightRequests:
 
 
 class RetryQueue:
-    """Of one pass. `deadline`: seconds a step is tried for."""
+    """The failed steps of one prefetcher, by when to retry them; `deadline` is in seconds per step."""
 
     def __init__(self, router: Router, keys: RenewableKeys, deadline: float) -> None:
         self._router, self._keys, self._policy = router, keys, BackOff(deadline)
@@ -124,32 +127,31 @@ class RetryQueue:
         self._refused: dict[int, Credential] = {}
 
     def __len__(self) -> int:
-        """Steps that wait for their time."""
+        """The number of steps that wait for a retry."""
         return len(self._due)
 
     def __repr__(self) -> str:
-        return f"Attempts({len(self._due)} steps to be asked for again)"
+        return f"RetryQueue({len(self._due)} steps)"
 
     @property
     def next_due(self) -> float | None:
-        """When the first of them is to be asked for."""
+        """The monotonic time of the first retry; None if no step waits."""
         return self._due[0][0] if self._due else None
 
     def pop(self) -> int:
-        """The first of them."""
+        """Remove and return the step to retry first."""
         return heapq.heappop(self._due)[1]
 
     def schedule_retry(self, step: int, when: float) -> None:
-        """A step is to be asked for at a time."""
+        """Schedule a retry of a step at a monotonic time."""
         heapq.heappush(self._due, (when, step))
 
     def tried_endpoints(self, step: int) -> set[Endpoint]:
-        """Who was asked for it in vain."""
+        """Return the endpoints that failed for a step."""
         return self._tried.get(step, set())
 
     def silence_limit(self, step: int, sent: float, timeout: float) -> float:
-        """Seconds after which a node that was asked for it at `sent`, and says nothing, is asked whether it
-        is there."""
+        """Return the seconds of silence after `sent` before checking that the node of a step is alive."""
         patience, deadline = self._patience.get(step), self._policy.deadline
         return silence(timeout, deadline, deadline if patience is None else patience.ends - sent)
 
@@ -162,8 +164,11 @@ class RetryQueue:
         now: float,
         since: float | None = None,
     ) -> None:
-        """Another node is asked now, or this one later. `since`: when it began to be away, if that was
-        noticed later. Raises what it ends with where that is no use, or too late."""
+        """Schedule a retry of a step: at once if another node is untried, else after a wait.
+
+        `since`: when the node became unavailable, if that was noticed later. Raises the error, or
+        DeadlineError, if a retry cannot help or the deadline has passed.
+        """
         if since is not None:
             self._patience_with(step, since)
         if isinstance(error, ServerError) and error.blames_keys:
@@ -177,8 +182,8 @@ class RetryQueue:
         self.schedule_retry(step, now + self._patience_with(step, now).delay(error, now))
 
     def _keys_failed(self, step: int, error: ServerError, now: float) -> None:
-        """Asked again at once with keys that were renewed. Where they come from a file and their time is
-        over, they are waited for: whoever renews it is late."""
+        """Retry at once with renewed keys. Expired keys from a file are waited for, since their renewal may
+        be late. Raises the error otherwise."""
         try:
             self._refused[step] = replacement_keys(self._keys, error, self._refused.get(step))
         except ServerError as final:
@@ -192,7 +197,7 @@ class RetryQueue:
         return self._patience.setdefault(step, Patience(self._policy, started=now))
 
     def record_success(self, step: int) -> None:
-        """It is here."""
+        """Forget the failures of a step that has arrived."""
         self._patience.pop(step, None)
         self._tried.pop(step, None)
         self._refused.pop(step, None)

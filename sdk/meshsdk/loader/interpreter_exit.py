@@ -1,7 +1,7 @@
-"""Interpreter exit: closes what is still open while its modules still exist.
+"""Closes open iterators at interpreter exit, while the modules they need still exist.
 
-Law: exit is silent. An object collected later finds itself closed; a daemon thread that keeps asking
-ends quietly.
+Law: exit is silent. An object that is collected later is already closed, and a daemon thread that continues
+to iterate ends without a traceback.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Protocol
 
 from meshsdk.errors import ClosedError
 
-_WAIT = 1.0  # seconds for a daemon thread that waited for data to end
+_WAIT = 1.0  # seconds to wait for a daemon thread that was waiting for data
 
 
 class Closable(Protocol):
-    """`consumer`: the thread that waits for something of it, if one does."""
+    """An object to close at exit; `consumer` is the thread that is waiting for its data, if any."""
 
     @property
     def consumer(self) -> threading.Thread | None: ...
 
     def close(self) -> None:
-        """Idempotent; from any thread."""
+        """Close the object. Idempotent; any thread may call it."""
 
 
 class _Ending:
@@ -38,7 +38,7 @@ class _Ending:
                 consumer = what.consumer
                 what.close()
                 if consumer is not None:
-                    consumer.join(_WAIT)  # stopped within torch instead, it would abort the process
+                    consumer.join(_WAIT)  # a thread that is stopped inside torch would abort the process
 
 
 _ending = _Ending()
@@ -46,16 +46,21 @@ atexit.register(_ending.run)
 
 
 def close_at_exit(what: Closable) -> None:
-    """Has it closed at the interpreter's end, unless it is gone by then. Raises as `check` does."""
+    """Register an object to be closed at interpreter exit; it is referenced weakly.
+
+    Raises the errors of `check_not_exiting`.
+    """
     check_not_exiting()
     _ending.open[id(what)] = what
 
 
 def check_not_exiting() -> None:
-    """Raises once the interpreter ends: ClosedError; in a thread, whose traceback nobody is there to catch,
-    SystemExit, which ends it."""
+    """Raise ClosedError during interpreter exit.
+
+    In other threads than the main one raise SystemExit, which ends the thread without a traceback.
+    """
     if not _ending.begun:
         return
     if threading.current_thread() is not threading.main_thread():
         raise SystemExit
-    raise ClosedError("the program ends: nothing is loaded any more")
+    raise ClosedError("the interpreter is exiting: no more batches are loaded")

@@ -1,9 +1,9 @@
 """Loader: the resumable iterator over this rank's slice of every global batch.
 
-Law: the state is a position in an addressed epoch and counts returned batches. World size, prefetching
-and failures never change what a step contains, because each batch is fetched by its address.
-Invariant: one epoch iterator runs at a time; after its last step, a break or `close`, no thread or
-socket remains.
+Law: the state is a position in an epoch and counts the batches that were returned. World size, prefetching
+and failures never change the content of a step, because each batch is fetched by its address.
+Invariant: one epoch iterator runs at a time; after its last step, a `break` or `close`, no thread or socket
+remains.
 """
 
 from __future__ import annotations
@@ -57,46 +57,53 @@ _log = logging.getLogger("meshsdk")
 
 
 class Loader:
-    """Batches of a dataset. One `for` is (the rest of) one epoch, the next `for` the next epoch.
+    """Iterates over the batches of a dataset: each `for` is one epoch, or the rest of a resumed one.
 
-    Give every rank the same arguments. The plan is registered at once, so that what cannot work is said
-    before the first step. A batch's memory is the loader's until no tensor of it is left; only one iterator
-    runs at a time.
+    Pass the same arguments on every rank. The plan is registered immediately, so invalid arguments and ops
+    fail before the first step. A batch uses the loader's memory until its last tensor is gone. Only one
+    iteration runs at a time.
 
     Arguments:
-        dataset: what to load; its ops run on the storage nodes.
-        global_batch: rows of a step over all ranks, at least one a rank; may change between runs, as may the
-            number of ranks.
-        seed: of the order and of random ops, an integer.
-        shuffle: True or "global" (any sample anywhere), `mesh.Blocks(shards=S)` (reads sequentially), or
-            False (stored order); a function of seed and epoch.
-        buckets: `mesh.LengthBuckets(field)`: batches of rows of like lengths.
-        tail: the last batch of an epoch: "pad" (filled up with rows of status 3), "drop" (left out) or
-            "ragged" (smaller).
-        on_bad: a sample that cannot be prepared: "substitute" (another one, status 1), "mask" (zeros, status
-            2), "drop" (a smaller batch) or "raise".
-        max_bad: the share of a global batch's rows, 0 to 1, above which bad samples raise all the same; one
-            row is always allowed.
-        rank, world: which part of each batch; those of `torch.distributed` if it is initialised, else RANK
-            and WORLD_SIZE, else 0 of 1.
-        device: "cpu", "cuda" or "cuda:N", or a `torch.device`: where tensors are.
-        output: "torch" or "numpy"; torch if it is installed.
-        prefetch_bytes: bytes of the arena, and with it how far ahead is asked; 256 MiB, or four frames if
-            that is more.
-        share: a name; jobs with the same plan and name have each batch prepared once.
-        deadline: seconds an unavailable server is waited for.
-        verify: check each tensor's crc32c where a batch was sent; "all": also where it was taken over as
-            shared memory, which is sealed, and on no way.
-        connections: requests in flight at most, 1 to 64.
-        report: a name under which the nodes' metrics show how long this job waits; MESH_REPORT if left out.
-        normalize: `mesh.Normalize(field)`: images become bfloat16 or float16, channels last, on the device.
-        rows_from: "owners": on a mesh each node sends the rows whose bytes it has, where rows have one size
-            and nothing else is in the way; "one": one node sends all rows of a batch.
+        dataset: the dataset to load; its ops run on the nodes.
+        global_batch: rows of a step over all ranks, at least one per rank. It may change on resume, as may
+            the number of ranks.
+        seed: integer that determines the order and the draws of random ops.
+        shuffle: True or "global" (any sample at any position), `mesh.Blocks(shards=S)` (sequential reads), or
+            False (stored order). The order is a function of seed and epoch.
+        buckets: `mesh.LengthBuckets(field)` to group rows of similar length.
+        tail: what to do with the incomplete last batch of an epoch: "pad" it with rows of status 3, "drop"
+            it, or return it smaller ("ragged").
+        on_bad: what to do with a sample that cannot be prepared: "substitute" another one (status 1), "mask"
+            it with zeros (status 2), "drop" it (the batch is smaller), or "raise" BadSampleError.
+        max_bad: share of bad rows in a global batch, 0 to 1, above which BadSampleError is raised in any
+            case; one row is always allowed.
+        rank, world: which part of each batch to load. Default: those of `torch.distributed` if it is
+            initialized, else RANK and WORLD_SIZE, else 0 of 1.
+        device: where tensors are: "cpu", "cuda", "cuda:N" or a `torch.device`.
+        output: "torch" or "numpy". Default: "torch" if it is installed.
+        prefetch_bytes: size of the receive arena in bytes, which limits prefetching. Default: 256 MiB, or
+            four frames if that is more.
+        share: a name; for jobs with the same plan and name each batch is prepared only once.
+        deadline: seconds for which an unavailable server is retried.
+        verify: True checks the crc32c of each tensor that came over the network, "all" also verifies batches
+            handed over through sealed shared memory, which never crossed the network, and False checks none.
+        connections: maximum number of requests in flight, 1 to 64.
+        report: name under which the nodes' metrics show how long this job waits. Default: MESH_REPORT.
+        normalize: `mesh.Normalize(field)`, to convert images to bfloat16, float16 or float32, channels last,
+            on the device.
+        rows_from: "owners": in a mesh each node sends the rows whose bytes it stores, if rows have a fixed
+            size and the batch is neither shared nor packed; "one": one node sends all rows of a batch.
 
     Raises:
-        ConfigurationError: an argument makes no sense, or an epoch has no step.
-        InvalidPlanError: ops do not fit the fields; the message has the op's number.
+        ConfigurationError: an argument is invalid, or an epoch has no step.
+        InvalidPlanError: the ops do not fit the fields; the message has the index of the op.
         SnapshotChangedError: an object was replaced since the dataset was opened.
+
+    Example:
+        loader = mesh.Loader(ds, global_batch=1024, seed=17, device="cuda")
+        for epoch in range(90):
+            for batch in loader:
+                train_step(batch["image"], batch["label"])
     """
 
     @explain_foreign_arguments(FOREIGN_ARGUMENTS)
@@ -147,73 +154,83 @@ class Loader:
         self._closed = False
         if len(self) == 0:
             raise ConfigurationError(
-                f"{self.plan.positions} positions make no step of {self.global_batch} with tail='drop': "
-                "lower global_batch, or use tail='pad'"
+                f"an epoch of {self.plan.positions} rows has no full batch of {self.global_batch}, and "
+                "tail='drop' leaves the rest out: lower global_batch, or use tail='pad'"
             )
         if told := oversized_batch_hint(self.global_batch, self.plan.positions, tail):
             _log.warning("%s", told)
 
-    # --- where it stands --------------------------------------------------------------------------
+    # --- position ---------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The epoch the next batch belongs to."""
+        """The epoch of the next batch, from 0."""
         return self._place.state.epoch
 
     @property
     def step(self) -> int:
-        """The next batch's step, counted from the loader's origin (see `Batch.step`)."""
+        """The step of the next batch, counted from the loader's origin (see `Batch.step`)."""
         return self._place.step
 
     @property
     def remaining(self) -> int:
-        """Batches the next `for` gives."""
+        """The number of batches that the next `for` yields."""
         return self._place.remaining
 
     @property
     def _under_way(self) -> int:
-        """Batches of the `for` that runs, those it has given included; of none, of the next one."""
+        """The number of batches of the running `for`, including those already returned; else of the next."""
         return self.remaining if self._pass is None else self._pass.length
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, the same on every rank; `remaining` is what is left of the present one."""
+        """The number of steps of a whole epoch, the same on every rank; see `remaining` for the current."""
         return self._place.steps_an_epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands, as plain values (about 200 bytes of JSON), the same on all ranks: one
-        rank's is enough for a checkpoint.
+        """Return the position of the job as plain values, about 200 bytes of JSON.
 
-        It counts batches returned: inside the loop body, the one at hand included; what was prefetched is
-        not.
+        The state is the same on all ranks, so one copy per checkpoint is enough. It counts the batches that
+        were returned: in the loop body that includes the current batch, but no prefetched ones.
         """
         return self._place.state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Goes on where a state says, written with any number of ranks and any global batch. Ends a running
-        iteration.
+        """Resume at the position of a state; this ends a running iteration.
 
-        Raises StateMismatchError when plan, snapshot or seed differ (`.field` names what does), and
-        ConfigurationError for what is no state.
+        The state may come from another number of ranks and another global batch. Raises StateMismatchError if
+        the plan, snapshot or seed differs (`.field` names it), and ConfigurationError if it is not a state.
+
+        Example:
+            loader.load_state_dict(checkpoint["loader"])
         """
         self._move(self._place.after_resume(state))
         self._resumed = True
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Makes `step` of `epoch` (both from 0; steps of the present global batch, from the epoch's
-        beginning) the next batch. Call it on every rank; raises IndexError."""
+        """Move to a step of an epoch, which becomes the next batch; this ends a running iteration.
+
+        Both are counted from 0, steps from the beginning of the epoch in units of the current global batch.
+        Call it on every rank. Raises IndexError.
+        """
         self._move(self._place.after_seek(epoch, step))
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the beginning of `epoch` the next batch. Not needed to shuffle anew: each `for` is the next
-        epoch. Behind `load_state_dict` it gives up the place within the epoch, and a warning says so."""
+        """Move to the beginning of an epoch; this ends a running iteration.
+
+        A loader does not need this call to reshuffle, because each `for` is the next epoch. After
+        `load_state_dict` it discards the position within the epoch, and a warning says so.
+        """
         position = self._place.state.position
         if self._resumed and position and operator.index(epoch) == self.epoch:
             _log.warning("%s", lost_position_hint(epoch, position))
         self.seek(epoch, 0)
 
     def skip(self, steps: int) -> None:
-        """Passes over the next batches, into the next epochs where they are more than are left: no rank gets
-        them, after a resume neither. Call it on every rank; raises IndexError below 0."""
+        """Skip the next `steps` batches, if need be into later epochs; this ends a running iteration.
+
+        No rank receives the skipped batches, not even after a resume. Call it on every rank. Raises
+        IndexError for a negative number.
+        """
         self._move(self._place.after_skip(steps))
 
     def _move(self, place: Position) -> None:
@@ -225,12 +242,12 @@ class Loader:
     # --- batches ----------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the epoch. A new iteration ends the one before, which then raises ClosedError; so do
-        `seek` and `load_state_dict`.
+        """Iterate over the rest of the epoch; when it ends, the loader is at the next epoch.
 
-        While it runs it raises BadSampleError (`on_bad="raise"`, or more than `max_bad`),
-        SnapshotChangedError, DeadlineError. Batches before that were returned and counted: iterate again to
-        go on.
+        A new iteration, `seek` and `load_state_dict` end a running iteration, which then raises ClosedError.
+
+        Raises BadSampleError (with `on_bad="raise"`, or above `max_bad`), SnapshotChangedError and
+        DeadlineError. All batches before the error were returned and counted; iterate again to continue.
         """
         self._check_open()
         if self._found:
@@ -241,7 +258,7 @@ class Loader:
 
     def _iterate(self) -> Iterator[Batch]:
         self._end_pass()
-        if self.remaining == 0:  # resumed behind the last whole batch of a dropped tail
+        if self.remaining == 0:  # resumed after the last full batch, with tail="drop"
             self._place = self._place.after_epochs(1)
             return
         self._moves += 1
@@ -250,12 +267,13 @@ class Loader:
             for _ in range(self.remaining):
                 if self._pass is not running:
                     raise ClosedError(
-                        "another iteration, seek or close ended this one: iterate the loader again"
+                        "this iteration was ended by another iteration, seek or close: iterate over the "
+                        "loader again"
                     )
                 batch = running.next_batch()
                 self._place = self._place.after_batch()
                 yield batch
-                del batch  # or its slot would be held while waiting for the next
+                del batch  # otherwise its slot would be held while waiting for the next batch
         finally:
             if self._pass is running:
                 self._end_pass()
@@ -279,60 +297,72 @@ class Loader:
         return self._pass
 
     def as_iterable(self) -> LoaderIterable:
-        """For code that insists on torch's loader: `DataLoader(loader.as_iterable(), num_workers=k)` gives
-        each batch once, in order. Workers only cost here; they copy every batch once more."""
+        """Return the loader as a torch IterableDataset, for code that requires torch's DataLoader.
+
+        `DataLoader(loader.as_iterable(), num_workers=k)` yields each batch once, in order. Workers bring no
+        speed-up: they copy every batch once more.
+        """
         from meshsdk.loader.torch_iterable import LoaderIterable
 
         return LoaderIterable(self)
 
     def as_tuples(self, *fields: str) -> PlainLoader:
-        """For `for images, labels in loader.as_tuples("image", "label")`: this loader, each batch a tuple of
-        these fields; "__status" and "__pos" may be among them. Iterating one moves the other.
+        """Return this loader with batches as tuples of these fields; both share the position.
 
-        Raises ConfigurationError for a field that batches do not have.
+        The fields may include "__status" and "__pos". Raises ConfigurationError for a field that batches do
+        not have.
+
+        Example:
+            for images, labels in loader.as_tuples("image", "label"):
+                train_step(images, labels)
         """
         from meshsdk.loader.plain_batches import as_tuples
 
         return as_tuples(self, fields)
 
     def part(self, passes: int, part: int, parts: int) -> Iterator[Batch]:
-        """Every `parts`-th batch from the `part`-th on, of the rest of the epoch or, once `passes` were given
-        to their end, of a later one. Moves nothing: for one of several processes, each with a copy of this
-        loader."""
+        """Iterate over every `parts`-th remaining batch, from the `part`-th, without moving the loader.
+
+        This is for several processes that each have a copy of this loader. `passes`: number of epochs that
+        they have finished together, which are skipped.
+        """
         self._check_open()
         place = self._place.after_epochs(passes) if passes else self._place
         return self._feed.iterate_part(place, part, parts)
 
     def at(self, step: int, epoch: int | None = None) -> Batch:
-        """The batch of a step (as `Batch.step` counts) of the present or another epoch, in memory of its own;
-        changes no state. Raises IndexError, and what iterating raises."""
+        """Return the batch of a step of the current or another epoch, without moving the loader.
+
+        Steps are counted as in `Batch.step`. The batch has its own memory, outside the arena. Raises
+        IndexError, and the errors of iterating.
+        """
         self._check_open()
         epoch, step = self.epoch if epoch is None else operator.index(epoch), operator.index(step)
         origin = self._place.origin_of(epoch)
         steps = self._place.count_steps(origin)
         if epoch < 0 or not 0 <= step < steps:
-            has = f"has steps 0 to {steps - 1}" if steps else "was resumed where no whole batch is left of it"
-            raise IndexError(f"epoch {epoch}, step {step}: that epoch {has}")
+            has = f"has steps 0 to {steps - 1}" if steps else "was resumed where no full batch is left"
+            raise IndexError(f"epoch {epoch}, step {step}: this epoch {has}")
         return self._feed.fetch_step(epoch, step, origin)
 
     def __getitem__(self, index: object) -> NoReturn:
-        """A loader is no sequence: raises TypeError."""
+        """Raise TypeError: a loader is not a sequence; use `at`."""
         raise TypeError(
-            "a Loader is iterated; loader.at(step) gives one batch, and loader.as_iterable() is what torch's "
-            "DataLoader takes"
+            "a Loader is not a sequence: iterate over it, use loader.at(step) for one batch, or pass "
+            "loader.as_iterable() to torch's DataLoader"
         )
 
-    if not TYPE_CHECKING:  # or checkers would let every name pass
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Only what is not there: what torch's DataLoader calls otherwise."""
+            """Raise AttributeError, with a hint for names of torch's DataLoader."""
             hint = f": {FOREIGN_ARGUMENTS[name]}" if name in FOREIGN_ARGUMENTS else ""
             raise AttributeError(f"a Loader has no attribute {name!r}{hint}", name=name, obj=self)
 
     # --- the rest ---------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
-        """What this loader has done so far, without a request."""
+        """Return the statistics of this loader so far; sends no request."""
         running = self._pass.tally if self._pass is not None else None
         return self._meter.snapshot(running, self._arena.overflows)
 
@@ -341,19 +371,21 @@ class Loader:
         (ui.perfetto.dev) opens, from the next `for` on until the loader is closed, or `trace(None)`.
         Raises ConfigurationError without the package shardmesh-tools (`pip install 'shardmesh[tools]'`).
 
-        Args:
-            path: the file; of several ranks each has its own, `.rankN` is added to the name. One that another
-                loader is writing is a ConfigurationError.
-            limit: bytes it takes at most.
+        The trace begins with the next `for` and ends when the loader is closed or with `trace(None)`. Open it
+        at ui.perfetto.dev. Raises ConfigurationError if another loader is writing the file.
+
+        Arguments:
+            path: the file. With several ranks `.rankN` is added to the name, so that each has its own.
+            limit: maximum size in bytes.
         """
         self._watchers.set_trace(path, limit)
 
     def bad(self) -> tuple[BadSample, ...]:
-        """The plan's ledger of bad samples, from all jobs: up to 1,000. A request."""
+        """Return up to 1,000 bad samples of the plan, from the ledger of all jobs; sends one request."""
         return bad_samples(self._transport, self.plan.hash)
 
     def close(self) -> None:
-        """Ends the pass, if one runs, and closes idle connections. Batches taken stay valid. Idempotent."""
+        """End a running iteration and close idle connections. Idempotent; returned batches stay valid."""
         self._end_pass()
         self._watchers.close()
         self._transport.close()
@@ -366,10 +398,10 @@ class Loader:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("this loader is closed: make another, and load the state of this one into it")
+            raise ClosedError("this loader is closed: create another one and load this one's state into it")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy for another process: the same plan at the same place, with connections of its own."""
+        """Pickle a copy for another process: the same plan at the same position, with its own connections."""
         return _copied, (self.dataset, self._arguments, self._place, self._moves)
 
     def __enter__(self) -> Self:

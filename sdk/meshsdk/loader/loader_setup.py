@@ -1,8 +1,8 @@
-"""Loader setup: registers the plan, sizes the arena, and builds step reader and observers.
+"""Loader setup: registers the plan, sizes the arena, and builds the step reader and the observers.
 
-Law: bad arguments and impossible plans fail here, before the first step. The step reader holds no
-position, so several epoch iterators share it. Observers are built when the first loop starts, and again
-in a forked child; one that cannot be built is left out.
+Law: invalid arguments and plans fail here, before the first step. The step reader holds no position, so
+several epoch iterators can share it. Observers are built when the first loop starts, and again in a forked
+child; an observer that cannot be built is left out.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ TRACE_VARIABLE: Final = "MESH_TRACE"
 DOCTOR_VARIABLE: Final = "MESH_DOCTOR"
 """Set by `mesh doctor` for the script it runs: the folder with its instructions, and for the report."""
 PAGE_VARIABLE: Final = "MESH_TOP"
-"""`off`: no page."""
+"""`off` turns the shared page for `mesh top` off."""
 
 
 class LoaderObservers:
-    """One a loader."""
+    """The observers of a loader: the page for `mesh top`, NVTX ranges and a trace."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = weakref.ref(loader)
@@ -75,10 +75,10 @@ class LoaderObservers:
         self._trace: Observer | None = None
 
     def __repr__(self) -> str:
-        return f"<Watchers {self._usual}, {self._trace}>"
+        return f"<LoaderObservers {self._usual}, {self._trace}>"
 
     def active_observers(self) -> tuple[Observer, ...]:
-        """Those of this process, for a loop that begins."""
+        """Return the observers of this process, built if necessary; called when a loop begins."""
         loader = self._loader()
         if loader is not None and self._pid != os.getpid():
             self._pid = os.getpid()
@@ -90,7 +90,7 @@ class LoaderObservers:
         return (*self._usual, *(() if self._trace is None else (self._trace,)))
 
     def set_trace(self, path: str | os.PathLike[str] | None, limit: int) -> None:
-        """A trace, or none any more."""
+        """Start a trace to `path`, or end it with None; `limit` is in bytes."""
         self.active_observers()
         if self._trace is not None:
             self._trace.close()
@@ -100,7 +100,7 @@ class LoaderObservers:
             self._trace = _open_trace(loader, Path(path), limit, next_free=False)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close all observers of this process. Idempotent."""
         if self._pid == os.getpid():
             for watcher in (*self._usual, *(() if self._trace is None else (self._trace,))):
                 watcher.close()
@@ -141,8 +141,14 @@ def _open_trace(loader: Loader, path: Path, limit: int, *, next_free: bool) -> O
 
 @dataclass(frozen=True, slots=True)
 class StepReader:
-    """`expected`: bytes of a frame, 0 where they are not known beforehand; `budget`: of an arena; `deadline`:
-    seconds; `verify`: whether checksums are looked at, of shared memory too if it is "all"."""
+    """Reads steps of a plan, in epochs or one by one; it holds no position.
+
+    Attributes:
+        expected: bytes of a frame; 0 if unknown.
+        budget: bytes of the arena.
+        deadline: seconds for which an unavailable server is retried.
+        verify: whether to verify checksums; "all" includes frames in shared memory.
+    """
 
     transport: Transport
     addresses: FrameRequests
@@ -156,7 +162,7 @@ class StepReader:
     verify: Literal[True, False, "all"]
 
     def begin_epoch(self, place: Position, steps: range, arena: Arena) -> EpochIterator:
-        """A pass over these steps of the place's epoch, which the caller closes."""
+        """Start an iterator over these steps of the position's epoch; the caller closes it."""
         addresses, epoch, origin = self.addresses, place.state.epoch, place.origin
         order = FetchSpec(
             lambda step: addresses.frame_request(epoch, step, origin),
@@ -171,8 +177,10 @@ class StepReader:
         return EpochIterator(self.transport, order, arena, self.stage, self.meter, epoch, watchers)
 
     def iterate_part(self, place: Position, part: int, parts: int) -> Iterator[Batch]:
-        """Every `parts`-th batch from the `part`-th on, of what is left of the place's epoch: in an arena of
-        its own, its share of the budget."""
+        """Iterate over every `parts`-th remaining batch of the position's epoch, from the `part`-th.
+
+        The iterator has its own arena with a share of the budget.
+        """
         steps = range(place.step + part, place.steps, parts)
         if not steps:
             return
@@ -182,12 +190,12 @@ class StepReader:
             for _ in steps:
                 batch = running.next_batch()
                 yield batch
-                del batch  # or its slot would be held while waiting for the next
+                del batch  # otherwise its slot would be held while waiting for the next batch
         finally:
             running.close()
 
     def fetch_step(self, epoch: int, step: int, origin: int) -> Batch:
-        """A step's batch, in memory of its own."""
+        """Fetch the batch of a step into newly allocated memory."""
         frame = self.transport.call(
             self.addresses.bare_request(epoch, step, origin),
             lambda response: read_frame(response, step, verify=bool(self.verify)),
@@ -219,7 +227,7 @@ _log = logging.getLogger("meshsdk")
 
 @dataclass(frozen=True, slots=True)
 class LoaderArguments:
-    """Those of `Loader`, but for the dataset; which rank of which world it is was found."""
+    """The checked arguments of `Loader` except the dataset, with rank and world resolved."""
 
     global_batch: int
     seed: int
@@ -242,7 +250,7 @@ class LoaderArguments:
     rows_from: Literal["owners", "one"]
 
     def plan_spec(self, dataset: Dataset) -> dict[str, Any]:
-        """The plan's document; raises ConfigurationError naming a bad value."""
+        """Return the plan's document. Raises ConfigurationError, which names the invalid value."""
         return dataset.spec(
             seed=self.seed,
             shuffle=self.shuffle,
@@ -254,12 +262,12 @@ class LoaderArguments:
         )
 
     def to_kwargs(self) -> dict[str, Any]:
-        """What makes the same loader in another process."""
+        """Return the keyword arguments that create the same loader in another process."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def checked_arguments(given: Mapping[str, Any]) -> LoaderArguments:
-    """The arguments as they were given, where they make sense by themselves. Raises ConfigurationError."""
+    """Check each argument by itself and return all of them. Raises ConfigurationError."""
     rank, world = find_rank(given["rank"], given["world"])
     found = {
         "rank": rank,
@@ -277,7 +285,7 @@ def checked_arguments(given: Mapping[str, Any]) -> LoaderArguments:
 
 @dataclass(frozen=True, slots=True)
 class LoaderSetup:
-    """`arena`: of the loader's own passes."""
+    """The registered plan, the arena for the loader's own iterations, and the step reader."""
 
     plan: PlanInfo
     arena: Arena
@@ -291,7 +299,11 @@ def make_setup(
     watchers: LoaderObservers,
     reporter: LoaderReporter | None,
 ) -> LoaderSetup:
-    """Registers the plan. Raises ConfigurationError, and what registering raises."""
+    """Register the plan and build the setup.
+
+    Raises ConfigurationError, and the errors of registering: InvalidPlanError, AccessError,
+    SnapshotChangedError, DeadlineError.
+    """
     transport, spec = dataset.client.transport, arguments.plan_spec(dataset)
     stage = make_stage(arguments.device, arguments.output, arguments.normalize)
     plan = register_plan(transport, dataset.snapshot.hash, spec, arguments.global_batch, arguments.deadline)

@@ -1,9 +1,9 @@
-"""Output stages: frames become numpy arrays, torch tensors, or tensors on a GPU.
+"""Output stages: turn frames into numpy arrays, torch tensors, or tensors on a GPU.
 
-Law: one class a kind; `begin` starts slow work, `finish` returns the batch. torch is imported only where
-tensors are requested. Images cross the bus as uint8 and are normalized on the device, in float32 with
-one rounding. Only `CudaCopyStream` knows CUDA.
-Invariant: a frame's memory is held until no reader remains, running copies included.
+Law: there is one class per kind of output; `begin` starts slow work and `finish` returns the batch. torch is
+imported only if tensors are requested. Images cross the bus as uint8 and are normalized on the device, in
+float32 with one rounding. Only `CudaCopyStream` uses CUDA.
+Invariant: a frame's memory is held until nothing reads it any more, including copies in progress.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ _DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """(x / 255 - mean) / std of a field of uint8 images, [rows, channels, height, width] in torch's
-    channels-last order of memory, whichever order they came in.
+    """Normalizes a field of uint8 images to (x / 255 − mean) / std, on the device of the batch.
+
+    Pass it as `normalize=` to a Loader, or call it with a tensor. The result is [rows, channels, height,
+    width] in torch's channels-last memory format, whichever order the images had.
 
     Arguments:
-        field: which one.
-        mean, std: a value a channel, of images from 0 to 1; ImageNet's if left out.
+        field: name of the field.
+        mean, std: one value per channel, for images scaled to 0…1. Default: those of ImageNet.
         dtype: "bfloat16", "float16" or "float32".
+
+    Raises ConfigurationError for invalid values.
     """
 
     field: str = "image"
@@ -47,19 +51,24 @@ class Normalize:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not self.mean or min(self.std) <= 0:
-            raise ConfigurationError("Normalize: mean and std have a value a channel each, std above 0")
+            raise ConfigurationError("Normalize: mean and std need one value per channel each, with std > 0")
         if self.dtype not in _DTYPES:
-            raise ConfigurationError(f"Normalize: dtype={self.dtype!r} is none of {', '.join(_DTYPES)}")
+            raise ConfigurationError(f"Normalize: dtype={self.dtype!r}: use one of {', '.join(_DTYPES)}")
 
     def __call__(self, images: Any) -> Any:
-        """The normalised tensor of a uint8 one, on its device and present stream. Raises ConfigurationError
-        when it is no batch of images of so many channels."""
+        """Return the normalized tensor of a uint8 tensor, on its device and the current stream.
+
+        Raises ConfigurationError if it is not a batch of images with as many channels as `mean`.
+        """
         return Normalizer(self)(images)
 
 
 class Normalizer:
-    """A `Normalize` at work. Its constants are brought to a device once: that waits for all that the stream
-    was told before, so it is nothing to do with every batch. On one stream a device."""
+    """Applies a `Normalize`; used on one stream per device.
+
+    The constants are copied to a device only once, because that copy waits for all earlier work of the
+    stream.
+    """
 
     def __init__(self, how: Normalize) -> None:
         self.how = how
@@ -75,20 +84,21 @@ class Normalizer:
         return values.to(getattr(torch, self.how.dtype), memory_format=torch.channels_last)
 
     def _checked(self, images: Any) -> Any:
-        """They, with channels before rows."""
+        """Check the images and return them with the channels first."""
         import torch
 
         field, count = self.how.field, len(self.how.mean)
         if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8 or images.dim() != 4:
             raise ConfigurationError(
-                f"normalize: {field!r} must be uint8 images of one size, four dimensions a batch: "
+                f"normalize: {field!r} must be uint8 images of one size, in batches of four dimensions: "
                 "resize or crop them, and leave ops.normalize out"
             )
         if images.shape[1] != count and images.shape[3] == count:
             images = images.permute(0, 3, 1, 2)
         if images.shape[1] != count:
             raise ConfigurationError(
-                f"normalize: {field!r} is {list(images.shape)}, mean and std have {count} channels"
+                f"normalize: {field!r} has the shape {list(images.shape)}, but mean and std have {count} "
+                "channels"
             )
         return images
 
@@ -108,39 +118,42 @@ class Normalizer:
 
 
 class CopyEvent(Protocol):
-    """A point in a lane's work; an event of CUDA is one."""
+    """A point in the work of a copy stream, such as a CUDA event."""
 
     def query(self) -> bool:
-        """Whether it has passed."""
+        """Return whether the stream has passed this point."""
 
     def synchronize(self) -> Any:
-        """Waits until it has."""
+        """Wait until the stream has passed this point."""
 
 
 class DeviceCopyStream(Protocol):
-    """`memory`: what frames must be received into so that the lane can copy by itself. `device`: where they
-    go, as torch says it."""
+    """A stream that copies frames to a device while the device computes.
+
+    `memory`: the kind of memory to receive frames into, so that copies are asynchronous; `device`: the
+    target, as a torch device.
+    """
 
     memory: Memory
     device: Any
 
     def working(self) -> AbstractContextManager[Any]:
-        """What torch is told within goes to the lane, not to the consumer's stream."""
+        """Return a context in which torch operations go to this stream, not to the consumer's."""
 
     def copy(self, array: Any) -> Any:
-        """Begins to copy; the tensor that will hold it."""
+        """Start to copy an array; return the tensor that will hold it."""
 
     def mark(self) -> CopyEvent:
-        """Behind everything told so far."""
+        """Return an event after all work queued so far."""
 
     def join(self, mark: Any, tensors: Iterable[Any]) -> None:
-        """The consumer's stream waits for the mark; the CPU does not. It uses the tensors from then on."""
+        """Make the consumer's stream, not the CPU, wait for the mark; it then owns the tensors."""
 
 
 class CudaCopyStream:
-    """A stream of its own on a GPU, from pinned memory.
+    """A separate CUDA stream that copies from pinned memory.
 
-    Not run: no GPU was at hand when this was written (`python -m tests.gpu` does).
+    The test suite does not cover this class without a GPU; run `python -m tests.gpu` for that.
     """
 
     def __init__(self, device: str) -> None:
@@ -148,13 +161,13 @@ class CudaCopyStream:
 
         if not torch.cuda.is_available():
             raise ConfigurationError(
-                f"device={device!r}: torch sees no GPU here; use device='cpu', "
-                "or check the driver with nvidia-smi"
+                f"device={device!r}: torch finds no GPU; use device='cpu', or check the driver with "
+                "nvidia-smi"
             )
         self.memory: Memory = PinnedMemory()
         self._torch = torch
         self._stream = torch.cuda.Stream(_checked_device(torch, device))
-        # With its number: "cuda" alone would be another GPU after the program's `set_device`.
+        # With its index: plain "cuda" would mean another GPU after the program calls `set_device`.
         self.device = self._stream.device
 
     def working(self) -> AbstractContextManager[Any]:
@@ -173,28 +186,30 @@ class CudaCopyStream:
         current = self._torch.cuda.current_stream(self.device)
         current.wait_event(mark)
         for tensor in tensors:
-            tensor.record_stream(current)  # else its memory could be given to another copy too early
+            tensor.record_stream(current)  # otherwise its memory could be reused by another copy too early
 
     def __repr__(self) -> str:
-        return f"CudaLane({self.device})"
+        return f"CudaCopyStream({self.device})"
 
 
 def _checked_device(torch: Any, device: str) -> Any:
-    """torch's name of a GPU that is here. Raises ConfigurationError."""
+    """Return the torch device of a GPU that exists. Raises ConfigurationError."""
     try:
         found = torch.device(device)
     except RuntimeError as error:
         raise ConfigurationError(f"device={device!r}: use 'cpu', 'cuda' or 'cuda:N'") from error
     count = torch.cuda.device_count()
     if (found.index or 0) >= count:
-        raise ConfigurationError(
-            f"device={device!r}: torch sees {count} GPUs here, the last is cuda:{count - 1}"
-        )
+        raise ConfigurationError(f"device={device!r}: torch finds {count} GPUs, the last is cuda:{count - 1}")
     return found
 
 
 class OutputStage(Protocol):
-    """`ahead`: how many frames may be begun before the first of them is finished. `memory`: of the arena."""
+    """Turns frames into batches.
+
+    `ahead`: how many further frames may be begun before the first one is finished; `memory`: the kind of
+    memory for the arena.
+    """
 
     ahead: int
     memory: Memory
@@ -204,11 +219,11 @@ class OutputStage(Protocol):
     def finish(self, begun: Any) -> Batch: ...
 
     def close(self) -> None:
-        """Waits for copies under way."""
+        """Wait for copies in progress."""
 
 
 class NumpyStage:
-    """Arrays that are views of the arena."""
+    """Makes numpy arrays that are views of the arena."""
 
     ahead = 0
 
@@ -222,12 +237,14 @@ class NumpyStage:
         return begun
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no copy is ever in progress."""
 
 
 class TorchStage:
-    """CPU tensors that are views of the arena: their storage holds the array, which holds the slot. What is
-    normalised is a tensor of its own."""
+    """Makes CPU tensors that are views of the arena: their storage holds the array, which holds the slot.
+
+    A normalized field is a new tensor.
+    """
 
     ahead = 0
 
@@ -246,13 +263,13 @@ class TorchStage:
         return begun
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no copy is ever in progress."""
 
 
 class DeviceStage:
-    """Tensors on a device, copied and normalised by a lane of its own while the device computes.
+    """Makes tensors on a device, copied and normalized by a separate stream while the device computes.
 
-    Two frames are under way at most. A slot is free again when the mark behind its copy has passed.
+    At most two frames are in progress. A slot is released when the stream has passed the mark after its copy.
     """
 
     ahead = 1
@@ -268,18 +285,18 @@ class DeviceStage:
         self._held: deque[tuple[CopyEvent, Frame]] = deque()
 
     def begin(self, frame: Frame, epoch: int) -> tuple[Batch, CopyEvent]:
-        """Starts the copies; the frame is held until their mark has passed."""
+        """Start the copies; the frame is held until their mark has passed."""
         self._let_go()
         with self._lane.working():
             try:
                 batch = _normalized(make_batch(frame, epoch, self._lane.copy), self._normalize)
-            finally:  # a copy that was begun before something failed reads the slot all the same
+            finally:  # copies that started before a failure still read the slot
                 copied = self._lane.mark()
                 self._held.append((copied, frame))
         return _with_host(batch, self._convert), copied
 
     def finish(self, begun: tuple[Batch, CopyEvent]) -> Batch:
-        """The consumer's stream waits for the copy; the CPU does not."""
+        """Return the batch; the consumer's stream waits for the copies, the CPU does not."""
         batch, copied = begun
         self._lane.join(copied, list(_tensors(batch)))
         self._let_go()
@@ -314,14 +331,14 @@ def _normalized(batch: Batch, normalizer: Normalizer | None) -> Batch:
 
 
 def _with_host(batch: Batch, convert: Any) -> Batch:
-    """Positions and status as tensors, too."""
+    """Convert positions and status to tensors as well."""
     batch.positions = convert(batch.positions)
     batch.status = convert(batch.status)
     return batch
 
 
 def device_name(device: Any) -> str | None:
-    """`device=` as a name: torch's own are taken, too. Raises ConfigurationError."""
+    """Return the name of `device=`, which may be a `torch.device`. Raises ConfigurationError."""
     if device is None or isinstance(device, str):
         return device
     if type(device).__module__ == "torch" and type(device).__name__ == "device":
@@ -330,16 +347,16 @@ def device_name(device: Any) -> str | None:
 
 
 def make_stage(device: str | None, output: str | None, normalize: Normalize | None = None) -> OutputStage:
-    """The stage for `device=`, `output=` and `normalize=`.
+    """Return the stage for `device=`, `output=` and `normalize=`.
 
-    Tensors when torch is installed, or asked for, or a device is named; else arrays. Raises
+    It makes tensors if torch is installed or requested or a device is named; else arrays. Raises
     ConfigurationError.
     """
     if normalize is not None and not isinstance(normalize, Normalize):
-        raise ConfigurationError(f"normalize={normalize!r}: give mesh.Normalize('image')")
+        raise ConfigurationError(f"normalize={normalize!r}: pass mesh.Normalize('image')")
     if output not in (None, "torch", "numpy"):
         raise ConfigurationError(
-            f"output={output!r}: use 'torch', 'numpy', or None to take torch if installed"
+            f"output={output!r}: use 'torch', 'numpy', or None for torch if it is installed"
         )
     installed = find_spec("torch") is not None
     if output == "numpy" or (output is None and device in (None, "cpu") and not installed):
@@ -349,7 +366,9 @@ def make_stage(device: str | None, output: str | None, normalize: Normalize | No
             raise ConfigurationError("normalize= makes tensors: install torch, and leave output='numpy' out")
         return NumpyStage()
     if not installed:
-        raise ConfigurationError("torch is not installed: pip install 'shardmesh[torch]', or output='numpy'")
+        raise ConfigurationError(
+            "torch is not installed: pip install 'shardmesh[torch]', or pass output='numpy'"
+        )
     if device is None or device == "cpu":
         return TorchStage(normalize)
     if device == "cuda" or device.startswith("cuda:"):

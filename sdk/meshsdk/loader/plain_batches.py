@@ -1,8 +1,7 @@
-"""Batches as plain dictionaries or tuples, for code that knows nothing of `Batch`.
+"""Batches as plain dictionaries or tuples, for code that does not know `Batch`.
 
-Law: nothing is copied, and a dictionary leaves nothing out: a ragged field becomes `NAME.data`,
-`NAME.offsets` and, for several dimensions, `NAME.shapes`; `__pos` and `__status` say which rows they
-are.
+Law: nothing is copied, and a dictionary is complete: a ragged field becomes `NAME.data`, `NAME.offsets` and,
+for several dimensions, `NAME.shapes`; `__pos` and `__status` have the positions and status of the rows.
 """
 
 from __future__ import annotations
@@ -25,7 +24,11 @@ POSITIONS, STATUS = "__pos", "__status"
 
 
 def as_dict(batch: Batch) -> dict[str, Any]:
-    """The fields by name, in their order, then positions and status."""
+    """Return the batch as a plain dict: the fields in their order, then "__pos" and "__status".
+
+    A ragged field becomes `NAME.data`, `NAME.offsets` and, if its rows have several dimensions,
+    `NAME.shapes`. Nothing is copied.
+    """
     plain: dict[str, Any] = {}
     for name, value in batch.items():
         if not isinstance(value, Ragged):
@@ -38,34 +41,37 @@ def as_dict(batch: Batch) -> dict[str, Any]:
 
 
 def plain_types(loader: Loader) -> dict[str, tuple[Any, tuple[int | None, ...]]]:
-    """numpy's dtype and shape of what `as_dict` gives of this loader's batches, by a look at one of them; the
-    first axis, whose length differs, is None."""
+    """Return the numpy dtype and shape of each entry of `as_dict` for this loader's batches.
+
+    Fetches one batch to find them. The first axis, whose length varies, is None.
+    """
     looked = {name: np.asarray(value) for name, value in as_dict(_coming(loader)).items()}
     return {name: (value.dtype, (None, *value.shape[1:])) for name, value in looked.items()}
 
 
 def _coming(loader: Loader) -> Batch:
-    """The batch that comes next. Of a resumed epoch there may be none, its step 0 neither: then of the epoch
-    after it, which has one."""
+    """Fetch the next batch; if a resumed epoch has none left, the first one of the epoch after it."""
     return loader.at(loader.step) if loader.remaining else loader.at(0, loader.epoch + 1)
 
 
 def as_tuple(batch: Batch, names: Sequence[str]) -> tuple[Any, ...]:
-    """Fields of a batch in this order; "__pos" and "__status" are its positions and status."""
+    """Return these fields of a batch as a tuple; "__pos" and "__status" are its positions and status."""
     rows = {POSITIONS: batch.positions, STATUS: batch.status}
     return tuple(rows[name] if name in rows else batch[name] for name in names)
 
 
 class PlainLoader:
-    """A loader whose batches are plain dictionaries, or what `convert` makes of them; length and state are
-    the loader's own."""
+    """Wraps a loader so that its batches are plain dictionaries, or whatever `convert` returns.
+
+    Length and state are those of the loader.
+    """
 
     def __init__(self, loader: Loader, convert: Callable[[Batch], Any] = as_dict) -> None:
         self.loader = loader
         self.convert = convert
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self.convert, self.loader)  # a generator would hold the last batch's slot
+        return map(self.convert, self.loader)  # a generator would keep the last batch's slot
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -81,13 +87,15 @@ class PlainLoader:
 
 
 def as_tuples(loader: Loader, names: Sequence[str]) -> PlainLoader:
-    """A loader whose batches are tuples of these fields. Raises ConfigurationError for one that is not
-    there."""
+    """Wrap a loader so that its batches are tuples of these fields.
+
+    Raises ConfigurationError for a field that does not exist.
+    """
     known = (*loader.plan.fields, POSITIONS, STATUS)
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        wrong = f"no field {unknown[0]!r}" if unknown else "which fields"
+        wrong = f"no field {unknown[0]!r}" if unknown else "no fields given"
         raise ConfigurationError(
-            f"as_tuples: {wrong}; a batch has {', '.join(known)}: loader.as_tuples('image', 'label')"
+            f"as_tuples: {wrong}; a batch has {', '.join(known)}. Example: loader.as_tuples('image', 'label')"
         )
     return PlainLoader(loader, partial(as_tuple, names=tuple(names)))

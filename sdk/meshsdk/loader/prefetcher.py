@@ -1,9 +1,9 @@
 """Prefetcher: a thread that requests frames ahead, receives them into the arena and puts them in order.
 
-Law: a frame has an address, so a broken one is dropped and requested again. Requests go out only against
-credit: leased and requested bytes stay within the arena's budget.
-Invariant: frames come out in step order, each once. After `close` no thread or socket remains; an
-abandoned prefetcher closes itself.
+Law: every frame has an address, so a damaged one is discarded and requested again. A request is sent only if
+leased and requested bytes stay within the arena's budget.
+Invariant: frames come out in step order, each once. After `close` no thread or socket remains; an abandoned
+prefetcher closes itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 
 class PrefetchWorker:
-    """The body of the reader thread. Everything here runs on it, except `wake`, `taken` and `closing`."""
+    """The body of the prefetch thread; other threads use only `out`, `waker`, `taken`, `closing`, `tally` and
+    `flights.abort`."""
 
     def __init__(self, transport: Transport, order: FetchSpec, arena: Arena) -> None:
         self.out: SimpleQueue[Frame | BaseException] = SimpleQueue()
@@ -63,7 +64,7 @@ class PrefetchWorker:
         self._parting = SplitPlanner(order.parts, transport.router.directory, arena)
         self._joints: dict[int, SplitFrame] = {}
         self._attempts = RetryQueue(transport.router, transport.keys, order.deadline)
-        self._looked = -SUSPICIOUS  # when silent nodes were last looked at
+        self._looked = -SUSPICIOUS  # when silent nodes were last checked
         self._done: dict[int, Frame | MeshError] = {}
         self._asked = self._given = order.steps.start
         self._stop, self._stride = order.steps.stop, order.steps.step
@@ -74,14 +75,14 @@ class PrefetchWorker:
                 self._send_ahead()
                 self._receive(self._wait())
                 self.tally.cpu = time.thread_time()
-        except BaseException as error:  # noqa: BLE001, RUF100 - handed to the consumer, who raises it
+        except BaseException as error:  # noqa: BLE001, RUF100 - passed to the consumer, which raises it
             self.out.put(error)
         finally:
             self.flights.close()
             self._joints.clear()
             self.tally.cpu = time.thread_time()
 
-    # --- asking -----------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def _send_ahead(self) -> None:
         now = time.monotonic()
@@ -97,23 +98,23 @@ class PrefetchWorker:
         return self._under_way() < self._order.connections
 
     def _under_way(self) -> int:
-        """Frames that were asked for and are not here."""
+        """Return the number of frames that were requested and have not arrived."""
         alone = sum(flight.joint is None for flight in self.flights)
         return alone + len(self._joints)
 
     def _may_ask(self) -> bool:
-        """Whether the next step's frame has a place: in the budget, or anywhere if nothing else is coming."""
+        """Return whether to request the next frame: it fits in the budget, or nothing else will arrive."""
         asked = self._under_way() + len(self._attempts)
         if self._asked >= self._stop or asked >= self._order.connections:
             return False
         if asked == 0 and self._asked - self._order.steps.start == self.taken * self._stride:
             return True
-        begun = sum(joint.joining.started for joint in self._joints.values())  # these have their memory
+        begun = sum(joint.joining.started for joint in self._joints.values())  # these already have memory
         needed = (asked - begun + 1) * self._arena.memory.capacity(self._expected)
         return self._expected > 0 and self._arena.free_bytes() >= needed
 
     def _send_parts(self, step: int) -> bool:
-        """Asks each node that stores for its part of a frame, where that may be done."""
+        """Request the parts of a frame from the storing nodes; return False if it must be requested whole."""
         begun = self._parting.begin_split(step, time.monotonic())
         if begun is None:
             return False
@@ -121,7 +122,7 @@ class PrefetchWorker:
         self._joints[step] = joint
         for endpoint in endpoints:
             self._put(step, request, endpoint, joint)
-            if step not in self._joints:  # one was not to be had
+            if step not in self._joints:  # a node failed, and the frame is no longer split
                 break
         return True
 
@@ -131,7 +132,7 @@ class PrefetchWorker:
         self._put(step, request, endpoint)
 
     def _put(self, step: int, request: Request, endpoint: Endpoint, joint: SplitFrame | None = None) -> None:
-        """A question to a node: for a frame, or for its part of one."""
+        """Send a request to a node for a frame, or for its part of one."""
         if joint is None and (word := self._transport.local_handover.handover_id(endpoint)):
             request = replace(request, headers={**request.headers, LOCAL: word})
         try:
@@ -142,7 +143,7 @@ class PrefetchWorker:
     # --- receiving --------------------------------------------------------------------------------
 
     def _wait(self) -> list[InFlightRequest]:
-        """Flights whose answer has begun, in step order; waits for one, for credit or for a retry's time."""
+        """Wait for a response, for free memory or for a retry; return the answered requests in step order."""
         now = time.monotonic()
         until = [] if self._attempts.next_due is None else [self._attempts.next_due]
         if self.flights:
@@ -154,13 +155,15 @@ class PrefetchWorker:
         return answered or []
 
     def _silence(self, flight: InFlightRequest) -> float:
-        """Seconds without an answer after which something is done about it."""
+        """Return the seconds without a response after which to check a request."""
         seconds = self._attempts.silence_limit(flight.step, flight.sent, self._timeout)
         return seconds if self._transport.router.directory.map is None else min(seconds, SUSPICIOUS)
 
     def _drop_silent(self) -> None:
-        """Gives up who said nothing for too long, who is not there, and whom the mesh has given up. Work that
-        takes its time is left alone."""
+        """Drop requests to nodes that were silent for too long, are dead, or are away by the cluster map.
+
+        A request that a live node is still working on is kept.
+        """
         now, directory = time.monotonic(), self._transport.router.directory
         silent = [flight for flight in self.flights if now - flight.sent >= self._silence(flight)]
         if not silent:
@@ -179,16 +182,16 @@ class PrefetchWorker:
                 self._failed(flight.step, ConnectError(why), flight.request, endpoint)
             elif directory.state(endpoint) in ("away", "down"):
                 self.flights.finish_request(flight)
-                error = ConnectError(f"{endpoint}: its node went away")
+                error = ConnectError(f"{endpoint}: the cluster map says that this node is away")
                 self._failed(flight.step, error, flight.request, endpoint)
             elif not self._is_there(flight, now, there):
                 self.flights.finish_request(flight)
                 error = ConnectError(f"{endpoint}: {ABSENT}")
                 self._failed(flight.step, error, flight.request, endpoint, flight.sent)
-                self._looked = -SUSPICIOUS  # who is asked next may be away as well
+                self._looked = -SUSPICIOUS  # the next node may be away as well
 
     def _is_there(self, flight: InFlightRequest, now: float, there: dict[Endpoint, bool]) -> bool:
-        """Whether it is at work, for all that is known; `there` has who was asked already."""
+        """Return whether the node of a request seems alive; `there` has the endpoints already checked."""
         endpoint = flight.connection.endpoint
         if now - flight.sent < self._attempts.silence_limit(flight.step, flight.sent, self._timeout):
             return True
@@ -200,7 +203,7 @@ class PrefetchWorker:
         for flight in answered:
             if self.closing:
                 return
-            if flight not in self.flights:  # another part of its frame failed
+            if flight not in self.flights:  # dropped, because another part of its frame failed
                 continue
             try:
                 frame = self._read(flight)
@@ -216,7 +219,7 @@ class PrefetchWorker:
                 self._finish(flight.step, frame)
 
     def _read(self, flight: InFlightRequest) -> Frame | None:
-        """What came; None while other parts are to come."""
+        """Receive a response and return its frame; None while parts of the frame are missing."""
         response = None
         try:
             response = flight.connection.receive()
@@ -234,8 +237,10 @@ class PrefetchWorker:
             self.flights.finish_request(flight, keep=response is not None and response.reusable)
 
     def _read_frame(self, flight: InFlightRequest, response: Response) -> Frame:
-        """The body goes from the socket into its slot, or stays where the node has it; nothing copies it
-        afterwards."""
+        """Receive a frame from the socket into its slot, or adopt it from the node's shared memory.
+
+        It is not copied afterwards.
+        """
         step, began, verify = self._order.named(flight.step), time.monotonic(), bool(self._order.verify)
         handed = response.headers.get(HANDOVER_TICKET_HEADER, "")
         if handed and response.length == 0:
@@ -243,12 +248,12 @@ class PrefetchWorker:
                 flight.connection.endpoint, handed, self._arena
             )
             self.tally.local += 1
-            verify = self._order.verify == "all"  # sealed since the node wrote it, and on no way
+            verify = self._order.verify == "all"  # sealed since the node wrote it, and never on a network
         elif response.length:
             lease = self._arena.acquire_slot(response.length)
             response.readinto(lease.view)
         else:
-            raise CorruptFrameError(f"step {step}: the answer has no Content-Length")
+            raise CorruptFrameError(f"step {step}: the response has no Content-Length")
         origin = response.headers.get("x-mesh-frame", "")
         frame = open_frame(lease.view, step, verify=verify, origin=origin)
         timing = parse_timing(response.headers.get(TIMING, ""))
@@ -258,7 +263,7 @@ class PrefetchWorker:
         return frame
 
     def _read_part(self, joint: SplitFrame, response: Response) -> Frame | None:
-        """Its rows go from the socket to their places in the frame's slot."""
+        """Receive a part from the socket into its rows of the frame's slot; None while parts are missing."""
         timing = parse_timing(response.headers.get(TIMING, ""))
         joint.add_part(response, timing, time.monotonic(), verify=bool(self._order.verify))
         if joint.left:
@@ -279,13 +284,15 @@ class PrefetchWorker:
         tally.bytes += size
         tally.origins[origin] = tally.origins.get(origin, 0) + 1
 
-    # --- book-keeping -----------------------------------------------------------------------------
+    # --- bookkeeping ------------------------------------------------------------------------------
 
     def _failed(
         self, step: int, error: MeshError, request: Request, endpoint: Endpoint, since: float | None = None
     ) -> None:
-        """Asks another node now or this one later, or ends the pass at this step. `since`: when it began to
-        be away, if before now."""
+        """Schedule a retry of a step, or end the iteration at this step if a retry cannot help.
+
+        `since`: when the node became unavailable, if before now.
+        """
         if self.closing:
             return
         now = time.monotonic()
@@ -296,12 +303,12 @@ class PrefetchWorker:
             self._attempts.record_failure(step, error, request, endpoint, now, since)
         except MeshError as final:
             self._stop = min(self._stop, step + 1)
-            self._finish(step, final.with_traceback(None))  # the loop it ends is shown, not this thread
+            self._finish(step, final.with_traceback(None))  # the traceback is that of the consumer's loop
         else:
             self.tally.retries += 1
 
     def _give_up_parts(self, step: int, error: MeshError, endpoint: Endpoint, now: float) -> None:
-        """All of it is asked for, of one node."""
+        """Drop the parts of a frame and request it whole, from one node."""
         for flight in self.flights:
             if flight.step == step:
                 self.flights.finish_request(flight)
@@ -322,10 +329,17 @@ class PrefetchWorker:
 
 @dataclass(frozen=True, slots=True)
 class FetchSpec:
-    """What to deliver: `ask(step)` for each of `steps`, an ascending range of any stride. `expected` bytes a
-    frame if known beforehand, else 0. `verify`: whether checksums are compared of what was sent, or of "all":
-    what is taken over as sealed memory, too. `named`: the step its frame says it is of. `parts`: how frames
-    may be asked for in parts.
+    """What to fetch.
+
+    Attributes:
+        ask: returns the request for a step.
+        steps: an ascending range of any stride.
+        expected: bytes of a frame if known, else 0.
+        verify: whether to verify the checksums of received frames; "all" includes those in shared memory.
+        connections: maximum number of frames in flight.
+        deadline: seconds for which a step is retried.
+        named: returns the step number that the frame of a step carries.
+        parts: how to request frames in parts; None to request whole frames.
     """
 
     ask: Callable[[int], Request]
@@ -339,37 +353,37 @@ class FetchSpec:
 
 
 def _shut(reader: PrefetchWorker, thread: threading.Thread, pid: int) -> None:
-    """Ends the thread; in a forked child there is none, and its sockets are the parent's."""
+    """End the thread; a forked child has none, and its sockets belong to the parent."""
     if pid != os.getpid():
         reader.waker.close()
         return
     reader.closing = True
     reader.waker.wake()
     reader.flights.abort()
-    if thread is not threading.current_thread():  # garbage may be collected on the reader itself
+    if thread is not threading.current_thread():  # garbage collection may run on the prefetch thread itself
         thread.join()
     reader.waker.close()
-    reader.out.put(ClosedError("this pass over the loader is closed: iterate the loader again"))
+    reader.out.put(ClosedError("this iteration is closed: iterate over the loader again"))
 
 
 class Prefetcher:
-    """A running delivery of `order.steps`; `take` once a step. One consumer at a time."""
+    """A running prefetch of `order.steps`; call `next_frame` once per step. For one consumer at a time."""
 
     def __init__(self, transport: Transport, order: FetchSpec, arena: Arena) -> None:
         self._reader = reader = PrefetchWorker(transport, order, arena)
         self._arena = arena
         self._pid = os.getpid()
         arena.on_return = reader.waker.wake
-        # The thread knows the reader, not this object: an abandoned delivery is collected, and shuts itself.
+        # The thread references the worker, not this object, so an abandoned prefetcher is collected.
         self._thread = threading.Thread(target=reader.run, name="mesh-reader", daemon=True)
         self._thread.start()
         self._finalizer = weakref.finalize(self, _shut, reader, self._thread, self._pid)
-        self._finalizer.atexit = False  # the pass it belongs to closes it then
+        self._finalizer.atexit = False  # at exit its epoch iterator closes it
 
     def next_frame(self) -> Frame:
-        """The next frame, waiting for it; raises what its step ended with (MeshError)."""
+        """Return the next frame, waiting for it. Raises the MeshError with which its step failed."""
         if self.forked:
-            raise ClosedError("this pass belongs to the parent process: iterate the loader anew after a fork")
+            raise ClosedError("this iteration belongs to the parent process: start a new one after a fork")
         result = self._reader.out.get()
         if isinstance(result, BaseException):
             self.close()
@@ -380,12 +394,12 @@ class Prefetcher:
         return result
 
     def is_ready(self) -> bool:
-        """Whether `take` would return at once."""
+        """Return whether `next_frame` would return immediately."""
         return not self._reader.out.empty()
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one that it runs in."""
+        """Whether this process is a fork of the one that started the prefetcher."""
         return self._pid != os.getpid()
 
     @property
@@ -393,10 +407,10 @@ class Prefetcher:
         return self._reader.tally
 
     def close(self) -> None:
-        """Ends the thread and closes the sockets. Idempotent; frames already taken stay valid."""
+        """End the thread and close the sockets. Idempotent; frames already returned stay valid."""
         self._finalizer()
         self._arena.on_return = None
 
     def __repr__(self) -> str:
         state = "running" if self._thread.is_alive() else "closed"
-        return f"Delivery({state}, {len(self._reader.flights)} in flight)"
+        return f"Prefetcher({state}, {len(self._reader.flights)} in flight)"

@@ -1,8 +1,9 @@
-"""A loader as torch's IterableDataset, for code that insists on `DataLoader` with workers.
+"""A loader as torch's IterableDataset, for code that requires a `DataLoader` with workers.
 
-Law: of k workers, worker w reads steps w, w + k, …; DataLoader restores the order, each batch once.
-Invariant: all processes share the count of finished epochs in anonymous memory, so the next `for` is the
-next epoch; the memory goes with the last process that has it.
+Law: of k workers, worker w reads the steps w, w + k, …; DataLoader restores the order, and each batch comes
+once.
+Invariant: all processes share the count of finished epochs in anonymous memory, so the next `for` is the next
+epoch; the memory is freed with the last process that uses it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
     from meshsdk.loader.loader import Loader
 
 _WORKERS = 1024
-_PASSES = struct.Struct("=qq")  # the loader's moves this counts from, passes since
-_ENDED = struct.Struct("=qq")  # of one worker: seed and number of the pass it has given to its end
+_PASSES = struct.Struct("=qq")  # the loader's count of moves, and the epochs finished since the last move
+_ENDED = struct.Struct("=qq")  # per worker: seed and number of the last epoch that it finished
 
 
 def _one_batch(batches: Sequence[Batch], *, collate_fn_map: Any = None) -> Batch:
-    """torch's own collation of a Batch: it is one already."""
+    """Collate a Batch for torch's default_collate: it is a batch already."""
     if len(batches) != 1:
-        raise ConfigurationError("batches come ready: leave DataLoader's batch_size out, or give 1")
+        raise ConfigurationError(
+            "the loader already returns batches: leave DataLoader's batch_size out, or pass 1"
+        )
     return batches[0]
 
 
@@ -40,8 +43,11 @@ default_collate_fn_map[Batch] = _one_batch
 
 
 class EpochCounter:
-    """How many passes the workers of all processes have given to their end. Needs no lock: each write is one
-    system call, and the last worker to end a pass counts it, or several write the same."""
+    """Counts the epochs that the workers of all processes have finished together.
+
+    No lock is needed: each write is one system call, and the last worker to finish an epoch counts it; if
+    several workers count it, they write the same value.
+    """
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._fd = os.memfd_create("mesh-passes", os.MFD_CLOEXEC) if descriptor is None else descriptor
@@ -50,12 +56,15 @@ class EpochCounter:
         weakref.finalize(self, os.close, self._fd)
 
     def epochs_since(self, moves: int) -> int:
-        """Passes since the loader was moved for the last time."""
+        """Return the number of epochs finished since the loader's last move."""
         base, count = _PASSES.unpack(os.pread(self._fd, _PASSES.size, 0))
         return int(count) if base == moves else 0
 
     def record_epoch(self, moves: int, count: int, part: int, parts: int, mark: tuple[int, int]) -> None:
-        """Worker `part` of `parts` has given its share of the pass `mark`, the `count`-th since the move."""
+        """Record that worker `part` of `parts` finished its share of an epoch.
+
+        `mark` identifies the epoch; `count` epochs were finished since the last of the loader's `moves`.
+        """
         os.pwrite(self._fd, _ENDED.pack(*mark), _PASSES.size + part * _ENDED.size)
         marks = _ENDED.iter_unpack(os.pread(self._fd, parts * _ENDED.size, _PASSES.size))
         if all(other == mark for other in marks):
@@ -63,7 +72,7 @@ class EpochCounter:
 
     def __repr__(self) -> str:
         base, count = _PASSES.unpack(os.pread(self._fd, _PASSES.size, 0))
-        return f"Passes({count} since move {base})"
+        return f"EpochCounter({count} since move {base})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _attach_counter, (DupFd(self._fd),)  # only while a process is being started
@@ -74,8 +83,11 @@ def _attach_counter(descriptor: Any) -> EpochCounter:
 
 
 class LoaderIterable(IterableDataset):
-    """Made by `Loader.as_iterable`. With workers, a `for` that was broken off is begun again by the next one,
-    unless the loader was moved in between (`seek`, `set_epoch`, `load_state_dict`)."""
+    """A loader as an IterableDataset; created by `Loader.as_iterable`.
+
+    With workers, after a `break` the next `for` starts the same epoch again, unless the loader was moved in
+    between (`seek`, `set_epoch`, `load_state_dict`).
+    """
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
@@ -89,14 +101,14 @@ class LoaderIterable(IterableDataset):
         device = self.loader.device
         if device not in (None, "cpu"):
             raise ConfigurationError(
-                f"device={device!r} with num_workers={worker.num_workers}: tensors on a GPU do not go from "
-                "one process to another. Leave num_workers out: the loader copies while the GPU computes"
+                f"device={device!r} with num_workers={worker.num_workers}: GPU tensors cannot be passed "
+                "between processes. Leave num_workers out: the loader copies while the GPU computes"
             )
         return self._part(worker.id, worker.num_workers, worker.seed - worker.id)
 
     def _part(self, part: int, parts: int, seed: int) -> Iterator[Batch]:
         if parts > _WORKERS:
-            raise ConfigurationError(f"num_workers={parts}: at most {_WORKERS}, and none is needed")
+            raise ConfigurationError(f"num_workers={parts}: at most {_WORKERS} are supported; none is needed")
         moves, self._number = self.loader._moves, self._number + 1
         count = self._passes.epochs_since(moves)
         yield from self.loader.part(count, part, parts)

@@ -1,4 +1,4 @@
-"""Test suites for users: the laws of a loader as tests.
+"""Test suites for users: the guarantees of a loader as tests.
 
-Law: needs only the public SDK and pytest's conventions; nothing in `meshsdk` imports it.
+Law: these modules need only the public SDK and pytest's conventions, and nothing in `meshsdk` imports them.
 """

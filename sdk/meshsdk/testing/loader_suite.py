@@ -1,7 +1,7 @@
-"""The laws of a loader as tests: subclass it, provide `loader`, and pytest collects the class.
+"""The guarantees of a loader as tests: subclass the suite, provide `loader`, and pytest collects the class.
 
-Law: rows are compared byte by byte with those of one undisturbed rank; ranks exchange nothing. Every
-dataset, order, mix and bad-sample policy a binding provides satisfies all of it.
+Law: rows are compared byte by byte with those of a single undisturbed rank; ranks exchange no data. Every
+dataset, order, mix and bad-sample policy must pass all tests.
 """
 
 from __future__ import annotations
@@ -29,22 +29,31 @@ Row = tuple[int, int, str]
 
 
 class LoaderSuite:
-    """Give it loaders; it says whether they keep their promises."""
+    """Tests that your loaders keep their guarantees; subclass it and override `loader`.
+
+    The tests cover: identical batches for every world size, resuming after any step and with another world or
+    batch size, `at`, `seek` and `skip`, concurrent ranks, and sharing jobs.
+
+    Attributes:
+        batch: rows of a global batch; at least 16.
+        ranks: world sizes to run concurrently, one thread per rank; none larger than `batch`.
+        every_row: whether an epoch has all its positions; set it to False if bad samples are dropped.
+    """
 
     batch: ClassVar[int] = 16
-    """Rows of a global batch; 16 or more."""
     ranks: ClassVar[Sequence[int]] = (2, 7, 16)
-    """World sizes that run at once, a thread a rank; none larger than `batch`."""
     every_row: ClassVar[bool] = True
-    """Whether an epoch has all its positions: not where bad samples are dropped."""
 
     def loader(self, batch: int, rank: int = 0, world: int = 1, share: str | None = None) -> Loader:
-        """A new loader at the beginning of epoch 0, always of the same plan, of six steps of `batch` or more,
-        the last one not full, with tail="pad"."""
+        """Return a new loader at the beginning of epoch 0.
+
+        Its plan must always be the same, with tail="pad", six or more steps of `batch` rows, and a last step
+        that is not full.
+        """
         raise NotImplementedError
 
     def events(self) -> Mapping[int, Callable[[], object]]:
-        """What happens before which steps of an epoch: a node is killed, say. By default, nothing."""
+        """Return what to do before which step of an epoch, such as killing a node; nothing by default."""
         return {}
 
     def test_an_epoch_is_the_same_whatever_happens_in_it(self) -> None:
@@ -159,7 +168,7 @@ class LoaderSuite:
             assert first + [rows(batch) for batch in running] == whole
 
     def epoch(self, world: int, number: int = 0) -> list[list[Row]]:
-        """The global batches of an epoch, put together of the ranks' slices."""
+        """Return the global batches of an epoch, assembled from the ranks' slices."""
         parts = []
         for rank in range(world):
             with self.loader(self.batch, rank, world) as one:
@@ -169,7 +178,7 @@ class LoaderSuite:
 
 
 def rows(batch: Batch) -> list[Row]:
-    """What a batch holds, row by row."""
+    """Return position, status and content hash of each row of a batch."""
     found = []
     for number in range(batch.rows):
         content = hashlib.blake2b(digest_size=12)
@@ -184,16 +193,16 @@ def rows(batch: Batch) -> list[Row]:
 
 
 def steps_of(loader: Loader) -> list[list[Row]]:
-    """The rest of its epoch."""
+    """Return the rows of each remaining step of the loader's epoch."""
     return [rows(batch) for batch in loader]
 
 
 def forever(loader: Loader) -> Iterable[Batch]:
-    """Epoch after epoch."""
+    """Iterate over the loader's batches, epoch after epoch, without end."""
     while True:
         yield from loader
 
 
 def together(parts: Sequence[Sequence[list[Row]]]) -> list[list[Row]]:
-    """Global batches of the ranks' slices, in rank order."""
+    """Return the global batches assembled from the ranks' slices, in rank order."""
     return [list(itertools.chain(*step)) for step in zip(*parts, strict=True)]

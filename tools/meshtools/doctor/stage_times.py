@@ -1,8 +1,8 @@
-"""Time of each pipeline stage: stalls by difference between runs, and robust step times.
+"""Time of each pipeline stage: stalls from the differences between runs, and robust step times.
 
-Law: pure. The four runs differ by one stage each (all, no fetching, no preprocessing, no network), so
-stalls and compute add up to the step time. Steps are timed in blocks, and the median keeps the result
-stable while a quarter of the blocks is disturbed.
+Law: pure. Each of the four runs leaves out one more stage (none, fetching, preprocessing, network), so stalls
+and compute add up to the step time. Steps are timed in blocks, and the mean of the middle half of the blocks
+is stable even if a quarter of them is disturbed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TITLES: Final = {
     "fetch": "fetch",
 }
 WORTH: Final = 0.05
-"""A stall below this share of a step is not worth a change."""
+"""A stall below this share of a step is not worth optimizing."""
 
 
 @dataclass(frozen=True, slots=True)
