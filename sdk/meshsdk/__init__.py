@@ -1,9 +1,9 @@
-"""The SDK of a training process: datasets, the loader, the S3 client and the `mesh` command.
+"""The Shardmesh SDK for training processes: datasets, the loader, the S3 client and the `mesh` command.
 
 Law: the package needs numpy, awscrt, click, rich, the standard library and `meshwire`; it never imports
-`meshd`, aiohttp or boto3, and imports torch only where the caller asks for tensors. `meshwire` and the
-storage nodes decide order, randomness and content. Public names load on first use, so `import meshsdk`
-takes a millisecond.
+`meshd`, aiohttp or boto3, and imports torch only if the caller asks for tensors. Order, randomness and
+content of batches are decided by `meshwire` and the nodes. Public names load on first use, so
+`import meshsdk` takes a millisecond.
 """
 
 from __future__ import annotations
@@ -72,24 +72,27 @@ _HOMES = {
 
 install_earlier_paths()
 
-if not TYPE_CHECKING:  # or checkers would let every name pass
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
-        """Public names load with their module on first use: `import meshsdk` alone takes a millisecond."""
+        """Load a public name on first use, so that `import meshsdk` alone takes a millisecond."""
         if name in _MODULES:
             return _loaded(name)
         if name in _HOMES:
             value = globals()[name] = getattr(_loaded(_HOMES[name]), name)
             return value
-        # With the module, for Python to say what name is near.
+        # `obj` lets Python suggest a similar name.
         raise AttributeError(
             f"module 'meshsdk' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
         )
 
 
 def _loaded(module: str) -> Any:
-    """A module, with the collector at rest: what an import makes stays, and looking for garbage through all
-    that torch has made takes as long as everything of ours."""
+    """Import a module with the garbage collector disabled.
+
+    An import creates no garbage, and a collection that scans all objects of torch takes as long as the
+    imports of the SDK.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:

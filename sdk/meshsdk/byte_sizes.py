@@ -1,6 +1,6 @@
-"""Byte sizes as text: parses what a person types, formats what a person reads.
+"""Parses and formats byte sizes such as `500GiB`.
 
-Law: pure. Input accepts factors of 1000 and of 1024; output uses 1024.
+Law: pure. Input accepts units of 1000 (GB) and of 1024 (GiB); output uses units of 1024.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SIZES |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", st
 
 
 def parse_size(text: str, option: str) -> int:
-    """`500GiB` → bytes. Raises ConfigurationError, naming the option."""
+    """Parse a size such as `500GiB` into bytes. Raises ConfigurationError, which names the option."""
     digits = text.lower().removesuffix("b").rstrip("kmgti")
     unit = text.lower().removesuffix("b")[len(digits) :]
     try:
@@ -26,7 +26,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def format_size(size: float) -> str:
-    """A size in bytes as a person reads it: `12.3 MiB`."""
+    """Format a size in bytes for people: `12.3 MiB`."""
     unit = 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size /= 1024

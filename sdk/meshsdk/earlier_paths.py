@@ -99,7 +99,7 @@ RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
     "transport": {"Asking": "RequestAttempts", "Line": "EndpointClient"},
     "unpacking": {"unpacks": "is_unpacking"},
 }
-"""Names in them that have changed, too."""
+"""The current name of each renamed public name, by earlier path."""
 
 ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
     "loader.measurement_runs": {"MeasuredPlan": "loader.measured_plan.MeasuredPlan"},
@@ -118,7 +118,7 @@ SPLIT: Final[Mapping[str, Mapping[str, str]]] = {
     "client": dict.fromkeys(("Client", "ObjectInfo"), "client.s3_client"),
     "datasets": dict.fromkeys(("Dataset",), "datasets.dataset"),
 }
-"""Modules that have become packages of the same name: where their names are."""
+"""Modules that became packages of the same name: the current module of each of their public names."""
 
 _PACKAGE: Final = "meshsdk"
 _TOOLS: Final = "meshtools"
@@ -130,13 +130,13 @@ def present_path(home: str) -> str:
 
 
 def install_earlier_paths() -> None:
-    """Lets `import meshsdk.loaders` and the like find the present module."""
+    """Let imports of earlier paths, such as `import meshsdk.loaders`, find the current modules."""
     if not any(isinstance(finder, _EarlierPaths) for finder in sys.meta_path):
         sys.meta_path.append(_EarlierPaths())
 
 
 def earlier_names(package: str) -> Callable[[str], Any]:
-    """Returns the `__getattr__` of a package that was a module: names are taken from where they are now."""
+    """Return the `__getattr__` of a package that was a module; it finds names in their current modules."""
     homes = SPLIT[package.removeprefix(f"{_PACKAGE}.")]
 
     def get(name: str) -> Any:
@@ -177,7 +177,7 @@ def _present_module(earlier: str, path: str) -> ModuleType:
 
 
 class _EarlierModule(ModuleType):
-    """A module at an earlier path."""
+    """A module at an earlier path; a lookup finds the name in the current module and warns."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -215,4 +215,4 @@ class _EarlierPaths(MetaPathFinder, Loader):
         )
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run: names are looked up when they are used."""
+        """Do nothing: names are looked up when they are used."""

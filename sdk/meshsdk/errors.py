@@ -1,8 +1,8 @@
-"""Exceptions of the SDK, one family under `MeshError`.
+"""Exceptions of the SDK, all derived from `MeshError`.
 
-Law: everything the SDK raises about the outside world is a MeshError whose message says what to do about
-it.
-Invariant: no message contains a credential; text from a server is capped.
+Law: every failure of the environment (servers, network, arguments, data) raises a MeshError whose message
+says what to do about it.
+Invariant: no message contains a credential; text from a server is truncated.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ _KEY_CODES = frozenset({"ExpiredToken", "InvalidToken", "InvalidAccessKeyId", "S
 
 
 class MeshError(Exception):
-    """Base of the family."""
+    """Base class of all errors of the SDK."""
 
 
 class ConfigurationError(MeshError, ValueError):
-    """An endpoint, key or argument is missing or makes no sense."""
+    """An endpoint, key or argument is missing or invalid."""
 
 
 class ConnectError(MeshError, ConnectionError):
-    """The endpoint could not be reached, or hung up before the answer was complete."""
+    """The endpoint could not be reached, or it closed the connection before the response was complete."""
 
 
 class DeadlineError(MeshError, TimeoutError):
-    """Retries went on until the deadline; the cause is the last failure."""
+    """All retries failed until the deadline; `__cause__` is the last failure."""
 
 
 class ClosedError(MeshError):
-    """The loader or client was closed, or another pass was begun, while this one was still in use."""
+    """The loader or client was closed, or another iteration was started, while this one was in use."""
 
 
 class CorruptFrameError(ConnectError):
-    """A frame's checksum or layout is wrong: it is dropped and asked for again."""
+    """The checksum or layout of a frame is wrong; the frame is discarded and requested again."""
 
 
 class StateMismatchError(MeshError, ValueError):
-    """A loader state belongs to something else; `field` names what differs."""
+    """A loader state belongs to another plan or setup; `field` names what differs."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
@@ -52,7 +52,11 @@ class StateMismatchError(MeshError, ValueError):
 
 
 class ServerError(MeshError):
-    """The server refused. `status` and `code` are its own; `detail` what it said beyond the message."""
+    """The server refused a request.
+
+    Attributes `status` and `code` are those of the response, `request_id` identifies the request in the
+    node's log, and `detail` holds further facts as a dict.
+    """
 
     def __init__(
         self,
@@ -73,11 +77,11 @@ class ServerError(MeshError):
 
     @property
     def blames_keys(self) -> bool:
-        """Whether other keys would be answered: these are over, unknown or not of this node."""
+        """Whether the keys are the reason (expired, unknown or of another mesh), so that others may work."""
         return self.code in _KEY_CODES
 
     def saying(self, more: str) -> Self:
-        """The same with a longer message."""
+        """Return the same error with `more` appended to the message."""
         return _rebuild(type(self), f"{self.args[0]} {more}", self.__dict__)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -85,35 +89,35 @@ class ServerError(MeshError):
 
 
 class BusyError(ServerError):
-    """429 or 503: the server asks for patience. Retried until the deadline."""
+    """The server is overloaded (429) or not ready (503); the SDK retries until the deadline."""
 
 
 class NotFoundError(ServerError):
-    """No such bucket, key, snapshot or plan."""
+    """The bucket, key, snapshot or plan does not exist."""
 
 
 class AccessError(ServerError):
-    """The credentials are wrong or do not permit this."""
+    """The credentials are wrong, or do not permit the request."""
 
 
 class PreconditionError(ServerError):
-    """The object is not the version asked for."""
+    """The object is not the requested version."""
 
 
 class SnapshotChangedError(ServerError):
-    """An object of the snapshot was replaced or deleted: open the dataset again."""
+    """An object of the snapshot was replaced or deleted; open the dataset again."""
 
 
 class BadSampleError(ServerError):
-    """A sample could not be prepared and the plan says `on_bad="raise"`, or more than `max_bad` are bad."""
+    """A sample cannot be prepared and the plan has `on_bad="raise"`, or more than `max_bad` are bad."""
 
 
 class InvalidPlanError(ServerError):
-    """The plan names an unknown op, a missing field or an impossible argument."""
+    """The plan names an unknown op or a missing field, or an argument is invalid."""
 
 
 class PreflightError(MeshError):
-    """A job with this dataset cannot work; the message says why and what to do."""
+    """A job with this dataset would fail; the message says why and what to do."""
 
 
 _BY_CODE: dict[str, type[ServerError]] = {
@@ -159,7 +163,7 @@ def server_error(
     advice: str = "",
     retry_after: float | None = None,
 ) -> ServerError:
-    """The error of the family that fits a server's answer; `advice` is appended to its message."""
+    """Return the error for a refusal by a server, by its code or status; `advice` ends its message."""
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status, ServerError)
     text = f"{message or code or 'the server gave no reason'} [{status} {code}]".replace(" ]", "]")
     advice = advice or _ADVICE.get(code, "")
@@ -169,16 +173,17 @@ def server_error(
 
 
 _ADVICE = {
-    "InvalidAccessKeyId": "Check AWS_ACCESS_KEY_ID, or pass access_key= to mesh.connect(); a key that was "
-    "disabled or removed is refused in these words, too.",
+    "InvalidAccessKeyId": "Check AWS_ACCESS_KEY_ID, or pass access_key= to mesh.connect(). A disabled or "
+    "deleted key gives the same error.",
     "SignatureDoesNotMatch": "Check AWS_SECRET_ACCESS_KEY, or pass secret_key= to mesh.connect().",
-    "ExpiredToken": "Get new keys (`meshd admin sts`); for a job that outlives them, have them in a file "
-    "that is renewed, and name it in MESH_CREDENTIALS_FILE.",
-    "InvalidToken": "Check AWS_SESSION_TOKEN: it belongs to one access key, and lasts as long as that one.",
-    "RequestTimeTooSkewed": "The clocks of this machine and of the node are more than 15 minutes apart: set "
-    "the one whose `date -u` is wrong (NTP).",
-    "NoSuchBucket": "List the buckets with `mesh ls`, or make it with `mesh mb s3://NAME`.",
-    "BucketNotEmpty": "Delete what is in it first: `mesh rm -r s3://NAME`.",
-    "NoSuchKey": "List what is there with `mesh ls`.",
-    "SnapshotChanged": "Open the dataset again to pin what is stored now.",
+    "ExpiredToken": "Get new keys (`meshd admin sts`). For a job that outlives its keys, renew them in a "
+    "file and name that in MESH_CREDENTIALS_FILE.",
+    "InvalidToken": "Check AWS_SESSION_TOKEN: a token is valid only with its own access key and until that "
+    "expires.",
+    "RequestTimeTooSkewed": "The clocks of this machine and the node are more than 15 minutes apart: compare "
+    "`date -u` on both and correct the wrong one (NTP).",
+    "NoSuchBucket": "List the buckets with `mesh ls`, or create it with `mesh mb s3://NAME`.",
+    "BucketNotEmpty": "Delete its objects first: `mesh rm -r s3://NAME`.",
+    "NoSuchKey": "List the existing objects with `mesh ls`.",
+    "SnapshotChanged": "Open the dataset again to pin the current objects.",
 }

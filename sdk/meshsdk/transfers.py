@@ -1,8 +1,8 @@
 """File transfers: streamed upload, download and copy, in parallel parts with bounded memory.
 
-Law: a transfer consists of single idempotent requests; a failed part is retried, not the whole file.
-Invariant: a file appears under its name only when it is complete (written beside it, then renamed), and
-a failed upload is aborted.
+Law: a transfer consists of idempotent requests; a failed part is retried, not the whole file.
+Invariant: a file appears under its name only when it is complete (a temporary file in the same folder is
+renamed), and a failed upload is aborted.
 """
 
 from __future__ import annotations
@@ -50,22 +50,30 @@ _ANY: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """`part` bytes a request; files of more than one part go in several, `parallel` at once: memory is
-    `part` × `parallel` for an upload, 1 MiB × `parallel` for a download."""
+    """Size and concurrency of transfers.
+
+    A file larger than one part is transferred in several. Memory use is `part` × `parallel` for an upload,
+    1 MiB × `parallel` for a download.
+
+    Attributes:
+        part: bytes per request.
+        parallel: number of concurrent requests.
+    """
 
     part: int = 16 * MIB
     parallel: int = 4
 
 
 COPYING = Tuning(256 * MIB, 4)
-"""Of copies within the store, whose bytes do not pass through here. S3 copies 5 GiB at once at most."""
+"""For copies within the store, whose bytes do not pass through this process. S3 copies at most 5 GiB per
+request."""
 
 
 def _silent(_: int) -> None:
-    """No one watches."""
+    """Ignore progress; the default."""
 
 
-# --- up -------------------------------------------------------------------------------------------
+# --- upload ---------------------------------------------------------------------------------------
 
 
 def upload(
@@ -81,8 +89,14 @@ def upload(
     if_absent: bool = False,
     etag: str | None = None,
 ) -> str:
-    """Stores a file or a stream (of any, unknown length); `progress` gets the bytes of each part. Gives the
-    ETag. With `if_absent`, PreconditionError if it exists; with `etag`, unless it still has that.
+    """Store a file, or a stream of unknown length, and return the ETag.
+
+    Files of more than one part are uploaded in parts; the object appears when all are stored, and a failed
+    upload is aborted. `progress` is called with the number of bytes of each part. Raises PreconditionError
+    with `if_absent` if the object exists, and with `etag` if it no longer has that ETag.
+
+    Example:
+        transfers.upload(client, Path("model.pt"), "models", "run1/model.pt")
     """
     tuning = tuning or Tuning()
     if isinstance(source, Path):
@@ -121,7 +135,7 @@ def upload(
 
 
 def _read_full(source: IO[bytes], size: int) -> bytes:
-    """`size` bytes, fewer only at the end (a pipe hands out what it has)."""
+    """Read `size` bytes, fewer only at the end; a single read of a pipe may return less."""
     pieces = []
     while size and (piece := source.read(size)):
         pieces.append(piece)
@@ -167,13 +181,15 @@ def _finished(
     parts: Iterable[tuple[int, T]],
     conditions: Mapping[str, str] = _ANY,
 ) -> str:
-    """The ETag of the object, once `send` has stored all parts; the upload is aborted if one fails, or what
-    is there does not meet the `conditions`."""
+    """Store all parts with `send`, complete the upload, and return the ETag.
+
+    The upload is aborted if a part fails, or if the existing object does not meet the `conditions`.
+    """
     try:
         stored = _in_parallel(parallel, send, parts)
         return _complete(client, bucket, key, upload_id, stored, conditions)
     except BaseException:
-        with contextlib.suppress(MeshError):  # the first failure is the one to tell
+        with contextlib.suppress(MeshError):  # report the first failure, not that of the abort
             query = query_string(uploadId=upload_id)
             client.transport.text(Request("DELETE", object_path(bucket, key), query))
         raise
@@ -225,7 +241,10 @@ def _read_completed(response: Response) -> str:
 
 
 def _in_parallel(workers: int, work: Callable[[int, T], R], items: Iterable[tuple[int, T]]) -> list[R]:
-    """`work` of every item, `workers` at once and no more items taken than that; raises the first failure."""
+    """Run `work` on every item, `workers` at a time, and return the results; raises the first failure.
+
+    No more items are taken from the iterable than workers are free for.
+    """
     gate = threading.Semaphore(workers)
     failed = threading.Event()
 
@@ -245,7 +264,7 @@ def _in_parallel(workers: int, work: Callable[[int, T], R], items: Iterable[tupl
             if failed.is_set():
                 break
             futures.append(pool.submit(run, number, item))
-            del item  # a part is held by its worker only
+            del item  # only the worker keeps the part in memory
             gate.acquire()
         return [future.result() for future in futures]
 
@@ -262,10 +281,18 @@ def copy(
     tuning: Tuning = COPYING,
     progress: Progress = _silent,
 ) -> str:
-    """Copies (bucket, key) to another; what is larger than a part, in parts of one version. `size` in bytes
-    saves a question, if it is known. Gives the ETag.
+    """Copy an object within the store and return the ETag of the copy.
 
-    Raises PreconditionError when the source changes meanwhile.
+    Objects larger than one part are copied in parts, all of the same version.
+
+    Arguments:
+        source: (bucket, key) of the object.
+        target: (bucket, key) of the copy.
+        size: of the source in bytes, if known; it saves a request.
+        tuning: size and concurrency of the parts.
+        progress: called with the number of bytes of each copied part.
+
+    Raises NotFoundError, and PreconditionError if the source changes during the copy.
     """
     if size is None or size > tuning.part:
         info = client.head(*source)
@@ -310,7 +337,7 @@ def _read_copied(response: Response) -> CopyResult:
     return parsed(xml_documents.parse_copy_result, response.read())
 
 
-# --- down -----------------------------------------------------------------------------------------
+# --- download -------------------------------------------------------------------------------------
 
 
 def download(
@@ -322,7 +349,12 @@ def download(
     tuning: Tuning | None = None,
     progress: Progress = _silent,
 ) -> ObjectInfo:
-    """Stores an object as a file, renamed into place when whole; parts of one version, several at once."""
+    """Download an object to a file and return its ObjectInfo.
+
+    The file appears under its name when it is complete. Parts are fetched concurrently, all of the same
+    version. `progress` is called with the number of bytes received; the number is negative when a part is
+    retried. Raises NotFoundError, and PreconditionError if the object is replaced during the download.
+    """
     tuning = tuning or Tuning()
     beside = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
     try:
@@ -345,7 +377,7 @@ def download(
 def _fetch_first(
     client: Client, bucket: str, key: str, descriptor: int, tuning: Tuning, progress: Progress
 ) -> ObjectInfo:
-    """The first part, which says how large the object is and which version of it."""
+    """Fetch the first part, whose response has the size and the ETag of the object."""
     try:
         return client.transport.call(
             get_request(bucket, key, 0, tuning.part, None),
@@ -376,14 +408,16 @@ def _fetch_range(
 def _write_body(response: Response, descriptor: int, start: int, progress: Progress) -> ObjectInfo:
     done = 0
     if start and response.status != 206:
-        raise MeshError("the server ignores byte ranges: give a larger part= to fetch the object in one")
+        raise MeshError(
+            "the server ignores byte ranges: pass a larger part= to fetch the object in one request"
+        )
     try:
         for piece in response.pieces(MIB):
             os.pwrite(descriptor, piece, start + done)
             done += len(piece)
             progress(len(piece))
     except BaseException:
-        progress(-done)  # it will be asked for again
+        progress(-done)  # the part will be requested again
         raise
     total = response.headers.get("content-range", "").rpartition("/")[2]
     return read_info(response, int(total) if total.isdigit() else done)
@@ -392,8 +426,11 @@ def _write_body(response: Response, descriptor: int, start: int, progress: Progr
 def stream(
     client: Client, bucket: str, key: str, *, offset: int = 0, length: int | None = None
 ) -> Iterator[bytes]:
-    """The object's bytes in pieces of 1 MiB, at most one in memory; goes on where a connection broke off,
-    with the same version of the object.
+    """Iterate over the bytes of an object in pieces of at most 1 MiB, with one piece in memory.
+
+    After a broken connection the stream continues at the same byte, with the same version of the object.
+    `offset` and `length` (in bytes; None: to the end) select a range. Raises NotFoundError, and
+    PreconditionError if the object is replaced meanwhile.
     """
     etag: str | None = None
     end = None if length is None else offset + length
@@ -406,7 +443,7 @@ def stream(
                 offset += len(piece)
                 yield piece
         except ConnectError:
-            if offset == begun:  # not one piece further: the network is gone, not this connection
+            if offset == begun:  # no progress at all: the network is down, not just this connection
                 raise
             etag = reader.etag
         else:
@@ -414,7 +451,7 @@ def stream(
 
 
 class _Streamed:
-    """The pieces of one GET, on a connection of its own."""
+    """The pieces of one GET, on its own connection."""
 
     def __init__(
         self, client: Client, bucket: str, key: str, offset: int, length: int | None, etag: str | None

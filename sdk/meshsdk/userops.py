@@ -1,7 +1,6 @@
-"""The names a module of user ops imports: the `op` decorator, field types and keyed randomness.
+"""The names that modules of user ops import: the `op` decorator, field types and keyed randomness.
 
-Law: importing this module needs only the standard library and numpy, so a user module runs on every
-node.
+Law: importing this module needs only the standard library and numpy, so a user module runs on every node.
 """
 
 from __future__ import annotations
