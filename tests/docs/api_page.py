@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ def _given(home: str, title: str = "") -> Entry:
 SECTIONS = (
     Section(
         "Datasets",
-        "What is there, what a sample is made of, and what nodes do to it: [told in order](sdk.md#datasets).",
+        "Samples, their fields, and the ops that nodes apply to them: [guide](sdk.md#datasets).",
         (
             Entry("meshsdk.open_dataset.open", "mesh.open"),
             _given("meshsdk.datasets.dataset.Dataset", "mesh.Dataset"),
@@ -69,7 +70,7 @@ SECTIONS = (
     ),
     Section(
         "The loader",
-        "Batches in a training process: [told in order](sdk.md#the-loader); [what is exact](batches.md).",
+        "Batches for a training process: [guide](sdk.md#the-loader), [exact guarantees](batches.md).",
         (
             Entry("meshsdk.loader.loader.Loader", "mesh.Loader"),
             _given("meshsdk.datasets.batch.Batch", "mesh.Batch"),
@@ -83,14 +84,14 @@ SECTIONS = (
     ),
     Section(
         "Ops",
-        "`from meshsdk import ops`. Constructors for `ds.map(...)`; the work is done on the nodes, and"
-        " [the op library](ops.md) says exactly what each does and when a sample is bad. All raise"
-        " ConfigurationError for an argument that makes no sense.",
+        "`from meshsdk import ops`. Constructors for `ds.map(...)`; the nodes do the work."
+        " [The op library](ops.md) says exactly what each op does and when a sample is bad. All of them raise"
+        " ConfigurationError for an invalid argument.",
         (Entry("meshsdk.ops.*", "ops."),),
     ),
     Section(
         "The S3 client",
-        "For scripts, and what datasets and loaders go through: [told in order](sdk.md#the-s3-client).",
+        "For scripts; datasets and loaders use it as well: [guide](sdk.md#the-s3-client).",
         (
             Entry("meshsdk.client.s3_client.connect", "mesh.connect"),
             _given("meshsdk.client.s3_client.Client", "mesh.Client"),
@@ -106,7 +107,7 @@ SECTIONS = (
     ),
     Section(
         "Adapters",
-        "One module for each library, imported by whoever uses it: [told in order](adapters.md).",
+        "One module per library; import the one you need: [guide](adapters.md).",
         tuple(
             Entry(f"meshsdk.loader.plain_batches.{name}", f"plain.{name}", members=False)
             for name in ("PlainLoader", "as_dict", "plain_types")
@@ -134,16 +135,16 @@ SECTIONS = (
     ),
     Section(
         "Laws, as tests",
-        "For your own test files: [how](sdk.md#the-laws-as-tests).",
+        "The guarantees of a loader, for your own test files: [guide](sdk.md#the-laws-as-tests).",
         (Entry("meshsdk.testing.loader_suite.LoaderSuite", made=False, members=False),),
     ),
 )
 
 _HEAD = """# API reference
 
-Made of the docstrings by `make reference`. `mesh.` stands for `import meshsdk as mesh`; other names are
-imported from the module given with them. [The SDK's page](sdk.md) tells the same in the order in which
-one needs it; [the quick start](quickstart.md) is shorter.
+Generated from the docstrings by `make reference`. `mesh.` stands for `import meshsdk as mesh`; import other
+names from the module given with them. [The SDK guide](sdk.md) explains them step by step;
+[the quick start](quickstart.md) is shorter.
 
 """
 
@@ -200,7 +201,7 @@ def _line(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """A docstring: paragraphs, and where an indented block follows `Arguments:` and the like, a list."""
+    """A docstring: paragraphs, lists of the indented blocks after `Arguments:` and the like, and examples."""
     return "\n".join(_block(block) for block in re.split(r"\n\n+", text))
 
 
@@ -208,6 +209,8 @@ def _block(block: str) -> str:
     head, _, rest = block.partition("\n")
     if not head.endswith(":") or not rest.startswith("    "):
         return f"{_line_of(block)}\n"
+    if head == "Example:":
+        return f"{head}\n\n```\n{textwrap.dedent(rest)}\n```\n"
     items: list[str] = []
     for line in rest.splitlines():
         if line.startswith("     "):

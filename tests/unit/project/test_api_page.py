@@ -35,6 +35,13 @@ def test_a_docstring_becomes_paragraphs_and_lists() -> None:
     assert markdown(f"What it\nis.\n\n{arguments}\n\nThe end.") == f"What it\nis.\n\n{told}\nThe end.\n"
 
 
+def test_an_example_becomes_a_block_of_code() -> None:
+    example = "Example:\n    for row in rows:\n        print(row)"
+    assert markdown(f"What.\n\n{example}") == (
+        "What.\n\nExample:\n\n```\nfor row in rows:\n    print(row)\n```\n"
+    )
+
+
 SOURCE = '''
 class Thing(Base):
     """A thing."""
