@@ -136,7 +136,7 @@ def test_those_of_a_file_that_is_late_are_waited_for(renewed: World) -> None:
 def test_a_file_that_nobody_renews_is_named(renewed: World) -> None:
     with mesh.connect(renewed.daemon.endpoint) as client, loader_of(client, deadline=5.0) as loader:
         with pytest.raises(
-            DeadlineError, match=r"expired.*pod\.json has no others: it was last written at 20"
+            DeadlineError, match=r"expired.*pod\.json has no newer keys: it was last written at 20"
         ):
             train(loader, renewed.end)
         assert isinstance(loader.state_dict(), dict)
@@ -162,7 +162,7 @@ def test_keys_that_nobody_can_renew_end_the_job_in_one_sentence(world: World) ->
 def test_revoked_ones_are_taken_from_the_file_anew_and_not_waited_for(renewed: World) -> None:
     with mesh.connect(renewed.daemon.endpoint) as client, loader_of(client) as loader:
         assert sorted(train(loader, renewed.exchange)) == list(range(SAMPLES))
-        with pytest.raises(AccessError, match=r"revoked.*pod\.json has no others"):
+        with pytest.raises(AccessError, match=r"revoked.*pod\.json has no newer keys"):
             train(loader, renewed.revoke)
         assert loader.stats().retries <= 8
 
@@ -174,7 +174,7 @@ def test_other_calls_take_renewed_keys_too(renewed: World) -> None:
         renewed.write()
         client.put("ending", "extra/2", b"two")
         renewed.revoke()
-        with pytest.raises(AccessError, match=r"pod\.json has no others"):
+        with pytest.raises(AccessError, match=r"pod\.json has no newer keys"):
             client.get("ending", "extra/2")
         renewed.file.write_text("{")
         with pytest.raises(AccessError, match=r"pod\.json cannot be used"):

@@ -134,7 +134,7 @@ def test_what_belongs_together_stays_in_one_split(photos: Dataset) -> None:
     assert len(photos.split(half=0.5)["half"]) < COUNT
     with pytest.raises(ConfigurationError, match=r"9 of 12 samples are in no split: 'meta\.tags\[0\]'"):
         photos.split(all=1.0, by="meta.tags[0]")
-    with pytest.raises(ConfigurationError, match="together at most 1"):
+    with pytest.raises(ConfigurationError, match="their sum at most 1"):
         photos.split(a=0.7, b=0.4)
 
 
@@ -156,9 +156,9 @@ def test_a_filter_that_makes_no_sense_says_so(photos: Dataset) -> None:
     [
         (
             "label != 0",
-            "holds for all 12 samples. label is its class's name here, as 'cat'; a text never equals",
+            "is true for all 12 samples. label is a class name here, such as 'cat'. Text never equals",
         ),
-        ("size >= 0", "holds for all 12 samples. a text never equals a number"),
+        ("size >= 0", "is true for all 12 samples. Text never equals a number"),
         ("label != 'cat'", ""),
     ],
 )

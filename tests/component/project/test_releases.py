@@ -100,7 +100,7 @@ def test_frames_of_another_version_are_not_read_and_not_asked_for_again(
     monkeypatch.setattr(tensor_frame, "FRAME_VERSION", "0")
     with mesh.Loader(ds, 4, seed=11) as loader:
         with pytest.raises(
-            MeshError, match=rf"version 1, this SDK \(release {RELEASE}\) reads version 0: upgrade"
+            MeshError, match=rf"version 1, but this SDK \(release {RELEASE}\) reads version 0: upgrade"
         ):
             next(iter(loader))
         with pytest.raises(MeshError, match="reads version 0: upgrade"):
@@ -129,4 +129,4 @@ def test_a_map_that_is_not_understood_is_told_once(caplog: pytest.LogCaptureFixt
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "continents: unknown field" in warnings[0]
-    assert "upgrade shardmesh here" in warnings[0]
+    assert "upgrade shardmesh on this machine" in warnings[0]

@@ -70,7 +70,7 @@ def test_what_batches_are_is_told_where_a_resumed_epoch_has_none_left(dataset: m
         assert batches.remaining == 0
         assert plain_types(batches) == whole
         assert (batches.epoch, batches.step) == (0, 0)
-        with pytest.raises(IndexError, match="no whole batch is left"):
+        with pytest.raises(IndexError, match="no full batch is left"):
             batches.at(0)
 
 

@@ -121,5 +121,5 @@ def test_without_collation_a_batch_is_its_fields(server: ScriptedMesh) -> None:
 
 
 def test_batches_are_not_batched_again(server: ScriptedMesh) -> None:
-    with loader(server) as one, pytest.raises(ConfigurationError, match="come ready"):
+    with loader(server) as one, pytest.raises(ConfigurationError, match="already returns batches"):
         list(DataLoader(one.as_iterable(), batch_size=2))

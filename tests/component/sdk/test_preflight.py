@@ -114,7 +114,7 @@ def test_what_works_is_told_with_its_size(client: Client) -> None:
         .map(ops.decode("image"))
         .preflight()
         .notes[0]
-        .startswith("'image' has rows of different shapes, as [30, 40, 3] and [30, 41, 3]")
+        .startswith("'image' has rows of different shapes, such as [30, 40, 3] and [30, 41, 3]")
     )
 
 
@@ -162,7 +162,7 @@ def test_rows_that_happen_to_be_alike_may_be_dense(client: Client) -> None:
     ds = mesh.open("s3://data/alike", {"x": "npy"}, client=client)
     [note] = ds.map(ops.npy("x")).preflight().notes
     assert "all rows tried are [2, 3]" in note
-    assert note.endswith("give ops.npy shape=[2, 3]")
+    assert note.endswith("pass shape=[2, 3] to ops.npy")
     dense = ds.map(ops.npy("x", shape=[2, 3])).preflight()
     assert (dense.schema["x"].shape, dense.notes) == ((2, 3), ())
 
@@ -191,7 +191,9 @@ def test_batches_that_cannot_be(client: Client, monkeypatch: pytest.MonkeyPatch)
         ds.preflight(3, world=4)
     arrays = mesh.open("s3://data/arrays", fields={"x": "npy"}, client=client).map(ops.npy("x"))
     monkeypatch.setattr(preflight, "_free_memory", lambda: 64 << 20)
-    with pytest.raises(PreflightError, match="takes 30 MiB, and a loader holds 4; this machine has 64 MiB"):
+    with pytest.raises(
+        PreflightError, match="takes 30 MiB and a loader holds 4, but this machine has only 64 MiB"
+    ):
         arrays.preflight(40)
     assert arrays.preflight(8).batch_bytes == 8 * 800_000
 
@@ -208,7 +210,7 @@ def test_the_commands(command: Callable[..., str]) -> None:
     assert (told["rows"], told["bad"], told["batch_bytes"]) == (8, [], 8 * (16 * 16 * 3 + 8))
     assert "'npy' has no op and is a .npy file" in command("preflight", "s3://data/arrays/")
     wrong = command("preflight", "s3://data/arrays/", "--op", "decode:npy", code=1)
-    assert "none of 8 samples from all over it can be prepared" in wrong
+    assert "none of 8 samples from across it can be prepared" in wrong
     assert "mesh ls" in command("preflight", "s3://nothing/", code=3)
 
 

@@ -141,7 +141,7 @@ def test_a_server_that_hangs_up_is_asked_again(canned: Canned, transport: Transp
 
 def test_what_is_not_idempotent_is_asked_once(canned: Canned, transport: Transport) -> None:
     canned.answers.append(None)
-    with pytest.raises(ConnectError, match="hung up"):
+    with pytest.raises(ConnectError, match="closed the connection"):
         transport.text(Request("POST", "/b", idempotent=False))
     assert len(canned.requests) == 1
 
@@ -185,7 +185,7 @@ def test_silence_ends_at_the_timeout(canned: Canned) -> None:
 def test_nobody_listening() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(ConnectError, match="Is the server up"):
+    with pytest.raises(ConnectError, match="Check that the server is up"):
         Connection(parse_endpoint(f"http://127.0.0.1:{port}"), 1.0)
 
 
@@ -273,6 +273,6 @@ def test_a_server_that_takes_connections_and_says_nothing_is_noticed_before_the_
         settings = load_settings(endpoint=endpoint, access_key="k", secret_key="s", env={}, deadline=3.0)
         with closing(Transport(settings)) as transport:
             began = time.monotonic()
-            with pytest.raises(DeadlineError, match="nor a word that it is there"):
+            with pytest.raises(DeadlineError, match="no reply to a liveness check"):
                 transport.text(GET)
             assert 3.0 <= time.monotonic() - began < 30

@@ -168,7 +168,7 @@ def late():
     except mesh.errors.ClosedError as error:
         print(error, file=sys.stderr)
 """
-    assert run(server, "", before) == (0, "the program ends: nothing is loaded any more\n")
+    assert run(server, "", before) == (0, "the interpreter is exiting: no more batches are loaded\n")
 
 
 def test_a_trace_is_complete_at_the_end(server: ScriptedMesh, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_what_fails_is_an_error_and_the_rest_comes(client: mesh.Client, bucket: 
     assert bytes(got[2].data) == b"x"
     assert len(got[8].data) == CREDIT
     assert bytes(got[9].data) == b"y"
-    with pytest.raises(ServerError, match=f"s3://{bucket}/nothing is not there"):
+    with pytest.raises(ServerError, match=f"s3://{bucket}/nothing does not exist"):
         _ = got[0].data
 
 

@@ -187,9 +187,9 @@ def test_a_lane_keeps_to_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = types.SimpleNamespace(record_stream=lambda _: cuda.told.append(("recorded",)))
     lane.join("the mark", [tensor, tensor])
     assert cuda.told == [("waits", 0, "the mark"), ("recorded",), ("recorded",)]
-    assert repr(lane) == "CudaLane(cuda:0)"
-    assert repr(CudaCopyStream("cuda:1")) == "CudaLane(cuda:1)"
-    with pytest.raises(ConfigurationError, match="torch sees 2 GPUs here, the last is cuda:1"):
+    assert repr(lane) == "CudaCopyStream(cuda:0)"
+    assert repr(CudaCopyStream("cuda:1")) == "CudaCopyStream(cuda:1)"
+    with pytest.raises(ConfigurationError, match="torch finds 2 GPUs, the last is cuda:1"):
         CudaCopyStream("cuda:2")
     with pytest.raises(ConfigurationError, match="use 'cpu', 'cuda' or 'cuda:N'"):
         CudaCopyStream("cuda:first")
@@ -240,7 +240,7 @@ def test_what_cannot_be_normalised_is_told() -> None:
             normalize(wrong)
     with pytest.raises(ConfigurationError, match="3 channels"):
         normalize(torch.zeros(2, 1, 4, 4, dtype=torch.uint8))
-    with pytest.raises(ConfigurationError, match="a value a channel"):
+    with pytest.raises(ConfigurationError, match="one value per channel"):
         Normalize(mean=(0.5,), std=(1.0, 1.0))
     with pytest.raises(ConfigurationError, match="int8"):
         Normalize(dtype="int8")  # type: ignore[arg-type]

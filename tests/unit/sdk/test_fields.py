@@ -44,7 +44,7 @@ def test_bad_fields_are_explained(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("given", ["*.jpg", ["jpg", "*.png"]])
 def test_an_extension_has_no_wildcards(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"no wildcards, write them as \"jpg\""):
+    with pytest.raises(ConfigurationError, match=r"no wildcards; write it as \"jpg\""):
         select_fields({"image": given})
 
 
@@ -54,7 +54,7 @@ def test_sources() -> None:
         check_source("photos/train")
     with pytest.raises(ConfigurationError, match=r"mesh cp -r \./train s3://"):
         check_source("./train")
-    with pytest.raises(ConfigurationError, match="as its origin: mesh bucket create"):
+    with pytest.raises(ConfigurationError, match="as origin: mesh bucket create"):
         check_source("gs://photos/train")
 
 
@@ -100,7 +100,7 @@ def test_ops_as_the_plan_has_them() -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: ops.decode(224), "name the field first"),  # type: ignore[arg-type]
+        (lambda: ops.decode(224), "the first argument is the field"),  # type: ignore[arg-type]
         (lambda: ops.decode("image", mode="bgr"), "mode"),  # type: ignore[arg-type]
         (lambda: ops.resize("image", 0), "size"),
         (lambda: ops.resize("image", [1, 2, 3]), "size"),
@@ -110,11 +110,11 @@ def test_ops_as_the_plan_has_them() -> None:
         (lambda: ops.hflip("image", 1.5), "probability"),
         (lambda: ops.text_label("label", ["cat", "cat"]), "different names"),
         (lambda: ops.text_label("label", "cat"), "different names"),
-        (lambda: ops.window("x", 64), r"window: extents=64; give one for each axis"),  # type: ignore[arg-type]
-        (lambda: ops.frombuffer("x", "int8", shape=4), r"frombuffer: shape=4; give one"),  # type: ignore[arg-type]
+        (lambda: ops.window("x", 64), r"window: extents=64; pass one extent per axis"),  # type: ignore[arg-type]
+        (lambda: ops.frombuffer("x", "int8", shape=4), r"frombuffer: shape=4; pass one"),  # type: ignore[arg-type]
         (lambda: staged([1, 1], [(1, 2)], 2), r"mesh\.Stage\(\[1, 1\], epoch=2\)\]; got tuple"),  # type: ignore[list-item]
-        (lambda: staged([1], (), 2), "1 weights for 2 datasets: one for each"),
-        (lambda: mesh.Stage([0.5, -1]).document(None), r"weights=\[0\.5, -1\]: none is below 0"),
+        (lambda: staged([1], (), 2), "1 weights for 2 datasets: pass one per dataset"),
+        (lambda: mesh.Stage([0.5, -1]).document(None), r"weights=\[0\.5, -1\]: a weight must be at least 0"),
     ],
 )
 def test_bad_ops_say_what_is_wrong(make: Any, named: str) -> None:

@@ -39,9 +39,9 @@ def test_what_is_passed_over_counts_as_skipped_and_going_back_does_not() -> None
 
 @pytest.mark.parametrize(("epoch", "step"), [(-1, 0), (0, -1), (0, 10)])
 def test_where_no_batch_is(epoch: int, step: int) -> None:
-    with pytest.raises(IndexError, match=r"steps 0 to 9|epochs count from 0"):
+    with pytest.raises(IndexError, match=r"steps 0 to 9|epochs are counted from 0"):
         START.after_seek(epoch, step)
-    with pytest.raises(IndexError, match="to go back, seek"):
+    with pytest.raises(IndexError, match="to go back, use seek"):
         START.after_skip(-1)
 
 

@@ -69,8 +69,8 @@ def test_past_the_deadline_the_last_failure_is_the_cause_in_words_alone() -> Non
     assert last.__cause__ is first
     assert first.__traceback__ is None
     assert raised.value.__cause__ is last
-    assert "busy. Look at the nodes" in str(raised.value)
-    assert str(raised.value).endswith("deadline=SECONDS, of mesh.Loader or mesh.connect.")
+    assert "busy. Check the nodes" in str(raised.value)
+    assert str(raised.value).endswith("pass deadline=SECONDS to mesh.Loader or mesh.connect.")
     with pytest.raises(DeadlineError, match=r"Is it up\? To wait longer"):
         patience(0.0).delay(ConnectError("Is it up?"), 1.0)
 
@@ -81,7 +81,7 @@ def test_a_long_wait_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> N
         patient.delay(BusyError("node-1: busy", status=503), float(second))
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 6  # after 3, 6, 12, 24, 48 and 96 seconds
-    assert "still asking after 3.0 s" in told[0]
+    assert "still retrying after 3.0 s" in told[0]
     assert "node-1: busy" in told[0]
 
 
@@ -194,7 +194,7 @@ def test_heads() -> None:
     "head", [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"\r\n\r\n"]
 )
 def test_what_is_no_http_is_a_connect_error(head: bytes) -> None:
-    with pytest.raises(ConnectError, match="not an HTTP answer"):
+    with pytest.raises(ConnectError, match="not an HTTP response"):
         parse_head(head)
 
 

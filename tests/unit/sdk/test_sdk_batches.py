@@ -86,7 +86,7 @@ def test_ragged_rows() -> None:
     assert text[-1].tolist() == [2, 3, 4, 5]
     assert repr(text) == "Ragged(3 rows of uint8, 0 to 4 elements each)"
     assert repr(Ragged(text.data, np.zeros(1, int))) == "Ragged(0 rows of uint8)"
-    with pytest.raises(IndexError, match="row 3 of 3"):
+    with pytest.raises(IndexError, match="no row 3: the field has 3"):
         text[3]
 
 
