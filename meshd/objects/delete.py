@@ -14,6 +14,7 @@ from meshd.objects.version_lookup import check_version_id
 from meshd.store.engine.member_header import stamp_of_version_id
 from meshd.store.errors import StoreError
 from meshd.store.records import NULL
+from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.errors import S3Error
 from meshwire.http_values.conditional_requests import Conditions
 from meshwire.names import KeyNameError, check_key
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from meshd.objects.version_lookup import VersionLookup
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record, Removed
+    from meshd.store.write_context import WriteContext
     from meshwire.s3.operations import DeleteObject, DeleteObjects
     from meshwire.s3.xml_documents import DeleteKey, DeleteRequest
 
@@ -38,11 +40,15 @@ class OriginWriteBack(Protocol):
         """Whether a bucket has an origin."""
         ...
 
-    async def object_committed(self, bucket: str, key: str, record: Record) -> bool:
+    async def object_committed(
+        self, bucket: str, key: str, record: Record, *, context: WriteContext = INTERNAL_WRITE
+    ) -> bool:
         """Write a committed object to the bucket's origin; False where there is none. Raises S3Error."""
         ...
 
-    async def delete_at_origin(self, bucket: str, key: str) -> bool:
+    async def delete_at_origin(
+        self, bucket: str, key: str, *, context: WriteContext = INTERNAL_WRITE
+    ) -> bool:
         """Delete an object at the bucket's origin; False where there is none. Raises S3Error."""
         ...
 
@@ -55,17 +61,20 @@ class DeleteService:
     ) -> None:
         self._store, self._versions, self._backed = store, versions, backed
 
-    async def delete_object(self, operation: DeleteObject) -> ObjectDeleted:
+    async def delete_object(
+        self, operation: DeleteObject, *, context: WriteContext = INTERNAL_WRITE
+    ) -> ObjectDeleted:
         """Delete an object or a version. Raises S3Error NoSuchKey (If-Match on a missing key),
         PreconditionFailed, InvalidArgument."""
         bucket, key = operation.bucket, operation.key
-        if self._backed is not None and await self._backed.delete_at_origin(bucket, key):
+        backed = self._backed
+        if backed is not None and await backed.delete_at_origin(bucket, key, context=context):
             return ObjectDeleted()
         if operation.version is not None:
             check_version_id(operation.version)
         with store_errors():
-            removed = await self._remove(bucket, key, operation.version, operation.conditions)
-        await self._settle(bucket, [(key, removed)])
+            removed = await self._remove(bucket, key, operation.version, operation.conditions, context)
+        await self._settle(bucket, [(key, removed)], context)
         if operation.version is not None:
             gone = removed.record
             return ObjectDeleted(operation.version, marker=gone is not None and gone.marker)
@@ -73,11 +82,13 @@ class DeleteService:
             return ObjectDeleted()
         return ObjectDeleted(removed.marker.version or NULL, marker=True)
 
-    async def delete_objects(self, operation: DeleteObjects, request: DeleteRequest) -> DeleteResult:
+    async def delete_objects(
+        self, operation: DeleteObjects, request: DeleteRequest, *, context: WriteContext = INTERNAL_WRITE
+    ) -> DeleteResult:
         """Delete many keys, each with its own result, in the order of the request; missing keys succeed."""
         bucket = operation.bucket
         if self._backed is not None and self._backed.is_backed(bucket):
-            return await self._delete_backed(self._backed, bucket, request)
+            return await self._delete_backed(self._backed, bucket, request, context)
         answers: dict[int, DeletedKey | DeleteFailure] = {}
         plain, single = [], []
         for number, entry in enumerate(request.keys):
@@ -90,20 +101,21 @@ class DeleteService:
                 single.append((number, entry))
         with store_errors():
             setting = self._versions.versioning_of(bucket)
-            removed = await self._store.delete_many(bucket, [key for _, key in plain], versioning=setting)
+            keys = [key for _, key in plain]
+            removed = await self._store.delete_many(bucket, keys, versioning=setting, context=context)
         for number, key in plain:
             answers[number] = _deleted(key, None, removed[key])
-        await self._settle(bucket, list(removed.items()))
+        await self._settle(bucket, list(removed.items()), context)
         for chunk in range(0, len(single), _AT_ONCE):
             part = single[chunk : chunk + _AT_ONCE]
-            done = await asyncio.gather(*[self._delete_one(bucket, entry) for _, entry in part])
+            done = await asyncio.gather(*[self._delete_one(bucket, entry, context) for _, entry in part])
             answers.update(zip([number for number, _ in part], done, strict=True))
         every = [answers[number] for number in range(len(request.keys))]
         deleted = () if request.quiet else tuple(a for a in every if isinstance(a, DeletedKey))
         return DeleteResult(deleted, tuple(a for a in every if isinstance(a, DeleteFailure)))
 
     async def _delete_backed(
-        self, backed: OriginWriteBack, bucket: str, request: DeleteRequest
+        self, backed: OriginWriteBack, bucket: str, request: DeleteRequest, context: WriteContext
     ) -> DeleteResult:
         """Delete each key at the origin, some concurrently."""
         slots = asyncio.Semaphore(_AT_ONCE)
@@ -117,7 +129,7 @@ class DeleteService:
                 return DeleteFailure(entry.key, "NotImplemented", said, entry.version or "")
             async with slots:
                 try:
-                    await backed.delete_at_origin(bucket, entry.key)
+                    await backed.delete_at_origin(bucket, entry.key, context=context)
                 except S3Error as error:
                     return DeleteFailure(entry.key, error.code, error.message, "")
             return DeletedKey(entry.key, "", "")
@@ -126,32 +138,46 @@ class DeleteService:
         deleted = () if request.quiet else tuple(a for a in every if isinstance(a, DeletedKey))
         return DeleteResult(deleted, tuple(a for a in every if isinstance(a, DeleteFailure)))
 
-    async def _delete_one(self, bucket: str, entry: DeleteKey) -> DeletedKey | DeleteFailure:
+    async def _delete_one(
+        self, bucket: str, entry: DeleteKey, context: WriteContext
+    ) -> DeletedKey | DeleteFailure:
         conditions = None if entry.etag is None else Conditions(if_match=(entry.etag,))
         try:
-            removed = await self._remove(bucket, entry.key, entry.version, conditions)
+            removed = await self._remove(bucket, entry.key, entry.version, conditions, context)
         except StoreError as error:
             refusal = to_s3_error(error)
             return DeleteFailure(entry.key, refusal.code, refusal.message, entry.version or "")
-        await self._settle(bucket, [(entry.key, removed)])
+        await self._settle(bucket, [(entry.key, removed)], context)
         return _deleted(entry.key, entry.version, removed)
 
     async def _remove(
-        self, bucket: str, key: str, version: str | None, conditions: Conditions | None
+        self,
+        bucket: str,
+        key: str,
+        version: str | None,
+        conditions: Conditions | None,
+        context: WriteContext,
     ) -> Removed:
         if version is not None:
-            return await self._store.delete_version(bucket, key, version, conditions=conditions)
+            return await self._store.delete_version(
+                bucket, key, version, conditions=conditions, context=context
+            )
         setting = self._versions.versioning_of(bucket)
-        return await self._store.delete(bucket, key, conditions=conditions, versioning=setting)
+        return await self._store.delete(
+            bucket, key, conditions=conditions, versioning=setting, context=context
+        )
 
-    async def _settle(self, bucket: str, removed: Sequence[tuple[str, Removed]]) -> None:
+    async def _settle(
+        self, bucket: str, removed: Sequence[tuple[str, Removed]], context: WriteContext
+    ) -> None:
         """Remove the new delete markers again if the bucket was deleted meanwhile."""
         if self._versions.has_bucket(bucket):
             return
         with store_errors():
             for key, one in removed:
                 if one.marker is not None:
-                    await self._store.delete_version(bucket, key, one.marker.version or NULL)
+                    version = one.marker.version or NULL
+                    await self._store.delete_version(bucket, key, version, context=context)
         raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
 
 

@@ -17,6 +17,7 @@ from meshd.objects.copy_object import check_source_conditions, copy_part_range, 
 from meshd.objects.multipart_completion import check_parts, completed_meta, find_completed
 from meshd.store.errors import NoSuchUploadError
 from meshd.store.records import Meta
+from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.checksums import body_checksums as sums
 from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from meshd.objects.version_lookup import VersionLookup
     from meshd.store.api import ObjectStore, ObjectWriter
     from meshd.store.records import Record, Upload
+    from meshd.store.write_context import WriteContext
     from meshwire.s3.operations import (
         AbortMultipartUpload,
         CompleteMultipartUpload,
@@ -69,7 +71,9 @@ class UploadService:
         self._owner = owner
         self._store, self._objects, self._versions = store, objects, versions
 
-    async def create_upload(self, operation: CreateMultipartUpload, identity: Identity) -> UploadCreated:
+    async def create_upload(
+        self, operation: CreateMultipartUpload, identity: Identity, *, context: WriteContext = INTERNAL_WRITE
+    ) -> UploadCreated:
         """Create an upload. Raises S3Error AccessDenied (unsigned request), InvalidRequest if the algorithm
         does not support the requested type of checksum."""
         if identity is ANONYMOUS_IDENTITY:
@@ -90,16 +94,20 @@ class UploadService:
                 tags=dict(operation.tags),
                 acl=operation.acl,
                 born=born,
+                context=context,
             )
             if not self._versions.has_bucket(operation.bucket) or not self._versions.is_of_current_bucket(
                 upload
             ):
-                await self._store.abort_upload(upload)  # the bucket was deleted, and perhaps created again
+                # the bucket was deleted, and perhaps created again
+                await self._store.abort_upload(upload, context=context)
                 raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
         told = algorithm if operation.checksum_algorithm else ""
         return UploadCreated(upload.bucket, upload.key, upload.upload_id, told, kind if told else "")
 
-    async def put_part(self, operation: UploadPart, body: Body) -> PartStored:
+    async def put_part(
+        self, operation: UploadPart, body: Body, *, context: WriteContext = INTERNAL_WRITE
+    ) -> PartStored:
         """Store one part. A part that is sent again replaces the earlier one."""
         check_put_size(body.size)
         upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
@@ -110,27 +118,34 @@ class UploadService:
                 await _receive_part(writer, body, operation.digests, upload.checksum_algorithm)
                 digest = body.digest()
                 meta = Meta(digest.md5_hex, checksums=dict(digest.checksums))
-                record = await writer.commit(meta)
+                record = await writer.commit(meta, context=context)
             except BaseException:
                 await writer.abort()
                 raise
         return PartStored(record.etag, record.checksums)
 
-    async def copy_part(self, operation: UploadPartCopy) -> CopyResult:
+    async def copy_part(
+        self, operation: UploadPartCopy, *, context: WriteContext = INTERNAL_WRITE
+    ) -> CopyResult:
         """Store (a range of) an object as a part. Raises S3Error NoSuchKey, InvalidArgument."""
         upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
-        source, record = await retry_if_moved(lambda: self._copy_part(operation, upload), operation.source)
+        source, record = await retry_if_moved(
+            lambda: self._copy_part(operation, upload, context), operation.source
+        )
         version = self._versions.version_header(operation.source.bucket, source)
         return CopyResult(record.etag, record.modified, record.checksums, "", "", version)
 
-    async def _copy_part(self, operation: UploadPartCopy, upload: Upload) -> tuple[Record, Record]:
+    async def _copy_part(
+        self, operation: UploadPartCopy, upload: Upload, context: WriteContext
+    ) -> tuple[Record, Record]:
         source = self._versions.find_copy_source(operation.source)
         check_source_conditions(operation.source_conditions, source)
         offset, length = copy_part_range(operation.range, source.size)
         check_put_size(length)
         writer = self._store.part_writer(upload, operation.part_number, length)
         try:
-            record = await self._fill(writer, upload, source, offset, length)
+            meta = await self._fill(writer, upload, source, offset, length)
+            record = await writer.commit(meta, context=context)
         except BaseException:
             await writer.abort()
             raise
@@ -138,7 +153,7 @@ class UploadService:
 
     async def _fill(
         self, writer: ObjectWriter, upload: Upload, source: Record, offset: int, length: int
-    ) -> Record:
+    ) -> Meta:
         algorithm = upload.checksum_algorithm or sums.DEFAULT_ALGORITHM
         verifier = sums.BodyVerifier(BodyDigests(), extra=(algorithm,))
         async with aclosing(read_chunks(self._store, source, offset, length)) as pieces:
@@ -146,10 +161,14 @@ class UploadService:
                 await asyncio.to_thread(verifier.update, piece)
                 await writer.write(piece)
         digest = verifier.finish()
-        return await writer.commit(Meta(digest.md5_hex, checksums=dict(digest.checksums)))
+        return Meta(digest.md5_hex, checksums=dict(digest.checksums))
 
     async def complete_upload(
-        self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]
+        self,
+        operation: CompleteMultipartUpload,
+        parts: Sequence[CompletedPart],
+        *,
+        context: WriteContext = INTERNAL_WRITE,
     ) -> CompleteResult:
         """Create the object from its parts. Completing a completed upload again succeeds, because clients
         retry.
@@ -174,10 +193,11 @@ class UploadService:
                     operation.conditions,
                     etags=[part.etag for part in stored],
                     versioning=self._versions.versioning_of(operation.bucket),
+                    context=context,
                 )
             except NoSuchUploadError:  # another request completed or aborted it meanwhile
                 return self._completed(operation, self._become(operation, parts))
-        await self._objects.finish_write(operation.bucket, operation.key, record)
+        await self._objects.finish_write(operation.bucket, operation.key, record, context=context)
         return self._completed(operation, record)
 
     def _become(self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]) -> Record:
@@ -195,10 +215,12 @@ class UploadService:
         extra = self._versions.expiration_headers(bucket, key, record)
         return CompleteResult(bucket, key, record.etag, "", sums, kind, record.version, extra)
 
-    async def abort_upload(self, operation: AbortMultipartUpload) -> UploadAborted:
+    async def abort_upload(
+        self, operation: AbortMultipartUpload, *, context: WriteContext = INTERNAL_WRITE
+    ) -> UploadAborted:
         upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
         with store_errors():
-            await self._store.abort_upload(upload)
+            await self._store.abort_upload(upload, context=context)
         return UploadAborted()
 
     def list_parts(self, operation: ListParts) -> PartList:

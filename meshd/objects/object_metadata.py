@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from meshd.auth.acls import BUCKET_OWNER_ENFORCED, check_acl
 from meshd.core.error_mapping import store_errors
+from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.errors import S3Error
 from meshwire.s3.bucket_settings import Acl
 from meshwire.s3.results import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from meshd.objects.version_lookup import VersionLookup
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
+    from meshd.store.write_context import WriteContext
     from meshwire.s3.operations import (
         DeleteObjectTagging,
         GetObjectAcl,
@@ -62,14 +64,18 @@ class ObjectAclService:
             names,
         )
 
-    async def put_acl(self, operation: PutObjectAcl, body: bytes) -> ObjectAclStored:
+    async def put_acl(
+        self, operation: PutObjectAcl, body: bytes, *, context: WriteContext = INTERNAL_WRITE
+    ) -> ObjectAclStored:
         """Replace an ACL. Raises S3Error as `get_acl`, `AclService.parse_request` and `check_acl` do."""
         bucket = self._bucket(operation.bucket)
         record = self._versions.find_version(bucket.name, operation.key, operation.version)
         acl = self._acls.parse_request(operation.acl, body, _owner(bucket, record))
         check_acl(acl, bucket)
         with store_errors():
-            record = await self._store.amend(bucket.name, operation.key, operation.version, acl=acl)
+            record = await self._store.amend(
+                bucket.name, operation.key, operation.version, acl=acl, context=context
+            )
         return ObjectAclStored(self._versions.version_header(bucket.name, record))
 
     def _bucket(self, name: str) -> Bucket:
@@ -96,21 +102,28 @@ class TaggingService:
         record = self._versions.find_version(operation.bucket, operation.key, operation.version)
         return ObjectTags(record.tags, self._versions.version_header(operation.bucket, record))
 
-    async def put_tags(self, operation: PutObjectTagging, tags: Mapping[str, str]) -> ObjectTagged:
+    async def put_tags(
+        self, operation: PutObjectTagging, tags: Mapping[str, str], *, context: WriteContext = INTERNAL_WRITE
+    ) -> ObjectTagged:
         """Replace all tags. Raises S3Error as `get_tags` does."""
-        return await self._set(operation, tags)
+        return await self._set(operation, tags, context)
 
-    async def delete_tags(self, operation: DeleteObjectTagging) -> ObjectTagged:
+    async def delete_tags(
+        self, operation: DeleteObjectTagging, *, context: WriteContext = INTERNAL_WRITE
+    ) -> ObjectTagged:
         """Remove all tags. Raises S3Error as `get_tags` does."""
-        return await self._set(operation, {})
+        return await self._set(operation, {}, context)
 
     async def _set(
-        self, operation: PutObjectTagging | DeleteObjectTagging, tags: Mapping[str, str]
+        self,
+        operation: PutObjectTagging | DeleteObjectTagging,
+        tags: Mapping[str, str],
+        context: WriteContext,
     ) -> ObjectTagged:
         bucket, key = operation.bucket, operation.key
         self._versions.find_version(bucket, key, operation.version)
         with store_errors():
-            record = await self._store.amend(bucket, key, operation.version, tags=dict(tags))
+            record = await self._store.amend(bucket, key, operation.version, tags=dict(tags), context=context)
         return ObjectTagged(self._versions.version_header(bucket, record))
 
 

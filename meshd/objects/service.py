@@ -14,6 +14,7 @@ from meshd.core.object_io import MAX_PUT_BYTES, NOTHING, check_put_size, lookup_
 from meshd.objects.copy_object import add_checksum, check_copy_source, copy_meta, retry_if_moved
 from meshd.store.errors import ExtentGoneError
 from meshd.store.records import NULL, Meta
+from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.errors import S3Error
 from meshwire.http_values.conditional_requests import Conditions
 from meshwire.s3.results import CopyResult, ObjectStored
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from meshd.objects.version_lookup import VersionLookup
     from meshd.store.api import ObjectStore, ObjectWriter
     from meshd.store.records import Record, Span
+    from meshd.store.write_context import WriteContext
     from meshwire.s3.operations import CopyObject, GetObject, PutObject
 
 
@@ -103,12 +105,14 @@ class ObjectService:
 
     # --- writing ------------------------------------------------------------------------------------
 
-    async def put_object(self, operation: PutObject, identity: Identity, body: Body) -> ObjectStored:
+    async def put_object(
+        self, operation: PutObject, identity: Identity, body: Body, *, context: WriteContext = INTERNAL_WRITE
+    ) -> ObjectStored:
         """Store the body. Raises S3Error EntityTooLarge, PreconditionFailed, NoSuchBucket (also when another
         bucket has the name once the body has arrived) and whatever the body raises."""
         check_put_size(body.size)
         born = self._versions.bucket_created(operation.bucket)
-        await self._precheck(operation.bucket, operation.key, operation.conditions)
+        await self._precheck(operation.bucket, operation.key, operation.conditions, context)
         with store_errors():
             writer = self._store.writer(operation.bucket, operation.key, size=body.size)
             try:
@@ -126,43 +130,56 @@ class ObjectService:
                 )
                 self._versions.require_same_bucket(operation.bucket, born)
                 setting = self._versions.versioning_of(operation.bucket)
-                record = await writer.commit(meta, conditions=operation.conditions, versioning=setting)
+                record = await writer.commit(
+                    meta, conditions=operation.conditions, versioning=setting, context=context
+                )
             except BaseException:
                 await writer.abort()
                 raise
-        await self.finish_write(operation.bucket, operation.key, record)
+        await self.finish_write(operation.bucket, operation.key, record, context=context)
         extra = self._versions.expiration_headers(operation.bucket, operation.key, record)
         return ObjectStored(record.etag, record.checksums, record.checksum_type, record.version, extra)
 
-    async def _precheck(self, bucket: str, key: str, conditions: Conditions | None) -> None:
+    async def _precheck(
+        self, bucket: str, key: str, conditions: Conditions | None, context: WriteContext
+    ) -> None:
         """Refuse early what the commit would refuse anyway, so that the client need not send the body."""
         if conditions is None:
             return
         try:
             with store_errors():
-                await self._store.check_conditions(bucket, key, conditions)
+                await self._store.check_conditions(bucket, key, conditions, context=context)
         except S3Error as error:
             if error.code == "NoSuchKey":
                 raise S3Error("NoSuchKey", extra={"Key": key}) from error
             raise
 
-    async def finish_write(self, bucket: str, key: str, record: Record) -> None:
+    async def finish_write(
+        self, bucket: str, key: str, record: Record, *, context: WriteContext = INTERNAL_WRITE
+    ) -> None:
         """Finish a committed write: remove it again if the bucket was deleted while the body arrived,
         otherwise write it to the origin or report it as stored. Raises S3Error NoSuchBucket."""
         if not self._versions.has_bucket(bucket):
             same = Conditions(if_match=(record.etag,))
             with store_errors():
-                await self._store.delete_version(bucket, key, record.version or NULL, conditions=same)
+                await self._store.delete_version(
+                    bucket, key, record.version or NULL, conditions=same, context=context
+                )
             raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
-        if self._backed is None or not await self._backed.object_committed(bucket, key, record):
+        backed = self._backed
+        if backed is None or not await backed.object_committed(bucket, key, record, context=context):
             await self._stored(bucket, key, record)
 
-    async def copy_object(self, operation: CopyObject, identity: Identity) -> CopyResult:
+    async def copy_object(
+        self, operation: CopyObject, identity: Identity, *, context: WriteContext = INTERNAL_WRITE
+    ) -> CopyResult:
         """Create a copy that shares the source's extents. Raises S3Error NoSuchKey, NoSuchVersion,
         InvalidRequest, PreconditionFailed, NoSuchBucket (as `put_object` does)."""
         born = self._versions.bucket_created(operation.bucket)
-        source, record = await retry_if_moved(lambda: self._link(operation, identity, born), operation.source)
-        await self.finish_write(operation.bucket, operation.key, record)
+        source, record = await retry_if_moved(
+            lambda: self._link(operation, identity, born, context), operation.source
+        )
+        await self.finish_write(operation.bucket, operation.key, record, context=context)
         return CopyResult(
             record.etag,
             record.modified,
@@ -173,7 +190,9 @@ class ObjectService:
             self._versions.expiration_headers(operation.bucket, operation.key, record),
         )
 
-    async def _link(self, operation: CopyObject, identity: Identity, born: int) -> tuple[Record, Record]:
+    async def _link(
+        self, operation: CopyObject, identity: Identity, born: int, context: WriteContext
+    ) -> tuple[Record, Record]:
         bucket, key = operation.bucket, operation.key
         source = self._versions.find_copy_source(operation.source)
         versioned = bool(self._versions.versioning_of(bucket))
@@ -183,7 +202,9 @@ class ObjectService:
         owner = self._versions.owner_for_write(bucket, identity.user_id, operation.acl)
         meta = copy_meta(rehashed, operation, owner)
         setting = self._versions.versioning_of(bucket)
-        record = await self._store.link(bucket, key, rehashed, meta, operation.conditions, versioning=setting)
+        record = await self._store.link(
+            bucket, key, rehashed, meta, operation.conditions, versioning=setting, context=context
+        )
         return source, record
 
 

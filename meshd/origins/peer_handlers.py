@@ -13,6 +13,7 @@ from meshd.origins.write_back_routing import WRITE_BACK
 from meshd.rpc.peer_client import StaleMapError
 from meshd.rpc.peer_rpc import handler
 from meshd.store.errors import NotPrimaryError
+from meshd.store.write_context import WriteContext
 
 if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
@@ -37,6 +38,6 @@ class WriteBackHandlers:
     async def write_back(self, asked: WriteBackRequest, context: CallContext) -> WriteBackResult:
         self._mesh.require_primary(asked.bucket, asked.key)
         try:
-            return await self._router.execute(asked)
+            return await self._router.execute(asked, WriteContext(context.node_id, context.map_version))
         except NotPrimaryError as error:
             raise StaleMapError(self._mesh.current_map().version) from error

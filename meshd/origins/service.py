@@ -20,6 +20,7 @@ from meshd.origins.read_through import s3_error_for
 from meshd.peer_reads.resume_read import CutShortError
 from meshd.store.errors import ConditionFailedError, ConditionMissingError, StoreError
 from meshd.store.records import NULL
+from meshd.store.write_context import INTERNAL_WRITE
 from meshd.util.async_tasks import BackgroundTasks
 from meshd.views.copy_out import AssembledBody, copy_as_put, copy_as_upload_part
 from meshd.views.view_kind import AssembledObject
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
     from meshd.store.store import Store
+    from meshd.store.write_context import WriteContext
     from meshd.views.dispatch import AssembledRead
     from meshwire.s3.results import ObjectListing
 
@@ -241,7 +243,9 @@ class BackedService:
 
     # --- writing
 
-    async def object_committed(self, bucket: str, key: str, record: Record) -> bool:
+    async def object_committed(
+        self, bucket: str, key: str, record: Record, *, context: WriteContext = INTERNAL_WRITE
+    ) -> bool:
         """Write an object that was committed to the durable store to its origin; False if it has none.
 
         Write-through waits, and removes the object again if the origin does not store it. Raises S3Error.
@@ -260,7 +264,7 @@ class BackedService:
             except OriginError as error:
                 same = Conditions(if_match=(record.etag,))
                 with suppress(ConditionFailedError, ConditionMissingError):  # replaced or removed meanwhile
-                    await self._shared.delete_version(bucket, key, NULL, conditions=same)
+                    await self._shared.delete_version(bucket, key, NULL, conditions=same, context=context)
                 raise s3_error_for(error, key) from error
         return True
 
@@ -282,7 +286,9 @@ class BackedService:
                 extra={"bucket": bucket.name, "why": str(error)},
             )
 
-    async def delete_at_origin(self, bucket: str, key: str) -> bool:
+    async def delete_at_origin(
+        self, bucket: str, key: str, *, context: WriteContext = INTERNAL_WRITE
+    ) -> bool:
         """Delete an object at its origin; False for a bucket without an origin. Raises S3Error."""
         backed = self._cache_store.backed_bucket(bucket)
         if backed is None:
@@ -290,7 +296,7 @@ class BackedService:
         try:
             check_key(key)
             with store_errors():
-                await self.write_back_router.delete_at_origin(backed, key)
+                await self.write_back_router.delete_at_origin(backed, key, context)
         except OriginError as error:
             raise s3_error_for(error, key) from error
         return True

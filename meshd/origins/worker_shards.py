@@ -26,6 +26,7 @@ from meshd.rpc.process_rpc import ErrorTypes, ErrorValue, Method, StreamMethod
 from meshd.rpc.process_server import ProcessServer
 from meshd.rpc.unix_messages import listen
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
+from meshd.store.write_context import WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,14 @@ class FetchProgress(msgspec.Struct, frozen=True, tag="grew"):
     have: int
 
 
+class DeleteRequest(KeyRequest, frozen=True):
+    """Delete a key at its origin, for a client whose request this node accepted under this map version; see
+    `WriteContext`."""
+
+    accepted_by: str
+    map_version: int
+
+
 FetchUpdate = FetchStarted | FetchProgress
 FETCH: StreamMethod[FetchRequest, FetchUpdate, FetchUpdate] = StreamMethod(
     "fetch", FetchRequest, FetchUpdate, FetchUpdate
@@ -83,7 +92,7 @@ FETCH: StreamMethod[FetchRequest, FetchUpdate, FetchUpdate] = StreamMethod(
 CHECK: Method[KeyRequest, ObjectFacts] = Method("check", KeyRequest, ObjectFacts)
 FORGET: Method[KeyRequest, None] = Method("forget", KeyRequest, None)
 WRITE_BACK: Method[KeyRequest, str] = Method("write-back", KeyRequest, str)
-DELETE: Method[KeyRequest, None] = Method("delete", KeyRequest, None)
+DELETE: Method[DeleteRequest, None] = Method("delete", DeleteRequest, None)
 IS_FINISHED: Method[FinishedRequest, bool] = Method("is-finished", FinishedRequest, bool)
 ERRORS: Final = ErrorTypes(
     [
@@ -137,7 +146,7 @@ class FetchWorker(Protocol):
 
     async def write_back(self, bucket: Bucket, key: str) -> str: ...
 
-    async def delete_at_origin(self, bucket: Bucket, key: str) -> None: ...
+    async def delete_at_origin(self, bucket: Bucket, key: str, context: WriteContext) -> None: ...
 
     async def is_finished(self, bucket: Bucket, key: str, version: int) -> bool: ...
 
@@ -160,8 +169,8 @@ class LocalFetchWorker:
     async def write_back(self, bucket: Bucket, key: str) -> str:
         return await self._writer.write_back(bucket, key)
 
-    async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
-        await self._writer.delete_at_origin(bucket, key)
+    async def delete_at_origin(self, bucket: Bucket, key: str, context: WriteContext) -> None:
+        await self._writer.delete_at_origin(bucket, key, context)
 
     async def is_finished(self, bucket: Bucket, key: str, version: int) -> bool:
         return await self._writer.is_finished(bucket, key, version)
@@ -245,8 +254,9 @@ class FetchWorkerClient:
     async def write_back(self, bucket: Bucket, key: str) -> str:
         return await self._client.call(WRITE_BACK, KeyRequest(bucket.name, key))
 
-    async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
-        await self._client.call(DELETE, KeyRequest(bucket.name, key))
+    async def delete_at_origin(self, bucket: Bucket, key: str, context: WriteContext) -> None:
+        request = DeleteRequest(bucket.name, key, context.accepted_by, context.map_version)
+        await self._client.call(DELETE, request)
 
     async def is_finished(self, bucket: Bucket, key: str, version: int) -> bool:
         return await self._client.call(IS_FINISHED, FinishedRequest(bucket.name, key, version))
@@ -308,8 +318,9 @@ class _FetchHandlers:
     async def write_back(self, request: KeyRequest, call: ServerCall) -> str:
         return await self._worker.write_back(self._bucket(request), request.key)
 
-    async def delete(self, request: KeyRequest, call: ServerCall) -> None:
-        await self._worker.delete_at_origin(self._bucket(request), request.key)
+    async def delete(self, request: DeleteRequest, call: ServerCall) -> None:
+        context = WriteContext(request.accepted_by, request.map_version)
+        await self._worker.delete_at_origin(self._bucket(request), request.key, context)
 
     async def is_finished(self, request: FinishedRequest, call: ServerCall) -> bool:
         return await self._worker.is_finished(self._bucket(request), request.key, request.version)

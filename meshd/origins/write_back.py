@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
     from meshd.store.store import Store
+    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
 
@@ -208,14 +209,14 @@ class OriginWriter:
         async for piece in read_chunks(self._store, record, 0, record.size):
             yield bytes(piece)
 
-    async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
+    async def delete_at_origin(self, bucket: Bucket, key: str, context: WriteContext) -> None:
         """Delete an object at its origin, and its dirty copy. Raises OriginError, StoreError."""
         async with self._exclusive(bucket.name, key):
             await self._fetcher.forget_object(bucket, key)
             await self._barrier.wait_until_exclusive(bucket.name, key)
             with self._at_origin(bucket, key):
                 await self._origins.origin_for(bucket).delete([key])
-                await self._shared.delete(bucket.name, key)
+                await self._shared.delete(bucket.name, key, context=context)
             await self._fetcher.forget_object(bucket, key)
 
     @asynccontextmanager

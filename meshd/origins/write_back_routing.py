@@ -19,6 +19,7 @@ from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import PeerCall
 from meshd.store.errors import NotPrimaryError, NotReplicatedError, StoreError
+from meshd.store.write_context import INTERNAL_WRITE
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import BackgroundTasks
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from meshd.origins.worker_shards import WorkerShards
     from meshd.origins.write_back import HandoverQuery
     from meshd.rpc.peer_client import PeerClient
+    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
 
 _PATIENCE: Final = 15.0  # seconds without a reachable primary before the request fails
@@ -84,19 +86,20 @@ class WriteBackRouter:
     async def write_back(self, bucket: Bucket, key: str) -> None:
         """Write the dirty object of a key to its origin; succeeds if nothing is dirty. Raises OriginError,
         StoreError."""
-        await self._route(bucket, WriteBackRequest("push", bucket.name, key))
+        # No client waits for it: the object was committed before.
+        await self._route(bucket, WriteBackRequest("push", bucket.name, key), INTERNAL_WRITE)
 
-    async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
+    async def delete_at_origin(self, bucket: Bucket, key: str, context: WriteContext) -> None:
         """Delete an object at its origin, and its dirty copy. Raises OriginError, StoreError."""
-        await self._route(bucket, WriteBackRequest("remove", bucket.name, key))
+        await self._route(bucket, WriteBackRequest("remove", bucket.name, key), context)
 
-    async def execute(self, asked: WriteBackRequest) -> WriteBackResult:
+    async def execute(self, asked: WriteBackRequest, context: WriteContext) -> WriteBackResult:
         """Execute a request of another node. If it takes long, return `going`; the work continues, and the
         caller asks again. Raises NotPrimaryError if this node is not the primary of the name."""
         bucket = self._cache_store.backed_bucket(asked.bucket)
         if bucket is None:
             return _failed(OriginMissingError(f"there is no bucket {asked.bucket[:80]} with an origin"))
-        doing = self._tasks.spawn(self._told(bucket, asked), asked.what)
+        doing = self._tasks.spawn(self._told(bucket, asked, context), asked.what)
         done, _ = await asyncio.wait((doing,), timeout=_TURN)
         brought: WriteBackResult | None = doing.result() if done else WriteBackResult(going=True)
         if brought is None:
@@ -118,15 +121,14 @@ class WriteBackRouter:
     async def aclose(self) -> None:
         await self._tasks.aclose()
 
-    async def _route(self, bucket: Bucket, asked: WriteBackRequest) -> None:
+    async def _route(self, bucket: Bucket, asked: WriteBackRequest, context: WriteContext) -> None:
         deadline = self._clock.monotonic() + _PATIENCE
         while self._clock.monotonic() < deadline:
             version = self._mesh.current_map().version
-            if asked.what == "remove":  # a push is of an object that is committed already
-                reject_if_abandoned(self._mesh)
+            reject_if_abandoned(self._mesh, context)
             if self._mesh.is_primary(asked.bucket, asked.key):
                 began = self._clock.monotonic()
-                brought = await self._execute_local(bucket, asked)
+                brought = await self._execute_local(bucket, asked, context)
                 deadline += self._clock.monotonic() - began  # an upload may have taken minutes
             else:
                 brought = await self._forward(version, asked)
@@ -140,20 +142,27 @@ class WriteBackRouter:
                 return
         raise NotReplicatedError(f"the primary of this name does not answer; {_UNKNOWN}")
 
-    async def _execute_local(self, bucket: Bucket, asked: WriteBackRequest) -> WriteBackResult | None:
+    async def _execute_local(
+        self, bucket: Bucket, asked: WriteBackRequest, context: WriteContext
+    ) -> WriteBackResult | None:
         """Execute a request in this node; None if another node is the primary now. Raises OriginError,
         StoreError."""
         doer = self._shards.worker_for(asked.bucket, asked.key)
         try:
-            await (doer.write_back if asked.what == "push" else doer.delete_at_origin)(bucket, asked.key)
+            if asked.what == "push":
+                await doer.write_back(bucket, asked.key)
+            else:
+                await doer.delete_at_origin(bucket, asked.key, context)
         except NotPrimaryError:
             return None
         return WriteBackResult()
 
-    async def _told(self, bucket: Bucket, asked: WriteBackRequest) -> WriteBackResult | None:
+    async def _told(
+        self, bucket: Bucket, asked: WriteBackRequest, context: WriteContext
+    ) -> WriteBackResult | None:
         """Like `_execute_local`, with errors as results."""
         try:
-            return await self._execute_local(bucket, asked)
+            return await self._execute_local(bucket, asked, context)
         except (OriginError, StoreError) as error:
             return _failed(error)
 

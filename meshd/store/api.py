@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from meshd.store.write_context import INTERNAL_WRITE
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
         VersionPage,
     )
     from meshd.store.replica.changes import Applied, Change, PartOf
+    from meshd.store.write_context import WriteContext
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Acl, Versioning
 
@@ -53,7 +56,12 @@ class ObjectWriter(Protocol):
         ...
 
     async def commit(
-        self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
+        self,
+        meta: Meta,
+        *,
+        conditions: Conditions | None = None,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
         """Makes the object visible and durable. A cancelled commit may still take effect.
 
@@ -86,7 +94,9 @@ class ReplicaWriter(Protocol):
         """Returns when the bytes of a large object are durable. Optional; call it after the last write."""
         ...
 
-    async def commit_at_stamp(self, record: Record, part: PartOf | None = None) -> Applied:
+    async def commit_at_stamp(
+        self, record: Record, part: PartOf | None = None, *, context: WriteContext = INTERNAL_WRITE
+    ) -> Applied:
         """Enters the version, or the part, at exactly its stamp.
 
         A version that is already known, an upload that has ended and a null version under a newer one are
@@ -193,6 +203,7 @@ class ObjectStore(Protocol):
         *,
         conditions: Conditions | None = None,
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
         """Deletes the object. With versioning a delete marker hides it instead; with "Suspended" the marker
         replaces the null version. If the setting is "" but the object has a version id, the store behaves as
@@ -203,13 +214,24 @@ class ObjectStore(Protocol):
         ...
 
     async def delete_many(
-        self, bucket: str, keys: Iterable[str], *, versioning: Versioning = ""
+        self,
+        bucket: str,
+        keys: Iterable[str],
+        *,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Mapping[str, Removed]:
         """Deletes all these keys; missing keys are ignored. The deletions are durable when this returns."""
         ...
 
     async def delete_version(
-        self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
+        self,
+        bucket: str,
+        key: str,
+        version: str,
+        *,
+        conditions: Conditions | None = None,
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
         """Removes this version for good. `record` of the result is None if it did not exist. Conditions apply
         to this version alone.
@@ -227,6 +249,7 @@ class ObjectStore(Protocol):
         *,
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
         """Changes the tags, the ACL or both of a version (None: the current object). Stamp, time and ETag
         stay the same.
@@ -244,6 +267,7 @@ class ObjectStore(Protocol):
         conditions: Conditions | None = None,
         *,
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
         """Copies `source` to (bucket, key) with `meta`.
 
@@ -294,6 +318,7 @@ class ObjectStore(Protocol):
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
         born: int = 0,
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Upload:
         """Begins a multipart upload. Ids rise with time, so a listing orders the uploads of a key by
         start."""
@@ -335,6 +360,7 @@ class ObjectStore(Protocol):
         *,
         etags: Sequence[str] = (),
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
         """Makes an object of these parts in this order without copying bytes, and ends the upload; unused
         parts are dropped.
@@ -344,7 +370,7 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def abort_upload(self, upload: Upload) -> int:
+    async def abort_upload(self, upload: Upload, *, context: WriteContext = INTERNAL_WRITE) -> int:
         """Drops the upload and its parts; returns the stamp of its end. Raises NoSuchUploadError."""
         ...
 
@@ -352,7 +378,7 @@ class ObjectStore(Protocol):
         """Opens a writer for a version or part that another node has committed."""
         ...
 
-    async def apply_change(self, change: Change) -> Applied:
+    async def apply_change(self, change: Change, *, context: WriteContext = INTERNAL_WRITE) -> Applied:
         """Applies a change received from another node. Changes may arrive in any order and repeatedly. The
         change is durable when this returns.
 
@@ -362,7 +388,8 @@ class ObjectStore(Protocol):
 
     async def raise_fence(self, epoch: int) -> None:
         """Ensures that no process of this node commits a write under a cluster map older than `epoch`. When
-        this returns, a write under an older map is either committed or will fail. See `engine.write_fence`.
+        this returns, a write under an older map is either committed or will fail. See
+        `write_context`.
         """
         ...
 
@@ -371,7 +398,9 @@ class ObjectStore(Protocol):
         the version `record`, if given. A single-node store returns at once. Raises NotReplicatedError."""
         ...
 
-    async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
+    async def check_conditions(
+        self, bucket: str, key: str, conditions: Conditions, *, context: WriteContext = INTERNAL_WRITE
+    ) -> None:
         """Raises ConditionFailedError or ConditionMissingError if the conditions of a write do not hold now.
         When it returns, every node that must hold the name has the state that was checked. Raises
         NotReplicatedError."""

@@ -31,8 +31,7 @@ from meshd.store.engine.mutations import (
 )
 from meshd.store.engine.reader import ExtentReader
 from meshd.store.engine.upload_mutations import AbortUpload, CompleteUpload, CreateUpload
-from meshd.store.engine.write_fence import epoch_scope
-from meshd.store.engine.writer import DiskObjectWriter, WriterContext
+from meshd.store.engine.writer import DiskObjectWriter, WriterResources
 from meshd.store.errors import StaleEpochError
 from meshd.store.index.index import Index, list_uploads, object_key
 from meshd.store.index.tombstones import (
@@ -54,6 +53,7 @@ from meshd.store.records import NULL, DiskStats, PartPage, Removed, StoreStats, 
 from meshd.store.replica.changes import Amended, Applied, Marked
 from meshd.store.replica.inventory import DropUnowned, RaiseWriteFence, RecordSyncedStamp, read_inventory
 from meshd.store.replica.replica_writer import DiskReplicaWriter, mutation_for
+from meshd.store.write_context import INTERNAL_WRITE, WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,7 +110,7 @@ class Store:
         sweep_drafts(self._disks, writer)
         self._pool = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="meshd-store")
         self._committer = Committer(index, self._disks, clock, settings, writer)
-        self._writers = WriterContext(settings, self._disks, self._committer, self._pool, clock, writer)
+        self._writers = WriterResources(settings, self._disks, self._committer, self._pool, clock, writer)
         self._compactor = Compactor(
             index, self._disks, self._committer, clock, self._run, settings.tombstone_seconds
         )
@@ -257,6 +257,7 @@ class Store:
         *,
         conditions: Conditions | None = None,
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
         removed: Removed
         if versioning == "":
@@ -265,26 +266,39 @@ class Store:
                 check_write_conditions(conditions, None)
                 return Removed()
             if not existing.version:
-                removed = await self._submit(RemoveVersion(bucket, key, NULL, conditions))
+                removed = await self._submit(RemoveVersion(bucket, key, NULL, conditions), context)
                 return removed
             versioning = "Suspended"  # the setting changed meanwhile; that must not cost a version
-        removed = await self._submit(PutDeleteMarker(bucket, key, conditions, versioning))
+        removed = await self._submit(PutDeleteMarker(bucket, key, conditions, versioning), context)
         return removed
 
     async def delete_many(
-        self, bucket: str, keys: Iterable[str], *, versioning: Versioning = ""
+        self,
+        bucket: str,
+        keys: Iterable[str],
+        *,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Mapping[str, Removed]:
         unique = tuple(dict.fromkeys(keys))
-        removed = await asyncio.gather(*[self.delete(bucket, key, versioning=versioning) for key in unique])
+        removed = await asyncio.gather(
+            *[self.delete(bucket, key, versioning=versioning, context=context) for key in unique]
+        )
         return dict(zip(unique, removed, strict=True))
 
     async def delete_version(
-        self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
+        self,
+        bucket: str,
+        key: str,
+        version: str,
+        *,
+        conditions: Conditions | None = None,
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
         if self.get_version(bucket, key, version) is None:
             check_write_conditions(conditions, None)
             return Removed()
-        removed: Removed = await self._submit(RemoveVersion(bucket, key, version, conditions))
+        removed: Removed = await self._submit(RemoveVersion(bucket, key, version, conditions), context)
         return removed
 
     async def amend(
@@ -295,8 +309,9 @@ class Store:
         *,
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
-        record: Record = await self._submit(UpdateTagsAndAcl(bucket, key, version, tags, acl))
+        record: Record = await self._submit(UpdateTagsAndAcl(bucket, key, version, tags, acl), context)
         return record
 
     async def link(
@@ -308,13 +323,14 @@ class Store:
         conditions: Conditions | None = None,
         *,
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
         """Copies an object by sharing its large object files; copies bytes that are in segments (small
         objects)."""
         require_not_quarantined(source)
         copied = await asyncio.get_running_loop().run_in_executor(self._pool, self._bytes_in_segments, source)
         record: Record = await self._submit(
-            LinkObject(bucket, key, source, copied, meta, conditions, versioning)
+            LinkObject(bucket, key, source, copied, meta, conditions, versioning), context
         )
         return record
 
@@ -361,6 +377,7 @@ class Store:
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
         born: int = 0,
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Upload:
         upload = Upload(
             "",
@@ -375,7 +392,7 @@ class Store:
             acl=acl,
             born=born,
         )
-        created: Upload = await self._submit(CreateUpload(upload))
+        created: Upload = await self._submit(CreateUpload(upload), context)
         return created
 
     def get_upload(self, bucket: str, key: str, upload_id: str) -> Upload | None:
@@ -416,14 +433,15 @@ class Store:
         *,
         etags: Sequence[str] = (),
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
         record: Record = await self._submit(
-            CompleteUpload(upload, parts, etags, meta, conditions, versioning)
+            CompleteUpload(upload, parts, etags, meta, conditions, versioning), context
         )
         return record
 
-    async def abort_upload(self, upload: Upload) -> int:
-        stamp: int = await self._submit(AbortUpload(upload))
+    async def abort_upload(self, upload: Upload, *, context: WriteContext = INTERNAL_WRITE) -> int:
+        stamp: int = await self._submit(AbortUpload(upload), context)
         return stamp
 
     # as a replica -----------------------------------------------------------------------------------------
@@ -431,17 +449,19 @@ class Store:
     def replica_writer(self, bucket: str, key: str, *, size: int | None) -> DiskReplicaWriter:
         return DiskReplicaWriter(self._writers, self._index, bucket, key, size)
 
-    async def apply_change(self, change: Change) -> Applied:
+    async def apply_change(self, change: Change, *, context: WriteContext = INTERNAL_WRITE) -> Applied:
         known = self.ack_if_known(change)
         if known is not None:
             return known
-        applied: Applied = await self._submit(mutation_for(change))
+        applied: Applied = await self._submit(mutation_for(change), context)
         return applied
 
     async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
         return
 
-    async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
+    async def check_conditions(
+        self, bucket: str, key: str, conditions: Conditions, *, context: WriteContext = INTERNAL_WRITE
+    ) -> None:
         check_write_conditions(conditions, self.get(bucket, key))
 
     def ack_if_known(self, change: Change) -> Applied | None:
@@ -543,12 +563,13 @@ class Store:
 
     async def raise_fence(self, epoch: int) -> None:
         """Ensures that no process of this node commits a write under a cluster map older than `epoch`. When
-        this returns, a write under an older map is either committed or will fail. See `engine.write_fence`.
+        this returns, a write under an older map is either committed or will fail. See
+        `write_context`.
         """
         if epoch > int(self._index.get_meta("epoch") or 0):
             # A StaleEpochError means that another process has raised the fence even higher.
-            with suppress(StaleEpochError), epoch_scope(epoch):
-                await self._submit(RaiseWriteFence())
+            with suppress(StaleEpochError):
+                await self._submit(RaiseWriteFence(), WriteContext(epoch=epoch))
 
     def tombstones_complete_since(self) -> int:
         """Returns the stamp above which every removal is still recorded (see `index.tombstones`); 0 for a new
@@ -614,8 +635,8 @@ class Store:
     async def _run(self, call: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
-    def _submit(self, mutation: Any) -> asyncio.Future[Any]:
-        return asyncio.shield(self._committer.submit(mutation))
+    def _submit(self, mutation: Any, context: WriteContext = INTERNAL_WRITE) -> asyncio.Future[Any]:
+        return asyncio.shield(self._committer.submit(mutation, context))
 
 
 def _disk_stats(path: str) -> DiskStats:

@@ -29,11 +29,13 @@ from meshd.store.replica.changes import (
     upload_without_local_fields,
     without_local_fields,
 )
+from meshd.store.write_context import INTERNAL_WRITE
 
 if TYPE_CHECKING:
     from meshd.store.api import Buffer
     from meshd.store.records import Extent, Record, Upload, UploadedPart
     from meshd.store.replica.changes import Change, PartOf
+    from meshd.store.write_context import WriteContext
     from tests.support.reference_store import MemoryStore
     from tests.support.reference_versions import MemoryVersions
 
@@ -213,12 +215,14 @@ class MemoryReplicaWriter:
     async def make_durable(self) -> None:
         self._expect_open()
 
-    async def commit_at_stamp(self, record: Record, part: PartOf | None = None) -> Applied:
+    async def commit_at_stamp(
+        self, record: Record, part: PartOf | None = None, *, context: WriteContext = INTERNAL_WRITE
+    ) -> Applied:
         self._expect_open()
         if len(self._data) != record.size or (part is not None and len(self._data) != part.part.size):
             raise SizeMismatchError(f"{len(self._data)} bytes of {record.size} were written")
         self._open = False
-        self._store.require_epoch()
+        self._store.require_epoch(context)
         extent = self._store.keep(bytes(self._data))
         if part is not None:
             return self._replicas.insert_part(part, extent)

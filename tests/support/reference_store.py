@@ -14,7 +14,6 @@ import msgspec
 from awscrt import checksums
 
 from meshd.store.engine.member_header import version_id_of
-from meshd.store.engine.write_fence import current_epoch, is_past_deadline
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -41,6 +40,7 @@ from meshd.store.records import (
     UploadedPart,
     UploadPage,
 )
+from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.http_values.conditional_requests import Conditions, failed_write_condition
 from meshwire.s3.results import ObjectEntry
 from tests.support.reference_replica import MemoryReplicas, MemoryReplicaWriter
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from meshd.store.api import Buffer
     from meshd.store.records import Meta, Page, VersionPage
     from meshd.store.replica.changes import Applied, Change
+    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.s3.bucket_settings import Acl, Versioning
 
@@ -76,17 +77,24 @@ class MemoryWriter:
         await self.write(data)
 
     async def commit(
-        self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
+        self,
+        meta: Meta,
+        *,
+        conditions: Conditions | None = None,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
         self._expect_open()
         if self._declared is not None and len(self._data) != self._declared:
             raise SizeMismatchError(f"{len(self._data)} of the declared {self._declared} bytes were written")
-        self._store.require_epoch()
+        self._store.require_epoch(context)
         self._open = False
         extent = self._store.keep(bytes(self._data))
         if self._part is not None:
-            return self._store.enter_part(*self._part, meta, extent)
-        return self._store.enter(self._bucket, self._key, meta, (extent,), meta.parts, conditions, versioning)
+            return self._store.enter_part(*self._part, meta, extent, context)
+        return self._store.enter(
+            self._bucket, self._key, meta, (extent,), meta.parts, conditions, versioning, context
+        )
 
     async def read_back(self) -> AsyncGenerator[bytes, None]:
         self._expect_open()
@@ -128,16 +136,16 @@ class MemoryStore:
     async def raise_fence(self, epoch: int) -> None:
         self._epoch = max(self._epoch, epoch)
 
-    def require_epoch(self) -> None:
-        """See `epochs`. Raises StaleEpochError."""
-        epoch = current_epoch()
-        if (epoch and epoch < self._epoch) or is_past_deadline(self._clock.stamp()):
+    def require_epoch(self, context: WriteContext) -> None:
+        """See `write_context`. Raises StaleEpochError."""
+        epoch = context.epoch
+        if (epoch and epoch < self._epoch) or context.is_past_deadline(self._clock.stamp()):
             raise StaleEpochError(self._epoch)
         self._epoch = max(self._epoch, epoch)
 
-    def _stamp(self) -> int:
+    def _stamp(self, context: WriteContext) -> int:
         """Above every stamp of this store, other nodes' too."""
-        self.require_epoch()
+        self.require_epoch(context)
         stamp = self._replicas.seen = max(self._clock.stamp(), self._replicas.seen + 1)
         return stamp
 
@@ -274,11 +282,12 @@ class MemoryStore:
         parts: tuple[Part, ...],
         conditions: Conditions | None,
         versioning: Versioning,
+        context: WriteContext,
     ) -> Record:
         """Judges and sets an object."""
-        self.require_epoch()
+        self.require_epoch(context)
         _judge(conditions, self.get(bucket, key))
-        stamp = self._stamp()
+        stamp = self._stamp(context)
         record = Record(
             sum(extent.length for extent in extents),
             meta.etag,
@@ -305,36 +314,51 @@ class MemoryStore:
         *,
         conditions: Conditions | None = None,
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
-        self.require_epoch()
+        self.require_epoch(context)
         existing = self.get(bucket, key)
         _judge(conditions, existing)
         if versioning == "" and existing is None:
             return Removed()
         if versioning == "" and existing is not None and not existing.version:
-            return self._remove(bucket, key, NULL)
-        stamp = self._stamp()
+            return self._remove(bucket, key, NULL, context)
+        stamp = self._stamp(context)
         version = version_id_of(stamp) if versioning == "Enabled" else ""
         marker = Record(0, "", stamp, self._clock.now_ms(), (), version=version, marker=True)
         return Removed(self._versions.add(bucket, key, marker), marker)
 
     async def delete_many(
-        self, bucket: str, keys: Iterable[str], *, versioning: Versioning = ""
+        self,
+        bucket: str,
+        keys: Iterable[str],
+        *,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Mapping[str, Removed]:
-        return {key: await self.delete(bucket, key, versioning=versioning) for key in dict.fromkeys(keys)}
+        return {
+            key: await self.delete(bucket, key, versioning=versioning, context=context)
+            for key in dict.fromkeys(keys)
+        }
 
     async def delete_version(
-        self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
+        self,
+        bucket: str,
+        key: str,
+        version: str,
+        *,
+        conditions: Conditions | None = None,
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
-        self.require_epoch()
+        self.require_epoch(context)
         _judge(conditions, self.get_version(bucket, key, version))
-        return self._remove(bucket, key, version)
+        return self._remove(bucket, key, version, context)
 
-    def _remove(self, bucket: str, key: str, version: str) -> Removed:
+    def _remove(self, bucket: str, key: str, version: str, context: WriteContext) -> Removed:
         record = self._versions.remove(bucket, key, version)
         if record is None:
             return Removed()
-        stamp = self._stamp()
+        stamp = self._stamp(context)
         self._replicas.add_tombstone(bucket, key, record.version, stamp)
         return Removed(record, stamp=stamp)
 
@@ -346,8 +370,9 @@ class MemoryStore:
         *,
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
-        stamp = self._stamp()
+        stamp = self._stamp(context)
         return self._versions.amend(bucket, key, version, tags=tags, acl=acl, amended=stamp)
 
     async def link(
@@ -359,14 +384,17 @@ class MemoryStore:
         conditions: Conditions | None = None,
         *,
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
-        return self.enter(bucket, key, meta, source.extents, source.parts, conditions, versioning)
+        return self.enter(bucket, key, meta, source.extents, source.parts, conditions, versioning, context)
 
     # uploads --------------------------------------------------------------------------------------------
 
-    async def create_upload(self, bucket: str, key: str, **about: Any) -> Upload:
+    async def create_upload(
+        self, bucket: str, key: str, *, context: WriteContext = INTERNAL_WRITE, **about: Any
+    ) -> Upload:
         known = {name: value for name, value in about.items() if value is not None}
-        upload_id = f"{self._stamp():016x}{0:016x}"
+        upload_id = f"{self._stamp(context):016x}{0:016x}"
         upload = Upload(upload_id, bucket, key, initiated=self._clock.now_ms(), stamp=int(upload_id[:16], 16))
         upload = self._uploads[upload_id] = msgspec.structs.replace(upload, **known)
         self._parts[upload_id] = {}
@@ -379,10 +407,12 @@ class MemoryStore:
     def part_writer(self, upload: Upload, number: int, size: int | None) -> MemoryWriter:
         return MemoryWriter(self, upload.bucket, upload.key, size, (upload, number))
 
-    def enter_part(self, upload: Upload, number: int, meta: Meta, extent: Extent) -> Record:
+    def enter_part(
+        self, upload: Upload, number: int, meta: Meta, extent: Extent, context: WriteContext
+    ) -> Record:
         """Sets a part of an upload in progress."""
         parts = self._running(upload)
-        modified, stamp = self._clock.now_ms(), self._stamp()
+        modified, stamp = self._clock.now_ms(), self._stamp(context)
         parts[number] = UploadedPart(
             number, extent.length, meta.etag, meta.checksums, modified, (extent,), stamp
         )
@@ -442,6 +472,7 @@ class MemoryStore:
         *,
         etags: Sequence[str] = (),
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
         stored = self._running(upload)
         chosen = []
@@ -451,13 +482,13 @@ class MemoryStore:
             chosen.append(stored[number])
         extents = tuple(extent for part in chosen for extent in part.extents)
         listed = tuple(Part(part.size, part.etag, part.checksums) for part in chosen)
-        record = self.enter(upload.bucket, upload.key, meta, extents, listed, conditions, versioning)
+        record = self.enter(upload.bucket, upload.key, meta, extents, listed, conditions, versioning, context)
         self._replicas.end(upload.bucket, upload.key, upload.upload_id, record.stamp)
         return record
 
-    async def abort_upload(self, upload: Upload) -> int:
+    async def abort_upload(self, upload: Upload, *, context: WriteContext = INTERNAL_WRITE) -> int:
         self._running(upload)
-        stamp = self._stamp()
+        stamp = self._stamp(context)
         self._replicas.end(upload.bucket, upload.key, upload.upload_id, stamp)
         return stamp
 
@@ -466,14 +497,16 @@ class MemoryStore:
     def replica_writer(self, bucket: str, key: str, *, size: int | None) -> MemoryReplicaWriter:
         return MemoryReplicaWriter(self, self._replicas, bucket, key, size)
 
-    async def apply_change(self, change: Change) -> Applied:
-        self.require_epoch()
+    async def apply_change(self, change: Change, *, context: WriteContext = INTERNAL_WRITE) -> Applied:
+        self.require_epoch(context)
         return self._replicas.apply_change(change)
 
     async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
         return
 
-    async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
+    async def check_conditions(
+        self, bucket: str, key: str, conditions: Conditions, *, context: WriteContext = INTERNAL_WRITE
+    ) -> None:
         _judge(conditions, self.get(bucket, key))
 
     def tombstone_stamp(self, bucket: str, key: str, what: str = "") -> int:

@@ -11,7 +11,6 @@ import random
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from meshd.store.engine.write_fence import NO_DEADLINE, epoch_scope
 from meshd.store.errors import (
     NoSuchUploadError,
     ReplicaLacksError,
@@ -36,6 +35,7 @@ from meshd.store.replica.changes import (
     upload_without_local_fields,
     without_local_fields,
 )
+from meshd.store.write_context import NO_DEADLINE, WriteContext
 from meshd.util.clock import ManualClock
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.reference_store import MemoryStore
@@ -76,13 +76,12 @@ def store_state(store: ObjectStore, bucket: str = "b") -> dict[str, Any]:
 
 async def _committed_later(store: ObjectStore, key: str, data: bytes, conditions: Conditions | None) -> None:
     """Refused for an old map, and for a decision of old; then as if nothing had been."""
-    with epoch_scope(1 << 40):
-        await put_object(store, "newer")
+    await put_object(store, "newer", context=WriteContext(epoch=1 << 40))
     writer = store.writer("b", key, size=len(data))
     await writer.write(data)
     for epoch, latest in ((1, NO_DEADLINE), (1 << 40, 1), (1, NO_DEADLINE)):
-        with epoch_scope(epoch, latest):
-            await error_of(StaleEpochError, writer.commit(Meta("data"), conditions=conditions))
+        fenced = WriteContext(epoch=epoch, deadline=latest)
+        await error_of(StaleEpochError, writer.commit(Meta("data"), conditions=conditions, context=fenced))
         assert store.get("b", key) is None
         assert b"".join([piece async for piece in writer.read_back()]) == data
     record = await writer.commit(Meta("data"), conditions=conditions)
@@ -422,12 +421,10 @@ class ReplicaSuite:
             for size in (0, 10, LARGE):
                 for conditions in (None, Conditions(if_none_match=("*",))):
                     await _committed_later(store, f"{size}-{conditions}", b"x" * size, conditions)
-                with epoch_scope(1 << 40):
-                    await put_object(store, "newer")
+                await put_object(store, "newer", context=WriteContext(epoch=1 << 40))
                 writer = store.part_writer(upload, 1, size)
                 await writer.write(b"p" * size)
-                with epoch_scope(1):
-                    await error_of(StaleEpochError, writer.commit(Meta("part")))
+                await error_of(StaleEpochError, writer.commit(Meta("part"), context=WriteContext(epoch=1)))
                 assert b"".join([piece async for piece in writer.read_back()]) == b"p" * size
                 part = await writer.commit(Meta("part"))
                 assert store.read_range(part, 0, size) == b"p" * size

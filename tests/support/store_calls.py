@@ -9,12 +9,14 @@ import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshd.store.records import Meta
+from meshd.store.write_context import INTERNAL_WRITE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from meshd.store.api import ObjectStore
     from meshd.store.records import Location, Record, Upload
+    from meshd.store.write_context import WriteContext
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Versioning
 
@@ -32,13 +34,16 @@ async def put_object(
     conditions: Conditions | None = None,
     size: int | None = None,
     versioning: Versioning = "",
+    context: WriteContext = INTERNAL_WRITE,
     **about: Any,
 ) -> Record:
     """Writes one object in uneven pieces; its ETag is its length and first bytes."""
     writer = store.writer(bucket, key, size=size)
     for start in range(0, len(data), 70_001):
         await writer.write(data[start : start + 70_001])
-    return await writer.commit(Meta(fake_etag(data), **about), conditions=conditions, versioning=versioning)
+    return await writer.commit(
+        Meta(fake_etag(data), **about), conditions=conditions, versioning=versioning, context=context
+    )
 
 
 async def put_part(store: ObjectStore, upload: Upload, number: int, data: bytes) -> Record:

@@ -26,13 +26,10 @@ from meshd.cluster.replication.write_forwarding import (
     DeleteRequest,
     WriteResult,
     WriteSpec,
-    accepted_by,
-    handling_forwarded_write,
     result_of_error,
 )
 from meshd.rpc.peer_client import StaleMapError
 from meshd.rpc.peer_rpc import decode_message, handler
-from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import (
     NoSuchUploadError,
     NotPrimaryError,
@@ -46,6 +43,7 @@ from meshd.store.replica.changes import (
     upload_without_local_fields,
     without_local_fields,
 )
+from meshd.store.write_context import WriteContext
 from meshd.telemetry import metrics
 from meshwire.errors import S3Error
 
@@ -74,7 +72,10 @@ class ReplicaHandlers:
 
     @handler(APPLY_CHANGE)
     async def apply_change(self, message: ReplicaChange, context: CallContext) -> ReplicaAck:
-        return await self._apply_under_fence(message.epoch, self._store.apply_change(message.change))
+        fenced = WriteContext(epoch=message.epoch)
+        return await self._apply_under_fence(
+            message.epoch, self._store.apply_change(message.change, context=fenced)
+        )
 
     @handler(RECEIVE_DATA)
     async def receive_data(self, data: ReplicaData, context: CallContext) -> ReplicaAck:
@@ -100,14 +101,17 @@ class ReplicaHandlers:
             if len(ending) > MAX_FACTS_BYTES:
                 raise S3Error("EntityTooLarge")
         facts: ReplicaFacts = decode_message(bytes(ending), _decode_facts)
-        return await self._apply_under_fence(facts.epoch, writer.commit_at_stamp(facts.record, facts.part))
+        fenced = WriteContext(epoch=facts.epoch)
+        return await self._apply_under_fence(
+            facts.epoch, writer.commit_at_stamp(facts.record, facts.part, context=fenced)
+        )
 
     async def _apply_under_fence(self, epoch: int, doing: Awaitable[Applied]) -> ReplicaAck:
-        """What the store made of it. Raises StaleMapError, StoreError."""
+        """Awaits `doing`, a write under the fence of `epoch`, and returns the answer to it. Raises
+        StaleMapError, StoreError."""
         try:
             self._require_current_map(epoch)
-            with epoch_scope(epoch):
-                applied = await doing
+            applied = await doing
             self._require_current_map(epoch)
         except StaleEpochError as error:
             raise StaleMapError(error.version) from error
@@ -152,7 +156,7 @@ class ForwardedWriteHandlers:
     @handler(FORWARD_REQUEST)
     async def change_name(self, asked: ForwardedRequest, context: CallContext) -> WriteResult:
         self._mesh.require_primary(asked.bucket, asked.key)
-        return await self._result(context, self._execute(asked))
+        return await self._result(self._execute(asked, _write_context(context)))
 
     @handler(FORWARD_WRITE)
     async def write_object(self, data: ForwardedData, context: CallContext) -> WriteResult:
@@ -164,13 +168,14 @@ class ForwardedWriteHandlers:
             if upload is None:
                 return WriteResult(trouble="upload")
             writer = self._store.part_writer(upload, data.number, data.size)
-        return await self._result(context, _write_body(writer, data.size, context.iter_body()))
+        return await self._result(
+            _write_body(writer, data.size, context.iter_body(), _write_context(context))
+        )
 
-    async def _result(self, context: CallContext, doing: Awaitable[WriteResult]) -> WriteResult:
+    async def _result(self, doing: Awaitable[WriteResult]) -> WriteResult:
         """Raises StaleMapError, StoreError, S3Error."""
         try:
-            with handling_forwarded_write(), accepted_by(context.node_id, context.map_version):
-                return await doing
+            return await doing
         except NotPrimaryError as error:
             raise StaleMapError(self._mesh.current_map().version) from error
         except StoreError as error:
@@ -179,39 +184,45 @@ class ForwardedWriteHandlers:
                 raise
             return decided
 
-    async def _execute(self, asked: ForwardedRequest) -> WriteResult:
+    async def _execute(self, asked: ForwardedRequest, context: WriteContext) -> WriteResult:
         """Raises StoreError."""
         store = self._store
         if isinstance(asked, DeleteRequest):
-            return _deletion_result(await self._delete(asked))
+            return _deletion_result(await self._delete(asked, context))
         if isinstance(asked, AmendRequest):
-            record = await store.amend(asked.bucket, asked.key, asked.version, tags=asked.tags, acl=asked.acl)
+            record = await store.amend(
+                asked.bucket, asked.key, asked.version, tags=asked.tags, acl=asked.acl, context=context
+            )
             return WriteResult(without_local_fields(record))
         if isinstance(asked, CreateUploadRequest):
-            return WriteResult(upload=upload_without_local_fields(await self._begin_upload(asked.about)))
-        upload = store.get_upload(asked.bucket, asked.key, asked.upload_id)
-        if upload is None:
+            upload = await self._begin_upload(asked.about, context)
+            return WriteResult(upload=upload_without_local_fields(upload))
+        found = store.get_upload(asked.bucket, asked.key, asked.upload_id)
+        if found is None:
             raise NoSuchUploadError(f"upload {asked.upload_id} was completed or aborted")
         if isinstance(asked, CompleteUploadRequest):
             record = await store.complete_upload(
-                upload,
+                found,
                 asked.parts,
                 asked.meta,
                 asked.conditions,
                 etags=asked.etags,
                 versioning=asked.versioning,
+                context=context,
             )
             return WriteResult(without_local_fields(record))
         assert isinstance(asked, AbortUploadRequest)
-        return WriteResult(stamp=await store.abort_upload(upload))
+        return WriteResult(stamp=await store.abort_upload(found, context=context))
 
-    async def _delete(self, asked: DeleteRequest) -> Removed:
-        store, bucket, key = self._store, asked.bucket, asked.key
+    async def _delete(self, asked: DeleteRequest, context: WriteContext) -> Removed:
+        store, bucket, key, conditions = self._store, asked.bucket, asked.key, asked.conditions
         if asked.version is None:
-            return await store.delete(bucket, key, conditions=asked.conditions, versioning=asked.versioning)
-        return await store.delete_version(bucket, key, asked.version, conditions=asked.conditions)
+            return await store.delete(
+                bucket, key, conditions=conditions, versioning=asked.versioning, context=context
+            )
+        return await store.delete_version(bucket, key, asked.version, conditions=conditions, context=context)
 
-    async def _begin_upload(self, about: Upload) -> Upload:
+    async def _begin_upload(self, about: Upload, context: WriteContext) -> Upload:
         return await self._store.create_upload(
             about.bucket,
             about.key,
@@ -223,14 +234,24 @@ class ForwardedWriteHandlers:
             tags=about.tags,
             acl=about.acl,
             born=about.born,
+            context=context,
         )
 
 
-async def _write_body(writer: ObjectWriter, size: int, pieces: AsyncIterator[bytes]) -> WriteResult:
+def _write_context(call: CallContext) -> WriteContext:
+    """Returns the context of a write that the calling node accepted under its map and forwarded."""
+    return WriteContext(call.node_id, call.map_version, forwarded=True)
+
+
+async def _write_body(
+    writer: ObjectWriter, size: int, pieces: AsyncIterator[bytes], context: WriteContext
+) -> WriteResult:
     """Writes `size` bytes, then commits by the `WriteSpec` that follows. Raises StoreError, S3Error."""
     try:
         spec = await _receive_body(writer, size, pieces)
-        record = await writer.commit(spec.meta, conditions=spec.conditions, versioning=spec.versioning)
+        record = await writer.commit(
+            spec.meta, conditions=spec.conditions, versioning=spec.versioning, context=context
+        )
     except BaseException:
         await writer.abort()
         raise

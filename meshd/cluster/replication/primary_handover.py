@@ -1,7 +1,7 @@
 """Change of primary: hands a name from its former primary to the new one, and restamps conflicting writes.
 
 Law: before its first write to a name under a new map, the primary asks every recent primary that still
-answers to hand the name over: that node stops committing under older maps (`write_fence`), then sends
+answers to hand the name over: that node stops committing under older maps (`write_context`), then sends
 what it has of the name. It reports one that does not answer as suspect. Without this a condition would
 be checked against stale data. A check costs two dictionary look-ups while the map does not change. A
 replica may hold an unacknowledged write of an earlier primary with a higher stamp. The current primary
@@ -22,10 +22,10 @@ from meshd.cluster.replication.replicator import WRITE_TIMEOUT
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import IN_QUERY, PeerCall
-from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import NotReplicatedError, StaleEpochError
 from meshd.store.records import NULL
 from meshd.store.replica.changes import Marked, VersionGone, without_local_fields
+from meshd.store.write_context import WriteContext
 from meshd.telemetry import metrics
 from meshwire.cluster import routes
 from meshwire.cluster.cluster_map import REACHABLE_STATES
@@ -193,12 +193,12 @@ async def restamp_if_behind(
         _log.warning("a replica has a newer version of a name than its primary: rewriting it above")
         again = msgspec.structs.replace(without_local_fields(record), stamp=newest + 1)
         if record.marker:
-            with under_fence(epoch):
-                await store.apply_change(Marked(bucket, key, again))
+            with under_fence(epoch) as fenced:
+                await store.apply_change(Marked(bucket, key, again), context=fenced)
             newest = await store.replicate_change(Marked(bucket, key, again), bucket, key)
         else:
-            with under_fence(epoch):
-                await _rewrite_data(store, bucket, key, record, again)
+            with under_fence(epoch) as fenced:
+                await _rewrite_data(store, bucket, key, record, again, fenced)
             newest = await store.replicate_version(bucket, key, again)
         record = store.newest_version(bucket, key) or again
         if record.stamp != again.stamp:
@@ -215,26 +215,28 @@ async def restamp_removal(store: ReplicatedStore, gone: VersionGone, newest: int
         return
     if not store.knows_stamp(bucket, key, newest):
         again = VersionGone(bucket, key, "", newest + 1)
-        with under_fence(store.require_still_primary(bucket, key)):
-            await store.apply_change(again)
+        with under_fence(store.require_still_primary(bucket, key)) as fenced:
+            await store.apply_change(again, context=fenced)
         await store.replicate_change(again, bucket, key)
 
 
 @contextmanager
-def under_fence(epoch: int) -> Iterator[None]:
-    """Binds rewrites inside the block to this map version. Raises NotReplicatedError."""
+def under_fence(epoch: int) -> Iterator[WriteContext]:
+    """Yields the context that binds a rewrite to this map version. Raises NotReplicatedError instead of
+    StaleEpochError."""
     try:
-        with epoch_scope(epoch):
-            yield
+        yield WriteContext(epoch=epoch)
     except StaleEpochError as error:
         raise NotReplicatedError(f"{error}; the write may or may not have taken effect; try again") from error
 
 
-async def _rewrite_data(store: ReplicatedStore, bucket: str, key: str, record: Record, again: Record) -> None:
+async def _rewrite_data(
+    store: ReplicatedStore, bucket: str, key: str, record: Record, again: Record, fenced: WriteContext
+) -> None:
     writer = store.replica_writer(bucket, key, size=record.size)
     try:
         async for piece in store.replicator.read_chunks(record):
             await writer.write(piece)
-        await writer.commit_at_stamp(again)
+        await writer.commit_at_stamp(again, context=fenced)
     finally:
         await writer.abort()

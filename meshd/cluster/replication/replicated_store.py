@@ -9,6 +9,7 @@ another node may join before a write in progress commits. Seam: an ObjectStore.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -34,7 +35,6 @@ from meshd.cluster.replication.write_forwarding import (
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
 from meshd.store.engine.member_header import version_id_of
-from meshd.store.engine.write_fence import NO_DEADLINE, current_epoch, epoch_scope, is_past_deadline
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -56,9 +56,10 @@ from meshd.store.replica.changes import (
     upload_without_local_fields,
     without_local_fields,
 )
+from meshd.store.write_context import INTERNAL_WRITE, NO_DEADLINE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.cluster.replication.write_forwarding import ForwardedRequest
@@ -66,12 +67,15 @@ if TYPE_CHECKING:
     from meshd.store.api import ObjectStore, ObjectWriter
     from meshd.store.records import Meta, Record, UploadedPart
     from meshd.store.replica.changes import Change
+    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Acl, Versioning
 
 _T = TypeVar("_T")
+WriteAction = Callable[["WriteContext"], Awaitable[_T]]
+"""A write to the local store, under the fence of the context that it is called with."""
 _CONCURRENCY: Final = 64
 _UNSETTLED_NS: Final = int(2e9 * WRITE_TIMEOUT)
 """Nanoseconds after which a write is either acknowledged or given up."""
@@ -149,7 +153,11 @@ class ReplicatedStore:
             ) from error
 
     async def _run_on_primary(
-        self, request: ForwardedRequest, here: Callable[[], Awaitable[_T]], read: Callable[[WriteResult], _T]
+        self,
+        request: ForwardedRequest,
+        here: Callable[[], Awaitable[_T]],
+        read: Callable[[WriteResult], _T],
+        context: WriteContext,
     ) -> _T:
         """Returns the result of `here`, or of the node that is primary now."""
         return await self.run_to_completion(
@@ -157,8 +165,9 @@ class ReplicatedStore:
                 request.bucket,
                 request.key,
                 here,
-                lambda node: self.forwarder.forward_request(node, request),
+                lambda node: self.forwarder.forward_request(node, request, context),
                 read,
+                context,
             )
         )
 
@@ -189,22 +198,22 @@ class ReplicatedStore:
             )
         return now
 
-    async def run_as_primary(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
-        """Runs `act` while this node is primary, after former primaries have handed the name over, and
-        returns its result. `act` may be called again after an attempt that changed nothing."""
+    async def run_as_primary(self, bucket: str, key: str, act: WriteAction[_T], context: WriteContext) -> _T:
+        """Runs `act` under the fence of the map by which this node is primary, after former primaries have
+        handed the name over, and returns its result. `act` may be called again after an attempt that changed
+        nothing."""
         deadline = self._clock.monotonic() + self.replicator.timeout
         while True:
             latest = await self.ensure_lease_valid(bucket, key)
             version = self.primary_epoch(bucket, key)
-            reject_if_abandoned(self._mesh)
+            reject_if_abandoned(self._mesh, context)
             if not self._mesh.single_node and not self.handover.is_complete(bucket, key, version):
                 await self.run_to_completion(
                     self.handover.wait_until_received(bucket, key, deadline - self._clock.monotonic())
                 )
                 continue  # the map may have changed during the handover
             try:
-                with epoch_scope(version, latest):
-                    return await act()
+                return await act(context.under_fence(version, latest))
             except StaleEpochError as error:
                 if self._clock.monotonic() > deadline:
                     raise NotReplicatedError(
@@ -268,22 +277,24 @@ class ReplicatedStore:
             await self.replicate_change(self.replicator.confirmation_of(bucket, key, record), bucket, key)
         await self.confirm_newest(bucket, key)
 
-    async def check_conditions(self, bucket: str, key: str, conditions: Conditions) -> None:
+    async def check_conditions(
+        self, bucket: str, key: str, conditions: Conditions, *, context: WriteContext = INTERNAL_WRITE
+    ) -> None:
         act = partial(self._check_now, bucket, key, conditions)
         try:
-            await act()
+            await act(context)
         except (ConditionFailedError, ConditionMissingError):
             if self._mesh.single_node:
                 raise
             with suppress(NotPrimaryError):  # the primary checks them when it commits
-                await self.run_to_completion(self._run_checked(bucket, key, act))
+                await self.run_to_completion(self._run_checked(bucket, key, act, context))
 
-    async def _check_now(self, bucket: str, key: str, conditions: Conditions) -> None:
+    async def _check_now(self, bucket: str, key: str, conditions: Conditions, context: WriteContext) -> None:
         try:
-            await self._store.check_conditions(bucket, key, conditions)
+            await self._store.check_conditions(bucket, key, conditions, context=context)
         except (ConditionFailedError, ConditionMissingError) as error:
-            if is_past_deadline(self._clock.stamp()):
-                raise StaleEpochError(current_epoch()) from error
+            if context.is_past_deadline(self._clock.stamp()):
+                raise StaleEpochError(context.epoch) from error
             raise
 
     async def confirm_newest(self, bucket: str, key: str) -> None:
@@ -311,11 +322,11 @@ class ReplicatedStore:
         if tombstone:
             await self.replicate_change(VersionGone(bucket, key, version, tombstone), bucket, key)
 
-    async def _run_checked(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
+    async def _run_checked(self, bucket: str, key: str, act: WriteAction[_T], context: WriteContext) -> _T:
         """Runs `act` as primary; if a condition did not hold, replicates what it was checked against
         first."""
         try:
-            return await self.run_as_primary(bucket, key, act)
+            return await self.run_as_primary(bucket, key, act, context)
         except (ConditionFailedError, ConditionMissingError):
             await self.confirm_newest(bucket, key)
             raise
@@ -350,17 +361,21 @@ class ReplicatedStore:
         *,
         conditions: Conditions | None = None,
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
-        act = partial(self._store.delete, bucket, key, conditions=conditions, versioning=versioning)
+        def act(fenced: WriteContext) -> Awaitable[Removed]:
+            return self._store.delete(
+                bucket, key, conditions=conditions, versioning=versioning, context=fenced
+            )
+
         request = DeleteRequest(bucket, key, None, conditions, versioning)
-        return await self._run_on_primary(
-            request, partial(self._delete, bucket, key, act), WriteResult.as_removed
-        )
+        here = partial(self._delete, bucket, key, act, context)
+        return await self._run_on_primary(request, here, WriteResult.as_removed, context)
 
     async def _delete(
-        self, bucket: str, key: str, act: Callable[[], Awaitable[Removed]], version: str = NULL
+        self, bucket: str, key: str, act: WriteAction[Removed], context: WriteContext, version: str = NULL
     ) -> Removed:
-        removed = await self._run_checked(bucket, key, act)
+        removed = await self._run_checked(bucket, key, act, context)
         version = "" if version == NULL else version
         if removed.marker is not None:
             newest = await self.replicate_change(
@@ -392,23 +407,37 @@ class ReplicatedStore:
         ) >= stamp
 
     async def delete_many(
-        self, bucket: str, keys: Iterable[str], *, versioning: Versioning = ""
+        self,
+        bucket: str,
+        keys: Iterable[str],
+        *,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Mapping[str, Removed]:
         unique, removed = tuple(dict.fromkeys(keys)), dict[str, Removed]()
         for start in range(0, len(unique), _CONCURRENCY):
             some = unique[start : start + _CONCURRENCY]
-            done = await asyncio.gather(*[self.delete(bucket, key, versioning=versioning) for key in some])
+            done = await asyncio.gather(
+                *[self.delete(bucket, key, versioning=versioning, context=context) for key in some]
+            )
             removed.update(zip(some, done, strict=True))
         return removed
 
     async def delete_version(
-        self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
+        self,
+        bucket: str,
+        key: str,
+        version: str,
+        *,
+        conditions: Conditions | None = None,
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
-        act = partial(self._store.delete_version, bucket, key, version, conditions=conditions)
+        def act(fenced: WriteContext) -> Awaitable[Removed]:
+            return self._store.delete_version(bucket, key, version, conditions=conditions, context=fenced)
+
         request = DeleteRequest(bucket, key, version, conditions)
-        return await self._run_on_primary(
-            request, partial(self._delete, bucket, key, act, version), WriteResult.as_removed
-        )
+        here = partial(self._delete, bucket, key, act, context, version)
+        return await self._run_on_primary(request, here, WriteResult.as_removed, context)
 
     async def amend(
         self,
@@ -418,15 +447,17 @@ class ReplicatedStore:
         *,
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
-        act = partial(self._store.amend, bucket, key, version, tags=tags, acl=acl)
-        request = AmendRequest(bucket, key, version, tags, acl)
-        return await self._run_on_primary(
-            request, partial(self._amend, bucket, key, act), WriteResult.require_record
-        )
+        def act(fenced: WriteContext) -> Awaitable[Record]:
+            return self._store.amend(bucket, key, version, tags=tags, acl=acl, context=fenced)
 
-    async def _amend(self, bucket: str, key: str, act: Callable[[], Awaitable[Record]]) -> Record:
-        record = await self.run_as_primary(bucket, key, act)
+        request = AmendRequest(bucket, key, version, tags, acl)
+        here = partial(self._amend, bucket, key, act, context)
+        return await self._run_on_primary(request, here, WriteResult.require_record, context)
+
+    async def _amend(self, bucket: str, key: str, act: WriteAction[Record], context: WriteContext) -> Record:
+        record = await self.run_as_primary(bucket, key, act, context)
         await self.replicate_change(Amended(bucket, key, without_local_fields(record)), bucket, key)
         return record
 
@@ -439,41 +470,50 @@ class ReplicatedStore:
         conditions: Conditions | None = None,
         *,
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
-        act = partial(self._store.link, bucket, key, source, meta, conditions, versioning=versioning)
+        def act(fenced: WriteContext) -> Awaitable[Record]:
+            return self._store.link(
+                bucket, key, source, meta, conditions, versioning=versioning, context=fenced
+            )
+
         forward = partial(
-            self._link_on_primary, (bucket, key), source, WriteSpec(meta, conditions, versioning)
+            self._link_on_primary, (bucket, key), source, WriteSpec(meta, conditions, versioning), context
         )
-        here = partial(self._link, bucket, key, act)
+        here = partial(self._link, bucket, key, act, context)
         return await self.run_to_completion(
-            self.forwarder.run_on_primary(bucket, key, here, forward, WriteResult.require_record)
+            self.forwarder.run_on_primary(bucket, key, here, forward, WriteResult.require_record, context)
         )
 
     async def _link_on_primary(
-        self, name: tuple[str, str], source: Record, written: WriteSpec, node: Node
+        self, name: tuple[str, str], source: Record, written: WriteSpec, context: WriteContext, node: Node
     ) -> WriteResult | None:
         """Sends a copy as data to the primary, with the parts in which the source was uploaded."""
         meta = msgspec.structs.replace(written.meta, parts=source.parts)
         written = msgspec.structs.replace(written, meta=meta)
         return await self.forwarder.forward_write(
-            node, name, source.size, self.replicator.read_chunks(source), written
+            node, name, source.size, self.replicator.read_chunks(source), written, context
         )
 
-    async def _link(self, bucket: str, key: str, act: Callable[[], Awaitable[Record]]) -> Record:
-        return await self.replicate_and_restamp(bucket, key, await self._run_checked(bucket, key, act))
+    async def _link(self, bucket: str, key: str, act: WriteAction[Record], context: WriteContext) -> Record:
+        record = await self._run_checked(bucket, key, act, context)
+        return await self.replicate_and_restamp(bucket, key, record)
 
     # uploads ----------------------------------------------------------------------------------------------
 
-    async def create_upload(self, bucket: str, key: str, **about: Any) -> Upload:
-        act = partial(self._store.create_upload, bucket, key, **about)
+    async def create_upload(
+        self, bucket: str, key: str, *, context: WriteContext = INTERNAL_WRITE, **about: Any
+    ) -> Upload:
+        def act(fenced: WriteContext) -> Awaitable[Upload]:
+            return self._store.create_upload(bucket, key, **about, context=fenced)
+
         said = {name: value for name, value in about.items() if value is not None}
         request = CreateUploadRequest(Upload("", bucket, key, **said))
-        return await self._run_on_primary(
-            request, partial(self._begin, bucket, key, act), WriteResult.require_upload
-        )
+        here = partial(self._begin, bucket, key, act, context)
+        return await self._run_on_primary(request, here, WriteResult.require_upload, context)
 
-    async def _begin(self, bucket: str, key: str, act: Callable[[], Awaitable[Upload]]) -> Upload:
-        upload = await self.run_as_primary(bucket, key, act)
+    async def _begin(self, bucket: str, key: str, act: WriteAction[Upload], context: WriteContext) -> Upload:
+        upload = await self.run_as_primary(bucket, key, act, context)
         await self.replicate_change(UploadBegun(upload_without_local_fields(upload)), bucket, key)
         return upload
 
@@ -512,11 +552,13 @@ class ReplicatedStore:
         *,
         etags: Sequence[str] = (),
         versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
-        store = self._store
-        act = partial(
-            store.complete_upload, upload, parts, meta, conditions, etags=etags, versioning=versioning
-        )
+        def act(fenced: WriteContext) -> Awaitable[Record]:
+            return self._store.complete_upload(
+                upload, parts, meta, conditions, etags=etags, versioning=versioning, context=fenced
+            )
+
         request = CompleteUploadRequest(
             upload.bucket,
             upload.key,
@@ -527,17 +569,16 @@ class ReplicatedStore:
             tuple(etags),
             versioning,
         )
-        return await self._run_on_primary(
-            request, partial(self._complete, upload, parts, act), WriteResult.require_record
-        )
+        here = partial(self._complete, upload, parts, act, context)
+        return await self._run_on_primary(request, here, WriteResult.require_record, context)
 
     async def _complete(
-        self, upload: Upload, numbers: Sequence[int], act: Callable[[], Awaitable[Record]]
+        self, upload: Upload, numbers: Sequence[int], act: WriteAction[Record], context: WriteContext
     ) -> Record:
         bucket, key = upload.bucket, upload.key
         known = {part.number: part for part in self._all_parts(upload)}
         try:
-            record = await self._run_checked(bucket, key, act)
+            record = await self._run_checked(bucket, key, act, context)
         except NoSuchUploadError:
             await self._replicate_upload_end(upload)
             raise
@@ -556,14 +597,17 @@ class ReplicatedStore:
             after, more = page.next_after, page.truncated
         return found
 
-    async def abort_upload(self, upload: Upload) -> int:
+    async def abort_upload(self, upload: Upload, *, context: WriteContext = INTERNAL_WRITE) -> int:
         request = AbortUploadRequest(upload.bucket, upload.key, upload.upload_id)
-        return await self._run_on_primary(request, partial(self._abort, upload), WriteResult.end_stamp)
+        here = partial(self._abort, upload, context)
+        return await self._run_on_primary(request, here, WriteResult.end_stamp, context)
 
-    async def _abort(self, upload: Upload) -> int:
+    async def _abort(self, upload: Upload, context: WriteContext) -> int:
         bucket, key = upload.bucket, upload.key
         try:
-            stamp = await self.run_as_primary(bucket, key, partial(self._store.abort_upload, upload))
+            stamp = await self.run_as_primary(
+                bucket, key, lambda fenced: self._store.abort_upload(upload, context=fenced), context
+            )
         except NoSuchUploadError:
             await self._replicate_upload_end(upload)
             raise

@@ -17,9 +17,9 @@ from meshd.cluster.replication.replicator import INLINE_BYTES, ReplicaData
 from meshd.cluster.replication.write_forwarding import WriteSpec
 from meshd.errors import MeshdError
 from meshd.rpc.peer_rpc import encode_message
-from meshd.store.engine.write_fence import current_epoch
 from meshd.store.errors import ConditionFailedError, ConditionMissingError
 from meshd.store.replica.changes import ReplicaFacts, without_local_fields
+from meshd.store.write_context import INTERNAL_WRITE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshd.store.api import Buffer, ObjectWriter
     from meshd.store.records import Meta, Record, Upload
     from meshd.store.replica.changes import ReplicaAck
+    from meshd.store.write_context import WriteContext
     from meshwire.cluster import Node
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Versioning
@@ -139,9 +140,15 @@ class ReplicatedWriter:
         await self._local.write_borrowed(data)
 
     async def commit(
-        self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
+        self,
+        meta: Meta,
+        *,
+        conditions: Conditions | None = None,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
-        return await self._store.run_to_completion(self._commit(meta, conditions, versioning))
+        spec = WriteSpec(meta, conditions, versioning)
+        return await self._store.run_to_completion(self._commit(spec, context))
 
     def read_back(self) -> AsyncGenerator[bytes, None]:
         return self._local.read_back()
@@ -155,16 +162,16 @@ class ReplicatedWriter:
         for stream in streams:
             await stream.abort()
 
-    async def _commit(self, meta: Meta, conditions: Conditions | None, versioning: Versioning) -> Record:
-        spec = WriteSpec(meta, conditions, versioning)
+    async def _commit(self, spec: WriteSpec, context: WriteContext) -> Record:
         try:
             await asyncio.gather(*[stream.put_chunk(None) for stream in self._streams])
             record, epoch = await self._store.forwarder.run_on_primary(
                 self._bucket,
                 self._key,
-                partial(self._commit_locally, spec),
-                partial(self._commit_on_primary, spec),
+                partial(self._commit_locally, spec, context),
+                partial(self._commit_on_primary, spec, context),
                 _forwarded_result,
+                context,
             )
         except BaseException:
             await self.abort()
@@ -174,29 +181,31 @@ class ReplicatedWriter:
             return record
         return await self._replicate(record, epoch)
 
-    async def _commit_locally(self, spec: WriteSpec) -> tuple[Record, int]:
+    async def _commit_locally(self, spec: WriteSpec, context: WriteContext) -> tuple[Record, int]:
         """Commits locally; returns the record and the map version. Raises StoreError."""
 
-        async def commit() -> tuple[Record, int]:
+        async def commit(fenced: WriteContext) -> tuple[Record, int]:
             record = await self._local.commit(
-                spec.meta, conditions=spec.conditions, versioning=spec.versioning
+                spec.meta, conditions=spec.conditions, versioning=spec.versioning, context=fenced
             )
-            return record, current_epoch()
+            return record, fenced.epoch
 
         try:
-            return await self._store.run_as_primary(self._bucket, self._key, commit)
+            return await self._store.run_as_primary(self._bucket, self._key, commit, context)
         except (ConditionFailedError, ConditionMissingError):
             await self._abort_streams()
             await self._store.confirm_newest(self._bucket, self._key)
             raise
 
-    async def _commit_on_primary(self, spec: WriteSpec, node: Node) -> WriteResult | None:
+    async def _commit_on_primary(
+        self, spec: WriteSpec, context: WriteContext, node: Node
+    ) -> WriteResult | None:
         """Forwards the write to the node that is primary now; returns its result. Raises StoreError."""
         await self._abort_streams()
         part = None if self._part is None else (self._part[0].upload_id, self._part[1])
         name = (self._bucket, self._key)
         return await self._store.forwarder.forward_write(
-            node, name, self._total, self._local.read_back(), spec, part
+            node, name, self._total, self._local.read_back(), spec, context, part
         )
 
     async def _replicate(self, record: Record, epoch: int) -> Record:

@@ -5,13 +5,11 @@ as its own, and its result is the answer; a write that may have been applied is 
 Invariant: a node never forwards a forwarded write: it commits as primary or answers 421 with its map
 version. A node that was marked away never applies a write it accepted (or that was forwarded to it)
 under an earlier map version: the client was told the outcome is unknown and may have written more since.
-Writes without an accepted-by context (internal ones) are never rejected.
+A write that no client waits for (`WriteContext.accepted_by` is empty) is never rejected.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
 
 import msgspec
@@ -35,37 +33,23 @@ from meshwire.http_values.conditional_requests import Conditions  # noqa: TC001 
 from meshwire.s3.bucket_settings import Acl, Versioning  # noqa: TC001  msgspec reads annotations
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.errors import StoreError
+    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
 
 
-_accepted_by: Final[ContextVar[tuple[str, int] | None]] = ContextVar("caller", default=None)
-
-
-@contextmanager
-def accepted_by(node_id: str, version: int) -> Iterator[None]:
-    """Marks writes inside the block as accepted by this node while it used this map version."""
-    token = _accepted_by.set((node_id, version))
-    try:
-        yield
-    finally:
-        _accepted_by.reset(token)
-
-
-def reject_if_abandoned(mesh: ClusterView) -> None:
+def reject_if_abandoned(mesh: ClusterView, context: WriteContext) -> None:
     """Raises NotReplicatedError if the client may have been told meanwhile that the outcome is unknown: then
     the write must not happen any more."""
-    caller = _accepted_by.get()
-    if caller is None:
+    if not context.accepted_by:
         return
-    sender, version = caller
-    for node_id in {mesh.node_id, sender}:
-        if mesh.last_absence_version(node_id) > version:
+    for node_id in {mesh.node_id, context.accepted_by}:
+        if mesh.last_absence_version(node_id) > context.map_version:
             metrics.replication_given_up.inc()
             raise NotReplicatedError(
                 f"node {node_id} was marked away since it accepted the request, so the client may have "
@@ -78,7 +62,6 @@ Request = TypeVar("Request")
 _FORWARD_TIMEOUT: Final = 15.0  # seconds after which a write without a primary is given up
 _ANSWER_TIMEOUT: Final = 30.0  # the primary may wait for its own replicas before it answers
 _PAUSE: Final = 0.05
-_is_forwarded: Final[ContextVar[bool]] = ContextVar("asked", default=False)
 
 
 class WriteSpec(msgspec.Struct, frozen=True):
@@ -226,17 +209,6 @@ def result_of_error(error: StoreError) -> WriteResult | None:
     return WriteResult(trouble=found[0]) if found else None
 
 
-@contextmanager
-def handling_forwarded_write() -> Iterator[None]:
-    """Makes writes inside the block fail with NotPrimaryError unless this node is primary; they are never
-    forwarded again."""
-    token = _is_forwarded.set(True)
-    try:
-        yield
-    finally:
-        _is_forwarded.reset(token)
-
-
 class WriteForwarder:
     """Forwards writes to the primary. One per process."""
 
@@ -253,15 +225,17 @@ class WriteForwarder:
         here: Callable[[], Awaitable[_T]],
         there: Callable[[Node], Awaitable[WriteResult | None]],
         read: Callable[[WriteResult], _T],
+        context: WriteContext,
     ) -> _T:
         """Returns the result of `here` while this node is primary, otherwise the result `read` from the reply
-        of `there`. `here` raises NotPrimaryError as long as nothing was changed. Raises StoreError."""
+        of `there`. `here` raises NotPrimaryError as long as nothing was changed. Raises StoreError, and
+        NotPrimaryError for a write that was forwarded already."""
         deadline = self._clock.monotonic() + _FORWARD_TIMEOUT
         while True:
             try:
                 return await here()
             except NotPrimaryError:
-                if self._clock.monotonic() > deadline or _is_forwarded.get():
+                if self._clock.monotonic() > deadline or context.forwarded:
                     raise
             node = self._mesh.route_for(bucket, key).primary
             if node is not None and node.node_id != self._mesh.node_id:
@@ -271,9 +245,11 @@ class WriteForwarder:
                     _raise_error(decided)
                     return read(decided)
 
-    async def forward_request(self, node: Node, asked: ForwardedRequest) -> WriteResult | None:
+    async def forward_request(
+        self, node: Node, asked: ForwardedRequest, context: WriteContext
+    ) -> WriteResult | None:
         """Forwards a write without data; see `_forward`."""
-        return await self._forward(node, FORWARD_REQUEST, asked)
+        return await self._forward(node, FORWARD_REQUEST, asked, context)
 
     async def forward_write(
         self,
@@ -282,26 +258,30 @@ class WriteForwarder:
         size: int,
         pieces: AsyncGenerator[bytes, None],
         written: WriteSpec,
+        context: WriteContext,
         part: tuple[str, int] | None = None,
     ) -> WriteResult | None:
         """Forwards `size` bytes that become the object of this bucket and key, or the part with this upload
         id and number; see `_forward`."""
         asked = ForwardedData(*name, size, *(part or ()))
         body = _with_trailer(pieces, encode_message(written))
-        return await self._forward(node, FORWARD_WRITE, asked, body)
+        return await self._forward(node, FORWARD_WRITE, asked, context, body)
 
     async def _forward(
         self,
         node: Node,
         call: PeerCall[Request, WriteResult],
         asked: Request,
+        context: WriteContext,
         body: AsyncGenerator[bytes, None] | None = None,
     ) -> WriteResult | None:
         """Sends a write to a node; returns its result, or None if it did not act and nothing was changed.
         Raises NotReplicatedError if the outcome is unknown, or if the write was abandoned."""
         version = self._mesh.current_map().version
         try:
-            reject_if_abandoned(self._mesh)  # under the map version that the call sends: no await in between
+            reject_if_abandoned(
+                self._mesh, context
+            )  # under the map version that the call sends: no await in between
             return await self._peers.call_typed(node, call, asked, body=body)
         except StaleMapError as error:
             await self._mesh.wait_for_newer_map(version, 1.0 if error.version > version else _PAUSE)

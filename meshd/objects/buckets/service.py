@@ -21,6 +21,7 @@ from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
 from meshd.rpc.peer_rpc import PeerCall
 from meshd.store.errors import NoSuchUploadError
+from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.errors import S3Error
 from meshwire.s3.cors import cors_forbidden, find_cors_rule
 from meshwire.s3.results import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from meshd.peer_reads.listing import MergedListings
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import ObjectStore
+    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.s3.bucket_settings import CorsRule
@@ -218,7 +220,9 @@ class BucketService:
             page[-1].name if page and len(names) > len(page) else None,
         )
 
-    async def delete_bucket(self, operation: DeleteBucket) -> BucketDeleted:
+    async def delete_bucket(
+        self, operation: DeleteBucket, *, context: WriteContext = INTERNAL_WRITE
+    ) -> BucketDeleted:
         """Delete a bucket and its uploads in progress. Raises S3Error BucketNotEmpty, NoSuchBucket.
 
         The name is deleted first and the contents are checked once more. A writer checks the name after its
@@ -232,7 +236,7 @@ class BucketService:
             if self._everywhere is not None:
                 await self._everywhere.broadcast_deletion()
             await self._require_empty(bucket.name)
-            await self._drop_uploads(bucket.name)
+            await self._drop_uploads(bucket.name, context)
             if self._everywhere is not None:
                 await self._everywhere.drop_peer_uploads(bucket.name)
         except BaseException:
@@ -249,7 +253,7 @@ class BucketService:
     async def drop_uploads(self, name: str) -> None:
         """Drop the uploads of a bucket that another node deleted; does nothing if the name exists again."""
         if self._table.get(name) is None:
-            await self._drop_uploads(name)
+            await self._drop_uploads(name, INTERNAL_WRITE)
 
     async def _require_empty(self, name: str) -> None:
         with store_errors():
@@ -259,12 +263,12 @@ class BucketService:
         if full:
             raise S3Error("BucketNotEmpty", extra={"BucketName": name})
 
-    async def _drop_uploads(self, name: str) -> None:
+    async def _drop_uploads(self, name: str, context: WriteContext) -> None:
         with store_errors():
             while uploads := self._store.list_uploads(name).uploads:
                 for upload in uploads:
                     try:
-                        await self._store.abort_upload(upload)
+                        await self._store.abort_upload(upload, context=context)
                     except NoSuchUploadError:  # completed or aborted meanwhile
                         continue
 

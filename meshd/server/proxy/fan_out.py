@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshd.server.proxy.forwarder import Forwarder
     from meshd.server.proxy.hop_headers import Hop
     from meshd.server.request import MeshRequest
+    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.s3.results import DeletedKey, DeleteFailure
@@ -120,6 +121,7 @@ class FanOut:
         operation: ops.DeleteObjects,
         asked: DeleteRequest,
         here: Callable[[DeleteRequest], Awaitable[DeleteResult]],
+        context: WriteContext,
     ) -> DeleteResult:
         """Delete the keys on their primaries; `here` deletes this node's own. Raises S3Error SlowDown if the
         primaries of some do not answer."""
@@ -131,7 +133,7 @@ class FanOut:
             again: list[DeleteKey] = []
             groups, nodes = self._grouped(operation.bucket, left)
             asking = [
-                self._part(request, operation, nodes[node_id], keys, here, asked, version)
+                self._part(request, operation, nodes[node_id], keys, here, asked, version, context)
                 for node_id, keys in groups.items()
             ]
             for keys, result in await asyncio.gather(*asking):
@@ -167,6 +169,7 @@ class FanOut:
         here: Callable[[DeleteRequest], Awaitable[DeleteResult]],
         asked: DeleteRequest,
         version: int,
+        context: WriteContext,
     ) -> tuple[list[DeleteKey], DeleteResult | None]:
         """Delete the keys of one node; the result is None if they must be tried again."""
         if node is None:
@@ -174,7 +177,7 @@ class FanOut:
         if node.node_id == self._mesh.node_id:
             return keys, await here(asked._replace(keys=tuple(keys)))
         try:
-            status, body = await self._forwarder.forward_part(request, node, AIM_KEYS)
+            status, body = await self._forwarder.forward_part(request, node, AIM_KEYS, context)
         except MisdirectedError as error:
             await self._mesh.wait_for_newer_map(max(version, error.version - 1), 1.0)
             return keys, None

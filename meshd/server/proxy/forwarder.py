@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from meshd.server.request import MeshRequest
     from meshd.server.request_trace import RequestTrace
     from meshd.server.response import Reply
+    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.s3.parse_request import RequestHead
@@ -115,9 +116,16 @@ class _ForwardState:
     """A client's request, and what is known from the nodes that were tried."""
 
     def __init__(
-        self, request: MeshRequest, name: ObjectName, trace: RequestTrace, aim: str, sending: UpstreamRequest
+        self,
+        request: MeshRequest,
+        name: ObjectName,
+        trace: RequestTrace,
+        aim: str,
+        sending: UpstreamRequest,
+        context: WriteContext,
     ) -> None:
         self.request, self.name, self.trace, self.aim, self.sending = request, name, trace, aim, sending
+        self.context = context
         self.unresponsive: set[str] = set()
         """Nodes that did not answer: they are tried again after all others."""
         self.damaged: set[str] = set()
@@ -248,13 +256,15 @@ class Forwarder:
 
     # --- requests from a client -----------------------------------------------------------------------
 
-    async def forward_part(self, request: MeshRequest, node: Node, aim: str) -> tuple[int, bytes]:
+    async def forward_part(
+        self, request: MeshRequest, node: Node, aim: str, context: WriteContext
+    ) -> tuple[int, bytes]:
         """Send a node its part of a deletion whose body is buffered; return (status, body). Raises
         PeerUnreachableError, MisdirectedError; S3Error SlowDown if the caller has given up."""
         answer = PeerResponse()
         wire = answer.wire = await self._peers.acquire_connection(node)
         try:
-            self._require_caller()
+            self._require_caller(context)
             wire.send_request(
                 answer, upstream_head(request, self.signed_hop(request, aim)), patience=_PART_SILENCE
             )
@@ -271,6 +281,7 @@ class Forwarder:
         head: RequestHead,
         name: ObjectName,
         trace: RequestTrace,
+        context: WriteContext,
         *,
         aim: str = "",
         begun: PartialBody | None = None,
@@ -279,10 +290,11 @@ class Forwarder:
         """Send a request to a node that is responsible for its name and relay the response. Returns None if
         this node turns out to be responsible, or if `damaged` (this node's copy is damaged) and all other
         copies are damaged too. Raises S3Error SlowDown if no node answers, ConnectionError if the client is
-        gone. `begun`: a body of which a part was read."""
+        gone. `context` counts for
+        writes only. `begun`: a body of which a part was read."""
         sending = UpstreamRequest(request, head, self._body_timeout, begun)
         await sending.buffer_small_body(_HOLD)
-        errand = _ForwardState(request, name, trace, aim, sending)
+        errand = _ForwardState(request, name, trace, aim, sending, context)
         deadline = self._clock.monotonic() + _PATIENCE
         if damaged:
             errand.damaged.add(self._mesh.node_id)
@@ -305,11 +317,11 @@ class Forwarder:
             elif await self._forward_to(target, errand, version, left):
                 return sending.reply()
 
-    def _require_caller(self) -> None:
+    def _require_caller(self, context: WriteContext) -> None:
         """Raise S3Error SlowDown if the caller of the write has given up. Call it directly before sending,
         without an await in between, since the hop carries the same map version."""
         try:
-            reject_if_abandoned(self._mesh)
+            reject_if_abandoned(self._mesh, context)
         except NotReplicatedError as error:
             raise to_s3_error(error) from error
 
@@ -369,7 +381,7 @@ class Forwarder:
         request.connection.on_lost = relay.cancel
         try:
             if not errand.name.reading:
-                self._require_caller()
+                self._require_caller(errand.context)
             head = sending.head_bytes(self.signed_hop(request, errand.aim))
             head_only = request.method == "HEAD"
             wire.send_request(relay, head, patience=_SILENCE, head_only=head_only, more=sending.streams)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from meshd.server.s3.admission import RequestAdmission
     from meshd.server.s3.authentication import Authenticator, VerifiedSigner
     from meshd.store.records import Record
+    from meshd.store.write_context import WriteContext
     from meshwire.s3.parse_request import RequestHead
     from meshwire.s3.results import DeleteResult, Result
 
@@ -42,7 +43,8 @@ _ABOUT_BUCKETS = (ops.CreateBucket, ops.DeleteBucket, ops.PutBucketSetting, ops.
 
 class S3Call:
     """One admitted request: its signer, its operation, and its unread body. `admitted` is the operation as
-    requested; `born`: see `VersionLookup.bucket_created`, of its bucket at that time."""
+    requested; `born`: see `VersionLookup.bucket_created`, of its bucket at that time. `write_context` goes with
+    every write that it causes."""
 
     __slots__ = (
         "admitted",
@@ -55,6 +57,7 @@ class S3Call:
         "request",
         "signer",
         "trace",
+        "write_context",
     )
 
     def __init__(
@@ -66,13 +69,14 @@ class S3Call:
         context: RequestContext,
         trace: RequestTrace,
         request: MeshRequest,
+        write_context: WriteContext,
         far: Record | None = None,
     ) -> None:
         self.request, self.remote_source = request, far
         self.head, self.signer, self.body = head, signer, body
         self.operation = self.admitted = operation
         self.born = 0
-        self.context, self.trace = context, trace
+        self.context, self.trace, self.write_context = context, trace, write_context
 
     @property
     def identity(self) -> Identity:
@@ -176,7 +180,8 @@ class OperationDispatcher:
         return self._deps.buckets.head_bucket(cast("ops.HeadBucket", call.operation))
 
     async def _delete_bucket(self, call: S3Call) -> Result:
-        return await self._deps.buckets.delete_bucket(cast("ops.DeleteBucket", call.operation))
+        operation = cast("ops.DeleteBucket", call.operation)
+        return await self._deps.buckets.delete_bucket(operation, context=call.write_context)
 
     async def _bucket_location(self, call: S3Call) -> Result:
         return self._deps.buckets.get_location(cast("ops.GetBucketLocation", call.operation))
@@ -232,8 +237,9 @@ class OperationDispatcher:
 
     async def _put(self, call: S3Call) -> Result:
         call.body.require_length()
+        operation = cast("ops.PutObject", call.operation)
         return await self._deps.objects.put_object(
-            cast("ops.PutObject", call.operation), call.identity, call.body
+            operation, call.identity, call.body, context=call.write_context
         )
 
     async def _post(self, call: S3Call) -> Result:
@@ -253,8 +259,10 @@ class OperationDispatcher:
             )
         self._deps.versions.require_same_bucket(operation.bucket, call.born)
         if made is None:
-            return await self._deps.objects.copy_object(operation, call.identity)
-        stored = await self._deps.objects.put_object(made[0], call.identity, made[1])
+            return await self._deps.objects.copy_object(operation, call.identity, context=call.write_context)
+        stored = await self._deps.objects.put_object(
+            made[0], call.identity, made[1], context=call.write_context
+        )
         now = self._deps.clock.now_ms()
         return CopyResult(stored.etag, now, stored.checksums, stored.checksum_type, stored.version)
 
@@ -263,7 +271,7 @@ class OperationDispatcher:
     ) -> Result:
         put, body = await far.copy_as_upload(operation, record)
         self._deps.versions.require_same_bucket(operation.bucket, call.born)
-        stored = await self._deps.objects.put_object(put, call.identity, body)
+        stored = await self._deps.objects.put_object(put, call.identity, body, context=call.write_context)
         return CopyResult(
             stored.etag,
             self._deps.clock.now_ms(),
@@ -274,7 +282,8 @@ class OperationDispatcher:
         )
 
     async def _delete(self, call: S3Call) -> Result:
-        return await self._deps.deleter.delete_object(cast("ops.DeleteObject", call.operation))
+        operation = cast("ops.DeleteObject", call.operation)
+        return await self._deps.deleter.delete_object(operation, context=call.write_context)
 
     async def _delete_many(self, call: S3Call) -> Result:
         operation = cast("ops.DeleteObjects", call.operation)
@@ -285,7 +294,7 @@ class OperationDispatcher:
             return await here(request)
         if hop is not None and hop.aim == AIM_KEYS:
             return await here(scatterer.local_keys(operation.bucket, request, hop))
-        return await scatterer.delete_keys(call.request, operation, request, here)
+        return await scatterer.delete_keys(call.request, operation, request, here, call.write_context)
 
     async def _delete_here(
         self, call: S3Call, operation: ops.DeleteObjects, request: xml_documents.DeleteRequest
@@ -294,7 +303,8 @@ class OperationDispatcher:
         allowed, refused = await self._deps.access.filter_deletions(
             call.identity, operation.bucket, request.keys, call.context
         )
-        done = await self._deps.deleter.delete_objects(operation, request._replace(keys=allowed))
+        request = request._replace(keys=allowed)
+        done = await self._deps.deleter.delete_objects(operation, request, context=call.write_context)
         return replace(done, failures=done.failures + refused)
 
     async def _get_tags(self, call: S3Call) -> Result:
@@ -306,10 +316,11 @@ class OperationDispatcher:
         tags = parse_tagging(document)
         # Now that the tags are known.
         self._deps.access.authorize(call.identity, operation, call.context, tags)
-        return await self._deps.tagging.put_tags(operation, tags)
+        return await self._deps.tagging.put_tags(operation, tags, context=call.write_context)
 
     async def _delete_tags(self, call: S3Call) -> Result:
-        return await self._deps.tagging.delete_tags(cast("ops.DeleteObjectTagging", call.operation))
+        operation = cast("ops.DeleteObjectTagging", call.operation)
+        return await self._deps.tagging.delete_tags(operation, context=call.write_context)
 
     async def _attributes(self, call: S3Call) -> Result:
         operation = cast("ops.GetObjectAttributes", call.operation)
@@ -328,17 +339,18 @@ class OperationDispatcher:
     async def _put_object_acl(self, call: S3Call) -> Result:
         operation = cast("ops.PutObjectAcl", call.operation)
         document = await self._document(call, operation.digests)
-        return await self._deps.object_acls.put_acl(operation, document)
+        return await self._deps.object_acls.put_acl(operation, document, context=call.write_context)
 
     # --- multipart ----------------------------------------------------------------------------------
 
     async def _create_upload(self, call: S3Call) -> Result:
         operation = cast("ops.CreateMultipartUpload", call.operation)
-        return await self._deps.uploads.create_upload(operation, call.identity)
+        return await self._deps.uploads.create_upload(operation, call.identity, context=call.write_context)
 
     async def _put_part(self, call: S3Call) -> Result:
         call.body.require_length()
-        return await self._deps.uploads.put_part(cast("ops.UploadPart", call.operation), call.body)
+        operation = cast("ops.UploadPart", call.operation)
+        return await self._deps.uploads.put_part(operation, call.body, context=call.write_context)
 
     async def _copy_part(self, call: S3Call) -> Result:
         return await retry_if_written_back(partial(self._copy_part_found, call))
@@ -347,7 +359,7 @@ class OperationDispatcher:
         operation = cast("ops.UploadPartCopy", call.operation)
         if call.remote_source is not None and self._deps.copy_sources is not None:
             part = await self._deps.copy_sources.copy_as_part(operation, call.remote_source)
-            done = await self._deps.uploads.put_part(*part)
+            done = await self._deps.uploads.put_part(*part, context=call.write_context)
             version = self._deps.versions.version_header(operation.source.bucket, call.remote_source)
             return CopyResult(done.etag, self._deps.clock.now_ms(), done.checksums, "", "", version)
         made = None if self._deps.backed is None else await self._deps.backed.copy_as_part(operation)
@@ -356,19 +368,21 @@ class OperationDispatcher:
         if made is None:
             made = await self._deps.views.plan_part_copy(operation)
         if made is None:
-            return await self._deps.uploads.copy_part(operation)
-        stored = await self._deps.uploads.put_part(*made)
+            return await self._deps.uploads.copy_part(operation, context=call.write_context)
+        stored = await self._deps.uploads.put_part(*made, context=call.write_context)
         return CopyResult(stored.etag, self._deps.clock.now_ms(), stored.checksums)
 
     async def _complete(self, call: S3Call) -> Result:
         operation = cast("ops.CompleteMultipartUpload", call.operation)
         # x-amz-checksum-* of a completion belong to the object, not to this document.
         document = await self._document(call, _NO_DIGESTS)
-        done = await self._deps.uploads.complete_upload(operation, xml_documents.parse_complete(document))
+        parts = xml_documents.parse_complete(document)
+        done = await self._deps.uploads.complete_upload(operation, parts, context=call.write_context)
         return replace(done, location=call.url(operation.bucket, operation.key))
 
     async def _abort(self, call: S3Call) -> Result:
-        return await self._deps.uploads.abort_upload(cast("ops.AbortMultipartUpload", call.operation))
+        operation = cast("ops.AbortMultipartUpload", call.operation)
+        return await self._deps.uploads.abort_upload(operation, context=call.write_context)
 
     async def _list_parts(self, call: S3Call) -> Result:
         return self._deps.uploads.list_parts(cast("ops.ListParts", call.operation))

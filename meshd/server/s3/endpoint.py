@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from meshd.auth.authorizer import ANONYMOUS_IDENTITY
 from meshd.auth.request_facts import REMOTE_RECORD
-from meshd.cluster.replication.write_forwarding import accepted_by
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3, retry_if_written_back, to_s3_error
 from meshd.objects.service import ReplacedError
@@ -39,6 +38,7 @@ from meshd.server.s3.dispatch import OperationDispatcher, S3Call
 from meshd.server.sendfile import first_window, load_into_page_cache, send_groups, send_spans
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.integrity.verification import report_damage, report_unsent_spans
+from meshd.store.write_context import INTERNAL_WRITE, WriteContext
 from meshd.telemetry import metrics
 from meshd.views.dispatch import AssembledRead
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
@@ -132,13 +132,12 @@ class S3Endpoint:
 
     async def _answer(self, request: MeshRequest, head: RequestHead, trace: RequestTrace) -> Reply:
         deps = self._deps
-        caller = deps.mesh.node_id, deps.mesh.lease_confirmed_version
+        write_context = WriteContext(deps.mesh.node_id, deps.mesh.lease_confirmed_version)
         elsewhere: PreparedRequest | None = None
         if not deps.mesh.single_node and deps.forwarder is not None:
-            with accepted_by(*caller):
-                answer = await self._forward_or_prepare(request, head, trace, deps.forwarder)
+            answer = await self._forward_or_prepare(request, head, trace, deps.forwarder, write_context)
             if request.hop is not None:
-                caller = request.hop.sender, request.hop.map_version
+                write_context = WriteContext(request.hop.sender, request.hop.map_version)
             if isinstance(answer, Reply):
                 return answer
             elsewhere = answer
@@ -161,9 +160,8 @@ class S3Endpoint:
                     return await self._get_from_peer(request, head, operation, trace, error)
             body = RequestBody(request, head, signer, deps.http.body_timeout)
             far = None if elsewhere is None else elsewhere.remote_source
-            call = S3Call(head, operation, signer, body, context, trace, request, far)
-            with accepted_by(*caller):
-                return await self._carry_out(call, trace, pressed=request.pressed)
+            call = S3Call(head, operation, signer, body, context, trace, request, write_context, far)
+            return await self._carry_out(call, trace, pressed=request.pressed)
         except S3Error as error:
             raise deps.access.mask_missing_key(signer.identity, operation, error, context) from error
 
@@ -185,14 +183,19 @@ class S3Endpoint:
         name = object_name_of(operation)
         if name is None or self._deps.views.is_view(name.bucket) or not forwarder.is_local(name):
             raise error.client_error from error
-        reply = await forwarder.forward(request, head, name, trace, damaged=True)
+        reply = await forwarder.forward(request, head, name, trace, INTERNAL_WRITE, damaged=True)
         if reply is None:
             raise error.client_error from error
         trace.mark_forwarded()
         return reply
 
     async def _forward_or_prepare(
-        self, request: MeshRequest, head: RequestHead, trace: RequestTrace, forwarder: Forwarder
+        self,
+        request: MeshRequest,
+        head: RequestHead,
+        trace: RequestTrace,
+        forwarder: Forwarder,
+        write_context: WriteContext,
     ) -> Reply | PreparedRequest:
         """Return the response of the responsible node, or the request as this node executes it. Raises as
         `_reply` does."""
@@ -231,7 +234,7 @@ class S3Endpoint:
                 if record is not None:
                     REMOTE_RECORD.set(((operation.bucket, operation.key, None), record))
                     return PreparedRequest(operation, nearby_record=record)
-            reply = await forwarder.forward(request, head, name, trace, aim=aim)
+            reply = await forwarder.forward(request, head, name, trace, write_context, aim=aim)
             if reply is not None:
                 trace.mark_forwarded()
                 return reply

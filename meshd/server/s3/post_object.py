@@ -76,7 +76,7 @@ class PostObjectHandler:
         self._deps.access.authorize(identity, put, context)
         admitted: Any = self._deps.acls.resolve_operation(put)
         form.policy = policy
-        stored = await self._deps.objects.put_object(admitted, identity, form)
+        stored = await self._deps.objects.put_object(admitted, identity, form, context=call.write_context)
         return PostStored(
             put.bucket,
             put.key,
@@ -100,7 +100,9 @@ class PostObjectHandler:
             await forwarder.require_local(name, call.request.hop)
         elif not forwarder.is_local(name):
             begun = PartialBody(form.received, form.source)
-            reply = await forwarder.forward(call.request, call.head, name, call.trace, begun=begun)
+            reply = await forwarder.forward(
+                call.request, call.head, name, call.trace, call.write_context, begun=begun
+            )
             if reply is None:
                 raise S3Error("SlowDown", "The owners of this name are changing; try again.")
             call.trace.mark_forwarded()

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from meshd.store.disks.layout import index_has_free_space
 from meshd.store.engine.data_files import Segment
 from meshd.store.engine.write_batch import WriteBatch
-from meshd.store.engine.write_fence import current_epoch, is_past_deadline
 from meshd.store.errors import (
     DiskFailedError,
     DiskFullError,
@@ -31,6 +30,7 @@ from meshd.store.errors import (
     StoreError,
     is_exhausted,
 )
+from meshd.store.write_context import INTERNAL_WRITE
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from meshd.store.disks.layout import Disks
     from meshd.store.engine.mutations import Mutation
     from meshd.store.index.index import Index
+    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
 
 _GROUP_BYTES = 32 << 20  # bytes per group: bounds its memory and the latency of its last mutation
@@ -119,18 +120,19 @@ class Committer:
 
     # the event loop's side --------------------------------------------------------------------------------
 
-    def submit(self, mutation: Mutation) -> asyncio.Future[Any]:
-        """Queues a mutation. Its stamp is the time of this call, whenever it is committed.
+    def submit(self, mutation: Mutation, context: WriteContext = INTERNAL_WRITE) -> asyncio.Future[Any]:
+        """Queues a mutation under the fence of `context`. Its stamp is the time of this call, whenever it is
+        committed.
 
         The future fails with StoreError. Cancelling it does not cancel the mutation.
         """
         if self._closed:
             raise StoreClosedError("the store is closing; send the request to another worker")
-        mutation.epoch, mutation.submitted_stamp = current_epoch(), self._clock.stamp()
+        mutation.epoch, mutation.submitted_stamp = context.epoch, self._clock.stamp()
         loop = asyncio.get_running_loop()
         ticket = _Ticket(mutation, loop.create_future(), loop)
         # Checked here, too: the committer thread must not even stage a write whose lease has run out.
-        if is_past_deadline(mutation.submitted_stamp):
+        if context.is_past_deadline(mutation.submitted_stamp):
             ticket.error = StaleEpochError(mutation.epoch)
             loop.call_soon(_resolve, [ticket])
         else:

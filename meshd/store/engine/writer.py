@@ -29,6 +29,7 @@ from meshd.store.errors import (
     StaleEpochError,
     StoreClosedError,
 )
+from meshd.store.write_context import INTERNAL_WRITE
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from meshd.store.disks.layout import Disks
     from meshd.store.engine.group_commit import Committer
     from meshd.store.records import Meta, Record, Upload
+    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Versioning
@@ -49,7 +51,7 @@ _GATHERED = 32 << 20  # limit of the chunks of all writers of a process together
 _IOV_MAX = 900
 
 
-class WriterContext:
+class WriterResources:
     """Shared by all writers of a process: threads, file numbers, and the number of active writers."""
 
     def __init__(
@@ -119,14 +121,14 @@ class DiskObjectWriter:
 
     def __init__(
         self,
-        context: WriterContext,
+        resources: WriterResources,
         bucket: str,
         key: str,
         size: int | None,
         upload: Upload | None = None,
         number: int = 0,
     ) -> None:
-        self._context, self._bucket, self._key, self._declared = context, bucket, key, size
+        self._resources, self._bucket, self._key, self._declared = resources, bucket, key, size
         self._upload, self._number = upload, number
         self._chunks: list[bytes | memoryview] = []
         self._gathered = self._total = self._crc = 0
@@ -134,7 +136,7 @@ class DiskObjectWriter:
         self._pending_write: asyncio.Task[None] | None = None
         self._payload: Payload | None = None
         self._state = "open"
-        context.active += 1
+        resources.active += 1
 
     def __repr__(self) -> str:
         where = f"{self._bucket}/{self._key}"
@@ -142,11 +144,11 @@ class DiskObjectWriter:
 
     async def write(self, data: Buffer) -> None:
         self._append(data if type(data) is bytes else bytes(data))
-        if self._large and (self._gathered >= self._context.chunk_bytes() or len(self._chunks) >= _IOV_MAX):
+        if self._large and (self._gathered >= self._resources.chunk_bytes() or len(self._chunks) >= _IOV_MAX):
             await self._flush()
 
     async def write_borrowed(self, data: memoryview) -> None:
-        if max(self._total + len(data), self._declared or 0) <= self._context.small:
+        if max(self._total + len(data), self._declared or 0) <= self._resources.small:
             await self.write(data)
             return
         self._append(data)
@@ -180,17 +182,22 @@ class DiskObjectWriter:
 
     @property
     def _large(self) -> bool:
-        return max(self._total, self._declared or 0) > self._context.small
+        return max(self._total, self._declared or 0) > self._resources.small
 
     async def commit(
-        self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
+        self,
+        meta: Meta,
+        *,
+        conditions: Conditions | None = None,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
         self._require_open()
         if self._declared is not None and self._total != self._declared:
             raise SizeMismatchError(f"{self._total} of the declared {self._declared} bytes were written")
         try:
             mutation = self._mutation(meta, await self._get_payload(), conditions, versioning)
-            future = self._context.committer.submit(mutation)
+            future = self._resources.committer.submit(mutation, context)
         except BaseException:
             await self.abort()
             raise
@@ -206,7 +213,7 @@ class DiskObjectWriter:
         error = None if future.cancelled() else future.exception()
         if isinstance(error, StaleEpochError):
             self._state = "open"
-            self._context.active += 1
+            self._resources.active += 1
             return
         self._payload = None
         if not future.cancelled() and error is None:
@@ -252,7 +259,7 @@ class DiskObjectWriter:
             _discard_after(pending_write, self._large_file)
             raise
         if self._large_file is not None:
-            await self._context.run_blocking(self._large_file.discard)
+            await self._resources.run_blocking(self._large_file.discard)
 
     def __del__(self) -> None:
         if getattr(self, "_state", "") == "open":
@@ -266,7 +273,7 @@ class DiskObjectWriter:
             )
 
     def _finish(self, state: str) -> None:
-        self._context.active -= 1
+        self._resources.active -= 1
         self._state = state
         self._chunks = []
 
@@ -286,16 +293,16 @@ class DiskObjectWriter:
 
     async def _prepare_payload(self) -> Payload:
         """Returns the bytes ready for the commit: in memory, or complete and durable in their file."""
-        if self._large_file is None and self._total <= self._context.small:
+        if self._large_file is None and self._total <= self._resources.small:
             crc = 0
             for chunk in self._chunks:
                 crc = checksums.crc32c(chunk, crc)
             return Payload(self._total, crc, self._chunks)
         await self._flush()
         await self._wait_pending_write()
-        large_file, context = self._large_file, self._context
+        large_file, resources = self._large_file, self._resources
         assert large_file is not None
-        await context.run_blocking(lambda: context.finish_draft(large_file))
+        await resources.run_blocking(lambda: resources.finish_draft(large_file))
         return Payload(large_file.size, large_file.crc, large_file=large_file)
 
     async def _flush(self) -> None:
@@ -307,7 +314,7 @@ class DiskObjectWriter:
         self._chunks, self._gathered = [], 0
         if large_file is not None and chunks:
             self._pending_write = asyncio.create_task(
-                self._context.run_blocking(lambda: large_file.append(chunks))
+                self._resources.run_blocking(lambda: large_file.append(chunks))
             )
 
     async def _wait_pending_write(self) -> None:
@@ -320,12 +327,12 @@ class DiskObjectWriter:
                 raise
 
     async def _open_file(self) -> None:
-        context = self._context
+        resources = self._resources
         name = self._key if self._upload is None else f"{self._key}\0{self._number}"
-        order, file = context.disks.placement_order(self._bucket, name), await context.next_file_id()
+        order, file = resources.disks.placement_order(self._bucket, name), await resources.next_file_id()
         made: list[LargeObjectFile] = []
         opening = asyncio.create_task(
-            context.run_blocking(lambda: made.append(context.create_draft(order, file, self._declared)))
+            resources.run_blocking(lambda: made.append(resources.create_draft(order, file, self._declared)))
         )
         try:
             await asyncio.shield(opening)

@@ -248,7 +248,7 @@ class DropUnowned(Mutation):
 
 class RaiseWriteFence(Mutation):
     """Carries nothing but its epoch: committing it fences off writes of this node under earlier maps
-    (`write_fence`)."""
+    (`write_context`)."""
 
     exclusive = True
 

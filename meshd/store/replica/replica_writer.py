@@ -36,21 +36,25 @@ from meshd.store.replica.replica_mutations import (
     ApplyVersion,
     version_status_in,
 )
+from meshd.store.write_context import INTERNAL_WRITE
 
 if TYPE_CHECKING:
     from meshd.store.engine.mutations import Mutation, Payload
-    from meshd.store.engine.writer import WriterContext
+    from meshd.store.engine.writer import WriterResources
     from meshd.store.index.index import Index
     from meshd.store.records import Record
     from meshd.store.replica.changes import Change, PartOf
     from meshd.store.replica.replica_mutations import VersionStatus
+    from meshd.store.write_context import WriteContext
 
 
 class DiskReplicaWriter(DiskObjectWriter):
     """Writes a version or part at its given stamp. See ReplicaWriter."""
 
-    def __init__(self, context: WriterContext, index: Index, bucket: str, key: str, size: int | None) -> None:
-        super().__init__(context, bucket, key, size)
+    def __init__(
+        self, resources: WriterResources, index: Index, bucket: str, key: str, size: int | None
+    ) -> None:
+        super().__init__(resources, bucket, key, size)
         self._index = index
 
     async def make_durable(self) -> None:
@@ -64,12 +68,14 @@ class DiskReplicaWriter(DiskObjectWriter):
             await self.abort()
             raise
 
-    async def commit_at_stamp(self, record: Record, part: PartOf | None = None) -> Applied:
+    async def commit_at_stamp(
+        self, record: Record, part: PartOf | None = None, *, context: WriteContext = INTERNAL_WRITE
+    ) -> Applied:
         self._require_open()
         if self._total != record.size or (part is not None and self._total != part.part.size):
             raise SizeMismatchError(f"{self._total} bytes of {record.size} were written")
         if part is not None:
-            return await self._commit_part(part)
+            return await self._commit_part(part, context)
         record = without_local_fields(record)
         found, tombstone, newest, repair = self._local_state(record)
         if found not in ("new", "stale") and not repair:
@@ -78,29 +84,32 @@ class DiskReplicaWriter(DiskObjectWriter):
         if found == "new" or repair:
             applied: Applied
             applied, found = await self._submit(
-                ApplyVersion(self._bucket, self._key, record, await self._get_payload(), repair=repair)
+                ApplyVersion(self._bucket, self._key, record, await self._get_payload(), repair=repair),
+                context,
             )
             if found != "stale":
                 return applied
         else:
             await self.abort()
         change = Amended(self._bucket, self._key, record)
-        amended: Applied = await asyncio.shield(self._context.committer.submit(ApplyTagsAndAcl(change)))
+        amended: Applied = await asyncio.shield(
+            self._resources.committer.submit(ApplyTagsAndAcl(change), context)
+        )
         return amended
 
-    async def _commit_part(self, part: PartOf) -> Applied:
+    async def _commit_part(self, part: PartOf, context: WriteContext) -> Applied:
         begun = UploadBegun(upload_without_local_fields(part.upload))
         with self._index.read_transaction() as txn:
             known = self._index.get_upload(txn, self._bucket, self._key, part.upload.upload_id)
         if known is None:
-            await asyncio.shield(self._context.committer.submit(ApplyUpload(begun)))
-        applied: Applied = await self._submit(ApplyPart(part, await self._get_payload()))
+            await asyncio.shield(self._resources.committer.submit(ApplyUpload(begun), context))
+        applied: Applied = await self._submit(ApplyPart(part, await self._get_payload()), context)
         return applied
 
-    async def _submit(self, mutation: Mutation) -> Any:
+    async def _submit(self, mutation: Mutation, context: WriteContext) -> Any:
         """Submits a mutation like `DiskObjectWriter.commit`; removes a file that it did not use."""
         try:
-            future = self._context.committer.submit(mutation)
+            future = self._resources.committer.submit(mutation, context)
         except BaseException:
             await self.abort()
             raise

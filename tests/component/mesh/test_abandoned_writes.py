@@ -9,11 +9,11 @@ import pytest
 from botocore.exceptions import ClientError
 
 from meshd.cluster.replication.replicated_writer import ReplicatedWriter
-from meshd.cluster.replication.write_forwarding import accepted_by
 from meshd.store.errors import (
     NotReplicatedError,
 )
 from meshd.store.records import Meta
+from meshd.store.write_context import WriteContext
 from meshwire.cluster.transitions import (
     cancel_drain,
     drain_node,
@@ -48,13 +48,14 @@ def test_nothing_is_done_for_a_caller_that_was_marked_away(gone: str) -> None:
         )
 
         async def nothing_is_done() -> None:
-            with accepted_by(other, version):
-                for size in (10, LARGE):
-                    await error_of(NotReplicatedError, put_object(store, "k", b"x" * size, size=size))
-                await error_of(NotReplicatedError, store.delete("b", "k"))
-                await error_of(NotReplicatedError, store.amend("b", "k", None, tags={"a": "b"}))
-                await error_of(NotReplicatedError, store.create_upload("b", "k"))
-                await error_of(NotReplicatedError, store.abort_upload(upload))
+            old = WriteContext(other, version)
+            for size in (10, LARGE):
+                data = b"x" * size
+                await error_of(NotReplicatedError, put_object(store, "k", data, size=size, context=old))
+            await error_of(NotReplicatedError, store.delete("b", "k", context=old))
+            await error_of(NotReplicatedError, store.amend("b", "k", None, tags={"a": "b"}, context=old))
+            await error_of(NotReplicatedError, store.create_upload("b", "k", context=old))
+            await error_of(NotReplicatedError, store.abort_upload(upload, context=old))
             owners_alike(nodes, "k", b"kept")
 
         await nothing_is_done()
@@ -64,8 +65,8 @@ def test_nothing_is_done_for_a_caller_that_was_marked_away(gone: str) -> None:
             await change_map(nodes, lambda cluster: mark_complete(cluster, name))
             assert decider_of(nodes, "b", "k") is decider
             await nothing_is_done()
-        with accepted_by(other, decider.node.mesh.current_map().version):
-            await put_object(store, "k", b"done")
+        context = WriteContext(other, decider.node.mesh.current_map().version)
+        await put_object(store, "k", b"done", context=context)
         owners_alike(nodes, "k", b"done")
 
     among(3, test, copies=3)
@@ -83,8 +84,13 @@ def test_nothing_is_done_for_a_caller_that_was_given_up_and_came_back(gone: str)
         for change in (None, lambda cluster: join_node(cluster, back.member), *map(_settles, names)):
             if change is not None:
                 await change_map(nodes, change)
-            with accepted_by(other.node.settings.node_id, version):
-                await error_of(NotReplicatedError, put_object(decider.node.replicated_store, "k", b"old"))
+            old = put_object(
+                decider.node.replicated_store,
+                "k",
+                b"old",
+                context=WriteContext(other.node.settings.node_id, version),
+            )
+            await error_of(NotReplicatedError, old)
         assert all(node.state == "up" for node in decider.node.mesh.current_map().nodes)
         assert decider_of(nodes, "b", "k") is decider
         owners_alike(nodes, "k", b"kept")
@@ -105,10 +111,9 @@ def test_what_a_node_passed_on_between_two_absences_is_refused_once_it_is_up() -
         returned = await change_map(nodes, _joins(passing))
         await change_map(nodes, _settles(name))
         await put_object(store, "k", b"new")
-        with accepted_by(name, asked):
-            await error_of(NotReplicatedError, put_object(store, "k", b"old"))
-        with accepted_by(name, returned):
-            await put_object(store, "k", b"newer")
+        old = put_object(store, "k", b"old", context=WriteContext(name, asked))
+        await error_of(NotReplicatedError, old)
+        await put_object(store, "k", b"newer", context=WriteContext(name, returned))
 
     among(3, test)
 
@@ -134,10 +139,8 @@ def test_a_write_through_a_node_that_is_drained_and_stays_after_all_is_taken() -
         for number, change in enumerate(changes):
             version = changing.node.mesh.current_map().version
             await change_map(nodes, change)
-            with accepted_by(name, version):
-                await put_object(
-                    decider_of(nodes, "b", f"k{number}").node.replicated_store, f"k{number}", b"x"
-                )
+            store = decider_of(nodes, "b", f"k{number}").node.replicated_store
+            await put_object(store, f"k{number}", b"x", context=WriteContext(name, version))
             states.append(_state(changing))
         assert states == ["draining"] * 4 + ["joining"] * 3 + ["up"]
 
@@ -204,8 +207,8 @@ def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_i
             await drop()
 
         monkeypatch.setattr(writer, "_abort_streams", stands_still)
-        with accepted_by(name, former.node.mesh.current_map().version):
-            await error_of(NotReplicatedError, writer.commit(Meta("x")))
+        context = WriteContext(name, former.node.mesh.current_map().version)
+        await error_of(NotReplicatedError, writer.commit(Meta("x"), context=context))
         assert stood
         owners_alike(nodes, "k", None)
 

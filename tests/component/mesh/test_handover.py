@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from meshd.cluster.replication import primary_handover
 from meshd.cluster.replication.primary_handover import HAND_OVER, PrimaryHandover
 from meshd.cluster.replication.replicated_store import ReplicatedStore
-from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
     NotReplicatedError,
     StaleEpochError,
 )
+from meshd.store.write_context import WriteContext
 from meshwire.cluster.transitions import join_node, mark_complete, mark_node_away
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.mesh_nodes import accept_map, change_map, decider_of, running_nodes, shared_store
@@ -58,8 +58,8 @@ async def _up(back: Running, other: Running) -> None:
 
 async def _commit(node: Running, data: bytes) -> None:
     """A write that is committed at this node by its map, and told to nobody yet."""
-    with epoch_scope(node.node.mesh.current_map().version):
-        await put_object(node.node.store, "k", data)
+    fenced = WriteContext(epoch=node.node.mesh.current_map().version)
+    await put_object(node.node.store, "k", data, context=fenced)
 
 
 def _read(node: Running) -> bytes | None:
@@ -90,8 +90,8 @@ def test_a_condition_is_judged_by_what_the_former_decider_committed() -> None:
 def test_a_removal_of_the_former_decider_is_known() -> None:
     async def test(back: Running, other: Running) -> None:
         await put_object(shared_store(other), "k", b"first")
-        with epoch_scope(other.node.mesh.current_map().version):
-            await other.node.store.delete("b", "k")
+        fenced = WriteContext(epoch=other.node.mesh.current_map().version)
+        await other.node.store.delete("b", "k", context=fenced)
         await _up(back, other)
         conditions = Conditions(if_match=(fake_etag(b"first"),))
         await error_of(ConditionMissingError, shared_store(back).delete("b", "k", conditions=conditions))
@@ -101,8 +101,8 @@ def test_a_removal_of_the_former_decider_is_known() -> None:
 
 def test_a_refusal_before_the_body_is_judged_by_it_too() -> None:
     async def test(back: Running, other: Running) -> None:
-        with epoch_scope(other.node.mesh.current_map().version):
-            await put_object(other.node.store, "k", b"first")
+        fenced = WriteContext(epoch=other.node.mesh.current_map().version)
+        await put_object(other.node.store, "k", b"first", context=fenced)
         await _up(back, other)
         conditions = Conditions(if_match=(fake_etag(b"first"),))
         await shared_store(back).check_conditions("b", "k", conditions)  # which raises nothing
@@ -118,8 +118,7 @@ def test_the_former_decider_commits_nothing_more_by_an_older_map() -> None:
         await put_object(shared_store(back), "k", b"new")
 
         async def late() -> None:
-            with epoch_scope(older):
-                await put_object(other.node.store, "k", b"late")
+            await put_object(other.node.store, "k", b"late", context=WriteContext(epoch=older))
 
         await error_of(StaleEpochError, late())
         assert _read(back) == _read(other) == b"new"

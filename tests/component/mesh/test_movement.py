@@ -20,9 +20,9 @@ from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.process.wiring.cluster import rebalancer
 from meshd.store.engine.mutations import PruneTombstones
-from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import StaleEpochError
 from meshd.store.records import Meta
+from meshd.store.write_context import WriteContext
 from meshwire.cluster import routes, transitions
 from tests.support.mesh_nodes import running_nodes
 from tests.support.store_calls import put_object, put_part
@@ -400,10 +400,9 @@ def test_whoever_was_compared_with_decides_by_no_earlier_map() -> None:
         await found.change(transitions.set_node_weight, "n1", 2)
         version = found.map().version
         await found.rebalancers["n2"].run_repair_round()
-        with epoch_scope(version - 1), pytest.raises(StaleEpochError):
-            await put_object(found.store("n1"), "late", b"x")
-        with epoch_scope(version):
-            await put_object(found.store("n1"), "in time", b"x")
+        with pytest.raises(StaleEpochError):
+            await put_object(found.store("n1"), "late", b"x", context=WriteContext(epoch=version - 1))
+        await put_object(found.store("n1"), "in time", b"x", context=WriteContext(epoch=version))
 
     run(doing, 2)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.cluster.read_barrier import ANSWER_VALID_SECONDS
-from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import (
     ConditionFailedError,
     NoSuchUploadError,
@@ -18,6 +17,7 @@ from meshd.store.errors import (
     StaleEpochError,
 )
 from meshd.store.records import Meta
+from meshd.store.write_context import INTERNAL_WRITE, WriteContext
 from meshwire.cluster.transitions import mark_node_away, set_node_weight
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.mesh_nodes import among, change_map, decider_of, owners_alike, shared_store
@@ -160,20 +160,21 @@ def test_a_copy_of_what_was_uploaded_in_parts_is_of_these_parts_at_the_new_decid
 def test_an_earlier_map_decides_nothing_after_a_later_one() -> None:
     async def test(nodes: list[Running]) -> None:
         store = nodes[0].node.store
-        with epoch_scope(7):
-            await put_object(store, "k", b"seven")
-        with epoch_scope(6):
-            await error_of(StaleEpochError, put_object(store, "k", b"six"))
-            await error_of(StaleEpochError, put_object(store, "large", b"six" * LARGE))
-            await error_of(StaleEpochError, store.delete("b", "k"))
-        with epoch_scope(7, nodes[0].node.clock.stamp()):
-            await error_of(StaleEpochError, put_object(store, "k", b"late"))
-            await error_of(StaleEpochError, put_object(store, "large", b"late" * LARGE))
-            absent = Conditions(if_none_match=("*",))
-            await error_of(StaleEpochError, put_object(store, "other", b"late", conditions=absent))
-            await error_of(StaleEpochError, store.delete("b", "k"))
-            await error_of(StaleEpochError, store.amend("b", "k", None, tags={"a": "b"}))
-            await error_of(StaleEpochError, store.create_upload("b", "k"))
+        await put_object(store, "k", b"seven", context=WriteContext(epoch=7))
+        six = WriteContext(epoch=6)
+        await error_of(StaleEpochError, put_object(store, "k", b"six", context=six))
+        await error_of(StaleEpochError, put_object(store, "large", b"six" * LARGE, context=six))
+        await error_of(StaleEpochError, store.delete("b", "k", context=six))
+        late, absent = (
+            WriteContext(epoch=7, deadline=nodes[0].node.clock.stamp()),
+            Conditions(if_none_match=("*",)),
+        )
+        await error_of(StaleEpochError, put_object(store, "k", b"late", context=late))
+        await error_of(StaleEpochError, put_object(store, "large", b"late" * LARGE, context=late))
+        await error_of(StaleEpochError, put_object(store, "other", b"late", conditions=absent, context=late))
+        await error_of(StaleEpochError, store.delete("b", "k", context=late))
+        await error_of(StaleEpochError, store.amend("b", "k", None, tags={"a": "b"}, context=late))
+        await error_of(StaleEpochError, store.create_upload("b", "k", context=late))
         await put_object(store, "own", b"without")
         record = store.get("b", "k")
         assert record is not None
@@ -194,18 +195,18 @@ def test_a_process_that_stands_still_before_it_commits_asks_again_whether_it_may
         mesh, store, clock = decider.node.mesh, shared_store(decider), decider.node.clock
         held, acts = 0.0, 0
 
-        async def act() -> Record:
+        async def act(context: WriteContext) -> Record:
             nonlocal acts
             acts += 1
             if acts < 3:
                 await asyncio.sleep(held)  # as if stopped
-            return await put_object(decider.node.store, "k", b"x")
+            return await put_object(decider.node.store, "k", b"x", context=context)
 
         for held in (0.05, ANSWER_VALID_SECONDS):  # with a lease, and with the word of the others
             until = clock.monotonic() + (0.0 if held == ANSWER_VALID_SECONDS else held)
             mesh._lease_state = partial(_left, clock, until)
             acts, before = 0, clock.stamp()
-            writing = asyncio.ensure_future(store.run_as_primary("b", "k", act))
+            writing = asyncio.ensure_future(store.run_as_primary("b", "k", act, INTERNAL_WRITE))
             await asyncio.sleep(held)
             record = await writing
             assert acts > 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from meshd.store.engine.write_fence import epoch_scope
 from meshd.store.errors import ConditionFailedError
+from meshd.store.write_context import WriteContext
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.mesh_nodes import decider_of, running_nodes, shared_store
 from tests.support.store_calls import error_of, put_object
@@ -35,10 +35,10 @@ def test_nobody_gets_to_know_of_a_removal_before_the_version_that_is_left(
         async with running_nodes(asyncio.get_running_loop(), 2, copies=2) as nodes:
             one, other, _, second = await _two_versions(nodes)
             store = shared_store(one)
-            with epoch_scope(one.node.mesh.current_map().version):
-                third = await put_object(
-                    one.node.store, "k", b"third", versioning="Enabled"
-                )  # told to nobody yet
+            fenced = WriteContext(epoch=one.node.mesh.current_map().version)
+            third = await put_object(
+                one.node.store, "k", b"third", versioning="Enabled", context=fenced
+            )  # told to nobody yet
             seen, tell = list[str](), store.replicate_change
 
             async def told(change: Change, bucket: str, key: str) -> int:
@@ -59,8 +59,10 @@ def test_a_refusal_says_nothing_before_all_know_of_the_removal_that_it_is_judged
     async def run() -> None:
         async with running_nodes(asyncio.get_running_loop(), 2, copies=2) as nodes:
             one, other, first, second = await _two_versions(nodes)
-            with epoch_scope(one.node.mesh.current_map().version):
-                await one.node.store.delete_version("b", "k", second.version)  # told to nobody yet
+            fenced = WriteContext(epoch=one.node.mesh.current_map().version)
+            await one.node.store.delete_version(
+                "b", "k", second.version, context=fenced
+            )  # told to nobody yet
             conditions = Conditions(if_match=(second.etag,))
             await error_of(
                 ConditionFailedError,

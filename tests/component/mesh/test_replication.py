@@ -12,9 +12,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from meshd.cluster.replication.replicated_store import ReplicatedStore
-from meshd.cluster.replication.write_forwarding import handling_forwarded_write
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
 from meshd.store.records import Meta
+from meshd.store.write_context import WriteContext
 from meshd.telemetry import metrics
 from meshwire.cluster.transitions import drain_node, join_node, mark_node_away, set_node_weight
 from tests.support.mesh_nodes import among, change_map, decider_of, shared_store, with_clients
@@ -230,9 +230,9 @@ def test_only_the_decider_decides() -> None:
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
-        with handling_forwarded_write():
-            await error_of(NotPrimaryError, put_object(other.node.replicated_store, "k", b"x"))
-            await error_of(NotPrimaryError, other.node.replicated_store.delete("b", "k"))
+        store, context = other.node.replicated_store, WriteContext(forwarded=True)
+        await error_of(NotPrimaryError, put_object(store, "k", b"x", context=context))
+        await error_of(NotPrimaryError, store.delete("b", "k", context=context))
         assert other.node.store.is_empty("b")
         await decider.node.store.raise_fence(
             decider.node.mesh.current_map().version + 1

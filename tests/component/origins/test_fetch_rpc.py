@@ -19,6 +19,7 @@ from meshd.origins.client.origin_api import (
     OriginMissingError,
 )
 from meshd.origins.worker_shards import FetchWorkerClient, serve_fetches
+from meshd.store.write_context import WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -53,7 +54,7 @@ class Worker:
     async def write_back(self, bucket: Bucket, key: str) -> str:
         return f"etag of {key}"
 
-    async def delete_at_origin(self, bucket: Bucket, key: str) -> None:
+    async def delete_at_origin(self, bucket: Bucket, key: str, context: WriteContext) -> None:
         pass
 
     async def is_finished(self, bucket: Bucket, key: str, version: int) -> bool:
@@ -125,7 +126,7 @@ def test_the_other_calls(tmp_path: Path) -> None:
         async with both(tmp_path) as (_, client):
             assert await client.check_origin(BUCKET, "key") == FACTS
             assert await client.write_back(BUCKET, "key") == "etag of key"
-            await client.delete_at_origin(BUCKET, "key")
+            await client.delete_at_origin(BUCKET, "key", WriteContext("n2", 7))
             assert await client.is_finished(BUCKET, "key", 7)
             assert not await client.is_finished(BUCKET, "key", 6)
             with pytest.raises(OriginDownError, match="log has the details"):

@@ -12,6 +12,7 @@ import pytest
 from meshd.origins.write_back import HandoverBarrier, OriginWriter
 from meshd.rpc.peer_client import PeerUnreachableError, StaleMapError
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
+from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.cluster import Node
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def test_it_is_quiet_when_what_was_begun_by_an_older_map_is_over() -> None:
     async def run() -> None:
         world, origin, gone = World(), Origin(), list[str]()
 
-        async def nothing(*_: Any) -> None:
+        async def nothing(*_: Any, **__: Any) -> None:
             gone.append("forgotten")
 
         made: Any = OriginWriter
@@ -153,7 +154,7 @@ def test_it_is_quiet_when_what_was_begun_by_an_older_map_is_over() -> None:
         )
         assert await writer.is_finished(BUCKET, "k", 7)
         assert not await writer.is_finished(BUCKET, "k", 8)  # it goes by an older map
-        removing = asyncio.ensure_future(writer.delete_at_origin(BUCKET, "k"))
+        removing = asyncio.ensure_future(writer.delete_at_origin(BUCKET, "k", INTERNAL_WRITE))
         await origin.asked.wait()
         world.version, world.decides = 8, False
         quiet = asyncio.ensure_future(writer.is_finished(BUCKET, "k", 8))
@@ -163,6 +164,6 @@ def test_it_is_quiet_when_what_was_begun_by_an_older_map_is_over() -> None:
         await removing
         assert await quiet
         with pytest.raises(NotPrimaryError):
-            await writer.delete_at_origin(BUCKET, "k")
+            await writer.delete_at_origin(BUCKET, "k", INTERNAL_WRITE)
 
     asyncio.run(run())

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from meshd.cluster.replication.write_forwarding import accepted_by
 from meshd.origins.client.origin_api import OriginDownError, OriginRefusedError
 from meshd.origins.worker_shards import encode_error
 from meshd.origins.write_back_routing import (
@@ -19,6 +18,7 @@ from meshd.origins.write_back_routing import (
 )
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
+from meshd.store.write_context import INTERNAL_WRITE, WriteContext
 from meshwire.cluster import Node
 
 BUCKET: Any = SimpleNamespace(name="b")
@@ -112,15 +112,14 @@ def test_by_the_new_decider_from_then_on() -> None:
     world = World("c", there=[("d", StaleMapError(2)), ("a", StaleMapError(3))])
     assert push(world) == ["c:push", "d:push", "a"]
     removing = World("c", there=[WriteBackResult()])
-    asyncio.run(removing.bringer().delete_at_origin(BUCKET, "k"))
+    asyncio.run(removing.bringer().delete_at_origin(BUCKET, "k", INTERNAL_WRITE))
     assert removing.asked == ["c:remove"]
 
 
 def test_nothing_is_removed_for_a_caller_that_was_given_up() -> None:
     def removed(world: World) -> list[str]:
         async def run() -> None:
-            with accepted_by("c", 5):
-                await world.bringer().delete_at_origin(BUCKET, "k")
+            await world.bringer().delete_at_origin(BUCKET, "k", WriteContext("c", 5))
 
         asyncio.run(run())
         return world.asked
@@ -164,7 +163,7 @@ def test_nobody_who_decides_ends_it() -> None:
 
 def test_who_is_asked_asks_nobody() -> None:
     async def carried_out(world: World, bucket: str = "b") -> WriteBackResult:
-        return await world.bringer().execute(WriteBackRequest("push", bucket, "k"))
+        return await world.bringer().execute(WriteBackRequest("push", bucket, "k"), INTERNAL_WRITE)
 
     assert asyncio.run(carried_out(World())) == WriteBackResult()
     world = World(here=[("c", NOT_MINE)])
