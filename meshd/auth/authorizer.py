@@ -11,7 +11,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.htm
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 from meshd.auth import acls
 from meshd.auth.policy_evaluator import NOTHING_ALLOWS, PolicyEvaluator, access_denied, is_owner
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from meshd.auth.request_facts import FindRecord
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.control.identities import Signer
+    from meshd.store.records import Record
     from meshd.util.clock import Clock
     from meshwire.iam import Policy
     from meshwire.iam.statements import Values
@@ -127,13 +128,23 @@ ANONYMOUS_IDENTITY: Final = Identity("", "anonymous", "")
 """The identity of an unsigned request."""
 
 
+class RemoteRecord(NamedTuple):
+    """The record of an object, or of one of its versions, that this node does not hold."""
+
+    bucket: str
+    key: str
+    version: str | None
+    record: Record
+
+
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """What policies may ask about a request, besides its operation.
 
     `headers` have lower-case names and include those hoisted into a presigned query. `signature` names the
     algorithm (empty: none), and `signed` is its time in SigV4's form. `form`: the request comes from an HTML
-    form. `tls`: the version of a secure connection, such as `1.3`.
+    form. `tls`: the version of a secure connection, such as `1.3`; `remote_record`: the object that the request
+    reads, if another node holds it.
     """
 
     source_ip: str = ""
@@ -144,6 +155,14 @@ class RequestContext:
     signed: str = ""
     form: bool = False
     tls: str = ""
+    remote_record: RemoteRecord | None = None
+
+    def find_record(self, find: FindRecord, bucket: str, key: str, version: str | None) -> Record | None:
+        """Returns `remote_record` if it is the one looked for, otherwise what `find` returns."""
+        remote = self.remote_record
+        if remote is not None and remote[:3] == (bucket, key, version):
+            return remote.record
+        return find(bucket, key, version)
 
 
 NO_CONTEXT: Final = RequestContext()
@@ -223,19 +242,19 @@ class Authorizer:
             if tags is None and self.policies_use_request_tags(identity, operation.bucket):
                 return
             wanted = tuple(need._replace(facts=tag_facts(tags)) for need in wanted)
-        elif isinstance(operation, ops.CopyObject) and self._copies_tags(operation):
+        elif isinstance(operation, ops.CopyObject) and self._copies_tags(operation, context):
             wanted += copied_tag_actions(operation)
         elif isinstance(operation, ops.DeleteObjects):
             self._authorize_deletions(identity, operation)
         for need in wanted:
             self.require_action(identity, need, context, creating=isinstance(operation, ops.CreateBucket))
 
-    def _copies_tags(self, operation: ops.CopyObject) -> bool:
+    def _copies_tags(self, operation: ops.CopyObject, context: RequestContext) -> bool:
         """Whether the copy takes over tags of its source that the request does not name."""
         source = operation.source
         if operation.tags is not None:
             return False
-        record = self._find(source.bucket, source.key, source.version)
+        record = context.find_record(self._find, source.bucket, source.key, source.version)
         return record is not None and bool(record.tags)
 
     def _authorize_deletions(self, identity: Identity, operation: ops.DeleteObjects) -> None:

@@ -300,7 +300,7 @@ class PolicyEvaluator:
             return True
         if need.action not in acls.OBJECT_ACL_PERMISSIONS:
             return False
-        record = self._find(need.bucket, need.key, need.version)
+        record = context.find_record(self._find, need.bucket, need.key, need.version)
         if record is not None:
             return acls.object_grants(bucket, record, identity.user_id, need.action)
         return need.action in acls.READ_ACTIONS and self.may_list_key(identity, bucket, need.key, context)

@@ -8,7 +8,6 @@ case; an absent fact raises KeyError.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -43,16 +42,10 @@ _HEADER_PREFIX: Final = "s3:x-amz-"
 _CREATING: Final = frozenset({"s3:PutObject", "s3:CreateBucket"})
 
 
-REMOTE_RECORD: ContextVar[tuple[tuple[str, str, str | None], Record] | None] = ContextVar("far", default=None)
-"""For the current request: an object that another node stores, and its bucket, key and version."""
-
-
 def record_finder(store: ObjectStore) -> FindRecord:
     """Return the function with which the authorizer looks up an object or a version. It raises S3Error."""
 
     def find(bucket: str, key: str, version: str | None) -> Record | None:
-        if (far := REMOTE_RECORD.get()) is not None and (bucket, key, version) == far[0]:
-            return far[1]
         with store_errors():
             try:
                 return store.get(bucket, key) if version is None else store.get_version(bucket, key, version)
@@ -113,7 +106,7 @@ class RequestFacts(Mapping[str, "Values"]):
         need = self._need
         if not need.key or need.action in _CREATING:
             return None
-        record = self._find(need.bucket, need.key, need.version)
+        record = self._context.find_record(self._find, need.bucket, need.key, need.version)
         return None if record is None else _tag(record.tags, name)
 
     # --- one by one -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ limits apply first (`connection_limits`). The origin of a forwarded request is i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshd.server.s3.authentication import ANONYMOUS, request_context
@@ -16,7 +17,7 @@ from meshwire.s3.operations import Preflight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.auth.authorizer import Authorizer, RequestContext
+    from meshd.auth.authorizer import Authorizer, RemoteRecord, RequestContext
     from meshd.server.connection import Connection
     from meshd.server.proxy.hop_headers import Hop
     from meshd.server.request import MeshRequest
@@ -65,13 +66,16 @@ class RequestAdmission:
         origin: MeshRequest | Connection | Hop,
         trace: RequestTrace,
         resolve: Callable[[Operation], Operation] | None = None,
+        remote_record: RemoteRecord | None = None,
     ) -> Admitted:
         """Identify, then authorize. `resolve` determines what the operation means, which only an
-        authenticated client may learn."""
+        authenticated client may learn; `remote_record` is the object that it reads, if another node holds it."""
         # Browsers do not sign preflights: the bucket's CORS rules decide.
         if isinstance(operation, Preflight):
             return Admitted(operation, ANONYMOUS, request_context(origin, head, ANONYMOUS))
         signer, context = self.identify(head, origin, trace)
+        if remote_record is not None:
+            context = replace(context, remote_record=remote_record)
         if resolve is not None:
             operation = trace.target = resolve(operation)
         self._access.authorize(signer.identity, operation, context)

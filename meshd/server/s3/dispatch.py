@@ -43,8 +43,8 @@ _ABOUT_BUCKETS = (ops.CreateBucket, ops.DeleteBucket, ops.PutBucketSetting, ops.
 
 class S3Call:
     """One admitted request: its signer, its operation, and its unread body. `admitted` is the operation as
-    requested; `born`: see `VersionLookup.bucket_created`, of its bucket at that time. `write_context` goes with
-    every write that it causes."""
+    requested; `born`: see `VersionLookup.bucket_created`, of its bucket at that time. `write_context` goes
+    with every write that it causes."""
 
     __slots__ = (
         "admitted",

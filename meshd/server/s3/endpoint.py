@@ -12,8 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from meshd.auth.authorizer import ANONYMOUS_IDENTITY
-from meshd.auth.request_facts import REMOTE_RECORD
+from meshd.auth.authorizer import ANONYMOUS_IDENTITY, RemoteRecord
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3, retry_if_written_back, to_s3_error
 from meshd.objects.service import ReplacedError
@@ -83,6 +82,17 @@ class PreparedRequest(NamedTuple):
     error: S3Error | None = None
     nearby_record: Record | None = None
 
+    @property
+    def remote_record(self) -> RemoteRecord | None:
+        """The object that the request reads, if another node holds it: policies may ask for its tags."""
+        operation = self.operation
+        if self.nearby_record is not None and isinstance(operation, ops.GetObject):
+            return RemoteRecord(operation.bucket, operation.key, None, self.nearby_record)
+        if self.remote_source is not None and isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
+            source = operation.source
+            return RemoteRecord(source.bucket, source.key, source.version, self.remote_source)
+        return None
+
 
 class S3Endpoint:
     """Answers every request that is not for a native route. One per process."""
@@ -146,7 +156,8 @@ class S3Endpoint:
             operation = parse_request(head) if elsewhere is None else elsewhere.operation
             trace.operation, trace.target = ops.operation_name(operation), operation
             resolve = deps.members.resolve_member_key if elsewhere is None else None
-            admitted = self._admission.admit(head, operation, request.hop or request, trace, resolve)
+            remote = None if elsewhere is None else elsewhere.remote_record
+            admitted = self._admission.admit(head, operation, request.hop or request, trace, resolve, remote)
             operation, signer, context = admitted.operation, admitted.signer, admitted.context
         try:
             if elsewhere is not None and elsewhere.error is not None:
@@ -203,7 +214,6 @@ class S3Endpoint:
         trace.extra_headers = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
         operation = parse_request(head)
         trace.operation, trace.target = ops.operation_name(operation), operation
-        REMOTE_RECORD.set(None)
         hop = request.hop = forwarder.hop_of(request)
         if hop is not None:
             await forwarder.catch_up(hop)
@@ -232,7 +242,6 @@ class S3Endpoint:
             ):
                 record = await deps.nearby_reader.find_record(operation)
                 if record is not None:
-                    REMOTE_RECORD.set(((operation.bucket, operation.key, None), record))
                     return PreparedRequest(operation, nearby_record=record)
             reply = await forwarder.forward(request, head, name, trace, write_context, aim=aim)
             if reply is not None:
@@ -283,7 +292,6 @@ class S3Endpoint:
             record = await far.find_source(source)
         except S3Error as error:  # reported after admission, to callers who may know it
             return PreparedRequest(operation, None, error)
-        REMOTE_RECORD.set(((source.bucket, source.key, source.version), record))
         return PreparedRequest(operation, record)
 
     async def _hold(self, request: MeshRequest, head: RequestHead) -> None:

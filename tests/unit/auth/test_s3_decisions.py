@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.auth.authorizer import ANONYMOUS_IDENTITY, RequestContext, Session
+from meshd.auth.authorizer import ANONYMOUS_IDENTITY, RemoteRecord, RequestContext, Session
 from meshd.control.buckets import Bucket
+from meshd.store.records import Record
 from meshwire.errors import S3Error
 from meshwire.iam.actions_and_keys import KNOWN_KEYS
 from meshwire.s3 import operations as ops
@@ -224,6 +225,18 @@ def test_the_tags_an_object_has() -> None:
     assert not world.lets(BOB, ops.GetObject("b", "other"))
     assert not world.lets(BOB, ops.GetObject("b", "none"))
     assert not world.lets(BOB, ops.GetObject("b", "k", version="v"))
+
+
+def test_the_tags_of_an_object_that_another_node_holds() -> None:
+    shared = {"StringEquals": {"s3:ExistingObjectTag/Share": "yes"}}
+    world = World(policy=to("bob", allow(["s3:GetObject", "s3:GetObjectVersion"], Condition=shared)))
+    world.put("other")
+    remote = RemoteRecord("b", "k", None, Record(1, "e", 1, 0, (), tags={"Share": "yes"}))
+    context = RequestContext(remote_record=remote)
+    assert not world.lets(BOB, GET)
+    assert world.lets(BOB, GET, context=context)
+    assert not world.lets(BOB, ops.GetObject("b", "other"), context=context)
+    assert not world.lets(BOB, ops.GetObject("b", "k", version="v"), context=context)
 
 
 def test_the_tags_a_request_brings() -> None:
