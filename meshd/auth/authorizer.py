@@ -143,8 +143,8 @@ class RequestContext:
 
     `headers` have lower-case names and include those hoisted into a presigned query. `signature` names the
     algorithm (empty: none), and `signed` is its time in SigV4's form. `form`: the request comes from an HTML
-    form. `tls`: the version of a secure connection, such as `1.3`; `remote_record`: the object that the request
-    reads, if another node holds it.
+    form. `tls`: the version of a secure connection, such as `1.3`. `remote_record`: the object that the
+    request reads, if another node holds it.
     """
 
     source_ip: str = ""

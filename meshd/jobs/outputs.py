@@ -18,13 +18,13 @@ from urllib.parse import quote
 
 import msgspec
 
+from meshd.cluster.replication.write_forwarding import WriteNotTakenError
 from meshd.core.api_errors import BatchError, busy
 from meshd.jobs.authorization import BucketGrant
-from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_client import PREFIX
 from meshd.rpc.peer_rpc import PeerCall, QueryTarget, decode_message
-from meshd.store.errors import NotReplicatedError
 from meshd.store.records import NULL, Meta
+from meshd.store.write_context import INTERNAL_WRITE
 from meshd.util import failpoints
 from meshwire.errors import CODES, S3Error
 from meshwire.http_values.conditional_requests import Conditions
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Container, Mapping, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
+    from meshd.cluster.replication.write_forwarding import WriteForwarder
     from meshd.core.object_io import StoredCallback
     from meshd.jobs.job_kind import JobRun, JobServices
     from meshd.objects.version_lookup import VersionLookup
     from meshd.peer_reads.remote_objects import RemoteObjects
-    from meshd.rpc.peer_client import PeerClient
+    from meshd.rpc.peer_client import PeerRefusedError
     from meshd.store.api import ObjectStore
     from meshd.store.records import Page, Record
     from meshwire.checksums.body_checksums import BodyVerifier
@@ -48,7 +49,6 @@ MAX_METADATA_BYTES: Final = 64 << 10
 _LENGTH: Final = 4
 _TIMEOUT: Final = 90.0
 """Seconds of silence: the primary of a name may wait for its replicas before it answers."""
-_PATIENCE: Final = 2.0
 _AT_ONCE: Final = 64
 BodyPiece = bytes | memoryview
 Request = TypeVar("Request")
@@ -195,9 +195,9 @@ class ClusterOutputStore:
     """Writes outputs in a cluster: sends each to the primary of its name, in one call."""
 
     def __init__(
-        self, own: LocalOutputStore, objects: RemoteObjects, mesh: ClusterView, peers: PeerClient
+        self, own: LocalOutputStore, objects: RemoteObjects, mesh: ClusterView, forwarder: WriteForwarder
     ) -> None:
-        self._own, self._objects, self._mesh, self._peers = own, objects, mesh, peers
+        self._own, self._objects, self._mesh, self._forwarder = own, objects, mesh, forwarder
 
     def __repr__(self) -> str:
         return f"<ClusterOutputStore of {self._mesh.node_id}>"
@@ -218,12 +218,12 @@ class ClusterOutputStore:
         self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
     ) -> None:
         """See `OutputStore.write_output`."""
-        node = self._owner(target.bucket, target.key)
+        node = self._forwarder.owner(target.bucket, target.key)
         if node is None:
             await self._own.write_output(target, body, facts)
             return
         name = OutputName(target.bucket, target.key, -1 if target.size is None else target.size)
-        await self._call(node, WRITE_OUTPUT, name, _body_with_metadata(body, facts))
+        await self._send(node, WRITE_OUTPUT, name, _body_with_metadata(body, facts))
         failpoints.hit("jobs.output.committed")
 
     async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
@@ -231,7 +231,7 @@ class ClusterOutputStore:
         groups: dict[str, list[str]] = defaultdict(list)
         nodes: dict[str, Node | None] = {}
         for key in keys:
-            node = self._owner(bucket, key)
+            node = self._forwarder.owner(bucket, key)
             name = "" if node is None else node.node_id
             nodes[name] = node
             groups[name].append(key)
@@ -243,38 +243,29 @@ class ClusterOutputStore:
         if node is None:
             await self._own.remove_outputs(bucket, keys)
             return
-        await self._call(node, REMOVE_OUTPUTS, RemoveOutputs(bucket, list(keys)))
+        await self._send(node, REMOVE_OUTPUTS, RemoveOutputs(bucket, list(keys)))
 
-    def _owner(self, bucket: str, key: str) -> Node | None:
-        """Return the primary of a name, None for this node. Raises NotReplicatedError."""
-        if self._mesh.single_node:
-            return None
-        decider = self._mesh.route_for(bucket, key).primary
-        if decider is None:
-            raise NotReplicatedError(f"every node that has the data of {bucket}/{key[:200]} is away")
-        return None if decider.node_id == self._mesh.node_id else decider
-
-    async def _call(
+    async def _send(
         self,
         node: Node,
         call: PeerCall[Request, None],
         request: Request,
-        body: AsyncIterable[bytes] | None = None,
+        body: AsyncGenerator[bytes, None] | None = None,
     ) -> None:
-        version = self._mesh.current_map().version
+        """Raises BatchError Busy if the node did not act: the job sends the output again, and it is the same
+        then. Raises as `WriteForwarder.send`."""
         try:
-            await self._peers.call_typed(node, call, request, body=body)
-        except StaleMapError as stale:
-            await self._mesh.wait_for_newer_map(max(stale.version - 1, version), _PATIENCE)
-            raise busy(f"{node.node_id} is no longer the primary of an output") from stale
-        except (PeerUnreachableError, BodyFramingError) as lost:
-            await self._mesh.report_suspect(node.node_id, version)
-            raise busy(f"an output cannot be written now: {lost}") from lost
-        except PeerRefusedError as refused:
-            if refused.code == "NoSuchBucket":
-                raise BatchError("NoSuchBucket", refused.message) from refused
-            code = refused.code if refused.code in CODES else "SlowDown"
-            raise S3Error(code, refused.message) from refused
+            await self._forwarder.send(
+                node, call, request, INTERNAL_WRITE, body, repeatable=True, refused=_refusal
+            )
+        except WriteNotTakenError as error:
+            raise busy(f"an output cannot be written now: {error}") from error
+
+
+def _refusal(_: Node, refused: PeerRefusedError) -> Exception:
+    if refused.code == "NoSuchBucket":
+        return BatchError("NoSuchBucket", refused.message)
+    return S3Error(refused.code if refused.code in CODES else "SlowDown", refused.message)
 
 
 async def _body_with_metadata(

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from meshd.cluster.replication.write_forwarding import reject_if_abandoned
+from meshd.cluster.replication.write_forwarding import WriteForwarder
 from meshd.origins.client.origin_api import OriginDownError, OriginError, OriginMissingError
 from meshd.origins.worker_shards import WorkerError, decode_error, encode_error  # noqa: TC001  msgspec reads annotations
-from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_client import PREFIX
 from meshd.rpc.peer_rpc import PeerCall
-from meshd.store.errors import NotPrimaryError, NotReplicatedError, StoreError
+from meshd.store.errors import NotPrimaryError, StoreError
 from meshd.store.write_context import INTERNAL_WRITE
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import BackgroundTasks
@@ -32,12 +31,9 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
+    from meshwire.cluster import Node
 
-_PATIENCE: Final = 15.0  # seconds without a reachable primary before the request fails
 _TURN: Final = 10.0  # seconds after which a node answers that it is still working
-_NEWS: Final = 1.0  # seconds to wait for a map that another node already has
-_PAUSE: Final = 0.05
-_UNKNOWN: Final = "the origin may or may not have the change; try again"
 WriteBackAction = Literal["push", "remove"]
 
 
@@ -71,13 +67,8 @@ class WriteBackRouter:
     def __init__(
         self, crew: WorkerShards, shelf: CacheStore, mesh: ClusterView, peers: PeerClient, clock: Clock
     ) -> None:
-        self._shards, self._cache_store, self._mesh, self._peers, self._clock = (
-            crew,
-            shelf,
-            mesh,
-            peers,
-            clock,
-        )
+        self._shards, self._cache_store, self._mesh = crew, shelf, mesh
+        self._forwarder = WriteForwarder(mesh, peers, clock)
         self._tasks = BackgroundTasks("bringing")
 
     def __repr__(self) -> str:
@@ -103,7 +94,7 @@ class WriteBackRouter:
         done, _ = await asyncio.wait((doing,), timeout=_TURN)
         brought: WriteBackResult | None = doing.result() if done else WriteBackResult(going=True)
         if brought is None:
-            raise NotPrimaryError("another node is the primary of this name now; nothing was changed")
+            raise _not_primary()
         return brought
 
     async def is_finished(self, asked: HandoverQuery, version: int) -> bool:
@@ -122,74 +113,55 @@ class WriteBackRouter:
         await self._tasks.aclose()
 
     async def _route(self, bucket: Bucket, asked: WriteBackRequest, context: WriteContext) -> None:
-        deadline = self._clock.monotonic() + _PATIENCE
-        while self._clock.monotonic() < deadline:
-            version = self._mesh.current_map().version
-            reject_if_abandoned(self._mesh, context)
-            if self._mesh.is_primary(asked.bucket, asked.key):
-                began = self._clock.monotonic()
-                brought = await self._execute_local(bucket, asked, context)
-                deadline += self._clock.monotonic() - began  # an upload may have taken minutes
-            else:
-                brought = await self._forward(version, asked)
-            if brought is None:
-                await self._mesh.wait_for_newer_map(version, _PAUSE)
-            elif brought.going:
-                deadline = self._clock.monotonic() + _PATIENCE
-            elif brought.failed is not None:
-                raise decode_error(brought.failed)
-            else:
-                return
-        raise NotReplicatedError(f"the primary of this name does not answer; {_UNKNOWN}")
+        """Run a request on the primary. A primary that is still working on it is asked again."""
+
+        async def here() -> WriteBackResult:
+            self._forwarder.reject_if_abandoned(context)
+            if not self._mesh.is_primary(asked.bucket, asked.key):
+                raise _not_primary()
+            return await self._execute_local(bucket, asked, context)
+
+        async def there(node: Node) -> WriteBackResult:
+            result = await self._forwarder.send(node, WRITE_BACK, asked, context, repeatable=True)
+            if not result.going:
+                metrics.origin_passed.labels(asked.what).inc()
+            return result
+
+        result = WriteBackResult(going=True)
+        while result.going:
+            result = await self._forwarder.run_on_primary(
+                asked.bucket, asked.key, here, there, context, local_time_counts=False
+            )
+        if result.failed is not None:
+            raise decode_error(result.failed)
 
     async def _execute_local(
         self, bucket: Bucket, asked: WriteBackRequest, context: WriteContext
-    ) -> WriteBackResult | None:
-        """Execute a request in this node; None if another node is the primary now. Raises OriginError,
-        StoreError."""
+    ) -> WriteBackResult:
+        """Raises NotPrimaryError, OriginError, StoreError."""
         doer = self._shards.worker_for(asked.bucket, asked.key)
-        try:
-            if asked.what == "push":
-                await doer.write_back(bucket, asked.key)
-            else:
-                await doer.delete_at_origin(bucket, asked.key, context)
-        except NotPrimaryError:
-            return None
+        if asked.what == "push":
+            await doer.write_back(bucket, asked.key)
+        else:
+            await doer.delete_at_origin(bucket, asked.key, context)
         return WriteBackResult()
 
     async def _told(
         self, bucket: Bucket, asked: WriteBackRequest, context: WriteContext
     ) -> WriteBackResult | None:
-        """Like `_execute_local`, with errors as results."""
+        """Like `_execute_local`, with errors as results; None if another node is primary."""
         try:
             return await self._execute_local(bucket, asked, context)
+        except NotPrimaryError:
+            return None
         except (OriginError, StoreError) as error:
             return _failed(error)
 
-    async def _forward(self, version: int, asked: WriteBackRequest) -> WriteBackResult | None:
-        """Return the result of the primary; None if it is not the primary, or does not answer. Raises
-        NotReplicatedError."""
-        node = self._mesh.route_for(asked.bucket, asked.key).primary
-        if node is None:
-            raise NotReplicatedError(f"every node that has this name's data is away; {_UNKNOWN}")
-        try:
-            brought = await self._peers.call_typed(node, WRITE_BACK, asked)
-        except StaleMapError as error:
-            if error.version > version:
-                await self._mesh.wait_for_newer_map(version, _NEWS)
-        except PeerUnreachableError:
-            await self._mesh.report_suspect(node.node_id, version)
-        except BodyFramingError:
-            pass  # the response was cut short: retry
-        except PeerRefusedError as error:
-            raise NotReplicatedError(
-                f"node {node.node_id} is the primary of this name now, and failed: {error}; {_UNKNOWN}"
-            ) from error
-        else:
-            if not brought.going:
-                metrics.origin_passed.labels(asked.what).inc()
-            return brought
-        return None
+
+def _not_primary() -> NotPrimaryError:
+    return NotPrimaryError(
+        "another node is the primary of this name now; the origin may or may not have the write; try again"
+    )
 
 
 def _failed(error: Exception) -> WriteBackResult:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""Set by the HTTP server for the duration of a request; every line then carries it."""
+"""Set by the HTTP server for the duration of a request; every line then carries it. Nothing else reads it."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _SIGNATURES = re.compile(

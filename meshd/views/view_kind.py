@@ -126,7 +126,7 @@ def _later(error: BatchError) -> S3Error:
     return S3Error("SlowDown", error.message, headers={"retry-after": str(error.retry_after or 1)})
 
 
-_current_view: Final = ContextVar("view", default="")
+_current_view: Final = ContextVar("view", default="")  # labels metrics; nothing else reads it
 
 
 def set_current_view(name: str) -> None:

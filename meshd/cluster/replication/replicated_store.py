@@ -27,10 +27,9 @@ from meshd.cluster.replication.write_forwarding import (
     CompleteUploadRequest,
     CreateUploadRequest,
     DeleteRequest,
-    WriteForwarder,
+    StoreForwarder,
     WriteResult,
     WriteSpec,
-    reject_if_abandoned,
 )
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
@@ -88,7 +87,7 @@ class ReplicatedStore:
     def __init__(self, store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
         self._store, self._mesh, self._clock = store, mesh, clock
         self.replicator = Replicator(mesh, peers, store, clock)
-        self.forwarder = WriteForwarder(mesh, peers, clock)
+        self.forwarder = StoreForwarder(mesh, peers, clock)
         self.handover = PrimaryHandover(mesh, peers, clock)
         self._read_barrier = ReadBarrier(mesh, clock)
         self._running: set[asyncio.Future[Any]] = set()
@@ -127,15 +126,8 @@ class ReplicatedStore:
         """Returns the map version under which this node is the primary of a name. Raises NotPrimaryError,
         NotReplicatedError."""
         version = self._mesh.current_map().version
-        if self._mesh.single_node:
-            return version  # whatever state the map shows for this node
-        primary = self._mesh.route_for(bucket, key).primary
-        if primary is None:
-            raise NotReplicatedError(
-                "every node with this name's data is away: no node can accept writes of it until the one "
-                "that left last is back; try again shortly"
-            )
-        if primary.node_id != self._mesh.node_id:
+        primary = self.forwarder.owner(bucket, key)
+        if primary is not None:
             raise NotPrimaryError(
                 f"node {primary.node_id} is the primary of this name now; nothing was changed; try again"
             )
@@ -159,16 +151,13 @@ class ReplicatedStore:
         read: Callable[[WriteResult], _T],
         context: WriteContext,
     ) -> _T:
-        """Returns the result of `here`, or of the node that is primary now."""
+        """Returns the result of `here`, or what `read` finds in that of the node that is primary now."""
+
+        async def there(node: Node) -> _T:
+            return read(await self.forwarder.forward_request(node, request, context))
+
         return await self.run_to_completion(
-            self.forwarder.run_on_primary(
-                request.bucket,
-                request.key,
-                here,
-                lambda node: self.forwarder.forward_request(node, request, context),
-                read,
-                context,
-            )
+            self.forwarder.run_on_primary(request.bucket, request.key, here, there, context)
         )
 
     async def ensure_lease_valid(self, bucket: str, key: str) -> int:
@@ -206,7 +195,7 @@ class ReplicatedStore:
         while True:
             latest = await self.ensure_lease_valid(bucket, key)
             version = self.primary_epoch(bucket, key)
-            reject_if_abandoned(self._mesh, context)
+            self.forwarder.reject_if_abandoned(context)
             if not self._mesh.single_node and not self.handover.is_complete(bucket, key, version):
                 await self.run_to_completion(
                     self.handover.wait_until_received(bucket, key, deadline - self._clock.monotonic())
@@ -482,12 +471,12 @@ class ReplicatedStore:
         )
         here = partial(self._link, bucket, key, act, context)
         return await self.run_to_completion(
-            self.forwarder.run_on_primary(bucket, key, here, forward, WriteResult.require_record, context)
+            self.forwarder.run_on_primary(bucket, key, here, forward, context)
         )
 
     async def _link_on_primary(
         self, name: tuple[str, str], source: Record, written: WriteSpec, context: WriteContext, node: Node
-    ) -> WriteResult | None:
+    ) -> Record:
         """Sends a copy as data to the primary, with the parts in which the source was uploaded."""
         meta = msgspec.structs.replace(written.meta, parts=source.parts)
         written = msgspec.structs.replace(written, meta=meta)

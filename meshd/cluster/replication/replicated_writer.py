@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from meshd.cluster.replication.replicated_store import ReplicatedStore
     from meshd.cluster.replication.replicator import Replicator
-    from meshd.cluster.replication.write_forwarding import WriteResult
     from meshd.store.api import Buffer, ObjectWriter
     from meshd.store.records import Meta, Record, Upload
     from meshd.store.replica.changes import ReplicaAck
@@ -170,7 +169,6 @@ class ReplicatedWriter:
                 self._key,
                 partial(self._commit_locally, spec, context),
                 partial(self._commit_on_primary, spec, context),
-                _forwarded_result,
                 context,
             )
         except BaseException:
@@ -199,14 +197,16 @@ class ReplicatedWriter:
 
     async def _commit_on_primary(
         self, spec: WriteSpec, context: WriteContext, node: Node
-    ) -> WriteResult | None:
-        """Forwards the write to the node that is primary now; returns its result. Raises StoreError."""
+    ) -> tuple[Record, int]:
+        """Forwards the write to the node that is primary now; returns its record, and 0. Raises StoreError,
+        WriteNotTakenError."""
         await self._abort_streams()
         part = None if self._part is None else (self._part[0].upload_id, self._part[1])
         name = (self._bucket, self._key)
-        return await self._store.forwarder.forward_write(
+        record = await self._store.forwarder.forward_write(
             node, name, self._total, self._local.read_back(), spec, context, part
         )
+        return record, 0
 
     async def _replicate(self, record: Record, epoch: int) -> Record:
         store, part = self._store, None
@@ -232,7 +232,3 @@ class ReplicatedWriter:
             await store.replicate_part(*self._part, had)
             return record
         return await store.replicate_and_restamp(self._bucket, self._key, record, had, newest)
-
-
-def _forwarded_result(decided: WriteResult) -> tuple[Record, int]:
-    return decided.require_record(), 0

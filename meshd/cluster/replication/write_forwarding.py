@@ -1,7 +1,10 @@
-"""Write forwarding: hands a write to the node that is primary now, and rejects writes that were abandoned.
+"""Write forwarding: the one way to hand a write to its owner, and the rejection of abandoned writes.
+
+A caller supplies the message and the body; `WriteForwarder` knows the owner, sends, retries and maps errors.
 
 Law: a write is forwarded only while nothing of it is committed here. The primary checks and commits it
-as its own, and its result is the answer; a write that may have been applied is never forwarded again.
+as its own, and its result is the answer; a write that may have been applied is never forwarded again,
+unless its caller says that it is `repeatable`.
 Invariant: a node never forwards a forwarded write: it commits as primary or answers 421 with its map
 version. A node that was marked away never applies a write it accepted (or that was forwarded to it)
 under an earlier map version: the client was told the outcome is unknown and may have written more since.
@@ -10,10 +13,12 @@ A write that no client waits for (`WriteContext.accepted_by` is empty) is never 
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
 
 import msgspec
 
+from meshd.errors import MeshdError
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import IN_QUERY, PeerCall, encode_message
@@ -33,7 +38,7 @@ from meshwire.http_values.conditional_requests import Conditions  # noqa: TC001 
 from meshwire.s3.bucket_settings import Acl, Versioning  # noqa: TC001  msgspec reads annotations
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
@@ -43,22 +48,9 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 
-def reject_if_abandoned(mesh: ClusterView, context: WriteContext) -> None:
-    """Raises NotReplicatedError if the client may have been told meanwhile that the outcome is unknown: then
-    the write must not happen any more."""
-    if not context.accepted_by:
-        return
-    for node_id in {mesh.node_id, context.accepted_by}:
-        if mesh.last_absence_version(node_id) > context.map_version:
-            metrics.replication_given_up.inc()
-            raise NotReplicatedError(
-                f"node {node_id} was marked away since it accepted the request, so the client may have "
-                "given up; nothing was changed; try again"
-            )
-
-
 _T = TypeVar("_T")
 Request = TypeVar("Request")
+Response = TypeVar("Response")
 _FORWARD_TIMEOUT: Final = 15.0  # seconds after which a write without a primary is given up
 _ANSWER_TIMEOUT: Final = 30.0  # the primary may wait for its own replicas before it answers
 _PAUSE: Final = 0.05
@@ -145,6 +137,16 @@ class WriteResult(msgspec.Struct, frozen=True):
     number: int = 0
     condition: str = ""
 
+    def raise_error(self) -> None:
+        """Raises the error that answers the request, if there is one."""
+        if self.trouble == "part":
+            raise InvalidPartError(self.number)
+        if self.trouble == "failed":
+            raise ConditionFailedError(_CHANGED, self.condition)
+        if self.trouble:
+            kind, text = _ERRORS[self.trouble]
+            raise kind(text)
+
     def require_record(self) -> Record:
         """Returns the version that was created or changed."""
         assert self.record is not None
@@ -209,8 +211,13 @@ def result_of_error(error: StoreError) -> WriteResult | None:
     return WriteResult(trouble=found[0]) if found else None
 
 
+class WriteNotTakenError(MeshdError):
+    """The node did not act on a write, or may do so again without harm: read the map, and send it again."""
+
+
 class WriteForwarder:
-    """Forwards writes to the primary. One per process."""
+    """The one way to hand a write to its owner. Stateless: callers with the same `mesh` and `peers` may share
+    one, or have one each."""
 
     def __init__(self, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
         self._mesh, self._peers, self._clock = mesh, peers, clock
@@ -218,38 +225,141 @@ class WriteForwarder:
     def __repr__(self) -> str:
         return f"<WriteForwarder of {self._mesh.node_id}>"
 
+    def owner(self, bucket: str, key: str) -> Node | None:
+        """Returns the node that is primary of a name; None if it is this one. Raises NotReplicatedError if
+        there is none."""
+        if self._mesh.single_node:
+            return None  # whatever state the map shows for this node
+        primary = self._mesh.route_for(bucket, key).primary
+        if primary is None:
+            raise NotReplicatedError(
+                "every node with this name's data is away: no node can accept writes of it until the one "
+                "that left last is back; try again shortly"
+            )
+        return None if primary.node_id == self._mesh.node_id else primary
+
+    def reject_if_abandoned(self, context: WriteContext) -> None:
+        """Raises NotReplicatedError if the client may have been told meanwhile that the outcome is unknown:
+        then the write must not happen any more."""
+        if not context.accepted_by:
+            return
+        for node_id in {self._mesh.node_id, context.accepted_by}:
+            if self._mesh.last_absence_version(node_id) > context.map_version:
+                metrics.replication_given_up.inc()
+                raise NotReplicatedError(
+                    f"node {node_id} was marked away since it accepted the request, so the client may have "
+                    "given up; nothing was changed; try again"
+                )
+
     async def run_on_primary(
         self,
         bucket: str,
         key: str,
         here: Callable[[], Awaitable[_T]],
-        there: Callable[[Node], Awaitable[WriteResult | None]],
-        read: Callable[[WriteResult], _T],
+        there: Callable[[Node], Awaitable[_T]],
         context: WriteContext,
+        *,
+        local_time_counts: bool = True,
     ) -> _T:
-        """Returns the result of `here` while this node is primary, otherwise the result `read` from the reply
-        of `there`. `here` raises NotPrimaryError as long as nothing was changed. Raises StoreError, and
-        NotPrimaryError for a write that was forwarded already."""
+        """Returns the result of `here` while this node is primary, otherwise that of `there` on the primary.
+
+        `here` raises NotPrimaryError as long as nothing was changed, `there` WriteNotTakenError (see `send`);
+        both may be called again. Raises NotReplicatedError if nobody acts as primary in time, NotPrimaryError
+        for a write that was forwarded already, and what the two raise. Without `local_time_counts` the
+        seconds that `here` takes do not count.
+        """
         deadline = self._clock.monotonic() + _FORWARD_TIMEOUT
         while True:
+            version, began = self._mesh.current_map().version, self._clock.monotonic()
             try:
                 return await here()
-            except NotPrimaryError:
-                if self._clock.monotonic() > deadline or context.forwarded:
+            except NotPrimaryError as error:
+                now = self._clock.monotonic()
+                deadline += 0.0 if local_time_counts else now - began
+                if context.forwarded:
                     raise
-            node = self._mesh.route_for(bucket, key).primary
-            if node is not None and node.node_id != self._mesh.node_id:
-                decided = await there(node)
-                metrics.replication_writes_forwarded.labels("retry" if decided is None else "done").inc()
-                if decided is not None:
-                    _raise_error(decided)
-                    return read(decided)
+                if now > deadline:
+                    raise NotReplicatedError(
+                        f"no node acted as primary within {_FORWARD_TIMEOUT:g} s: {error}"
+                    ) from error
+            node = self.owner(bucket, key)
+            if node is None:
+                await self._mesh.wait_for_newer_map(version, _PAUSE)
+                continue
+            with suppress(WriteNotTakenError):
+                return await there(node)
+
+    async def send(
+        self,
+        node: Node,
+        call: PeerCall[Request, Response],
+        request: Request,
+        context: WriteContext,
+        body: AsyncGenerator[bytes, None] | None = None,
+        *,
+        repeatable: bool = False,
+        refused: Callable[[Node, PeerRefusedError], Exception] | None = None,
+    ) -> Response:
+        """Sends a write to its owner and returns the response. Raises as `attempt`, and for a refusal what
+        `refused` returns: NotReplicatedError or DiskFullError by default."""
+        try:
+            return await self.attempt(
+                node,
+                lambda: self._peers.call_typed(node, call, request, body=body),
+                context,
+                repeatable=repeatable,
+            )
+        except PeerRefusedError as error:
+            raise (refused or _write_failed)(node, error) from error
+        finally:
+            if body is not None:
+                await body.aclose()
+
+    async def attempt(
+        self,
+        node: Node,
+        send: Callable[[], Awaitable[_T]],
+        context: WriteContext,
+        *,
+        repeatable: bool = False,
+    ) -> _T:
+        """Returns the result of `send`, which sends a write to node `node`.
+
+        Raises WriteNotTakenError after a pause if the node did not act, or may not have acted on a
+        `repeatable` write; NotReplicatedError if the outcome is unknown, or if the write was abandoned; and
+        PeerRefusedError.
+        """
+        version = self._mesh.current_map().version
+        try:
+            self.reject_if_abandoned(context)  # under the map version that is sent: no await in between
+            return await send()
+        except StaleMapError as error:
+            await self._mesh.wait_for_newer_map(version, 1.0 if error.version > version else _PAUSE)
+            raise WriteNotTakenError(f"node {node.node_id} is not the primary of this name") from error
+        except PeerUnreachableError as error:
+            await self._mesh.report_suspect(node.node_id, version)
+            if error.begun and not repeatable:
+                raise _outcome_unknown(node) from error
+            await self._mesh.wait_for_newer_map(version, _PAUSE)
+            raise WriteNotTakenError(str(error)) from error
+        except BodyFramingError as error:
+            if not repeatable:
+                raise _outcome_unknown(node) from error
+            await self._mesh.wait_for_newer_map(version, _PAUSE)
+            raise WriteNotTakenError(str(error)) from error
+
+
+class StoreForwarder(WriteForwarder):
+    """Forwards writes of the replicated store. One per process."""
 
     async def forward_request(
         self, node: Node, asked: ForwardedRequest, context: WriteContext
-    ) -> WriteResult | None:
-        """Forwards a write without data; see `_forward`."""
-        return await self._forward(node, FORWARD_REQUEST, asked, context)
+    ) -> WriteResult:
+        """Forwards a write without data; see `send`. Raises the error that the primary met."""
+        with _counting():
+            decided = await self.send(node, FORWARD_REQUEST, asked, context)
+        decided.raise_error()
+        return decided
 
     async def forward_write(
         self,
@@ -260,61 +370,34 @@ class WriteForwarder:
         written: WriteSpec,
         context: WriteContext,
         part: tuple[str, int] | None = None,
-    ) -> WriteResult | None:
+    ) -> Record:
         """Forwards `size` bytes that become the object of this bucket and key, or the part with this upload
-        id and number; see `_forward`."""
+        id and number; see `send`. Raises the error that the primary met."""
         asked = ForwardedData(*name, size, *(part or ()))
         body = _with_trailer(pieces, encode_message(written))
-        return await self._forward(node, FORWARD_WRITE, asked, context, body)
-
-    async def _forward(
-        self,
-        node: Node,
-        call: PeerCall[Request, WriteResult],
-        asked: Request,
-        context: WriteContext,
-        body: AsyncGenerator[bytes, None] | None = None,
-    ) -> WriteResult | None:
-        """Sends a write to a node; returns its result, or None if it did not act and nothing was changed.
-        Raises NotReplicatedError if the outcome is unknown, or if the write was abandoned."""
-        version = self._mesh.current_map().version
-        try:
-            reject_if_abandoned(
-                self._mesh, context
-            )  # under the map version that the call sends: no await in between
-            return await self._peers.call_typed(node, call, asked, body=body)
-        except StaleMapError as error:
-            await self._mesh.wait_for_newer_map(version, 1.0 if error.version > version else _PAUSE)
-        except PeerUnreachableError as error:
-            await self._mesh.report_suspect(node.node_id, version)
-            if error.begun:
-                raise _outcome_unknown(node) from error
-            await self._mesh.wait_for_newer_map(version, _PAUSE)
-        except BodyFramingError as error:
-            raise _outcome_unknown(node) from error
-        except PeerRefusedError as error:
-            if error.code == "InsufficientStorage":
-                raise DiskFullError(
-                    f"node {node.node_id} has no space for it; delete objects or add a disk"
-                ) from error
-            raise NotReplicatedError(
-                f"node {node.node_id} failed as the primary of this name: {error}; the write may or may not "
-                "have taken effect; try again"
-            ) from error
-        finally:
-            if body is not None:
-                await body.aclose()
-        return None
+        with _counting():
+            decided = await self.send(node, FORWARD_WRITE, asked, context, body)
+        decided.raise_error()
+        return decided.require_record()
 
 
-def _raise_error(decided: WriteResult) -> None:
-    if decided.trouble == "part":
-        raise InvalidPartError(decided.number)
-    if decided.trouble == "failed":
-        raise ConditionFailedError(_CHANGED, decided.condition)
-    if decided.trouble:
-        kind, text = _ERRORS[decided.trouble]
-        raise kind(text)
+@contextmanager
+def _counting() -> Iterator[None]:
+    try:
+        yield
+    except WriteNotTakenError:
+        metrics.replication_writes_forwarded.labels("retry").inc()
+        raise
+    metrics.replication_writes_forwarded.labels("done").inc()
+
+
+def _write_failed(node: Node, error: PeerRefusedError) -> StoreError:
+    if error.code == "InsufficientStorage":
+        return DiskFullError(f"node {node.node_id} has no space for it; delete objects or add a disk")
+    return NotReplicatedError(
+        f"node {node.node_id} failed as the primary of this name: {error}; the write may or may not "
+        "have taken effect; try again"
+    )
 
 
 def _outcome_unknown(node: Node) -> NotReplicatedError:

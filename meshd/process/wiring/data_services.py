@@ -13,6 +13,7 @@ from meshd.auth.dataset_access import DatasetAccess
 from meshd.batches.assets import AssetService
 from meshd.batches.service import BatchService
 from meshd.batches.user_modules import UserModules
+from meshd.cluster.replication.write_forwarding import WriteForwarder
 from meshd.control.jobs import JobTable
 from meshd.control.user_modules import ModuleTable
 from meshd.core.document_store import DocumentStore
@@ -141,7 +142,12 @@ def job_runner(
 ) -> JobRunner:
     """Return the coordinator's job runner."""
     catalog = node_catalog(node)
-    outputs = ClusterOutputStore(local_outputs(node), node.objects, node.mesh, node.peers)
+    outputs = ClusterOutputStore(
+        local_outputs(node),
+        node.objects,
+        node.mesh,
+        WriteForwarder(node.mesh, node.peers, node.clock),
+    )
     versions = VersionLookup(node.replicated_store, node.buckets)
     tools = JobServices(node.store, node.objects, node.archives, versions, access, outputs)
     inventories = SourceInventory(node.store, catalog, node.archives, node.objects)

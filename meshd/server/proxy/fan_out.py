@@ -12,8 +12,10 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from meshd.rpc.http_connection import PeerUnreachableError
+from meshd.cluster.replication.write_forwarding import WriteNotTakenError
+from meshd.core.error_mapping import to_s3_error
 from meshd.server.proxy.forwarder import MisdirectedError, ObjectName
+from meshd.store.errors import NotReplicatedError
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, member_paths
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
@@ -133,7 +135,7 @@ class FanOut:
             again: list[DeleteKey] = []
             groups, nodes = self._grouped(operation.bucket, left)
             asking = [
-                self._part(request, operation, nodes[node_id], keys, here, asked, version, context)
+                self._part(request, operation, nodes[node_id], keys, here, asked, context)
                 for node_id, keys in groups.items()
             ]
             for keys, result in await asyncio.gather(*asking):
@@ -168,7 +170,6 @@ class FanOut:
         keys: list[DeleteKey],
         here: Callable[[DeleteRequest], Awaitable[DeleteResult]],
         asked: DeleteRequest,
-        version: int,
         context: WriteContext,
     ) -> tuple[list[DeleteKey], DeleteResult | None]:
         """Delete the keys of one node; the result is None if they must be tried again."""
@@ -178,16 +179,10 @@ class FanOut:
             return keys, await here(asked._replace(keys=tuple(keys)))
         try:
             status, body = await self._forwarder.forward_part(request, node, AIM_KEYS, context)
-        except MisdirectedError as error:
-            await self._mesh.wait_for_newer_map(max(version, error.version - 1), 1.0)
+        except WriteNotTakenError:
             return keys, None
-        except PeerUnreachableError as error:
-            await self._mesh.report_suspect(node.node_id, version)
-            if error.begun:
-                raise S3Error(
-                    "SlowDown", f"Node {node.node_id} disconnected; some keys may be deleted. Try again."
-                ) from error
-            return keys, None
+        except NotReplicatedError as error:
+            raise to_s3_error(error) from error
         if status != 200:
             raise S3Error("SlowDown", f"Node {node.node_id} could not delete its keys ({status}); try again.")
         return keys, xml_documents.parse_delete_result(body)

@@ -11,10 +11,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from meshd.cluster.read_barrier import ReadBarrier
-from meshd.cluster.replication.write_forwarding import reject_if_abandoned
+from meshd.cluster.replication.write_forwarding import WriteForwarder
 from meshd.core.error_mapping import to_s3_error
 from meshd.rpc.http_connection import PeerUnreachableError
-from meshd.rpc.peer_client import MAP_HEADER, PeerResponse
+from meshd.rpc.peer_client import MAP_HEADER, PeerResponse, StaleMapError
 from meshd.server.proxy.hop_headers import (
     HOP_HEADER,
     Hop,
@@ -159,6 +159,7 @@ class Forwarder:
         self._mesh, self._peers, self._hops, self._clock = mesh, peers, hops, clock
         self._buckets, self._body_timeout = buckets, body_timeout
         self._read_barrier = ReadBarrier(mesh, clock)
+        self.writes = WriteForwarder(mesh, peers, clock)
 
     def __repr__(self) -> str:
         return f"<Forwarder of {self._mesh!r}>"
@@ -259,18 +260,27 @@ class Forwarder:
     async def forward_part(
         self, request: MeshRequest, node: Node, aim: str, context: WriteContext
     ) -> tuple[int, bytes]:
-        """Send a node its part of a deletion whose body is buffered; return (status, body). Raises
-        PeerUnreachableError, MisdirectedError; S3Error SlowDown if the caller has given up."""
+        """Send a node its part of a deletion whose body is buffered; return (status, body). Raises as
+        `WriteForwarder.attempt`."""
+
+        async def send() -> tuple[int, bytes]:
+            return await self._send_part(request, node, aim, context)
+
+        return await self.writes.attempt(node, send, context)
+
+    async def _send_part(
+        self, request: MeshRequest, node: Node, aim: str, context: WriteContext
+    ) -> tuple[int, bytes]:
         answer = PeerResponse()
         wire = answer.wire = await self._peers.acquire_connection(node)
         try:
-            self._require_caller(context)
+            self.writes.reject_if_abandoned(context)  # again: the connection may have taken its time
             wire.send_request(
                 answer, upstream_head(request, self.signed_hop(request, aim)), patience=_PART_SILENCE
             )
             head = await answer.wait_head()
             if is_stale_map_reply(head):
-                raise MisdirectedError(int(head.headers[MAP_HEADER]))
+                raise StaleMapError(int(head.headers[MAP_HEADER]))
             return head.status, await answer.read_body()
         finally:
             answer.close()
@@ -321,7 +331,7 @@ class Forwarder:
         """Raise S3Error SlowDown if the caller of the write has given up. Call it directly before sending,
         without an await in between, since the hop carries the same map version."""
         try:
-            reject_if_abandoned(self._mesh, context)
+            self.writes.reject_if_abandoned(context)
         except NotReplicatedError as error:
             raise to_s3_error(error) from error
 

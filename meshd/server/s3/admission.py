@@ -69,7 +69,8 @@ class RequestAdmission:
         remote_record: RemoteRecord | None = None,
     ) -> Admitted:
         """Identify, then authorize. `resolve` determines what the operation means, which only an
-        authenticated client may learn; `remote_record` is the object that it reads, if another node holds it."""
+        authenticated client may learn. `remote_record` is the object that it reads, if another node holds
+        it."""
         # Browsers do not sign preflights: the bucket's CORS rules decide.
         if isinstance(operation, Preflight):
             return Admitted(operation, ANONYMOUS, request_context(origin, head, ANONYMOUS))

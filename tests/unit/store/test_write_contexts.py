@@ -1,4 +1,4 @@
-"""Every write of a client's request passes its context on."""
+"""Every write of a client's request passes its context on, and none in a ContextVar."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ SERVICE_WRITES = frozenset(
         "put_tags",
     ]
 )
+CONTEXT_VARIABLES = {"telemetry/logs.py", "util/admission.py", "views/view_kind.py"}
+"""Modules with a ContextVar: it labels log lines or metrics, or says whose share of memory is used."""
 WRITEBACK_CONTEXT = "origins/write_back.py:_push"
 
 
@@ -81,6 +83,11 @@ def test_every_write_of_a_request_passes_its_context_on() -> None:
                     missing.add(f"{path.relative_to(ROOT)}:{function}")
     assert checked > 50
     assert missing == {WRITEBACK_CONTEXT}  # removes what the origin has: no client waits for it
+
+
+def test_no_context_variable_carries_what_a_write_depends_on() -> None:
+    users = [path for path in ROOT.rglob("*.py") if "ContextVar(" in path.read_text()]
+    assert {str(path.relative_to(ROOT)) for path in users} == CONTEXT_VARIABLES
 
 
 def test_a_fence_keeps_where_the_write_comes_from() -> None:
