@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.origins.cache.cache_store import cache_name
 from meshd.origins.client.origin_api import OriginEntry, OriginError, OriginListing
-from meshd.origins.read_through import s3_error_for
+from meshd.origins.read_sources import s3_error_for
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
 from meshd.rpc.peer_rpc import PeerCall, handler

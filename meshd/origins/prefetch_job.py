@@ -16,7 +16,7 @@ from meshd.origins.access_hints import cache_names_of, epoch_samples, pieces_rea
 from meshd.origins.cache.cache_store import cache_name
 from meshd.origins.client.origin_api import OriginError
 from meshd.origins.prefetch_worker import PrefetchItem, RateLimiter
-from meshd.origins.read_through import s3_error_for
+from meshd.origins.read_sources import s3_error_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -8,32 +8,22 @@ continues in the background. Bytes that the cache loses during a response come f
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from meshd.core.object_io import TruncationReport, lookup_result
+from meshd.core.object_io import lookup_result
+from meshd.core.read_source import FailoverRead
 from meshd.origins.cache.cache_store import CHUNK_BYTES, Piece, cache_name, record_from_facts
 from meshd.origins.client.origin_api import (
     OriginChangedError,
     OriginDownError,
     OriginError,
-    OriginKeyError,
-    OriginMissingError,
-    OriginPieceError,
     OriginRangeError,
-    OriginRefusedError,
 )
-from meshd.origins.readahead import Readahead
-from meshd.store.errors import CorruptExtentError, DiskFailedError, ExtentGoneError
-from meshd.store.integrity.verification import report_unsent_spans
-from meshd.store.records import Span
+from meshd.origins.read_sources import CachedObjectSource, Readahead, chunk_sources, s3_error_for
 from meshd.telemetry import metrics
 from meshd.util import failpoints
 from meshd.util.async_tasks import BackgroundTasks
-from meshd.views.copy_out import split_spans
 from meshd.views.dispatch import AssembledRead
 from meshwire.errors import S3Error
 
@@ -41,13 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from meshd.control.buckets import Bucket
-    from meshd.core.object_io import LookupResult
     from meshd.origins.cache.cache_store import CacheStore
     from meshd.origins.cache.fetcher import CacheManagerApi
     from meshd.origins.cache.in_flight import InFlightPiece
     from meshd.origins.client.origin_api import ObjectFacts
     from meshd.origins.worker_shards import WorkerShards
-    from meshd.store.records import Record
+    from meshd.store.records import Record, Span
     from meshd.store.store import Store
     from meshwire.s3.operations import GetObject
 
@@ -112,13 +101,7 @@ def _unanswered(held: ObjectFacts) -> ObjectFacts:
     return held
 
 
-_log = logging.getLogger("meshd.origins")
-_STEP: Final = 512 << 10  # bytes that a reader gets at a time, after the first
-_PIECE: Final = 1 << 20  # bytes per read
-_UNREADABLE: Final = (ExtentGoneError, CorruptExtentError, DiskFailedError)
-_LOSSES: Final = 2  # failed fetches of a chunk, by a failing disk, before a response is cut
-_PAUSE: Final = 0.2  # seconds before it is requested again
-_FINDS: Final = 4  # lookups of an object that keeps changing
+_FINDS: Final = 4  # looks at an object that changes while it is found
 
 
 class BackedReader:
@@ -189,15 +172,12 @@ class BackedReader:
             found = lookup_result(operation, record or record_from_facts(bucket, facts))
             if operation.head or not found.length:
                 return AssembledRead(found, _nothing())
-            if record is not None:
-                tear = TruncationReport()
-                return AssembledRead(found, self._cached(bucket, facts, record, key, found, tear), tear)
-            if first is None and self.cached_chunk(bucket, key, facts, found.offset // CHUNK_BYTES) is None:
-                first = await self._first(bucket, key, found.offset // CHUNK_BYTES, facts.etag)
-            tear = TruncationReport()
-            groups = self.span_groups(bucket, key, facts, found.offset, found.length, first, tear)
-            first = None
-            return AssembledRead(found, groups, tear)
+            number = found.offset // CHUNK_BYTES
+            if record is None and first is None and self.cached_chunk(bucket, key, facts, number) is None:
+                first = await self._first(bucket, key, number, facts.etag)
+            given, first = first, None
+            read = self.open_range(bucket, key, facts, found.offset, found.length, given, record)
+            return AssembledRead(found, read.groups(), read.record_truncation)
         finally:
             if first is not None:
                 first[1].release()
@@ -240,32 +220,6 @@ class BackedReader:
         record = self._cache_store.cached_record(bucket, key)
         return record if record is not None and record.etag == facts.etag else None
 
-    async def _cached(
-        self,
-        bucket: Bucket,
-        facts: ObjectFacts,
-        record: Record,
-        key: str,
-        found: LookupResult,
-        tear: TruncationReport,
-    ) -> AsyncGenerator[Sequence[Span], None]:
-        """Yield the bytes of a fully cached object; the rest is fetched if they become unreadable."""
-        self._note(bucket, key, facts, found.offset, found.length)
-        sent: int | None = None
-        reading = self._store.open_spans(record, found.offset, found.length)
-        with suppress(*_UNREADABLE), reading as spans:  # e.g. just evicted: nothing was sent
-            yield spans
-            sent = tear.take_truncation()
-            if sent is None:
-                return
-            report_unsent_spans(spans, sent)
-        offset, length = found.offset + (sent or 0), found.length - (sent or 0)
-        ahead = Readahead(self, bucket, key, facts, offset, length, None, tear)
-        if sent is not None:
-            ahead.record_truncation(offset // CHUNK_BYTES)
-        async for group in self._read(ahead, key):
-            yield group
-
     def _note(self, bucket: Bucket, key: str, facts: ObjectFacts, offset: int, length: int) -> None:
         shelf = cache_name(bucket)
         metrics.cache_reads.labels("hit").inc()
@@ -275,26 +229,7 @@ class BackedReader:
         for number in range(offset // CHUNK_BYTES, (offset + length - 1) // CHUNK_BYTES + 1):
             self.cache_manager.record_read(Piece(shelf, key, number, _length(facts, number)))
 
-    async def _read(self, ahead: Readahead, key: str) -> AsyncGenerator[Sequence[Span], None]:
-        """Yield the bytes, chunk by chunk: cached ones from their files, others from their flights."""
-        why = "the client disconnected"
-        try:
-            end = ahead.offset + ahead.length
-            for number in range(ahead.offset // CHUNK_BYTES, (end - 1) // CHUNK_BYTES + 1):
-                begin = max(ahead.offset - number * CHUNK_BYTES, 0)
-                stop = min(end - number * CHUNK_BYTES, CHUNK_BYTES)
-                async for group in self._chunk(ahead, number, begin, stop):
-                    yield group
-            why = ""
-        except OriginError as error:
-            why = str(error)
-            raise s3_error_for(error, key) from error
-        finally:
-            ahead.close()
-            if ahead.torn:
-                _log_truncation(ahead, key, why)
-
-    def span_groups(
+    def open_range(
         self,
         bucket: Bucket,
         key: str,
@@ -302,79 +237,24 @@ class BackedReader:
         offset: int,
         length: int,
         first: tuple[int, InFlightPiece] | None = None,
-        tear: TruncationReport | None = None,
-    ) -> AsyncGenerator[Sequence[Span], None]:
-        """Yield the bytes of an object of this ETag, a group of open files at a time. `first`: the chunk with
-        the first byte, already in flight; its ownership passes on. `tear`: see TruncationReport."""
-        if not length:
-            if first is not None:
-                first[1].release()
-            return _nothing()
-        return self._read(Readahead(self, bucket, key, facts, offset, length, first, tear), key)
-
-    async def read_pieces(
-        self,
-        bucket: Bucket,
-        key: str,
-        facts: ObjectFacts,
-        offset: int,
-        length: int,
-        first: tuple[int, InFlightPiece] | None = None,
+        record: Record | None = None,
         *,
-        torn: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        """Like `span_groups`, yielding bytes: what the cache cannot read comes from the origin. `torn`: the
-        cache could not read the byte at `offset`. Raises S3Error."""
+        resumed: bool = False,
+    ) -> FailoverRead:
+        """Returns a read of an object of this ETag. `first`: the chunk in which it begins, in flight, given
+        away. `record`: the cached object. `resumed`: the cache could not give the byte at `offset`, and a
+        response is under way. Its errors are S3Errors."""
+        if first is not None and not length:
+            first[1].release()
+            first = None
         ahead = Readahead(self, bucket, key, facts, offset, length, first)
-        if torn:
-            ahead.record_truncation(offset // CHUNK_BYTES)
-        async with aclosing(self._read(ahead, key)) as groups:
-            async for spans in groups:
-                sent = 0
-                for few in split_spans(spans, _PIECE):
-                    data = await asyncio.to_thread(_read_of, few)
-                    if data:
-                        yield data
-                    sent += len(data)
-                    if len(data) != sum(span.length for span in few):
-                        ahead.tear.record_truncation(sent)
-                        break
-
-    async def _chunk(
-        self, ahead: Readahead, number: int, begin: int, stop: int
-    ) -> AsyncGenerator[Sequence[Span], None]:
-        record = ahead.cached_chunk(number)
+        if resumed:
+            ahead.mark_unreadable(offset // CHUNK_BYTES)
+        sources = chunk_sources(self._store, ahead)
         if record is not None:
-            with suppress(*_UNREADABLE), self._store.open_spans(record, begin, stop - begin) as spans:
-                ahead.prefetch_after(number)
-                yield spans
-                sent = ahead.tear.take_truncation()
-                if sent is None:
-                    return
-                report_unsent_spans(spans, sent)
-                begin += sent
-                ahead.record_truncation(number)
-            ahead.mark_unreadable(number)
-        for left in range(_LOSSES, -1, -1):
-            flight = await ahead.chunk_flight(number)
-            try:
-                wanted = begin + 1
-                while begin < stop:
-                    have = min(await flight.wait_for_bytes(wanted), stop)
-                    yield [Span(flight.fd, flight.base + begin, have - begin)]
-                    sent = ahead.tear.take_truncation()
-                    begin = have if sent is None else begin + sent
-                    _check(sent)
-                    wanted = min(begin + _STEP, stop)
-            except OriginPieceError:
-                ahead.torn = True
-                if not left:
-                    raise
-                await asyncio.sleep(_PAUSE)  # until the process that caches it has noticed too
-            else:
-                return
-            finally:
-                flight.release()
+            hit = partial(self._note, bucket, key, facts, offset, length)
+            sources.insert(0, CachedObjectSource(self._store, record, ahead, hit))
+        return FailoverRead(sources, offset, length, f"s3://{bucket.name}/{key}", resumed=resumed)
 
     def cached_chunk(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> Record | None:
         """Return a cached chunk, or the whole of a small object."""
@@ -388,34 +268,6 @@ class BackedReader:
         """Start to fetch a chunk of exactly this ETag."""
         metrics.cache_reads.labels("miss").inc()
         return await self._shards.worker_for(bucket.name, key).fetch_piece(bucket, key, number, etag)
-
-
-def s3_error_for(error: OriginError, key: str) -> S3Error:
-    """Translate an origin's error into an S3Error."""
-    if isinstance(error, OriginMissingError):
-        return S3Error("NoSuchKey", extra={"Key": key})
-    if isinstance(error, OriginKeyError):
-        return S3Error("NotImplemented", str(error))
-    if isinstance(error, OriginRangeError):
-        return S3Error("InvalidRange")
-    if isinstance(error, OriginRefusedError):
-        return S3Error("AccessDenied", str(error))
-    return S3Error("ServiceUnavailable", str(error))
-
-
-def _check(sent: int | None) -> None:
-    """Raise OriginPieceError if received bytes could not all be read."""
-    if sent is not None:
-        raise OriginPieceError("a disk of the cache cannot read data fetched from the origin")
-
-
-def _log_truncation(ahead: Readahead, key: str, why: str) -> None:
-    """Log a truncated read; `why` it was cut in the end, if it was."""
-    metrics.reads_continued.labels("cut" if why else "origin").inc()
-    said = "a response was cut off" if why else "a response continued from its origin"
-    _log.warning(
-        said, extra={"bucket": ahead.bucket.name, "key": key, "why": why or "a disk of the cache failed"}
-    )
 
 
 def _uncounted() -> None:
@@ -434,20 +286,6 @@ def _begins(operation: GetObject) -> int | None:
 
 def _length(facts: ObjectFacts, number: int) -> int:
     return min(CHUNK_BYTES, facts.size - number * CHUNK_BYTES)
-
-
-def _read_of(spans: Sequence[Span]) -> bytes:
-    """Read the bytes of the spans, up to the first unreadable one (blocking)."""
-    found = bytearray()
-    for span in spans:
-        try:
-            data = os.pread(span.fd, span.length, span.offset)
-        except OSError:
-            break
-        found += data
-        if len(data) != span.length:
-            break
-    return bytes(found)
 
 
 async def _nothing() -> AsyncGenerator[Sequence[Span], None]:

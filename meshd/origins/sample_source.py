@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.peer_messages import to_remote_record
+from meshd.core.read_source import ReadLostError
 from meshd.core.remote_source import ReadFailure
 from meshd.origins.cache.cache_store import CHUNK_BYTES, Piece, cache_name, record_from_facts
 from meshd.origins.client.origin_api import (
@@ -107,7 +108,7 @@ class OriginSampleSource:
         """Return the bytes of a part."""
         try:
             return await self._read(part)
-        except (OriginError, S3Error, BatchError) as error:
+        except (OriginError, S3Error, BatchError, ReadLostError) as error:
             return _lost(error)
 
     async def _read(self, part: ObjectRange) -> bytes:
@@ -132,8 +133,8 @@ class OriginSampleSource:
         finally:
             if first is not None:
                 first.release()
-        found = reader.read_pieces(bucket, part.key, facts, part.offset, length, flown)
-        async with aclosing(found) as given:
+        read = reader.open_range(bucket, part.key, facts, part.offset, length, flown)
+        async with aclosing(read.pieces()) as given:
             pieces = [piece async for piece in given]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

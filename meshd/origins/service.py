@@ -7,7 +7,7 @@ carried out in part.
 from __future__ import annotations
 
 import logging
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from meshd.core.error_mapping import store_errors
@@ -16,8 +16,7 @@ from meshd.objects.copy_object import check_copy_source, check_source_conditions
 from meshd.origins.cache.cache_store import record_from_facts
 from meshd.origins.client.obstore_origin import check_key
 from meshd.origins.client.origin_api import ObjectFacts, OriginError
-from meshd.origins.read_through import s3_error_for
-from meshd.peer_reads.resume_read import CutShortError
+from meshd.origins.read_sources import s3_error_for
 from meshd.store.errors import ConditionFailedError, ConditionMissingError, StoreError
 from meshd.store.records import NULL
 from meshd.store.write_context import INTERNAL_WRITE
@@ -29,11 +28,12 @@ from meshwire.http_values.conditional_requests import Conditions
 from meshwire.s3 import operations as ops
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import Bucket
     from meshd.core.object_io import LookupResult
+    from meshd.core.read_source import FailoverRead
     from meshd.origins.cache.cache_store import CacheStore
     from meshd.origins.cache.fetcher import CacheManagerApi
     from meshd.origins.listing import BackedListings
@@ -158,26 +158,16 @@ class BackedService:
 
     def resume_from_origin(
         self, bucket: str, key: str, found: LookupResult, sent: int
-    ) -> AsyncGenerator[bytes, None] | None:
-        """Yield from the origin the rest of a response from the cache, after `sent` bytes; None if the
-        response was not from the cache. Raises CutShortError."""
+    ) -> FailoverRead | None:
+        """Returns the read, from the origin, of what is missing of a response from the cache after `sent`
+        bytes; None if the response was not from the cache."""
         backed = self._cache_store.backed_bucket(bucket)
         if backed is None or self._store.get_stored(bucket, key) is not None:
             return None
-        return self._rest(backed, key, found, sent)
-
-    async def _rest(
-        self, bucket: Bucket, key: str, found: LookupResult, sent: int
-    ) -> AsyncGenerator[bytes, None]:
-        record, offset = found.record, found.base + found.offset + sent
+        record = found.record
         facts = ObjectFacts(record.size, record.etag, record.modified, record.headers, record.metadata)
-        pieces = self.reader.read_pieces(bucket, key, facts, offset, found.length - sent, torn=True)
-        try:
-            async with aclosing(pieces) as given:
-                async for piece in given:
-                    yield piece
-        except S3Error as error:
-            raise CutShortError(f"s3://{bucket.name}/{key} from byte {offset} on: {error.message}") from error
+        offset = found.base + found.offset + sent
+        return self.reader.open_range(backed, key, facts, offset, found.length - sent, resumed=True)
 
     async def list_objects(self, operation: ops.ListObjects) -> ObjectListing | None:
         """See `BackedListings.list_objects`."""
@@ -218,7 +208,8 @@ class BackedService:
         facts = ObjectFacts(record.size, record.etag, record.modified, record.headers, record.metadata)
         reader = self.reader
         return AssembledObject(
-            record, lambda offset, length: reader.span_groups(backed, key, facts, offset, length)
+            record,
+            lambda offset, length: reader.open_range(backed, key, facts, offset, length).groups(),
         )
 
     async def copy_as_upload(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:

@@ -22,7 +22,7 @@ from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from meshd.core.object_io import LookupResult
     from meshd.store.api import ObjectStore
@@ -48,14 +48,12 @@ _SETTINGS_REFUSED = frozenset({"versioning", "lifecycle"})
 
 
 class AssembledRead(NamedTuple):
-    """An assembled read. `groups`: the bytes of `found` as ranges of open files, one group at a time.
-
-    `tear`: receives where a group cannot be read to its end, if `groups` can resume from there.
-    """
+    """`groups`: the bytes of `found` as open files, a group at a time. `record_truncation`: called with the
+    number of bytes that were sent of a group that cannot be read to its end, if `groups` continue there."""
 
     found: LookupResult
     groups: AsyncGenerator[Sequence[Span], None]
-    tear: TruncationReport | None = None
+    record_truncation: Callable[[int], None] | None = None
 
 
 class ViewDispatcher:
@@ -147,7 +145,8 @@ class ViewDispatcher:
         if made.resumable_groups is None:
             return AssembledRead(found, made.groups(found.offset, found.length))
         tear = TruncationReport()
-        return AssembledRead(found, made.resumable_groups(tear, found.offset, found.length), tear)
+        groups = made.resumable_groups(tear, found.offset, found.length)
+        return AssembledRead(found, groups, tear.record_truncation)
 
     async def rebuild_result(self, operation: ops.GetObject, etag: str) -> bytes | None:
         """Rebuild the bytes of a stored result that cannot be read.

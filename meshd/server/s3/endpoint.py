@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from meshd.auth.authorizer import ANONYMOUS_IDENTITY, RemoteRecord
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3, retry_if_written_back, to_s3_error
+from meshd.core.read_source import ReadLostError
 from meshd.objects.service import ReplacedError
 from meshd.peer_reads.resume_read import CutShortError
 from meshd.server.proxy.fan_out import AIM_MEMBERS
@@ -391,8 +392,8 @@ class S3Endpoint:
                     # Read through the store, which verifies bytes that are few enough to be verified during
                     # the read.
                     return Reply(status, headers, objects.read_range(operation, found), self._now())
-        except (PartialReadError, CutShortError) as error:  # the connection is cut
-            log.warning("a response was cut off", extra={"request": trace.request_id, "why": str(error)})
+        except (PartialReadError, CutShortError, ReadLostError) as error:  # the connection is cut
+            log.warning("an answer under way was cut", extra={"request": trace.request_id, "why": str(error)})
             raise ConnectionAbortedError(str(error)) from error
         except (CorruptExtentError, DiskFailedError) as error:
             again = await self._deps.views.rebuild_result(asked, found.record.etag)
@@ -421,8 +422,9 @@ class S3Endpoint:
         if asked.head or not found.length:
             return Reply(status, headers, b"", self._now())
         try:
-            torn = None if assembled.tear is None else assembled.tear.record_truncation
-            keep_alive = await send_groups(request, status, headers, assembled.groups, self._now(), torn)
+            keep_alive = await send_groups(
+                request, status, headers, assembled.groups, self._now(), assembled.record_truncation
+            )
         except StoreError as error:
             raise to_s3_error(error) from error
         trace.sent += found.length
@@ -456,7 +458,7 @@ def body_resumer(
         if deps.backed is not None:
             cached = deps.backed.resume_from_origin(operation.bucket, operation.key, found, torn.sent)
             if cached is not None:
-                return cached
+                return cached.pieces()
         if deps.resume_read is None or deps.mesh.single_node:
             raise torn
         return deps.resume_read(operation.bucket, operation.key, found, torn.sent)
