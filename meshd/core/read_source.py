@@ -89,8 +89,8 @@ class FailoverRead:
     async def groups(self) -> AsyncGenerator[Sequence[Span], None]:
         """Yields the bytes as ranges of open files; each group is valid until the next is requested. Raises
         ReadLostError, the last error of a source if all fail, and any other error of a source."""
-        began, number, result = self._at, 0, ReadSource.label
-        lost: Exception = ReadLostError(f"{self._name or 'the object'}: no source has byte {self._at}")
+        began, number, used = self._at, 0, self._sources[0] if self._sources else None
+        lost: Exception = ReadLostError("no other source has it")
         try:
             while self._at < self._end and number < len(self._sources):
                 source, start = self._sources[number], self._at
@@ -107,7 +107,7 @@ class FailoverRead:
                     lost, number = error, number + 1
                 else:
                     if number or self._resumed:
-                        result = source.label
+                        used = source
                     number = 0 if self._at > start else number + 1
             if self._at < self._end:
                 self._raise(lost)
@@ -115,12 +115,12 @@ class FailoverRead:
             for source in self._sources:
                 source.close()
             if self._continued and self._name:
-                self._count(began, result if self._at == self._end else "cut", lost)
+                self._count(began, used if self._at == self._end else None, lost)
 
     def _raise(self, error: Exception) -> NoReturn:
-        if not self._resumed or isinstance(error, ReadLostError):
-            raise error
-        raise ReadLostError(f"{self._name} from byte {self._at} on: {error}") from error
+        if self._resumed or isinstance(error, ReadLostError):
+            raise ReadLostError(f"{self._name or 'an object'} from byte {self._at} on: {error}") from error
+        raise error
 
     def _advance(self, spans: Sequence[Span]) -> None:
         """Counts a group that was sent. Raises _TruncatedError."""
@@ -130,13 +130,15 @@ class FailoverRead:
             return
         report_unsent_spans(spans, sent)
         self._at += sent
-        raise _TruncatedError(f"{self._name or 'an object'} cannot be read from byte {self._at}")
+        raise _TruncatedError("it cannot be read to its end")
 
-    def _count(self, began: int, result: str, lost: Exception) -> None:
-        metrics.reads_continued.labels(result).inc()
-        text = "a response was cut" if result == "cut" else "a response continues from another source"
-        extra = {"object": self._name, "from_byte": began, "result": result, "why": str(lost)}
-        _log.warning(text, extra=extra)
+    def _count(self, began: int, used: ReadSource | None, lost: Exception) -> None:
+        metrics.reads_continued.labels("cut" if used is None else used.label).inc()
+        extra = {"object": self._name, "from_byte": began}
+        if used is None:
+            _log.warning("a response was cut", extra={**extra, "why": str(lost)})
+        else:
+            _log.warning("a response continued from another source", extra={**extra, "source": repr(used)})
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yields the bytes, read in a thread, at most 1 MiB at a time. Raises the same errors as `groups`."""

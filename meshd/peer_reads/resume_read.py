@@ -1,20 +1,19 @@
 """Resumed reads: the rest of a response whose bytes end on this node, read from another replica.
 
 Version, ETag and size must equal those of the response in progress. A replica that fails after it sent
-bytes ends the resumed read, because nobody knows whether those bytes are sound. The caller gets exactly
-the missing bytes or an error.
+bytes ends the read, because nobody knows whether those bytes are sound. The caller gets exactly the missing
+bytes or an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from meshd.core.peer_messages import RESUME_READ, ResumeRequest
+from meshd.core.read_source import FailoverRead, ReadLostError, ReadSource, memory_spans
 from meshd.errors import MeshdError
 from meshd.rpc.peer_rpc import stream_handler
 from meshd.store.errors import DiskFailedError
@@ -24,6 +23,8 @@ from meshd.telemetry import metrics
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
     from meshd.core.object_io import LookupResult
     from meshd.peer_reads.replica_selection import ReplicaSelector
     from meshd.rpc.peer_rpc import CallContext
@@ -31,76 +32,72 @@ if TYPE_CHECKING:
     from meshd.store.records import Record, Span
     from meshwire.cluster import Node
 
-_log = logging.getLogger("meshd.disks")
 _PIECE: Final = 1 << 20
-ResumeRead = Callable[[str, str, "LookupResult", int], AsyncGenerator[bytes, None]]
-"""See `Continuing.rest`."""
+ResumeRead = Callable[[str, str, "LookupResult", int], FailoverRead]
+"""See `ReadResumer.resume_response`."""
 
 
-class CutShortError(MeshdError):
-    """The rest of an answer cannot be had; its connection must be cut."""
+class _NoBytesError(MeshdError):
+    """A replica gave nothing; another one may."""
+
+
+class ReplicaSource(ReadSource):
+    """A version of an object on another node."""
+
+    failures = (_NoBytesError,)
+
+    def __init__(self, selector: ReplicaSelector, node: Node, bucket: str, key: str, record: Record) -> None:
+        self._selector, self._node, self._bucket, self._key = selector, node, bucket, key
+        self._record = record
+
+    def __repr__(self) -> str:
+        return f"<ReplicaSource {self._node.node_id}>"
+
+    async def open_range(self, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        record, node_id, given = self._record, self._node.node_id, 0
+        ask = ResumeRequest(self._bucket, self._key, record.version, record.etag, record.size, offset, length)
+        try:
+            async with self._selector.peers.open_typed(self._node, RESUME_READ, ask) as answer:
+                async for piece in answer.iter_body():
+                    given += len(piece)
+                    if given > length:
+                        raise ReadLostError("it sent more than was requested")
+                    with memory_spans(piece) as spans:
+                        yield spans
+        except MeshdError as error:
+            metrics.remote_failures.labels(type(error).__name__).inc()
+            self._selector.report_unreachable(self._node, error)
+            if given:
+                raise ReadLostError(f"{node_id}: {error}") from error
+            raise _NoBytesError(f"{node_id}: {error}") from error
+        if 0 < given < length:
+            raise ReadLostError(f"{node_id} sent {given} bytes of {length}")
 
 
 class ReadResumer:
-    """One a process."""
+    """Reads of versions that this node cannot read itself. One per process."""
 
-    def __init__(self, asking: ReplicaSelector) -> None:
-        self._asking = asking
+    def __init__(self, selector: ReplicaSelector) -> None:
+        self._selector = selector
 
     def __repr__(self) -> str:
-        return f"<Continuing {self._asking!r}>"
+        return f"<ReadResumer {self._selector!r}>"
 
-    def resume_response(
-        self, bucket: str, key: str, found: LookupResult, sent: int
-    ) -> AsyncGenerator[bytes, None]:
-        """What is left of an answer of which `sent` bytes are out. Raises CutShortError."""
+    def resume_response(self, bucket: str, key: str, found: LookupResult, sent: int) -> FailoverRead:
+        """Returns the read of what is missing of a response after `sent` bytes."""
         offset = found.base + found.offset + sent
         return self.read_from_peers(bucket, key, found.record, offset, found.length - sent)
 
-    async def read_from_peers(
+    def read_from_peers(
         self, bucket: str, key: str, record: Record, offset: int, length: int
-    ) -> AsyncGenerator[bytes, None]:
-        """Bytes of this version, as other nodes have them. Raises CutShortError."""
-        ask = ResumeRequest(bucket, key, record.version, record.etag, record.size, offset, length)
-        why = "no other node holds it"
-        for node in self._other_replicas(bucket, key):
-            given = 0
-            try:
-                async with aclosing(self._from(node, ask)) as pieces:
-                    async for piece in pieces:
-                        given += len(piece)
-                        yield piece
-            except MeshdError as error:
-                metrics.remote_failures.labels(type(error).__name__).inc()
-                self._asking.report_unreachable(node, error)
-                why = f"{node.node_id}: {error}"
-                if given:
-                    break
-                continue
-            if given == ask.length:
-                metrics.reads_continued.labels("whole").inc()
-                told = {"bucket": bucket, "key": key, "at": offset, "from": node.node_id}
-                _log.warning("an answer under way goes on from another node", extra=told)
-                return
-            why = f"{node.node_id} gave {given} bytes of {ask.length}"
-            if given:
-                break
-        metrics.reads_continued.labels("cut").inc()
-        raise CutShortError(f"s3://{bucket}/{key} from byte {offset} on: {why}")
-
-    def _other_replicas(self, bucket: str, key: str) -> list[Node]:
-        """The other nodes that hold it and may be read; also what is not at its bucket's origin yet."""
-        readers = self._asking.mesh.bucket_routes(bucket).route_of_key(bucket, key).read_set
-        return [node for node in readers if node.node_id != self._asking.mesh.node_id]
-
-    async def _from(self, node: Node, ask: ResumeRequest) -> AsyncGenerator[bytes, None]:
-        async with self._asking.peers.open_typed(node, RESUME_READ, ask) as answer:
-            left = ask.length
-            async for piece in answer.iter_body():
-                left -= len(piece)
-                if left < 0:
-                    raise CutShortError(f"{node.node_id} gave more than it was asked for")
-                yield piece
+    ) -> FailoverRead:
+        """Returns a read of this version from the other nodes that have it and may be read; also if the
+        object is not at its bucket's origin yet. It raises ReadLostError."""
+        mesh = self._selector.mesh
+        readers = mesh.bucket_routes(bucket).route_of_key(bucket, key).read_set
+        others = [node for node in readers if node.node_id != mesh.node_id]
+        sources = [ReplicaSource(self._selector, node, bucket, key, record) for node in others]
+        return FailoverRead(sources, offset, length, f"s3://{bucket}/{key}", resumed=True)
 
 
 class ResumeSource:

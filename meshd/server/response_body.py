@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,7 @@ from meshd.util import failpoints
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from meshd.core.read_source import FailoverRead
     from meshd.server.request import MeshRequest
     from meshd.store.records import Span
 
@@ -32,8 +33,8 @@ class PartialReadError(OSError):
         self.sent, self.why = sent, why
 
 
-BodyResumer = Callable[[PartialReadError], AsyncGenerator[bytes, None]]
-"""Yields the bytes after those that were sent; if it raises, the connection is cut."""
+BodyResumer = Callable[[PartialReadError], "FailoverRead"]
+"""Returns the read of the bytes behind those that were sent, or raises: the connection is cut then."""
 
 
 _PIECE = 256 << 10  # bytes encrypted at a time: about 0.1 ms
@@ -148,7 +149,9 @@ class ResumedResponse(PendingResponse):
         self._task.cancel()
 
     async def _go_on(self, rest: BodyResumer, torn: PartialReadError) -> None:
-        async with aclosing(rest(torn)) as pieces:  # small enough to be buffered in memory
+        async with aclosing(
+            rest(torn).pieces()
+        ) as pieces:  # at most what one turn takes: it may wait in memory
             async for piece in pieces:
                 self._protocol.transport.write(piece)
                 self._protocol.wrote(len(piece))

@@ -65,7 +65,7 @@ async def _go_on(request: MeshRequest, rest: BodyResumer, torn: PartialReadError
     """Send the bytes of `rest` after those that were sent already."""
     transport = _open_transport(request)
     try:
-        async with aclosing(rest(torn)) as pieces:
+        async with aclosing(rest(torn).pieces()) as pieces:
             async for piece in pieces:
                 await write_piece(request, piece)
     except BaseException:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshd.core.error_mapping import store_errors
 from meshd.core.object_io import MAX_PUT_BYTES, TruncationReport, lookup_result
+from meshd.core.read_source import ReadSource, memory_spans
 from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range
 from meshd.views import view_kind
 from meshd.views.copy_out import AssembledBody, copy_as_put, copy_as_upload_part
@@ -224,6 +225,25 @@ class ViewDispatcher:
         """Return a page of a view, None if the bucket is not a view. Raises S3Error."""
         view = self._view(operation.bucket)
         return None if view is None else await self._kind(view).list_page(view, operation)
+
+
+class RebuiltResultSource(ReadSource):
+    """A view's stored result that cannot be read, made again. `operation`: the request for it."""
+
+    label = "made"
+    failures = (S3Error,)
+
+    def __init__(self, views: ViewDispatcher, operation: ops.GetObject, etag: str) -> None:
+        self._views, self._operation, self._etag = views, operation, etag
+
+    def __repr__(self) -> str:
+        return f"<RebuiltResultSource of {self._operation.bucket}/{self._operation.key[:80]}>"
+
+    async def open_range(self, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        data = await self._views.rebuild_result(self._operation, self._etag)
+        if data is not None:
+            with memory_spans(data[offset : offset + length]) as spans:
+                yield spans
 
 
 def _md5(data: bytes) -> str:

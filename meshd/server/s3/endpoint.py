@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from meshd.auth.authorizer import ANONYMOUS_IDENTITY, RemoteRecord
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3, retry_if_written_back, to_s3_error
-from meshd.core.read_source import ReadLostError
+from meshd.core.read_source import FailoverRead, ReadLostError
 from meshd.objects.service import ReplacedError
-from meshd.peer_reads.resume_read import CutShortError
 from meshd.server.proxy.fan_out import AIM_MEMBERS
 from meshd.server.proxy.forwarder import AlreadyAnsweredError, MisdirectedError, object_name_of
 from meshd.server.proxy.hop_headers import (
@@ -40,7 +39,7 @@ from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.integrity.verification import report_damage, report_unsent_spans
 from meshd.store.write_context import INTERNAL_WRITE, WriteContext
 from meshd.telemetry import metrics
-from meshd.views.dispatch import AssembledRead
+from meshd.views.dispatch import AssembledRead, RebuiltResultSource
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
@@ -48,7 +47,7 @@ from meshwire.s3.parse_request import parse_request
 from meshwire.s3.responses import object_response_headers, render, render_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Sequence
 
     from meshd.auth.authorizer import Identity, RequestContext
     from meshd.core.object_io import LookupResult
@@ -392,7 +391,7 @@ class S3Endpoint:
                     # Read through the store, which verifies bytes that are few enough to be verified during
                     # the read.
                     return Reply(status, headers, objects.read_range(operation, found), self._now())
-        except (PartialReadError, CutShortError, ReadLostError) as error:  # the connection is cut
+        except (PartialReadError, ReadLostError) as error:  # the connection is cut
             log.warning("an answer under way was cut", extra={"request": trace.request_id, "why": str(error)})
             raise ConnectionAbortedError(str(error)) from error
         except (CorruptExtentError, DiskFailedError) as error:
@@ -447,38 +446,25 @@ def body_resumer(
     spans: Sequence[Span],
     viewed: ops.GetObject | None = None,
 ) -> BodyResumer:
-    """Return the function that continues a response whose bytes cannot be read to their end: from another
-    owner or from the origin; for an object of a view (`viewed`: the request), from a rebuilt result. It also
+    """Returns what continues a response whose bytes cannot be read to their end: a read of another owner, of
+    the origin, or, for an object of a view (`viewed`: the request for it), of a result that is made again. It
     reports the damage."""
 
-    def rest(torn: PartialReadError) -> AsyncGenerator[bytes, None]:
+    def resume(torn: PartialReadError) -> FailoverRead:
         report_unsent_spans(spans, torn.sent)
         if viewed is not None:
-            return _resume_from_view(deps, viewed, found, torn)
+            sources = [RebuiltResultSource(deps.views, viewed, found.record.etag)]
+            name, offset = f"s3://{viewed.bucket}/{viewed.key}", found.offset + torn.sent
+            return FailoverRead(sources, offset, found.length - torn.sent, name, resumed=True)
         if deps.backed is not None:
             cached = deps.backed.resume_from_origin(operation.bucket, operation.key, found, torn.sent)
             if cached is not None:
-                return cached.pieces()
+                return cached
         if deps.resume_read is None or deps.mesh.single_node:
             raise torn
         return deps.resume_read(operation.bucket, operation.key, found, torn.sent)
 
-    return rest
-
-
-async def _resume_from_view(
-    deps: ServerServices, viewed: ops.GetObject, found: LookupResult, torn: PartialReadError
-) -> AsyncGenerator[bytes, None]:
-    """Yield the rest from a rebuilt result. Raises CutShortError."""
-    try:
-        data = await deps.views.rebuild_result(viewed, found.record.etag)
-    except S3Error as error:
-        metrics.reads_continued.labels("cut").inc()
-        raise CutShortError(f"{viewed.bucket}/{viewed.key} cannot be rebuilt: {error}") from error
-    if data is None:
-        raise torn
-    metrics.reads_continued.labels("made").inc()
-    yield data[found.offset + torn.sent : found.offset + found.length]
+    return resume
 
 
 def _report_damage(spans: Sequence[Span]) -> None:

@@ -13,6 +13,7 @@ import uvloop
 from botocore.exceptions import BotoCoreError
 
 from meshd.config import HttpSettings
+from meshd.core.read_source import FailoverRead, GeneratedSource, memory_spans
 from meshd.server.http_server import make_server
 from meshd.server.response import StreamedReply
 from meshd.server.sendfile import send_groups, send_spans
@@ -26,7 +27,7 @@ from tests.support.mesh_nodes import NodesBeside
 from tests.support.server_shutdown import stop_listening
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Iterator, Sequence
     from pathlib import Path
 
     from meshd.server.request import MeshRequest
@@ -219,10 +220,14 @@ def test_the_rest_comes_right_behind_what_was_sent(tmp_path: Path, *, encrypted:
     file, asked = tmp_path / "file", list[int]()
     file.write_bytes(DATA[:TORN])
 
-    async def rest(torn: PartialReadError) -> AsyncGenerator[bytes, None]:
-        asked.append(torn.sent)
-        yield DATA[torn.sent : torn.sent + 10]
-        yield DATA[torn.sent + 10 :]
+    async def behind(offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        asked.append(offset)
+        for data in (DATA[offset : offset + 10], DATA[offset + 10 :][: length - 10]):
+            with memory_spans(data) as spans:
+                yield spans
+
+    def rest(torn: PartialReadError) -> FailoverRead:
+        return FailoverRead([GeneratedSource(behind)], torn.sent, len(DATA) - torn.sent, resumed=True)
 
     async def handle(request: MeshRequest) -> StreamedReply:
         with file.open("rb") as found:

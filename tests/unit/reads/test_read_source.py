@@ -132,7 +132,7 @@ def test_other_errors_end_the_read() -> None:
 def test_when_all_fail_the_last_error_is_raised() -> None:
     with pytest.raises(DiskFailedError, match="second"):
         _read(_Source(10, DiskFailedError("first")), _Source(20, DiskFailedError("second")))
-    with pytest.raises(ReadLostError, match="no source has byte 0"):
+    with pytest.raises(ReadLostError, match="from byte 0 on: no other source has it"):
         _read(_Source(0), _Source(0))
 
 
