@@ -1,9 +1,8 @@
-"""Object I/O types: request bodies, lookup results, and the report of a truncated read.
+"""Object I/O types: request bodies and lookup results.
 
 A body yields its bytes once and in order. Nothing may be committed before `digest` returns, because it
 raises on a wrong length, checksum or signature. A lookup result depends on the record and the request
-alone. A reader reports a truncated span before it asks for the next one, which starts at the missing
-byte.
+alone.
 """
 
 from __future__ import annotations
@@ -143,22 +142,3 @@ def _find_part(record: Record, version: str, operation: GetObject, extra: Mappin
     sums = part.checksums if record.checksum_type == "COMPOSITE" else NOTHING
     head = _object_head(record, version, extra, sums, record.checksum_type, len(record.parts))
     return LookupResult(record, head, offset, part.size, partial=True)
-
-
-class TruncationReport:
-    """Records a truncated read within one response."""
-
-    def __init__(self) -> None:
-        self._sent: int | None = None
-
-    def __repr__(self) -> str:
-        return "<TruncationReport>" if self._sent is None else f"<TruncationReport after {self._sent} bytes>"
-
-    def record_truncation(self, sent: int) -> None:
-        """Records that only the first `sent` bytes of the last spans could be read."""
-        self._sent = sent
-
-    def take_truncation(self) -> int | None:
-        """Returns and clears the number of bytes that could be read; None if all could."""
-        sent, self._sent = self._sent, None
-        return sent

@@ -14,13 +14,16 @@ from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, Protocol
 
 from meshd.errors import MeshdError
-from meshd.store.errors import ExtentGoneError
+from meshd.store.errors import CorruptExtentError, DiskFailedError, ExtentGoneError
 from meshd.store.integrity.verification import report_unsent_spans
 from meshd.store.records import Span
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
 
 _log = logging.getLogger("meshd.disks")
 _PIECE: Final = 1 << 20
@@ -170,6 +173,22 @@ class GeneratedSource(ReadSource):
 
     def open_range(self, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
         return self._open_range(offset, length)
+
+
+class LocalSource(ReadSource):
+    """A stored object on the disks of this node."""
+
+    failures = (ExtentGoneError, CorruptExtentError, DiskFailedError)
+
+    def __init__(self, store: ObjectStore, record: Record) -> None:
+        self._store, self._record = store, record
+
+    def __repr__(self) -> str:
+        return f"<LocalSource of {self._record.size} bytes>"
+
+    async def open_range(self, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        with self._store.open_spans(self._record, offset, length) as spans:
+            yield spans
 
 
 @contextmanager

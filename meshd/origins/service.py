@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshd.core.error_mapping import store_errors
 from meshd.core.object_io import MAX_PUT_BYTES
+from meshd.core.read_source import GeneratedSource
 from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range
 from meshd.origins.cache.cache_store import record_from_facts
 from meshd.origins.client.obstore_origin import check_key
@@ -28,7 +29,7 @@ from meshwire.http_values.conditional_requests import Conditions
 from meshwire.s3 import operations as ops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import Bucket
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from meshd.origins.worker_shards import WorkerShards
     from meshd.origins.write_back_routing import WriteBackRouter
     from meshd.store.api import ObjectStore
-    from meshd.store.records import Record
+    from meshd.store.records import Record, Span
     from meshd.store.store import Store
     from meshd.store.write_context import WriteContext
     from meshd.views.dispatch import AssembledRead
@@ -206,11 +207,11 @@ class BackedService:
         backed = self._cache_store.backed_bucket(bucket)
         assert backed is not None
         facts = ObjectFacts(record.size, record.etag, record.modified, record.headers, record.metadata)
-        reader = self.reader
-        return AssembledObject(
-            record,
-            lambda offset, length: reader.open_range(backed, key, facts, offset, length).groups(),
-        )
+
+        def groups(offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+            return self.reader.open_range(backed, key, facts, offset, length).groups()
+
+        return AssembledObject(record, [GeneratedSource(groups)])
 
     async def copy_as_upload(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
         """Turn a copy from a backed bucket into an upload; None for other copies. Raises S3Error."""

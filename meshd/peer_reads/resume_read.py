@@ -89,15 +89,17 @@ class ReadResumer:
         return self.read_from_peers(bucket, key, found.record, offset, found.length - sent)
 
     def read_from_peers(
-        self, bucket: str, key: str, record: Record, offset: int, length: int
+        self, bucket: str, key: str, record: Record, offset: int, length: int, *, counted: bool = True
     ) -> FailoverRead:
         """Returns a read of this version from the other nodes that have it and may be read; also if the
-        object is not at its bucket's origin yet. It raises ReadLostError."""
+        object is not at its bucket's origin yet. It raises ReadLostError. Without `counted` it is a part of
+        a read that is counted itself."""
         mesh = self._selector.mesh
         readers = mesh.bucket_routes(bucket).route_of_key(bucket, key).read_set
         others = [node for node in readers if node.node_id != mesh.node_id]
         sources = [ReplicaSource(self._selector, node, bucket, key, record) for node in others]
-        return FailoverRead(sources, offset, length, f"s3://{bucket}/{key}", resumed=True)
+        name = f"s3://{bucket}/{key}" if counted else ""
+        return FailoverRead(sources, offset, length, name, resumed=True)
 
 
 class ResumeSource:

@@ -18,6 +18,7 @@ import msgspec
 from meshd.core.api_errors import BatchError
 from meshd.core.error_mapping import store_errors, to_s3_error
 from meshd.core.object_io import lookup_result
+from meshd.core.read_source import GeneratedSource
 from meshd.objects.copy_object import check_source_conditions, copy_part_range
 from meshd.objects.service import ReplacedError
 from meshd.store.errors import ExtentGoneError, StoreError
@@ -135,7 +136,8 @@ class MemberService:
         place = await self._place(source.bucket, source.key, record, source.member)
         pretended = _as_object(record, source.member, place.size)
         name = f"s3://{source.bucket}/{source.key}"
-        return AssembledObject(pretended, lambda offset, length: self._groups(place, name, offset, length))
+        groups = GeneratedSource(lambda offset, length: self._groups(place, name, offset, length))
+        return AssembledObject(pretended, [groups])
 
     async def list_members(self, operation: ops.ListMembers) -> MemberListing:
         """A page of an archive's files. Raises S3Error."""

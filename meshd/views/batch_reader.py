@@ -16,6 +16,7 @@ from meshd.batches.assembly.assembler import count_rows, metadata_of, planned_si
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET
 from meshd.core.frame_address import FrameAddress
+from meshd.core.read_source import GeneratedSource
 from meshd.store.records import Record, Span
 from meshd.views.key_paging import build_page
 from meshd.views.transform_results import RESULTS_PREFIX
@@ -105,7 +106,8 @@ class BatchReader:
         record = Record(size, _etag(address), 0, self._modified(plan), (), {"content-type": CONTENT_TYPE})
         frames = self._source(plan)
         return AssembledObject(
-            record, lambda offset, length: frame_groups(frames, address, size, offset, length)
+            record,
+            [GeneratedSource(lambda offset, length: frame_groups(frames, address, size, offset, length))],
         )
 
     def _source(self, plan: Plan) -> FrameSource:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshd.core.error_mapping import store_errors
-from meshd.core.object_io import MAX_PUT_BYTES, TruncationReport, lookup_result
-from meshd.core.read_source import ReadSource, memory_spans
+from meshd.core.object_io import MAX_PUT_BYTES, lookup_result
+from meshd.core.read_source import LocalSource, ReadSource, memory_spans
 from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range
 from meshd.views import view_kind
 from meshd.views.copy_out import AssembledBody, copy_as_put, copy_as_upload_part
@@ -143,11 +142,8 @@ class ViewDispatcher:
         if isinstance(made, StoredResult):
             return replace(operation, bucket=made.bucket, key=made.key, version=None)
         found = lookup_result(operation, made.record)
-        if made.resumable_groups is None:
-            return AssembledRead(found, made.groups(found.offset, found.length))
-        tear = TruncationReport()
-        groups = made.resumable_groups(tear, found.offset, found.length)
-        return AssembledRead(found, groups, tear.record_truncation)
+        read = made.open_range(found.offset, found.length, f"s3://{operation.bucket}/{operation.key}")
+        return AssembledRead(found, read.groups(), read.record_truncation)
 
     async def rebuild_result(self, operation: ops.GetObject, etag: str) -> bytes | None:
         """Rebuild the bytes of a stored result that cannot be read.
@@ -213,13 +209,9 @@ class ViewDispatcher:
             return found
         with store_errors():
             record = self._store.get(found.bucket, found.key)
-        if record is None:  # just evicted
-            raise S3Error("SlowDown", f"{key} is being rebuilt; retry.")
-        return AssembledObject(record, lambda offset, length: self._stored(record, offset, length))
-
-    async def _stored(self, record: Record, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
-        with ExitStack() as stack:
-            yield stack.enter_context(self._store.open_spans(record, offset, length))
+        if record is None:  # evicted this moment
+            raise S3Error("SlowDown", f"{key} is being made again; ask again.")
+        return AssembledObject(record, [LocalSource(self._store, record)])
 
     async def list_page(self, operation: ops.ListObjects) -> ObjectListing | None:
         """Return a page of a view, None if the bucket is not a view. Raises S3Error."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from meshd.core.api_errors import BatchError
+from meshd.core.read_source import FailoverRead
 from meshd.telemetry import metrics
 from meshwire.errors import S3Error
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from meshd.auth.authorizer import Caller
-    from meshd.core.object_io import TruncationReport
+    from meshd.core.read_source import ReadSource
     from meshd.store.integrity.verification import VerifiedExtents
     from meshd.store.records import Record, Span
     from meshwire.s3.operations import ListObjects
@@ -46,29 +47,26 @@ class StoredResult:
 
 @dataclass(frozen=True, slots=True)
 class AssembledObject:
-    """An object of a view that is assembled while it is sent. `record`: size, ETag, time and headers.
-
-    `groups(offset, length)`: yields those bytes as ranges of open files, one group at a time, each valid
-    until the next is requested. If it cannot be assembled, raises S3Error or StoreError before the first
-    group. `verified_groups`: the same, for copies of objects in which spans without an extent hold bytes of
-    stored objects. `resumable_groups`: the same; it is told where a group cannot be read to its end, and
-    continues from there.
+    """A view's object that is put together while it is sent. `record`: size, ETag, time and headers.
+    `sources`: the ways to its bytes, in order of preference; what cannot be made raises S3Error or StoreError
+    before the first group. `verified_sources`: those of a copy, where spans of no extent have bytes of stored
+    objects in them.
     """
 
     record: Record
-    groups: Callable[[int, int], AsyncGenerator[Sequence[Span], None]]
-    verified_groups: Callable[[VerifiedExtents, int, int], AsyncGenerator[Sequence[Span], None]] | None = None
-    resumable_groups: Callable[[TruncationReport, int, int], AsyncGenerator[Sequence[Span], None]] | None = (
-        None
-    )
+    sources: Sequence[ReadSource]
+    verified_sources: Callable[[VerifiedExtents], Sequence[ReadSource]] | None = None
+
+    def open_range(self, offset: int, length: int, name: str = "") -> FailoverRead:
+        """Returns a read of these bytes; see `FailoverRead` for `name`."""
+        return FailoverRead(self.sources, offset, length, name)
 
     def groups_for_copy(
         self, proofs: VerifiedExtents, offset: int, length: int
     ) -> AsyncGenerator[Sequence[Span], None]:
-        """Return `groups` for a copy, verified where needed. Also raises CorruptExtentError."""
-        if self.verified_groups is None:
-            return self.groups(offset, length)
-        return self.verified_groups(proofs, offset, length)
+        """Yields these bytes for a copy. Raises CorruptExtentError, too."""
+        sources = self.sources if self.verified_sources is None else self.verified_sources(proofs)
+        return FailoverRead(sources, offset, length).groups()
 
 
 class ViewKind(Protocol[V_contra]):

@@ -19,7 +19,7 @@ from awscrt.checksums import combine_crc32c, crc32c
 from meshd.core.api_errors import BatchError
 from meshd.core.error_mapping import store_errors
 from meshd.core.peer_messages import RemoteRecord
-from meshd.core.read_source import ReadLostError
+from meshd.core.read_source import ReadLostError, ReadSource
 from meshd.core.remote_source import ObjectRange, ReadFailure
 from meshd.core.shared_memory import MemoryAccount
 from meshd.peer_reads.remote_objects import BlockingObjects
@@ -34,7 +34,7 @@ from meshwire.formats.shard_bytes import MAX_NUMBER, NumberError, convert_number
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 
-    from meshd.core.object_io import TruncationReport
+    from meshd.core.read_source import FailoverRead
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.integrity.verification import VerifiedExtents
@@ -206,15 +206,15 @@ class ShardSource:
         record = self.find_record(member.key)
         return record if record is not None and record.etag == member.etag else None
 
-    async def read_from_peers(self, piece: Piece) -> AsyncGenerator[bytes, None]:
-        """A piece of an object that this node cannot read. Raises ReadLostError, S3Error."""
+    async def open_peer_read(self, piece: Piece, *, counted: bool = True) -> FailoverRead:
+        """Returns a read of a piece of an object that this node cannot read; see `ReadResumer`. Raises
+        ReadLostError, S3Error."""
         if piece.object is None:
             raise ReadLostError("what was made here cannot be read")
         record, key = await self.require_member_object(piece.object), piece.object.key
-        read = self.objects.read_from_peers(self.bucket, key, record, piece.offset, piece.length)
-        async with aclosing(read.pieces()) as pieces:
-            async for data in pieces:
-                yield data
+        return self.objects.read_from_peers(
+            self.bucket, key, record, piece.offset, piece.length, counted=counted
+        )
 
     async def require_member_object(self, member: SourceObject) -> Record:
         """Return the object with the bytes of a member. Raises S3Error SlowDown, UnprocessableSource."""
@@ -239,35 +239,44 @@ def translate_archive_errors() -> Iterator[None]:
         raise S3Error("UnprocessableSource", error.message) from error
 
 
-async def shard_groups(
-    source: ShardSource,
-    shard: Shard,
-    offset: int,
-    length: int,
-    proofs: VerifiedExtents | None = None,
-    tear: TruncationReport | None = None,
-) -> AsyncGenerator[Sequence[Span], None]:
-    """Yield a part of a shard as ranges of open files, about a megabyte at a time.
+def shard_sources(
+    source: ShardSource, shard: Shard, proofs: VerifiedExtents | None = None
+) -> Sequence[ReadSource]:
+    """Returns the ways to a shard's bytes. `proofs`: a copy's, of members that are parts of extents (files in
+    archives)."""
+    return StoredMembersSource(source, shard, proofs), PeerMemberSource(source, shard)
 
-    Each group is valid until the next is requested. `proofs`: for a copy, of members that are parts of
-    extents (files in archives). If `tear` reports that a member cannot be read to its end, the rest comes
-    from another node. Raises S3Error SlowDown if a member was replaced since the layout, StoreError.
-    """
-    for group in _grouped(shard.pieces(offset, length)):
-        left = group
-        while left:
+
+class StoredMembersSource(ReadSource):
+    """A shard of members that are stored here or fetched by ETag, about a megabyte at a time. Raises S3Error
+    SlowDown when a member was replaced meanwhile, StoreError."""
+
+    def __init__(self, source: ShardSource, shard: Shard, proofs: VerifiedExtents | None) -> None:
+        self._source, self._shard, self._proofs = source, shard, proofs
+
+    def __repr__(self) -> str:
+        return f"<StoredMembersSource of {self._shard.key}>"
+
+    async def open_range(self, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        for group in _grouped(self._shard.pieces(offset, length)):
             with ExitStack() as stack:
-                spans = await _GroupOpener(source, stack, proofs).spans(left)
+                yield await _GroupOpener(self._source, stack, self._proofs).spans(group)
+
+
+class PeerMemberSource(ReadSource):
+    """The rest of one member that cannot be read here, from another owner."""
+
+    def __init__(self, source: ShardSource, shard: Shard) -> None:
+        self._source, self._shard = source, shard
+
+    def __repr__(self) -> str:
+        return f"<PeerMemberSource of {self._shard.key}>"
+
+    async def open_range(self, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        read = await self._source.open_peer_read(next(self._shard.pieces(offset, length)), counted=False)
+        async with aclosing(read.groups()) as groups:
+            async for spans in groups:
                 yield spans
-                sent = None if tear is None else tear.take_truncation()
-            if sent is None:
-                break
-            report_unsent_spans(spans, sent)
-            torn, left = _behind(left, sent)
-            async with aclosing(source.read_from_peers(torn)) as rest:
-                async for data in rest:
-                    with ScratchMemory() as scratch:
-                        yield scratch.assemble([ByteRange(data=data, length=len(data))])
 
 
 def _grouped(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -281,16 +290,6 @@ def _grouped(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
             group, size = [], 0
     if group:
         yield group
-
-
-def _behind(group: Sequence[Piece], sent: int) -> tuple[Piece, list[Piece]]:
-    """Return the unsent rest of the piece at `sent` bytes of a group, and the pieces after it."""
-    for number, piece in enumerate(group):
-        if sent < piece.length:
-            left = replace(piece, offset=piece.offset + sent, length=piece.length - sent)
-            return left, list(group[number + 1 :])
-        sent -= piece.length
-    raise ValueError("more bytes were sent than the group has")
 
 
 class _GroupOpener:
@@ -324,10 +323,8 @@ class _GroupOpener:
         except (CorruptExtentError, OSError):
             report_unsent_spans(part.spans, 0)
         try:
-            return ByteRange(
-                data=b"".join([data async for data in self._source.read_from_peers(piece)]),
-                length=part.length,
-            )
+            read = await self._source.open_peer_read(piece)
+            return ByteRange(data=b"".join([data async for data in read.pieces()]), length=part.length)
         except ReadLostError:
             raise error from None
 

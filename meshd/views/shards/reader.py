@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.core.error_mapping import store_errors
 from meshd.store.records import Record
 from meshd.telemetry import metrics
-from meshd.views.shards.member_io import ShardSource, shard_groups, translate_archive_errors
+from meshd.views.shards.member_io import ShardSource, shard_sources, translate_archive_errors
 from meshd.views.source_scan_cache import SourceScanCache
 from meshd.views.view_kind import AssembledObject, translate_peer_errors
 from meshwire.errors import S3Error
@@ -208,9 +208,8 @@ class ShardReader:
         source = self._source(view)
         return AssembledObject(
             _record(shard),
-            lambda offset, length: shard_groups(source, shard, offset, length),
-            lambda proofs, offset, length: shard_groups(source, shard, offset, length, proofs),
-            lambda tear, offset, length: shard_groups(source, shard, offset, length, tear=tear),
+            shard_sources(source, shard),
+            lambda proofs: shard_sources(source, shard, proofs),
         )
 
     def _source(self, view: ShardsView) -> ShardSource:

@@ -12,11 +12,9 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from meshd.core.object_io import TruncationReport
+from meshd.core.read_source import GeneratedSource, ReadSource
 from meshd.store.errors import CorruptExtentError, DiskFailedError, ExtentGoneError
-from meshd.store.integrity.verification import report_unsent_spans
 from meshd.store.records import Record, Span
-from meshd.telemetry import metrics
 from meshd.views.key_paging import build_page
 from meshd.views.view_kind import AssembledObject
 from meshd.views.zarr.block_store import BlockStore, offset_in_block
@@ -70,16 +68,12 @@ class ZarrReader:
         if laid is not None and key in laid.metadata:
             document = laid.metadata[key]
             record = _metadata_record(laid, document)
-            return AssembledObject(record, lambda offset, length: _bytes(document, offset, length))
+            source = GeneratedSource(lambda offset, length: _bytes(document, offset, length))
+            return AssembledObject(record, [source])
         laid, array, number = await self._located(view, laid, key)
         record = await _record_of(laid, array, number)
-        return AssembledObject(
-            record,
-            lambda offset, length: self._groups(laid, array, number, offset, length, TruncationReport()),
-            resumable_groups=lambda tear, offset, length: self._groups(
-                laid, array, number, offset, length, tear
-            ),
-        )
+        stored = StoredBlocksSource(self._store, self._blocks, laid, array, number)
+        return AssembledObject(record, [stored, RebuiltBlockSource(stored)])
 
     async def _located(
         self, view: ZarrView, laid: ZarrLayout | None, key: str
@@ -103,80 +97,106 @@ class ZarrReader:
             raise S3Error("SourceChanged", "The source has fewer samples now; reopen the array.")
         raise S3Error("NoSuchKey", extra={"Key": key})
 
-    # --- its bytes --------------------------------------------------------------------------------------
-
-    async def _groups(
-        self,
-        laid: ZarrLayout,
-        array: ZarrArray,
-        number: int,
-        offset: int,
-        length: int,
-        tear: TruncationReport,
-    ) -> AsyncGenerator[Sequence[Span], None]:
-        """Yield bytes of a chunk or shard; if `tear` reports a truncation, continue from a rebuilt block."""
-        end, at = offset + length, 0
-        for chunk in array.held(number):
-            first, last = max(offset, at), min(end, at + array.chunk_bytes)
-            if first < last:
-                async for spans in self._chunk(laid, array, chunk, first - at, last - first, tear):
-                    yield spans
-            at += array.chunk_bytes
-        if end > at:
-            first = max(offset, at)
-            async for spans in _bytes(array.index(number), first - at, end - first):
-                yield spans
-
-    async def _chunk(
-        self, laid: ZarrLayout, array: ZarrArray, chunk: int, offset: int, length: int, tear: TruncationReport
-    ) -> AsyncGenerator[Sequence[Span], None]:
-        rows = array.rows(chunk)
-        there = min(length, max(0, len(rows) * array.row_bytes - offset))
-        if there and array.name not in laid.works:
-            values = laid.label(array.name).values[rows.start : rows.stop].astype("<i8").tobytes()
-            async for spans in _bytes(values, offset, there):
-                yield spans
-        elif there:
-            async for spans in self._block(laid, array, chunk, offset, there, tear):
-                yield spans
-        async for spans in _zeros(length - there):
-            yield spans
-
-    async def _block(
-        self, laid: ZarrLayout, array: ZarrArray, chunk: int, offset: int, length: int, tear: TruncationReport
-    ) -> AsyncGenerator[Sequence[Span], None]:
-        start = offset_in_block(laid.works[array.name], array, array.rows(chunk)) + offset
-        with ExitStack() as stack:
-            record = await self._blocks.ensure_block(laid, array, chunk)
-            try:
-                spans = stack.enter_context(self._store.open_spans(record, start, length))
-            except ExtentGoneError:  # evicted or moved since the lookup
-                record = await self._blocks.ensure_block(laid, array, chunk)
-                spans = stack.enter_context(self._store.open_spans(record, start, length))
-            except (CorruptExtentError, DiskFailedError):
-                spans = []
-            at = 0
-            for piece in _pieces(spans):
-                yield (piece,)
-                sent = tear.take_truncation()
-                if sent is not None:
-                    report_unsent_spans((piece,), sent)
-                    at += sent
-                    break
-                at += piece.length
-        if at < length:
-            async for spans in self._blocks.rebuild_block(
-                laid, array, chunk, record, start + at, length - at
-            ):
-                yield spans
-            metrics.reads_continued.labels("made").inc()
-
     # --- listings ---------------------------------------------------------------------------------------
 
     async def list_page(self, view: ZarrView, operation: ListObjects) -> ObjectListing:
         """Return a page of metadata and chunks. Renders nothing."""
         laid = await self._layouts.get_layout(view)
         return ObjectListing() if laid is None else await asyncio.to_thread(_listing, laid, operation)
+
+
+class StoredBlocksSource(ReadSource):
+    """A chunk, or a shard of chunks, of an array: rows of stored blocks, labels, zeros and an index."""
+
+    failures = (CorruptExtentError, DiskFailedError)
+
+    def __init__(
+        self, store: ObjectStore, blocks: BlockStore, laid: ZarrLayout, array: ZarrArray, number: int
+    ) -> None:
+        self._store, self._blocks = store, blocks
+        self.laid, self.array, self.number = laid, array, number
+        self._records: dict[int, Record] = {}
+
+    def __repr__(self) -> str:
+        return f"<StoredBlocksSource of {self.array.name} {self.number}>"
+
+    async def open_range(self, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        end, at = offset + length, 0
+        for chunk in self.array.held(self.number):
+            first, last = max(offset, at), min(end, at + self.array.chunk_bytes)
+            if first < last:
+                async for spans in self._chunk(chunk, first - at, last - first):
+                    yield spans
+            at += self.array.chunk_bytes
+        if end > at:
+            first = max(offset, at)
+            async for spans in _bytes(self.array.index(self.number), first - at, end - first):
+                yield spans
+
+    async def _chunk(self, chunk: int, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        rows = self.array.rows(chunk)
+        there = self._stored_bytes(chunk, offset, length)
+        if there and self.array.name not in self.laid.works:
+            values = self.laid.label(self.array.name).values[rows.start : rows.stop].astype("<i8").tobytes()
+            async for spans in _bytes(values, offset, there):
+                yield spans
+        elif there:
+            async for spans in self._block(chunk, offset, there):
+                yield spans
+        async for spans in _zeros(length - there):
+            yield spans
+
+    def _stored_bytes(self, chunk: int, offset: int, length: int) -> int:
+        """The bytes of a chunk's range that are rows; the others are zeros."""
+        return min(length, max(0, len(self.array.rows(chunk)) * self.array.row_bytes - offset))
+
+    async def _block(self, chunk: int, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        start = self._offset_in_block(chunk) + offset
+        with ExitStack() as stack:
+            record = await self._ensure_block(chunk)
+            try:
+                spans = stack.enter_context(self._store.open_spans(record, start, length))
+            except ExtentGoneError:  # evicted or moved at this moment
+                record = await self._ensure_block(chunk)
+                spans = stack.enter_context(self._store.open_spans(record, start, length))
+            for piece in _pieces(spans):
+                yield (piece,)
+
+    def _offset_in_block(self, chunk: int) -> int:
+        return offset_in_block(self.laid.works[self.array.name], self.array, self.array.rows(chunk))
+
+    async def _ensure_block(self, chunk: int) -> Record:
+        record = await self._blocks.ensure_block(self.laid, self.array, chunk)
+        self._records[chunk] = record
+        return record
+
+    async def rebuild_block(self, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        """Yields the rest of the rows of the chunk at `offset`, of a block that is made again and not stored.
+        Raises S3Error."""
+        place, offset = divmod(offset, self.array.chunk_bytes)
+        chunks = self.array.held(self.number)
+        if place >= len(chunks) or chunks[place] not in self._records:
+            return  # what was made here is never damaged
+        chunk = chunks[place]
+        there = self._stored_bytes(chunk, offset, min(length, self.array.chunk_bytes - offset))
+        start, record = self._offset_in_block(chunk) + offset, self._records[chunk]
+        async for spans in self._blocks.rebuild_block(self.laid, self.array, chunk, record, start, there):
+            yield spans
+
+
+class RebuiltBlockSource(ReadSource):
+    """The rest of one block that is stored here and cannot be read."""
+
+    label = "made"
+
+    def __init__(self, stored: StoredBlocksSource) -> None:
+        self._stored = stored
+
+    def __repr__(self) -> str:
+        return f"<RebuiltBlockSource behind {self._stored!r}>"
+
+    def open_range(self, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+        return self._stored.rebuild_block(offset, length)
 
 
 def _pieces(spans: Sequence[Span]) -> Iterator[Span]:

@@ -56,7 +56,7 @@ class World:
 
     async def body(self, made: AssembledObject) -> bytes:
         found = b""
-        async for spans in made.groups(0, made.record.size):
+        async for spans in made.open_range(0, made.record.size).groups():
             found += b"".join(os.pread(span.fd, span.length, span.offset) for span in spans)
         return found
 
