@@ -12,11 +12,16 @@ import base64
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
+from meshd.core.read_source import split_spans
 from meshd.jobs.authorization import BucketGrant
 from meshd.jobs.outputs import OutputDigest, OutputSpec, OutputWriter, remove_stale_outputs
-from meshd.store.integrity.verification import StreamVerifier, VerifiedExtents, damage_context
+from meshd.store.integrity.verification import (
+    StreamVerifier,
+    VerifiedExtents,
+    damage_context,
+    read_spans,
+)
 from meshd.util import failpoints
-from meshd.views.copy_out import read_spans, split_spans
 from meshwire.errors import S3Error
 from meshwire.s3.operations import ListObjects
 

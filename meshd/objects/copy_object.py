@@ -7,7 +7,6 @@ Bytes are read off the event loop, one bounded chunk at a time.
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +14,8 @@ import msgspec
 
 from meshd.core.error_mapping import store_errors
 from meshd.store.errors import ExtentGoneError
-from meshd.store.integrity.verification import StreamVerifier, VerifiedExtents, damage_context, damage_error
+from meshd.store.integrity import verification
+from meshd.store.integrity.verification import VerifiedExtents, damage_context
 from meshd.store.records import Meta
 from meshwire.checksums import body_checksums as sums
 from meshwire.checksums.body_checksums import BodyDigests
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from meshd.store.api import ObjectStore
-    from meshd.store.records import Record, Span
+    from meshd.store.records import Record
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.operations import CopyObject, CopySource
 
@@ -144,21 +144,7 @@ async def read_chunks(
 
     Raises StoreError; ExtentGoneError only before the first chunk.
     """
-    passing, proofs = StreamVerifier(), VerifiedExtents()
     with store.open_spans(record, offset, length) as spans:
-        await proofs.require_verified(spans)
-        for span in spans:
-            at = 0
-            while at < span.length:
-                part = span.sub_span(at, min(CHUNK_BYTES, span.length - at))
-                piece = await asyncio.to_thread(_read_some, part, passing)
-                at += len(piece)
-                yield piece
-
-
-def _read_some(span: Span, passing: StreamVerifier) -> bytes:
-    piece = os.pread(span.fd, span.length, span.offset)
-    if not piece and span.extent is not None:
-        raise damage_error(span.extent)
-    passing.verify_chunk(span, piece)
-    return piece
+        await VerifiedExtents().require_verified(spans)
+        async for piece in verification.read_chunks(spans, CHUNK_BYTES):
+            yield piece

@@ -7,17 +7,14 @@ bytes or an error.
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from meshd.core.peer_messages import RESUME_READ, ResumeRequest
 from meshd.core.read_source import FailoverRead, ReadLostError, ReadSource, memory_spans
 from meshd.errors import MeshdError
 from meshd.rpc.peer_rpc import stream_handler
-from meshd.store.errors import DiskFailedError
-from meshd.store.integrity.verification import StreamVerifier
+from meshd.store.integrity.verification import read_chunks
 from meshd.store.records import NULL
 from meshd.telemetry import metrics
 from meshwire.errors import S3Error
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from meshd.store.records import Record, Span
     from meshwire.cluster import Node
 
-_PIECE: Final = 1 << 20
 ResumeRead = Callable[[str, str, "LookupResult", int], FailoverRead]
 """See `ReadResumer.resume_response`."""
 
@@ -124,20 +120,6 @@ class ResumeSource:
 
     async def _pieces(self, record: Record, offset: int, length: int) -> AsyncGenerator[bytes, None]:
         """Extents that pass as a whole are compared with their checksums."""
-        passing = StreamVerifier()
         with self._store.open_spans(record, offset, length) as spans:
-            for span in spans:
-                for start in range(0, span.length, _PIECE):
-                    part = span.sub_span(start, min(_PIECE, span.length - start))
-                    yield await asyncio.shield(asyncio.to_thread(_read_span, part, passing))
-
-
-def _read_span(span: Span, passing: StreamVerifier) -> bytes:
-    try:
-        data = os.pread(span.fd, span.length, span.offset)
-    except OSError as error:
-        raise DiskFailedError(f"the disk failed: {error.strerror}") from error
-    if len(data) != span.length:
-        raise DiskFailedError(f"a data file ends {span.length - len(data)} bytes before its extent does")
-    passing.verify_chunk(span, data)
-    return data
+            async for piece in read_chunks(spans):
+                yield piece

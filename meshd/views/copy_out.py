@@ -7,21 +7,17 @@ still the version in the layout and its extents pass verification.
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
-from awscrt.checksums import combine_crc32c
-
-from meshd.store.errors import CorruptExtentError
-from meshd.store.integrity.verification import StreamVerifier, VerifiedExtents
-from meshd.telemetry import metrics
+from meshd.core.read_source import split_spans
+from meshd.store.integrity.verification import StreamVerifier, VerifiedExtents, read_spans
 from meshwire.checksums.body_checksums import BodyDigests, BodyVerifier
 from meshwire.errors import S3Error
 from meshwire.s3.operations import ObjectHeaders, PutObject, UploadPart
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from meshd.store.records import Record, Span
     from meshd.views.view_kind import AssembledObject
@@ -65,37 +61,6 @@ class AssembledBody:
         if self._size > limit:
             raise S3Error("MaxMessageLengthExceeded")
         return b"".join([piece async for piece in self.pieces(digests)])
-
-
-def split_spans(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
-    """Yield lists of spans to read at a time, of at most `most` bytes; large spans are split."""
-    held: list[Span] = []
-    room = most
-    for span in spans:
-        at = 0
-        while at < span.length:
-            length = min(span.length - at, room)
-            held.append(span.sub_span(at, length))
-            at, room = at + length, room - length
-            if not room:
-                yield held
-                held, room = [], most
-    if held:
-        yield held
-
-
-def read_spans(spans: Sequence[Span], passing: StreamVerifier, crc: int = 0) -> tuple[bytes, int]:
-    """Return the joined bytes of spans, and `crc` continued over them (blocking).
-
-    Raises CorruptExtentError.
-    """
-    read = [os.pread(span.fd, span.length, span.offset) for span in spans]
-    for span, data in zip(spans, read, strict=True):
-        if len(data) != span.length:
-            metrics.store_corrupt_reads.inc()
-            raise CorruptExtentError("bytes of a member are missing; run meshd fsck", span.name)
-        crc = combine_crc32c(crc, passing.verify_chunk(span, data), len(data))
-    return read[0] if len(read) == 1 else b"".join(read), crc
 
 
 def _read(spans: Sequence[Span], verifier: BodyVerifier, passing: StreamVerifier) -> bytes:

@@ -7,7 +7,6 @@ verified against its checksums before it is sent.
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -17,7 +16,7 @@ from meshd.cluster.rebalance.sync_plan import INTERNAL_BUCKET, Item, Scope, Scop
 from meshd.rpc.peer_client import PREFIX
 from meshd.rpc.peer_rpc import PeerCall, ResponseStream
 from meshd.store.errors import CorruptExtentError, StoreError
-from meshd.store.integrity.verification import StreamVerifier
+from meshd.store.integrity.verification import StreamVerifier, read_chunks, read_spans
 from meshd.store.records import NULL, Record, Upload, UploadedPart  # noqa: TC001  likewise
 from meshd.store.replica.changes import (
     part_without_local_fields,
@@ -245,15 +244,12 @@ class SyncSource:
         return b"".join(answer)
 
     async def _large_frame(self, frame: FetchFrame, source: Record, item: Item) -> AsyncIterator[bytes]:
-        passing = StreamVerifier()
         try:
             with self._store.open_spans(source, 0, source.size) as spans:
                 head = encode(frame)
                 yield len(head).to_bytes(4, "big") + head
-                for span in spans:
-                    for start in range(0, span.length, _PIECE):
-                        part = span.sub_span(start, min(_PIECE, span.length - start))
-                        yield await asyncio.shield(asyncio.to_thread(_read, part, passing))
+                async for piece in read_chunks(spans, _PIECE):
+                    yield piece
         except CorruptExtentError:
             self._damaged(item.name, item.stamp)
             raise
@@ -267,19 +263,12 @@ def _split_name(name: bytes) -> tuple[str, str]:
     return bucket.decode(), key.decode()
 
 
-def _read(span: Span, passing: StreamVerifier) -> bytes:
-    data = os.pread(span.fd, span.length, span.offset)
-    passing.verify_chunk(span, data)
-    return data
-
-
 def _read_small(found: Sequence[Sequence[Span] | None]) -> list[bytes | None]:
     """Returns the bytes of each item; None if they cannot be read or are damaged (blocking)."""
     bodies: list[bytes | None] = []
     for spans in found:
-        passing = StreamVerifier()
         try:
-            bodies.append(None if spans is None else b"".join([_read(span, passing) for span in spans]))
+            bodies.append(None if spans is None else read_spans(spans, StreamVerifier())[0])
         except (StoreError, OSError):
             bodies.append(None)
     return bodies

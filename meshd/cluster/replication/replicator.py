@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -24,7 +23,7 @@ from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import IN_QUERY, PeerCall, encode_message
 from meshd.store.errors import ExtentGoneError, NotReplicatedError
-from meshd.store.integrity.verification import StreamVerifier, damage_error
+from meshd.store.integrity.verification import read_chunks
 from meshd.store.records import NULL, Record
 from meshd.store.replica.changes import (
     Amended,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import ObjectStore
-    from meshd.store.records import Span, Upload
+    from meshd.store.records import Upload
     from meshd.store.replica.changes import Change
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
@@ -343,21 +342,9 @@ class Replicator:
 
     async def read_chunks(self, record: Record) -> AsyncGenerator[bytes, None]:
         """Yields the verified bytes of a record. Raises ExtentGoneError, CorruptExtentError."""
-        passing = StreamVerifier()
         with self._store.open_spans(record, 0, record.size) as spans:
-            for span in spans:
-                for at in range(0, span.length, _PIECE):
-                    yield await asyncio.to_thread(
-                        _read, span.sub_span(at, min(_PIECE, span.length - at)), passing
-                    )
-
-
-def _read(span: Span, passing: StreamVerifier) -> bytes:
-    data = os.pread(span.fd, span.length, span.offset)
-    if len(data) != span.length and span.extent is not None:
-        raise damage_error(span.extent)
-    passing.verify_chunk(span, data)
-    return data
+            async for piece in read_chunks(spans, _PIECE):
+                yield piece
 
 
 def _count_bytes(taken: ReplicaAck, size: int) -> ReplicaAck:

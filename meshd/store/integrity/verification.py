@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from awscrt.checksums import combine_crc32c, crc32c
 
-from meshd.store.errors import CorruptExtentError
+from meshd.store.errors import CorruptExtentError, DiskFailedError
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
     from meshd.store.api import Buffer
     from meshd.store.records import Extent, Span
@@ -115,6 +115,44 @@ class StreamVerifier:
                 with damage_context(span.name):
                     raise damage_error(extent)
         return crc
+
+
+def read_spans(spans: Sequence[Span], verifier: StreamVerifier, crc: int = 0) -> tuple[bytes, int]:
+    """Returns the bytes of open spans, joined and verified, and `crc` continued over them (blocking). Raises
+    CorruptExtentError, DiskFailedError."""
+    read = []
+    for span in spans:
+        data = _read_span(span)
+        crc = combine_crc32c(crc, verifier.verify_chunk(span, data), len(data))
+        read.append(data)
+    return read[0] if len(read) == 1 else b"".join(read), crc
+
+
+async def read_chunks(spans: Iterable[Span], most: int = _PIECE) -> AsyncGenerator[bytes, None]:
+    """Yields the bytes of open spans, at most `most` at a time, read in a thread and verified: what they are
+    for is in order only if this ends. Raises CorruptExtentError, DiskFailedError."""
+    verifier = StreamVerifier()
+    for span in spans:
+        for at in range(0, span.length, most):
+            part = span.sub_span(at, min(most, span.length - at))
+            data, _ = await asyncio.shield(asyncio.to_thread(read_spans, (part,), verifier))
+            yield data
+
+
+def _read_span(span: Span) -> bytes:
+    try:
+        data = os.pread(span.fd, span.length, span.offset)
+    except OSError as error:
+        if span.extent is not None:
+            report_damage(span.extent)
+        raise DiskFailedError(f"the disk failed: {error.strerror}") from error
+    if len(data) != span.length:
+        with damage_context(span.name):
+            if span.extent is not None:
+                raise damage_error(span.extent)
+            metrics.store_corrupt_reads.inc()
+            raise CorruptExtentError("bytes of a member are missing; run meshd fsck")
+    return data
 
 
 class VerifiedExtents:

@@ -23,8 +23,13 @@ from meshd.core.read_source import ReadLostError, ReadSource
 from meshd.core.remote_source import ObjectRange, ReadFailure
 from meshd.core.shared_memory import MemoryAccount
 from meshd.peer_reads.remote_objects import BlockingObjects
-from meshd.store.errors import CorruptExtentError, ExtentGoneError
-from meshd.store.integrity.verification import StreamVerifier, damage_context, report_unsent_spans
+from meshd.store.errors import CorruptExtentError, DiskFailedError, ExtentGoneError
+from meshd.store.integrity.verification import (
+    StreamVerifier,
+    damage_context,
+    read_spans,
+    report_unsent_spans,
+)
 from meshd.store.records import Span
 from meshd.telemetry import metrics
 from meshd.views.view_kind import to_s3_error, translate_peer_errors
@@ -68,17 +73,12 @@ class ByteRange:
         return self.length > _COPIED and bool(self.spans)
 
     def read_bytes(self) -> bytes:
-        """Return all bytes (blocking). Raises CorruptExtentError."""
+        """All of it (blocking). Raises CorruptExtentError, DiskFailedError."""
         if self.data:
             return self.data
         if self.summed:
             return masked_crc(self._sum())[self.skip : self.skip + self.length]
-        read, passing = [os.pread(span.fd, span.length, span.offset) for span in self.spans], StreamVerifier()
-        for span, data in zip(self.spans, read, strict=True):
-            if len(data) != span.length:
-                raise _damaged(span)
-            passing.verify_chunk(span, data)
-        return read[0] if len(read) == 1 else b"".join(read)
+        return read_spans(self.spans, StreamVerifier())[0]
 
     def _sum(self) -> int:
         whole = 0
@@ -307,7 +307,7 @@ class _GroupOpener:
         scratch = self._stack.enter_context(ScratchMemory())
         try:
             return await asyncio.to_thread(scratch.assemble, parts)
-        except (CorruptExtentError, OSError) as error:
+        except (CorruptExtentError, DiskFailedError, OSError) as error:
             if self._source.objects.single_node or self._proofs is not None:
                 raise
             sound = [await self._read_or_fetch(*each, error) for each in zip(group, parts, strict=True)]
@@ -320,7 +320,7 @@ class _GroupOpener:
             return part
         try:
             return replace(part, data=await asyncio.to_thread(part.read_bytes))
-        except (CorruptExtentError, OSError):
+        except (CorruptExtentError, DiskFailedError, OSError):
             report_unsent_spans(part.spans, 0)
         try:
             read = await self._source.open_peer_read(piece)
