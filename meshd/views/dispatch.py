@@ -209,8 +209,8 @@ class ViewDispatcher:
             return found
         with store_errors():
             record = self._store.get(found.bucket, found.key)
-        if record is None:  # evicted this moment
-            raise S3Error("SlowDown", f"{key} is being made again; ask again.")
+        if record is None:  # just evicted
+            raise S3Error("SlowDown", f"{key} is being rebuilt; retry.")
         return AssembledObject(record, [LocalSource(self._store, record)])
 
     async def list_page(self, operation: ops.ListObjects) -> ObjectListing | None:
