@@ -38,7 +38,6 @@ from meshd.server.sendfile import first_window, load_into_page_cache, send_group
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.integrity.verification import report_damage, report_unsent_spans
 from meshd.store.write_context import INTERNAL_WRITE, WriteContext
-from meshd.telemetry import metrics
 from meshd.views.dispatch import AssembledRead, RebuiltResultSource
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error

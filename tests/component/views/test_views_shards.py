@@ -221,7 +221,7 @@ def test_labels_are_numbers(daemon: Daemon, s3: Any) -> None:
         (number - 2, 0.25, bytes(1000)) for number in range(5)
     ]
     s3.put_object(Bucket="samples", Key="numbered/0.cls", Body=b"cat")
-    with pytest.raises(ClientError, match=r"numbered/0\.cls: b'cat' is no int64") as error:
+    with pytest.raises(ClientError, match=r"numbered/0\.cls: b'cat' is not a valid int64") as error:
         read(s3, "samples--numbered", keys[0])
     assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 422
 

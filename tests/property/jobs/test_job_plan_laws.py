@@ -95,7 +95,7 @@ def test_names_that_stand_twice_are_found() -> None:
     for key in ("a/x.tar", "b/x.tar"):
         rows = np.array([0, 1024])
         found.add(SourceObject(key, key, 4096), ["1.jpg", f"{key[0]}.jpg"], rows, rows)
-    with pytest.raises(PlanError, match=r"'x/1.jpg' is in a/x.tar and in b/x.tar"):
+    with pytest.raises(PlanError, match=r"'x/1.jpg' is in both a/x.tar and b/x.tar"):
         found.plan_file_outputs("")
 
 
