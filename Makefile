@@ -36,6 +36,7 @@ check: $(STAMP)  ## lint, types, architecture
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tests.vocabulary
 
 compat: $(STAMP) ## fifteen S3 clients over HTTP and TLS, suites of others (SUITES=folder of their checkouts); writes docs/compatibility.md
 	@$(BIN)/python -m tests.compat; clients=$$?; \

@@ -196,7 +196,9 @@ Exit codes:
 )
 @click.option("--quick", is_flag=True, help="toy sizes: shows that it runs; its figures mean nothing")
 @click.option("--list", "listed", is_flag=True, help="the rows: how long each takes, what it needs; then end")
-@click.option("--report", "anew", is_flag=True, help="write the report of what is kept, measure nothing")
+@click.option(
+    "--report", "report_only", is_flag=True, help="write the report of the kept figures, measure nothing"
+)
 @click.option("--strict", is_flag=True, help="exit with 3 when a row that was measured misses a bar")
 @click.option(
     "--figures",
@@ -216,7 +218,7 @@ def main(
     rounds: int | None,
     quick: bool,
     listed: bool,
-    anew: bool,
+    report_only: bool,
     strict: bool,
     figures: Path | None,
     output: Path | None,
@@ -233,7 +235,7 @@ def main(
     target = output or (REPORT if kept == KEPT else kept.with_name(f"{kept.name}.md"))
     rows: dict[str, results.RowResult | None] = {}
     code = 0
-    if not anew:
+    if not report_only:
         signal.signal(signal.SIGTERM, interrupt)
         machine.pin()
         try:

@@ -104,7 +104,7 @@ def make_peers(root: Path) -> Path:
 
 def compile_ours() -> None:
     """The SDK's byte code, as pip makes that of the peers when it installs them. From a clone that was just
-    changed every process would make it anew, and where PYTHONDONTWRITEBYTECODE is set, for ever.
+    changed every process would make it again, and where PYTHONDONTWRITEBYTECODE is set, for ever.
     """
     compileall.compile_dir(ROOT / "sdk", quiet=2)
 

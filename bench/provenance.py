@@ -1,6 +1,6 @@
 """The report's words on when, where and with what each row was taken.
 
-Law: they come from the row's own file, so that a row keeps its machine when others are taken anew elsewhere.
+Law: they come from the row's own file, so a row keeps its machine when others are measured elsewhere.
 """
 
 from __future__ import annotations

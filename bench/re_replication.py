@@ -3,7 +3,8 @@ machine allows; and what a client notices of it.
 
 Law: nodes are real daemons on one disk over loopback, so all that they carry is written to that disk: the
 limit is the slower of the two, taken in the same round. A round loses a node and takes it back, empty.
-Invariant: what is counted as carried the movers fetched in that time, and nothing is lacking after.
+Invariant: the bytes that count were fetched by rebalance processes in that time, and no copy is
+missing afterwards.
 """
 
 from __future__ import annotations

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     Way = Callable[[], object]
 
 HERE, CONFINED, SEALED = "copied in the same process", "confined (Landlock)", "confined (no files)"
-PIPE, FORK, ANEW = "pickled over a socket", "a fork a sample", "an interpreter a sample"
+PIPE, FORK, INTERPRETER = "pickled over a socket", "a fork a sample", "an interpreter a sample"
 NOTES = {
     HERE: "the cost of a built-in op of the node",
     CONFINED: "the present implementation: an arena in shared memory, a datagram each way",
     SEALED: "the same if the kernel has no Landlock",
     PIPE: "an unconfined process, values pickled, as `multiprocessing` does",
     FORK: "fork, write to shared memory, exit: it remembers nothing, and hides nothing",
-    ANEW: "`python -c 'import numpy'`, before any work",
+    INTERPRETER: "`python -c 'import numpy'`, before any work",
 }
 _SOURCE = b"""
 from meshsdk.userops import image, op
@@ -61,7 +61,7 @@ def _ways(stack: ExitStack, pixels: npt.NDArray[np.uint8]) -> dict[str, Way]:
         SEALED: confined(True),
         PIPE: _pickled(stack, pixels),
         FORK: _forked,
-        ANEW: _anew,
+        INTERPRETER: _new_process,
     }
 
 
@@ -93,7 +93,7 @@ def _forked() -> None:
     os.waitpid(child, 0)
 
 
-def _anew() -> None:
+def _new_process() -> None:
     subprocess.run([sys.executable, "-c", "import numpy"], check=True)
 
 
@@ -106,7 +106,7 @@ def _measure(side: int, samples: int, rounds: int) -> Iterator[Figure]:
         ways = _ways(stack, pixels)
         for number in range(rounds):
             for name, way in order(ways.items(), number):
-                count = max(2, samples // _DEAR if name in (FORK, ANEW) else samples)
+                count = max(2, samples // _DEAR if name in (FORK, INTERPRETER) else samples)
                 began = time.perf_counter()
                 for _ in range(count):
                     way()

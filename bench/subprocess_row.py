@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def apart(work: Callable[..., Iterator[Figure]], *args: object) -> Iterator[Figure]:
     """What `work(*args)` yields in a new interpreter; raises ChildError when that ends with an error.
 
-    Whoever stops taking closes the pipe: the process is waited for, and ends at the figure it has at hand.
+    A consumer that stops closes the pipe: the process is waited for, and ends at the figure it has at hand.
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)

@@ -67,7 +67,7 @@ def resume(daemon: Daemon, scale: Scale) -> None:
     close_all([*whole, *stopped])
     fact(f"stopped after step {len(first)} of {len(expected)}; the state is {len(saved)} bytes of JSON")
     daemon.restart()
-    fact("restarted the daemon as well: no batch of before is in its memory, each is computed anew")
+    fact("restarted the daemon as well: no batch of before is in its memory, each is computed again")
     resumed = rank_loaders(daemon, scale, 2)
     for loader in resumed:
         loader.load_state_dict(json.loads(saved))

@@ -24,8 +24,8 @@ class IndexLostError(StartupError):
 
 
 def missing_asset_message(digest: str) -> str:
-    """What is said of an asset that is not there, whoever comes upon it."""
+    """Return the message for a missing asset, the same wherever it is found to be missing."""
     return (
         f"this node does not have the asset sha256:{digest}: what it was made with (a module of ops, a "
-        "tokenizer) was removed; push the same file again (mesh op push), or make the plan or view anew"
+        "tokenizer) was removed; push the same file again (mesh op push), or create the plan or view again"
     )

@@ -40,10 +40,10 @@ def _progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 @click.command()
-@click.option("--rebuild", "anew", is_flag=True, help="First rebuild the index from the data files.")
+@click.option("--rebuild", "rebuild", is_flag=True, help="First rebuild the index from the data files.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @store_options
-def fsck(settings: StoreSettings, anew: bool, as_json: bool) -> None:
+def fsck(settings: StoreSettings, rebuild: bool, as_json: bool) -> None:
     """Verify every object of a stopped node: index, tar headers and checksums of all bytes.
 
     Exit status: 0 clean, 1 damaged. --rebuild needs only the data files; the old index is kept next to the
@@ -54,7 +54,7 @@ def fsck(settings: StoreSettings, anew: bool, as_json: bool) -> None:
     meshd fsck --data-dir ./data --rebuild
     """
     rebuilt: dict[str, Any] = {}
-    if anew:
+    if rebuild:
         with _progress("rebuilding", as_json) as advance:
             done = rebuild_index(settings, advance)
         rebuilt = {

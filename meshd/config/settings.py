@@ -294,7 +294,7 @@ class NodeSettings:
     @property
     def cache_manager_socket(self) -> Path:
         """Unix socket of the cache manager."""
-        return self.run_dir / "keeper.sock"
+        return self.run_dir / "cache-manager.sock"
 
     @property
     def control_dir(self) -> Path:

@@ -82,7 +82,7 @@ class ControlStore(Protocol):
 
     def revision(self, topic: str) -> int:
         """Returns the version of the newest known write under `topic/`; 0 if none. Takes a microsecond; never
-        waits. Whoever caches by revision must also compare `restores`."""
+        waits. A cache that is keyed by revision must also compare `restores`."""
 
     @property
     def restores(self) -> int:

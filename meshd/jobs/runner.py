@@ -68,14 +68,14 @@ class JobRunner:
         identities: IdentityTable,
         buckets: BucketTable,
         kinds: Mapping[str, JobKind],
-        shelf: PlanStore,
+        plan_store: PlanStore,
         clock: Clock,
         mesh: ClusterView,
     ) -> None:
         self._mesh = mesh
         self._table, self._control = table, control
         self._identities, self._buckets = identities, buckets
-        self._kinds, self._shelf, self._clock = kinds, shelf, clock
+        self._kinds, self._plan_store, self._clock = kinds, plan_store, clock
         self._tasks = BackgroundTasks("jobs")
         self._running: dict[str, asyncio.Task[None]] = {}
         self._freed, self._looking = asyncio.Event(), asyncio.Lock()
@@ -96,10 +96,10 @@ class JobRunner:
 
     async def _clear_ended(self) -> None:
         """Delete the scratch objects of jobs that ended as the node stopped."""
-        for job_id in self._shelf.job_ids():
+        for job_id in self._plan_store.job_ids():
             job = self._table.get(job_id)
             if job is None or job.ended or not self._is_mine(job):
-                await self._shelf.delete_job_scratch(job_id)
+                await self._plan_store.delete_job_scratch(job_id)
 
     async def _reconcile_periodically(self) -> None:
         """Reconcile when no job record changes: after a run has ended, and when nodes have gone away."""
@@ -228,7 +228,7 @@ class JobRunner:
             with tenant_scope(began_on.caller.identity.account):
                 if await run_while_authorized(self._kinds[job.kind].run_job(running), look, began_on):
                     break
-            await self._shelf.delete_job_scratch(job.job_id)  # plan again, with the present rights
+            await self._plan_store.delete_job_scratch(job.job_id)  # plan again, with the present rights
             tally.reset()
         failpoints.hit("jobs.worked")
 
@@ -264,7 +264,7 @@ class JobRunner:
         await self._table.update_job(job_id, decide)
         metrics.jobs_ended.labels(state).inc()
         failpoints.hit("jobs.ended")
-        await self._shelf.delete_job_scratch(job_id)
+        await self._plan_store.delete_job_scratch(job_id)
 
 
 def _queue_order(job: Job) -> tuple[bool, int, str]:

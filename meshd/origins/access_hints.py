@@ -49,16 +49,16 @@ def pieces_read(
     for row in range(len(samples)):
         for numbers, offsets, lengths in columns:
             number = numbers[row]
-            shelf = shelves.get(objects.bucket_of(number))
-            if shelf is None:
+            cache_bucket = shelves.get(objects.bucket_of(number))
+            if cache_bucket is None:
                 continue
             key, size = objects.keys[number], int(objects.sizes[number])
             if size <= CHUNK_BYTES:
-                yield Piece(shelf, key, -1, size)
+                yield Piece(cache_bucket, key, -1, size)
                 continue
             end = offsets[row] + max(lengths[row], 1)
             for chunk in range(offsets[row] // CHUNK_BYTES, (end - 1) // CHUNK_BYTES + 1):
-                yield Piece(shelf, key, chunk, min(CHUNK_BYTES, size - chunk * CHUNK_BYTES))
+                yield Piece(cache_bucket, key, chunk, min(CHUNK_BYTES, size - chunk * CHUNK_BYTES))
 
 
 def cache_names_of(snapshot: Snapshot, buckets: BucketTable) -> dict[str, str]:
@@ -87,8 +87,8 @@ def _listed(plan: Plan, snapshot: Snapshot, epoch: int, shelves: dict[str, str])
 class PlanReadHints:
     """Sends the reads of plans to the cache manager. One instance per node, in the coordinator."""
 
-    def __init__(self, keeper: CacheManager, buckets: BucketTable) -> None:
-        self._cache_manager, self._buckets = keeper, buckets
+    def __init__(self, manager: CacheManager, buckets: BucketTable) -> None:
+        self._cache_manager, self._buckets = manager, buckets
         self._epochs: OrderedDict[str, int] = OrderedDict()
         self._tasks = BackgroundTasks("plan-hints")
 

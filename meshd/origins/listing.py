@@ -49,8 +49,8 @@ MarkVector = tuple[str, ...]
 class WriteMarks:
     """Collects the write marks of all nodes. One instance per process."""
 
-    def __init__(self, shelf: CacheStore, mesh: ClusterView, peers: PeerClient) -> None:
-        self._cache_store, self._mesh, self._peers = shelf, mesh, peers
+    def __init__(self, cache_store: CacheStore, mesh: ClusterView, peers: PeerClient) -> None:
+        self._cache_store, self._mesh, self._peers = cache_store, mesh, peers
 
     def __repr__(self) -> str:
         return f"<Marker of {self._mesh.node_id}>"
@@ -103,13 +103,13 @@ class BackedListings:
         self,
         origins: OriginPool,
         store: Store,
-        shelf: CacheStore,
+        cache_store: CacheStore,
         clock: Clock,
         mesh: ClusterView,
         merged: MergedListings,
         marker: WriteMarks,
     ) -> None:
-        self._origins, self._store, self._cache_store, self._clock = origins, store, shelf, clock
+        self._origins, self._store, self._cache_store, self._clock = origins, store, cache_store, clock
         self._mesh, self._merged, self.write_marks = mesh, merged, marker
         self._pages: OrderedDict[PageKey, _Kept] = OrderedDict()
         self._asking: SingleFlight[tuple[PageKey, MarkVector], OriginListing] = SingleFlight()

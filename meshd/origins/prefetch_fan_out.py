@@ -196,23 +196,23 @@ class _FanOutRun:
         wanted = [self._wanted[number] for number in numbers]
         if self._work != "fetch":
             return await self._collect(node, numbers, PrefetchRequest(*self._which, wanted), Counter())
-        size, brought = sum(max(0, each.size) for each in wanted), Counter[str]()
+        size, prefetched = sum(max(0, each.size) for each in wanted), Counter[str]()
         await self._budget.acquire_bytes(size)
         try:
             ask = PrefetchRequest(*self._which, wanted, int(self._budget.rate()))
-            return await self._collect(node, numbers, ask, brought)
+            return await self._collect(node, numbers, ask, prefetched)
         finally:
-            self._budget.refund_bytes(max(0, size - brought["bytes"]))
+            self._budget.refund_bytes(max(0, size - prefetched["bytes"]))
 
     async def _collect(
-        self, node: Node, numbers: list[int], ask: PrefetchRequest, brought: Counter[str]
+        self, node: Node, numbers: list[int], ask: PrefetchRequest, prefetched: Counter[str]
     ) -> list[int]:
         left, version = dict(enumerate(numbers)), self._fan_out.version
         try:
             async with aclosing(self._fan_out.outcomes(node, ask)) as said:
                 async for outcomes in said:
                     for number, outcome in self._new(outcomes, left):
-                        brought["bytes"] += outcome.size if outcome.verdict == "moved" else 0
+                        prefetched["bytes"] += outcome.size if outcome.verdict == "moved" else 0
                         self._report(number, outcome)
         except (MeshdError, BodyFramingError, msgspec.MsgspecError) as error:
             self._why = f"{node.node_id}: {error}"

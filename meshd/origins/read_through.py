@@ -47,8 +47,8 @@ _Task = asyncio.Task["ObjectFacts | OriginError"]
 class Revalidator:
     """Revalidates cached objects. One instance per process. `patience` is in seconds."""
 
-    def __init__(self, crew: WorkerShards, patience: float) -> None:
-        self._shards, self._patience = crew, patience
+    def __init__(self, shards: WorkerShards, patience: float) -> None:
+        self._shards, self._patience = shards, patience
         self._silent: dict[str, _Task] = {}  # buckets whose origin is silent, with the pending request
         self._tasks = BackgroundTasks("asking")
 
@@ -110,12 +110,12 @@ class BackedReader:
     def __init__(
         self,
         store: Store,
-        shelf: CacheStore,
-        crew: WorkerShards,
-        keeper: CacheManagerApi,
+        cache_store: CacheStore,
+        shards: WorkerShards,
+        manager: CacheManagerApi,
         questions: Revalidator,
     ) -> None:
-        self._store, self._cache_store, self._shards, self.cache_manager = store, shelf, crew, keeper
+        self._store, self._cache_store, self._shards, self.cache_manager = store, cache_store, shards, manager
         self._revalidator = questions
 
     def __repr__(self) -> str:
@@ -221,13 +221,13 @@ class BackedReader:
         return record if record is not None and record.etag == facts.etag else None
 
     def _note(self, bucket: Bucket, key: str, facts: ObjectFacts, offset: int, length: int) -> None:
-        shelf = cache_name(bucket)
+        cache_bucket = cache_name(bucket)
         metrics.cache_reads.labels("hit").inc()
         if facts.size <= CHUNK_BYTES:
-            self.cache_manager.record_read(Piece(shelf, key, -1, facts.size))
+            self.cache_manager.record_read(Piece(cache_bucket, key, -1, facts.size))
             return
         for number in range(offset // CHUNK_BYTES, (offset + length - 1) // CHUNK_BYTES + 1):
-            self.cache_manager.record_read(Piece(shelf, key, number, _length(facts, number)))
+            self.cache_manager.record_read(Piece(cache_bucket, key, number, _length(facts, number)))
 
     def open_range(
         self,

@@ -97,12 +97,14 @@ class OriginSampleSource:
         held = self._backed.cache_store.cached_facts(bucket, key)
         if held is None:
             return
-        shelf, keeper = cache_name(bucket), self._backed.cache_manager
+        cache_bucket, manager = cache_name(bucket), self._backed.cache_manager
         if held.size <= CHUNK_BYTES:
-            keeper.record_read(Piece(shelf, key, -1, held.size))
+            manager.record_read(Piece(cache_bucket, key, -1, held.size))
             return
         for number in range(-(-held.size // CHUNK_BYTES)):
-            keeper.record_read(Piece(shelf, key, number, min(CHUNK_BYTES, held.size - number * CHUNK_BYTES)))
+            manager.record_read(
+                Piece(cache_bucket, key, number, min(CHUNK_BYTES, held.size - number * CHUNK_BYTES))
+            )
 
     async def read_range(self, part: ObjectRange) -> bytes | ReadFailure:
         """Return the bytes of a part."""

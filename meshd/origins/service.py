@@ -85,15 +85,15 @@ class BackedService:
         self,
         store: Store,
         shared: ObjectStore,
-        shelf: CacheStore,
-        crew: WorkerShards,
-        bringer: WriteBackRouter,
+        cache_store: CacheStore,
+        shards: WorkerShards,
+        router: WriteBackRouter,
         reader: BackedReader,
         listings: BackedListings,
         mesh: ClusterView,
     ) -> None:
-        self._store, self._shared, self._cache_store, self._shards = store, shared, shelf, crew
-        self._mesh, self.write_back_router = mesh, bringer
+        self._store, self._shared, self._cache_store, self._shards = store, shared, cache_store, shards
+        self._mesh, self.write_back_router = mesh, router
         self.reader, self.listings = reader, listings
         self._tasks = BackgroundTasks("write-back")
 

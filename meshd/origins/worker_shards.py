@@ -197,9 +197,9 @@ class WorkerShards:
         return self._workers[zlib.crc32(f"{bucket}\0{key}".encode()) % len(self._workers)]
 
     async def aclose(self) -> None:
-        for doer in self._workers:
-            if isinstance(doer, FetchWorkerClient):
-                await doer.aclose()
+        for fetch_worker in self._workers:
+            if isinstance(fetch_worker, FetchWorkerClient):
+                await fetch_worker.aclose()
 
 
 class FetchWorkerClient:
@@ -265,9 +265,9 @@ class FetchWorkerClient:
         await self._client.aclose()
 
 
-async def serve_fetches(path: Path, doer: FetchWorker, shelf: CacheStore) -> None:
+async def serve_fetches(path: Path, fetch_worker: FetchWorker, cache_store: CacheStore) -> None:
     """Answer the other processes of the node until cancelled."""
-    handlers = _FetchHandlers(doer, shelf)
+    handlers = _FetchHandlers(fetch_worker, cache_store)
     server = ProcessServer(ERRORS)
     server.register(FETCH, handlers.fetch)
     server.register(CHECK, handlers.check)

@@ -65,14 +65,19 @@ class WriteBackRouter:
     """Routes write-back requests. One instance per process."""
 
     def __init__(
-        self, crew: WorkerShards, shelf: CacheStore, mesh: ClusterView, peers: PeerClient, clock: Clock
+        self,
+        shards: WorkerShards,
+        cache_store: CacheStore,
+        mesh: ClusterView,
+        peers: PeerClient,
+        clock: Clock,
     ) -> None:
-        self._shards, self._cache_store, self._mesh = crew, shelf, mesh
+        self._shards, self._cache_store, self._mesh = shards, cache_store, mesh
         self._forwarder = WriteForwarder(mesh, peers, clock)
         self._tasks = BackgroundTasks("bringing")
 
     def __repr__(self) -> str:
-        return f"<Bringer of {self._mesh.node_id}>"
+        return f"<WriteBackRouter {self._mesh.node_id}>"
 
     async def write_back(self, bucket: Bucket, key: str) -> None:
         """Write the dirty object of a key to its origin; succeeds if nothing is dirty. Raises OriginError,
@@ -92,10 +97,10 @@ class WriteBackRouter:
             return _failed(OriginMissingError(f"there is no bucket {asked.bucket[:80]} with an origin"))
         doing = self._tasks.spawn(self._told(bucket, asked, context), asked.what)
         done, _ = await asyncio.wait((doing,), timeout=_TURN)
-        brought: WriteBackResult | None = doing.result() if done else WriteBackResult(going=True)
-        if brought is None:
+        written_back: WriteBackResult | None = doing.result() if done else WriteBackResult(going=True)
+        if written_back is None:
             raise _not_primary()
-        return brought
+        return written_back
 
     async def is_finished(self, asked: HandoverQuery, version: int) -> bool:
         """Ask the process of the key; see `OriginWriter.is_finished`."""
@@ -139,11 +144,11 @@ class WriteBackRouter:
         self, bucket: Bucket, asked: WriteBackRequest, context: WriteContext
     ) -> WriteBackResult:
         """Raises NotPrimaryError, OriginError, StoreError."""
-        doer = self._shards.worker_for(asked.bucket, asked.key)
+        fetch_worker = self._shards.worker_for(asked.bucket, asked.key)
         if asked.what == "push":
-            await doer.write_back(bucket, asked.key)
+            await fetch_worker.write_back(bucket, asked.key)
         else:
-            await doer.delete_at_origin(bucket, asked.key, context)
+            await fetch_worker.delete_at_origin(bucket, asked.key, context)
         return WriteBackResult()
 
     async def _told(

@@ -136,12 +136,12 @@ class PeerFetcher:
         try:
             named = {number: (part.bucket, part.key) for number, part in enumerate(parts)}
             mine = [number for number, name in named.items() if self.reads_from_origin(*name)]
-            lone = [
+            single = [
                 number for number in named if self._mesh.single_node and not self._backs(parts[number].bucket)
             ]
-            for number in (*mine, *lone):
+            for number in (*mine, *single):
                 del named[number]
-            for number in lone:
+            for number in single:
                 places[number] = self._gone(parts[number])
             await gather_limited(
                 MAX_ORIGIN_READS, [self._read_origin(parts, number, room, places) for number in mine]
@@ -238,7 +238,7 @@ class PeerFetcher:
         self.near_cache.keep_parts(room.fd, kept)
 
     def _gone(self, part: ObjectRange) -> ReadFailure:
-        """Why a lone node does not have what it was asked for."""
+        """Why a single node does not have what it was asked for."""
         return ReadFailure(
             "NoSuchKey" if self._store.get(part.bucket, part.key) is None else "SnapshotChanged"
         )

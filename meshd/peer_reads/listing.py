@@ -131,7 +131,7 @@ def primary_page(
 
 
 def _page_of(pages: Sequence[peer_messages.ListResponse], limit: int) -> Page:
-    """One page of those of all deciders: as far as all of them reach."""
+    """One page of the merged pages of all primaries, as far as every one of them reaches."""
     ends = [page.after.encode() for page in pages if page.after]
     found = sorted((entry for page in pages for entry in page.entries), key=lambda entry: entry[0].encode())
     if ends:
@@ -328,7 +328,7 @@ class MergedListings:
         return found
 
     def _primaries(self, bucket: str) -> Sequence[Node]:
-        """Whoever decides about names of the bucket. Raises _NoAnswerError while nobody does about some."""
+        """Return the primaries of the bucket's slots. Raises _NoAnswerError while a slot has none."""
         routes, cluster = self._mesh.bucket_routes(bucket), self._mesh.current_map()
         found = [node for node in cluster.nodes if routes.primary_slots(node.node_id).any()]
         if sum(int(routes.primary_slots(node.node_id).sum()) for node in found) != routes.slots:

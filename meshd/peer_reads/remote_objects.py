@@ -238,9 +238,9 @@ class RemoteObjects:
 
     def revision(self, buckets: Sequence[str]) -> object:
         """Equal to an earlier one only if every name in these still stands for the same bytes: never, where
-        other nodes or whoever uses an origin write, too."""
-        lone = self._mesh.single_node and not any(map(self.has_origin, buckets))
-        return self._store.revision() if lone else object()
+        other nodes, or clients of an origin, write too."""
+        local_only = self._mesh.single_node and not any(map(self.has_origin, buckets))
+        return self._store.revision() if local_only else object()
 
     def bucket_creation_times(self, buckets: Sequence[str]) -> tuple[int, ...]:
         """When each bucket of these names was made, as far as this process knows buckets."""
@@ -321,7 +321,7 @@ class RemoteObjects:
             return None
         for node in self._mesh.route_for(
             ask.bucket, ask.key
-        ).read_set:  # of several homes the first, whoever asks
+        ).read_set:  # of several homes the first, whichever node asks
             if node.node_id == self._mesh.node_id:
                 return None
             try:

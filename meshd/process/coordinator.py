@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshd.coordinator")
 
 
-def run_coordinator(settings: NodeSettings, doors: ListenSockets, reporter: ChildReporter) -> None:
+def run_coordinator(settings: NodeSettings, sockets: ListenSockets, reporter: ChildReporter) -> None:
     """Run the coordinator as a process of its own, from start to end."""
     logs.configure(settings.log_format, settings.log_level, "coordinator")
     logs.follow_runtime_level(settings.log_level)
@@ -48,18 +48,18 @@ def run_coordinator(settings: NodeSettings, doors: ListenSockets, reporter: Chil
         open_node(settings, "s", rebalance_socket(settings)) as node,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(_run_until_stopped(node, doors.coordinator, reporter))
+        runner.run(_run_until_stopped(node, sockets.coordinator, reporter))
 
 
 async def _run_until_stopped(node: NodeContext, listener: socket.socket, reporter: ChildReporter) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    chores = BackgroundTasks("chores")
+    background = BackgroundTasks("periodic tasks")
     async with start_coordinator(node, listener):
-        start_periodic_tasks(process_tasks(node, reporter), chores)
+        start_periodic_tasks(process_tasks(node, reporter), background)
         reporter.report_ready()
         await stop.wait()
-    await chores.aclose()
+    await background.aclose()
 
 
 @asynccontextmanager
@@ -81,10 +81,10 @@ async def start_coordinator(node: NodeContext, listener: socket.socket) -> Async
         async with open_backed_service(node, None) as backed:
             tasks.spawn(scrub_scheduler(node, await join_and_maintain(node, tasks)).run(), "scrubber")
             tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
-            keeper = cache_manager(node)
-            tasks.spawn(_vital(keeper.serve(settings.cache_manager_socket)), "keeper")
-            hints = assembler.hints = PlanReadHints(keeper, node.buckets)
-            start_periodic_tasks([*coordinator_tasks(node), *cache_tasks(node, keeper, backed)], tasks)
+            manager = cache_manager(node)
+            tasks.spawn(_vital(manager.serve(settings.cache_manager_socket)), "cache manager")
+            hints = assembler.hints = PlanReadHints(manager, node.buckets)
+            start_periodic_tasks([*coordinator_tasks(node), *cache_tasks(node, manager, backed)], tasks)
             access = node_access(node)
             views = view_reader(node, access, data_services(node, access, assembler))
             jobs = job_runner(node, access, views, backed)

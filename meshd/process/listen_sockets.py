@@ -78,10 +78,10 @@ def bind_http(http: HttpSettings) -> socket.socket:
         raise ConfigError(f"cannot listen on {where}: {reason}; choose another --listen") from error
 
 
-def local_endpoint(doors: ListenSockets) -> str:
+def local_endpoint(sockets: ListenSockets) -> str:
     """Return the URL under which a client on this machine reaches the port."""
-    scheme = "http" if doors.tls is None else "https"
-    host, port = doors.http.getsockname()[:2]
+    scheme = "http" if sockets.tls is None else "https"
+    host, port = sockets.http.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from meshd.util.async_tasks import BackgroundTasks
     from meshd.util.clock import Clock
 
-_log = logging.getLogger("meshd.chores")
+_log = logging.getLogger("meshd.periodic_tasks")
 _ROLES = ("supervisor", "worker", "coordinator", "transform", "rebalancer")
 _COMPACTION_SHARE = 0.5  # below this share of dead bytes, a rewrite costs more than it frees
 
@@ -50,10 +50,10 @@ class PeriodicTask:
     run: Callable[[], Awaitable[object]]
 
 
-def start_periodic_tasks(chores: list[PeriodicTask], tasks: BackgroundTasks) -> None:
+def start_periodic_tasks(periodic: list[PeriodicTask], tasks: BackgroundTasks) -> None:
     """Run these tasks until `tasks` is closed."""
-    for chore in chores:
-        tasks.spawn(_repeat(chore), chore.name)
+    for task in periodic:
+        tasks.spawn(_repeat(task), task.name)
 
 
 def process_tasks(node: NodeContext, reporter: ChildReporter) -> list[PeriodicTask]:
@@ -127,18 +127,18 @@ def _bucket_names(node: NodeContext) -> list[str]:
     return [bucket.name for bucket in node.buckets.list_all()]
 
 
-async def _repeat(chore: PeriodicTask) -> None:
+async def _repeat(task: PeriodicTask) -> None:
     while True:
         try:
-            await chore.run()
+            await task.run()
         except ControlError as error:
             _log.warning(
                 "a periodic task is postponed: the control store cannot be used",
-                extra={"chore": chore.name, "why": str(error)},
+                extra={"task": task.name, "why": str(error)},
             )
         except Exception:
-            _log.exception("a periodic task failed; it will be retried", extra={"chore": chore.name})
-        await asyncio.sleep(chore.every)
+            _log.exception("a periodic task failed; it will be retried", extra={"task": task.name})
+        await asyncio.sleep(task.every)
 
 
 def measure_store(node: NodeContext) -> None:

@@ -51,7 +51,7 @@ def rebalance_socket(settings: NodeSettings) -> WorkerSocket | None:
     return None if settings.cluster.control is None else WorkerSocket(settings.rebalancer_socket)
 
 
-def run_rebalance_process(settings: NodeSettings, doors: ListenSockets, reporter: ChildReporter) -> None:
+def run_rebalance_process(settings: NodeSettings, sockets: ListenSockets, reporter: ChildReporter) -> None:
     """Run the rebalance process from start to end."""
     logs.configure(settings.log_format, settings.log_level, "rebalancer")
     logs.follow_runtime_level(settings.log_level)
@@ -61,7 +61,7 @@ def run_rebalance_process(settings: NodeSettings, doors: ListenSockets, reporter
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         lower_thread_priority()
-        runner.run(_until_idle(node, doors.rebalancer, reporter))
+        runner.run(_until_idle(node, sockets.rebalancer, reporter))
 
 
 async def _until_idle(node: NodeContext, listener: socket.socket, reporter: ChildReporter) -> None:
@@ -91,7 +91,7 @@ class _Connections:
         self._node = node
         rest = BackgroundThrottle(node.clock, metrics.rebalance_pause.set).yield_to_clients
         given, holder = sync_source(node, rest), partial(RemoteSyncPeer, node.peers)
-        self._carrier = LocalWorker(node.store, given, node.mesh, holder, rest, node.clock)
+        self._worker = LocalWorker(node.store, given, node.mesh, holder, rest, node.clock)
         gate = PeerAuthenticator(ClusterSecret(node.control).derive_key, node.clock)
         self._guests = HandoffServer(
             local_rebalance_routes(node, given), gate, node.clock, node.settings.http
@@ -116,7 +116,7 @@ class _Connections:
     async def sync(self, request: SyncRequest, call: ServerCall) -> SyncStats:
         self._carrying += 1
         try:
-            return await self._carrier.serve_sync(request, call)
+            return await self._worker.serve_sync(request, call)
         finally:
             self._carrying -= 1
 

@@ -140,8 +140,8 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
     people = _Accounts(settings, root.account())
     people.read()
     _check_audit(settings.audit_log)
-    doors = open_listen_sockets(settings)
-    settings = _advertised(settings, doors)
+    sockets = open_listen_sockets(settings)
+    settings = _advertised(settings, sockets)
     if root.generated or (settings.run_dir / ROOT_MADE).exists():
         say(
             f"meshd root access_key={root.access_key} secret_key={root.secret_key} "
@@ -150,9 +150,9 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
             f"AWS_ACCESS_KEY_ID={root.access_key} AWS_SECRET_ACCESS_KEY={root.secret_key}"
         )
     _in_child("recovery", lambda _: _recover(settings, people))
-    doors.listen_http(settings.http.backlog)
+    sockets.listen_http(settings.http.backlog)
     try:
-        _supervise(settings, doors, people, say)
+        _supervise(settings, sockets, people, say)
     except IndexLostError as error:
         _log.critical(recovery_advice(settings.store.index_dir), extra={"why": str(error)})
         with suppress(StartupError):
@@ -161,29 +161,28 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
     _in_child("cache", lambda _: close_cache(settings.cache_store))
 
 
-def _advertised(settings: NodeSettings, doors: ListenSockets) -> NodeSettings:
+def _advertised(settings: NodeSettings, sockets: ListenSockets) -> NodeSettings:
     """Return the settings with the URL that other nodes use: by default where the node listens."""
-    where = settings.cluster.advertise or local_endpoint(doors)
+    where = settings.cluster.advertise or local_endpoint(sockets)
     return replace(settings, cluster=replace(settings.cluster, advertise=where))
 
 
 def _supervise(
-    settings: NodeSettings, doors: ListenSockets, people: _Accounts, say: Callable[[str], None]
+    settings: NodeSettings, sockets: ListenSockets, people: _Accounts, say: Callable[[str], None]
 ) -> None:
-    ready = (
-        f"meshd ready endpoint={local_endpoint(doors)} node={settings.node_id} data={settings.store.data_dir}"
-    )
+    endpoint, data = local_endpoint(sockets), settings.store.data_dir
+    ready = f"meshd ready endpoint={endpoint} node={settings.node_id} data={data}"
     on_demand = [REBALANCE_PROCESS] if settings.cluster.control is not None else []
     board = ProcessStatus(_names(settings), on_demand)
     clock = SystemClock()
     supervisor = Supervisor(
-        [_spec(settings, doors, board, name) for name in (*_names(settings), *on_demand)],
+        [_spec(settings, sockets, board, name) for name in (*_names(settings), *on_demand)],
         _stages(settings),
         board=board,
         clock=clock,
         level=LogLevelWatcher(settings.log_level, logs.runtime_level, clock),
-        hooks=Hooks(ready=lambda: say(ready), draining=doors.close_http, hangup=people.reload),
-        held=doors.fds,
+        hooks=Hooks(ready=lambda: say(ready), draining=sockets.close_http, hangup=people.reload),
+        held=sockets.fds,
         hang_timeout=settings.hang_timeout,
     )
     gc.collect()
@@ -197,24 +196,29 @@ def _names(settings: NodeSettings) -> list[str]:
     return [*workers, *(["coordinator-0"] if settings.workers > 1 else []), *transforms]
 
 
-def _spec(settings: NodeSettings, doors: ListenSockets, board: ProcessStatus, name: str) -> ChildSpec:
+def _spec(settings: NodeSettings, sockets: ListenSockets, board: ProcessStatus, name: str) -> ChildSpec:
     role, _, number = name.partition("-")
     index = int(number)
     if role == "transform":
-        sock = doors.transforms[index]
+        sock = sockets.transforms[index]
         body = partial(run_transform, settings, index, sock)
         return ChildSpec(name, body, frozenset([sock.fileno()]), _TRANSFORM_DELAY)
     if role == "rebalancer":
-        door = doors.rebalancer.fileno()
+        listen_socket = sockets.rebalancer.fileno()
         return ChildSpec(
-            name, partial(run_rebalance_process, settings, doors), frozenset([door]), listen_fd=door
+            name,
+            partial(run_rebalance_process, settings, sockets),
+            frozenset([listen_socket]),
+            listen_fd=listen_socket,
         )
     if role == "coordinator":
         return ChildSpec(
-            name, partial(run_coordinator, settings, doors), frozenset([doors.coordinator.fileno()])
+            name, partial(run_coordinator, settings, sockets), frozenset([sockets.coordinator.fileno()])
         )
-    own = {doors.http.fileno()} | ({doors.coordinator.fileno()} if settings.workers == 1 else set())
-    return ChildSpec(name, partial(run_worker, settings, index, doors, board.unready_reason), frozenset(own))
+    own = {sockets.http.fileno()} | ({sockets.coordinator.fileno()} if settings.workers == 1 else set())
+    return ChildSpec(
+        name, partial(run_worker, settings, index, sockets, board.unready_reason), frozenset(own)
+    )
 
 
 def _stages(settings: NodeSettings) -> Sequence[Stage]:

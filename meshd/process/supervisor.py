@@ -227,10 +227,10 @@ class Supervisor:
             else:
                 child.reason = report["reason"]
 
-    def _watch_socket(self, door: int, child: Child) -> None:
+    def _watch_socket(self, listen_socket: int, child: Child) -> None:
         """Start the child when a client connects."""
         child.due = math.inf
-        self._selector.register(door, selectors.EVENT_READ, child)
+        self._selector.register(listen_socket, selectors.EVENT_READ, child)
 
     def _start_on_demand(self, child: Child) -> None:
         """Start the child: a client has connected to its socket."""

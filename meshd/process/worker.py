@@ -60,14 +60,14 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def local_handover(settings: NodeSettings, index: int) -> AsyncIterator[LocalFrameService | None]:
     """Serve the local handover of worker `index`; yields None if it is disabled or cannot be opened."""
-    desk = _open_handover(settings, index)
-    if desk is None:
+    frame_service = _open_handover(settings, index)
+    if frame_service is None:
         yield None
         return
     tasks = BackgroundTasks("handing")
-    tasks.spawn(desk.serve_forever(), "desk")
+    tasks.spawn(frame_service.serve_forever(), "frame handover")
     try:
-        yield desk
+        yield frame_service
     finally:
         await tasks.aclose()
 
@@ -90,7 +90,7 @@ _AUDIT_TIMEOUT = 2.0  # seconds for the last audit lines
 def run_worker(
     settings: NodeSettings,
     index: int,
-    doors: ListenSockets,
+    sockets: ListenSockets,
     trouble: Callable[[], str],
     reporter: ChildReporter,
 ) -> None:
@@ -101,29 +101,29 @@ def run_worker(
         open_node(settings, f"w{index}", rebalance_socket(settings)) as node,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(_serve_node(node, index, doors, trouble, reporter))
+        runner.run(_serve_node(node, index, sockets, trouble, reporter))
 
 
 async def _serve_node(
-    node: NodeContext, index: int, doors: ListenSockets, trouble: Callable[[], str], reporter: ChildReporter
+    node: NodeContext, index: int, sockets: ListenSockets, trouble: Callable[[], str], reporter: ChildReporter
 ) -> None:
-    chores = BackgroundTasks("chores")
+    background = BackgroundTasks("periodic tasks")
     async with (
-        _frame_source(node, doors) as frames,
+        _frame_source(node, sockets) as frames,
         _audit_log(node.settings) as audit,
         open_backed_service(node, index) as backed,
-        local_handover(node.settings, index) as desk,
+        local_handover(node.settings, index) as frame_service,
     ):
         access = node_access(node)
         data = data_services(node, access, frames)
         deps = web_deps(node, access, data, audit, backed)
         start_periodic_tasks(
             [*process_tasks(node, reporter), PeriodicTask("keyuse", 60.0, lambda: _save_key_usage(node))],
-            chores,
+            background,
         )
         if node.rebalance_socket is not None:
-            chores.spawn(measure_loop_delay(node.clock, index + 1), "waits")
-        native = native_routes(node, access, data, backed.cache_manager, desk)
+            background.spawn(measure_loop_delay(node.clock, index + 1), "waits")
+        native = native_routes(node, access, data, backed.cache_manager, frame_service)
         routes = health_routes(
             trouble,
             lambda: node.mesh.current_map().version,
@@ -131,11 +131,11 @@ async def _serve_node(
             legacy_metric_names=node.settings.legacy_metric_names,
         )
         routes += native + admin_routes(node, deps.sessions) + peer_services(node, backed).routes()
-        if doors.tls is not None:
-            start_periodic_tasks([_tls_refresh_task(doors.tls)], chores)
-        _handle_sighup(audit, doors.tls)
-        await _serve(deps, routes, doors, index, reporter)
-        await chores.aclose()
+        if sockets.tls is not None:
+            start_periodic_tasks([_tls_refresh_task(sockets.tls)], background)
+        _handle_sighup(audit, sockets.tls)
+        await _serve(deps, routes, sockets, index, reporter)
+        await background.aclose()
         await _save_key_usage(node)
 
 
@@ -144,9 +144,9 @@ async def _save_key_usage(node: NodeContext) -> None:
 
 
 @asynccontextmanager
-async def _frame_source(node: NodeContext, doors: ListenSockets) -> AsyncIterator[FrameSource]:
+async def _frame_source(node: NodeContext, sockets: ListenSockets) -> AsyncIterator[FrameSource]:
     if node.settings.workers == 1:
-        async with start_coordinator(node, doors.coordinator) as assembler:
+        async with start_coordinator(node, sockets.coordinator) as assembler:
             yield assembler
         return
     remote = AssemblerClient(node.settings.coordinator_socket)
@@ -187,17 +187,17 @@ def _tls_refresh_task(tls: ServerTls) -> PeriodicTask:
 
 
 async def _serve(
-    deps: ServerServices, routes: list[HttpRoute], doors: ListenSockets, index: int, reporter: ChildReporter
+    deps: ServerServices, routes: list[HttpRoute], sockets: ListenSockets, index: int, reporter: ChildReporter
 ) -> None:
     http = deps.http
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     server = build_server(deps, routes)
-    options = tls_listen_options(doors.tls, http.head_timeout)
-    porter = Acceptor(doors.http, server, doors.tally, index, options)
+    options = tls_listen_options(sockets.tls, http.head_timeout)
+    acceptor = Acceptor(sockets.http, server, sockets.tally, index, options)
     reporter.report_ready()
     await stop.wait()
-    porter.close()
-    await porter.wait_for_handshakes()
+    acceptor.close()
+    await acceptor.wait_for_handshakes()
     await drain_server(server, deps.clock, http.drain_timeout)
     flush_request_counters()

@@ -198,7 +198,7 @@ class PeerReadService:
         return await asyncio.to_thread(index.to_bytes)
 
     async def _indexable(self, bucket: str, key: str, etag: str) -> Record:
-        """As `_held`; of a bucket with an origin, all of the object is brought here."""
+        """As `_held`; of a bucket with an origin, all of the object is fetched to this node."""
         if not self._objects.has_origin(bucket):
             return self._held(bucket, key, etag)
         self._require_reader(bucket, key)

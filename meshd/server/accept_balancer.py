@@ -85,7 +85,7 @@ class Acceptor:
         self._watch()
 
     def __repr__(self) -> str:
-        return f"<Porter of worker {self._worker}, {self._tally!r}>"
+        return f"<Acceptor of worker {self._worker}, {self._tally!r}>"
 
     def close(self) -> None:
         """Accept the connections that are established already, since closing the last listener would reset

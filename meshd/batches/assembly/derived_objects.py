@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from meshd.core.renderer_protocol import Pieces, RaggedPart, Rendered, RowFailure
 
 
-async def render_derived_object(kitchen: BuildContext, address: DerivedAddress) -> MemoryFrame:
+async def render_derived_object(context: BuildContext, address: DerivedAddress) -> MemoryFrame:
     """Return the derived bytes in shared memory.
 
     Raises BatchError: NoSuchKey, SnapshotChanged, BadSample, OpFailed, Busy.
     """
-    made = MemoryFrame(0, kitchen.memory)
+    made = MemoryFrame(0, context.memory)
     try:
-        rendered = await _render(kitchen, address, made)
+        rendered = await _render(context, address, made)
         try:
             _copy(rendered.parts[0], made)
         finally:
@@ -46,19 +46,19 @@ async def render_derived_object(kitchen: BuildContext, address: DerivedAddress) 
     return made
 
 
-async def _render(kitchen: BuildContext, address: DerivedAddress, made: MemoryFrame) -> Rendered:
-    rendered = await _render_once(kitchen, address, made)
+async def _render(context: BuildContext, address: DerivedAddress, made: MemoryFrame) -> Rendered:
+    rendered = await _render_once(context, address, made)
     if _is_unread(rendered):  # compaction may have moved it: look the location up again
         rendered.close()
-        rendered = await _render_once(kitchen, address, made)
-    if _is_unread(rendered) and kitchen.remote.has_peer_copies(address.bucket, address.key):
+        rendered = await _render_once(context, address, made)
+    if _is_unread(rendered) and context.remote.has_peer_copies(address.bucket, address.key):
         rendered.close()
-        _notice(kitchen, address)
-        rendered = await _render_once(kitchen, address, made, here=False)
+        _notice(context, address)
+        rendered = await _render_once(context, address, made, here=False)
     if rendered.failures:
         failure = rendered.failures[0]
         rendered.close()
-        raise await _refusal(kitchen, address, failure)
+        raise await _refusal(context, address, failure)
     return rendered
 
 
@@ -66,19 +66,19 @@ def _is_unread(rendered: Rendered) -> bool:
     return bool(rendered.failures) and rendered.failures[0].kind in UNREADABLE_KINDS
 
 
-def _notice(kitchen: BuildContext, address: DerivedAddress) -> None:
+def _notice(context: BuildContext, address: DerivedAddress) -> None:
     """Report the extents of this node's copy as damaged, so that they are verified."""
-    record = kitchen.store.get(address.bucket, address.key)
+    record = context.store.get(address.bucket, address.key)
     for extent in () if record is None else record.extents:
         report_damage(extent)
 
 
 async def _render_once(
-    kitchen: BuildContext, address: DerivedAddress, made: MemoryFrame, *, here: bool = True
+    context: BuildContext, address: DerivedAddress, made: MemoryFrame, *, here: bool = True
 ) -> Rendered:
-    pieces, fetched = await _source(kitchen, address, here=here)
+    pieces, fetched = await _source(context, address, here=here)
     try:
-        return await kitchen.renderer.render(
+        return await context.renderer.render(
             address.digest,
             address.program,
             0,
@@ -86,7 +86,7 @@ async def _render_once(
             frame_fd=made.fd,
             frame_bytes=0,
             targets=[None],
-            assets=asset_places(kitchen.store, address.assets),
+            assets=asset_places(context.store, address.assets),
             account=current_tenant(),
         )
     finally:
@@ -95,23 +95,23 @@ async def _render_once(
 
 
 async def _source(
-    kitchen: BuildContext, address: DerivedAddress, *, here: bool
+    context: BuildContext, address: DerivedAddress, *, here: bool
 ) -> tuple[Pieces, FetchedRanges | None]:
     """Return the location of the object's bytes, and the ranges to keep open until they are read.
 
     With `here`, use this node's copy unless it is damaged.
     """
     try:
-        record = kitchen.store.get(address.bucket, address.key)
+        record = context.store.get(address.bucket, address.key)
     except NotCachedError:  # its bytes are only at the origin
         record = None
-    here = here and (record is None or not record.broken or kitchen.remote.single_node)
+    here = here and (record is None or not record.broken or context.remote.single_node)
     if here and record is not None and record.etag == address.etag:
-        return slice_locations(kitchen.store.locate(record), 0, record.size), None
+        return slice_locations(context.store.locate(record), 0, record.size), None
     name, lost = f"s3://{address.bucket}/{address.key}", ReadFailure("NoSuchKey" if record is None else "")
-    if not kitchen.remote.single_node:
+    if not context.remote.single_node:
         whole = ObjectRange(address.bucket, address.key, address.etag, -1, 0, -1)
-        fetched = await kitchen.remote.fetch_parts([whole], kitchen.memory)
+        fetched = await context.remote.fetch_parts([whole], context.memory)
         place = fetched.places[0]
         if not isinstance(place, ReadFailure):
             return ((place.path, place.offset, place.length, place.crc32c),), fetched
@@ -132,9 +132,9 @@ def _copy(part: RaggedPart, made: MemoryFrame) -> None:
         at += os.pwrite(made.fd, os.pread(part.fd, 1 << 20, at), at)
 
 
-async def _refusal(kitchen: BuildContext, address: DerivedAddress, failure: RowFailure) -> BatchError:
+async def _refusal(context: BuildContext, address: DerivedAddress, failure: RowFailure) -> BatchError:
     name = f"s3://{address.bucket}/{address.key}"
-    detail = {"bucket": address.bucket, "key": address.key, "op": failure.op, "node": kitchen.node}
+    detail = {"bucket": address.bucket, "key": address.key, "op": failure.op, "node": context.node}
     if failure.kind == "read":
         return busy(f"{name} cannot be read now: {failure.message}")
     if failure.kind == "damaged":
@@ -143,6 +143,6 @@ async def _refusal(kitchen: BuildContext, address: DerivedAddress, failure: RowF
         message = f"the op {failure.op!r} failed on {name}: {failure.message}"
         return BatchError("OpFailed", message, help="this is a bug in the op", detail=detail)
     entry = BadSample(f"{address.bucket}/{address.key}", failure.op, failure.message, address.position, 0)
-    await kitchen.ledger.record_bad_samples(address.digest, [entry])
+    await context.ledger.record_bad_samples(address.digest, [entry])
     message = f"{name} cannot be transformed: {failure.op}: {failure.message}"
     return BatchError("BadSample", message, help="repair or remove the object", detail=detail)

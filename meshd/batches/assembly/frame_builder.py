@@ -90,7 +90,7 @@ class FrameBuilder:
 
     def __init__(
         self,
-        kitchen: BuildContext,
+        context: BuildContext,
         plan: Plan,
         snapshot: Snapshot,
         epoch: int,
@@ -98,13 +98,13 @@ class FrameBuilder:
         metadata: Mapping[str, str],
         whole: int | None = None,
     ) -> None:
-        self._context, self._plan, self._snapshot, self._epoch = kitchen, plan, snapshot, epoch
+        self._context, self._plan, self._snapshot, self._epoch = context, plan, snapshot, epoch
         self._whole = len(rows) if whole is None else whole
         self._complaint: BatchError | None = None
         self._bad_rows = 0
         self._clock = asyncio.get_running_loop().time
         self._fetch = self._prepare = 0.0
-        self._buffer = FrameBuffer(plan, snapshot, rows, metadata, kitchen.memory)
+        self._buffer = FrameBuffer(plan, snapshot, rows, metadata, context.memory)
 
     def __repr__(self) -> str:
         return f"<FrameBuilder {self._plan.hash[:12]} epoch {self._epoch}, {len(self._buffer.rows)} rows>"
@@ -189,9 +189,9 @@ class FrameBuilder:
 
     async def _resolved(self, rows: Sequence[int]) -> _Work:
         """Look up the locations of the bytes of these rows. Raises BatchError SnapshotChanged, Busy."""
-        draft, kitchen = self._buffer, self._context
+        draft, context = self._buffer, self._context
         pinned = PinnedObjects(
-            kitchen.store, self._snapshot, kitchen.archives, kitchen.remote, kitchen.memory
+            context.store, self._snapshot, context.archives, context.remote, context.memory
         )
         samples, positions = draft.rows.samples.tolist(), draft.rows.positions.tolist()
         work = _Work([], pinned)

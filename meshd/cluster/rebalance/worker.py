@@ -144,13 +144,13 @@ class WorkerSocket:
 
 
 class WorkerProcessClient:
-    """Syncs in the process behind `door`. `told` is awaited when it has reported its statistics."""
+    """Syncs in the process behind `worker_socket`. `told` is awaited when it has reported its statistics."""
 
-    def __init__(self, door: WorkerSocket, told: Callable[[], Awaitable[None]]) -> None:
-        self._door, self._told = door, told
+    def __init__(self, worker_socket: WorkerSocket, told: Callable[[], Awaitable[None]]) -> None:
+        self._worker_socket, self._told = worker_socket, told
 
     def __repr__(self) -> str:
-        return f"<WorkerProcessClient {self._door.path}>"
+        return f"<WorkerProcessClient {self._worker_socket.path}>"
 
     async def sync_with(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
         known, news = SyncStats(), asyncio.Event()
@@ -161,7 +161,7 @@ class WorkerProcessClient:
             known = now
             news.set()
 
-        client = self._door.client()
+        client = self._worker_socket.client()
         reporting = asyncio.ensure_future(self._report(news))
         try:
             request = SyncRequest(cluster.to_json().decode(), holder, scope)

@@ -279,9 +279,9 @@ class Replicator:
             found = self._store.get_version(bucket, key, NULL)
             if found is not None and found.stamp > record.stamp:
                 return found
-        grave = self._store.tombstone_stamp(bucket, key, record.version)
-        if grave and (record.version or grave > record.stamp):
-            return VersionGone(bucket, key, record.version, grave)
+        tombstone = self._store.tombstone_stamp(bucket, key, record.version)
+        if tombstone and (record.version or tombstone > record.stamp):
+            return VersionGone(bucket, key, record.version, tombstone)
         return None
 
     def confirmation_of(self, bucket: str, key: str, record: Record) -> Change:

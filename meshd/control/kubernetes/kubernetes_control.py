@@ -315,7 +315,7 @@ class KubernetesControl:
         self._api.call("DELETE", self._place(key), options, repeatable=False)
 
     def _conflict(self, key: str, expect: int) -> VersionConflictError:
-        """The error, once the copy has seen what it shows: whoever tries again looks there."""
+        """Return the error once the local copy has the change that it reports: a retry reads the copy."""
         found, mirror = self._read(key), self._mirror(key)
         if found is not None:
             mirror.await_write(found.value.version)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshd.control.kubernetes.resource_encoding import Resource
 
 _log = logging.getLogger(__name__)
-_WATCH_SECONDS: Final = 60  # then the server ends it, and it is begun anew where it ended
+_WATCH_SECONDS: Final = 60  # then the server ends it, and a new one continues there
 _PAUSE: Final = 0.5
 _PATIENCE: Final = 5.0  # for this process's own write to come back by the watch
 
@@ -91,7 +91,7 @@ class WatchCache:
         self._take(self._load(self._copy))
 
     def _load(self, before: LocalCopy) -> LocalCopy:
-        """Everything, read anew: at the start, and when the watch fell too far behind."""
+        """Read everything again: at the start, and when the watch fell too far behind."""
         answer = self._api.call("GET", self._path, labelSelector=self._selector)
         revision = int(answer["metadata"]["resourceVersion"])
         entries: dict[str, Versioned] = {}
@@ -111,7 +111,7 @@ class WatchCache:
         return LocalCopy(dict(sorted(entries.items())), topics, revision, restores)
 
     def _follow(self) -> None:
-        """The thread: watch, and read anew what was missed."""
+        """Run in the thread: watch, and read again what was missed."""
         while not self._closed:
             began = self._copy.revision
             try:
@@ -128,7 +128,7 @@ class WatchCache:
                 threading.Event().wait(_PAUSE)
 
     def _look_back(self) -> None:
-        """Whether versions still go on from this copy; if not, everything is read anew. A list of one name
+        """Whether versions still go on from this copy; if not, everything is read again. A list of one name
         costs next to nothing, and without a version it tells the newest of all. Raises KubernetesError."""
         before = self._copy
         answer = self._api.call("GET", self._path, fieldSelector=self._one)
@@ -173,7 +173,7 @@ class WatchCache:
             self._take(self._load(self._copy))
 
     def _apply(self, kind: str, document: Mapping[str, Any]) -> None:
-        with self._moved:  # another thread may have read everything anew meanwhile
+        with self._moved:  # another thread may have read everything in the meantime
             copy = _after(self._copy, self._resource, kind, document)
             if copy is None:
                 return

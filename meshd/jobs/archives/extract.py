@@ -38,8 +38,8 @@ _OTHERWISE: Final = "application/octet-stream"
 class ExtractJob:
     """Extracts archives to objects. One instance per node, in the coordinator."""
 
-    def __init__(self, tools: JobServices, inventories: SourceInventory, shelf: PlanStore) -> None:
-        self._tools, self._inventories, self._shelf = tools, inventories, shelf
+    def __init__(self, tools: JobServices, inventories: SourceInventory, plan_store: PlanStore) -> None:
+        self._tools, self._inventories, self._plan_store = tools, inventories, plan_store
 
     def __repr__(self) -> str:
         return "<ExtractJob>"
@@ -47,7 +47,7 @@ class ExtractJob:
     async def run_job(self, running: JobRun) -> None:
         """Run a job: see `JobKind.run_job`."""
         tally, tools = running.tally, self._tools
-        plan = await self._shelf.load_or_make_plan(running, lambda: self._plan(running))
+        plan = await self._plan_store.load_or_make_plan(running, lambda: self._plan(running))
         tally.phase = "writing"
         tally.outputs_total = tally.samples_total = len(plan)
         tally.bytes_total = plan.total

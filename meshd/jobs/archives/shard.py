@@ -40,8 +40,8 @@ _AT_A_TIME: Final = 2
 class ShardJob:
     """Packs samples into shards. One instance per node, in the coordinator."""
 
-    def __init__(self, tools: JobServices, inventories: SourceInventory, shelf: PlanStore) -> None:
-        self._tools, self._inventories, self._shelf = tools, inventories, shelf
+    def __init__(self, tools: JobServices, inventories: SourceInventory, plan_store: PlanStore) -> None:
+        self._tools, self._inventories, self._plan_store = tools, inventories, plan_store
 
     def __repr__(self) -> str:
         return "<ShardJob>"
@@ -49,7 +49,7 @@ class ShardJob:
     async def run_job(self, running: JobRun) -> None:
         """Run a job: see `JobKind.run_job`."""
         tally, tools = running.tally, self._tools
-        plan = await self._shelf.load_or_make_plan(running, lambda: self._plan(running))
+        plan = await self._plan_store.load_or_make_plan(running, lambda: self._plan(running))
         tally.phase = "writing"
         tally.outputs_total, tally.bytes_total = len(plan), plan.total
         tally.samples_total = int(plan.samples.sum())

@@ -63,28 +63,30 @@ class HitStats:
     def __repr__(self) -> str:
         return f"<Uses of {len(self._last)} buckets>"
 
-    def count_reads(self, shelf: str, hits: int, misses: int, now: float) -> None:
+    def count_reads(self, cache_bucket: str, hits: int, misses: int, now: float) -> None:
         """Add reads of a bucket."""
-        minutes = self._minutes.setdefault(shelf, deque(maxlen=_MINUTES))
+        minutes = self._minutes.setdefault(cache_bucket, deque(maxlen=_MINUTES))
         minute = int(now // 60)
         if minutes and minutes[-1][0] == minute:
             _, before, missed = minutes.pop()
             hits, misses = hits + before, misses + missed
         minutes.append((minute, hits, misses))
-        self._last[shelf] = now
+        self._last[cache_bucket] = now
 
-    def usage_of(self, shelf: str, now: float) -> Usage:
+    def usage_of(self, cache_bucket: str, now: float) -> Usage:
         """Return the statistics of a bucket."""
         since = int(now // 60) - _MINUTES
-        lately = [(hits, misses) for minute, hits, misses in self._minutes.get(shelf, ()) if minute > since]
-        idle = now - self._last.get(shelf, now if self._began is None else self._began)
+        lately = [
+            (hits, misses) for minute, hits, misses in self._minutes.get(cache_bucket, ()) if minute > since
+        ]
+        idle = now - self._last.get(cache_bucket, now if self._began is None else self._began)
         return Usage(sum(hits for hits, _ in lately), sum(misses for _, misses in lately), max(0.0, idle))
 
     def retain_only(self, shelves: Collection[str], now: float) -> None:
         """Forget all other buckets. Counting begins with the first call."""
         self._began = now if self._began is None else self._began
-        for shelf in self._last.keys() - set(shelves):
-            del self._last[shelf], self._minutes[shelf]
+        for cache_bucket in self._last.keys() - set(shelves):
+            del self._last[cache_bucket], self._minutes[cache_bucket]
 
 
 class AdmitRequest(msgspec.Struct, frozen=True):
@@ -102,7 +104,7 @@ class ReadReport(msgspec.Struct, frozen=True):
 class UsageRequest(msgspec.Struct, frozen=True):
     """Asks how much a bucket is read."""
 
-    shelf: str
+    cache_bucket: str
 
 
 # Ordered: an eviction that was decided is carried out even if the caller has given up.
@@ -143,10 +145,10 @@ class CacheManagerClient:
         except (ProcessLostError, TimeoutError):
             return True  # the manager is being restarted, and finds the piece when it starts
 
-    async def bucket_usage(self, shelf: str) -> Usage | None:
+    async def bucket_usage(self, cache_bucket: str) -> Usage | None:
         try:
             async with asyncio.timeout(_PATIENCE):
-                return await self._client.call(USAGE, UsageRequest(shelf))
+                return await self._client.call(USAGE, UsageRequest(cache_bucket))
         except (ProcessLostError, TimeoutError):
             return None
 
@@ -168,9 +170,9 @@ class CacheManagerClient:
 class CacheManager:
     """Applies the eviction policy. One instance per node, in the coordinator."""
 
-    def __init__(self, shelf: CacheStore, buckets: BucketTable, capacity: int, segment: int) -> None:
-        self._cache_store, self._buckets = shelf, buckets
-        stats = shelf.cache.stats()
+    def __init__(self, cache_store: CacheStore, buckets: BucketTable, capacity: int, segment: int) -> None:
+        self._cache_store, self._buckets = cache_store, buckets
+        stats = cache_store.cache.stats()
         free = sum(disk.free for disk in stats.disks)
         self._most = capacity or max(1, (free + stats.live_bytes + stats.dead_bytes) // 2)
         self._policy = SegmentPolicy(
@@ -188,7 +190,7 @@ class CacheManager:
 
     def _restore(self) -> None:
         for piece, file in self._cache_store.all_pieces():
-            number = self._numbers.setdefault((piece.shelf, file), len(self._numbers))
+            number = self._numbers.setdefault((piece.cache_bucket, file), len(self._numbers))
             with suppress(ValueError):  # a remnant of an earlier run
                 self._policy.restore(number, _item(piece), piece.size)
 
@@ -202,16 +204,16 @@ class CacheManager:
             await server.serve_forever(listener)
 
     async def _on_admit(self, request: AdmitRequest, call: ServerCall) -> bool:
-        self._uses.count_reads(request.piece.shelf, 0, 1, asyncio.get_running_loop().time())
+        self._uses.count_reads(request.piece.cache_bucket, 0, 1, asyncio.get_running_loop().time())
         return await self.admit_piece(request.piece)
 
     async def _on_usage(self, request: UsageRequest, call: ServerCall) -> Usage:
-        return self._uses.usage_of(request.shelf, asyncio.get_running_loop().time())
+        return self._uses.usage_of(request.cache_bucket, asyncio.get_running_loop().time())
 
     async def _on_reads(self, report: ReadReport, call: ServerCall) -> None:
         now = asyncio.get_running_loop().time()
-        for shelf, count in Counter(piece.shelf for piece in report.pieces).items():
-            self._uses.count_reads(shelf, count, 0, now)
+        for cache_bucket, count in Counter(piece.cache_bucket for piece in report.pieces).items():
+            self._uses.count_reads(cache_bucket, count, 0, now)
         for piece in report.pieces:
             if self._there(piece):
                 await self.admit_piece(piece, new=False)
@@ -272,10 +274,10 @@ class CacheManager:
             self._policy.unpin(bucket, prefix)
         self._pins = pins
 
-    async def _forget_bucket(self, shelf: str) -> None:
+    async def _forget_bucket(self, cache_bucket: str) -> None:
         """Evict everything of a bucket that was deleted, perhaps created again."""
-        self._numbers = {name: number for name, number in self._numbers.items() if name[0] != shelf}
-        pieces = [piece for piece, _ in self._cache_store.all_pieces() if piece.shelf == shelf]
+        self._numbers = {name: number for name, number in self._numbers.items() if name[0] != cache_bucket}
+        pieces = [piece for piece, _ in self._cache_store.all_pieces() if piece.cache_bucket == cache_bucket]
         for piece in pieces:
             self._policy.remove(_item(piece))
         await self._drop(pieces)
@@ -311,13 +313,13 @@ class CacheManager:
         """Return the cached bytes by bucket."""
         kept: dict[str, int] = defaultdict(int)
         for piece, _ in self._cache_store.all_pieces():
-            kept[piece.shelf.rpartition("@")[0]] += piece.size
+            kept[piece.cache_bucket.rpartition("@")[0]] += piece.size
         return {"capacity": self._policy.settings.capacity, "used": self._policy.used, "buckets": dict(kept)}
 
 
 def _item(piece: Piece) -> Item:
     key = piece.key if piece.number < 0 else f"{piece.key}\0{piece.number:08x}"
-    return piece.shelf, key
+    return piece.cache_bucket, key
 
 
 def _piece(item: Item) -> Piece:

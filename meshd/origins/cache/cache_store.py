@@ -118,10 +118,10 @@ _SIZE, _MODIFIED, _KEY, _NUMBER = "size", "modified", "key", "number"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A unit of caching: an object, or chunk `number` of it (-1: all of it). `shelf` is its bucket's name in
-    the cache; `size` is in bytes."""
+    """A unit of caching: an object, or chunk `number` of it (-1: all of it). `cache_bucket` is the name of
+    its bucket in the cache; `size` is in bytes."""
 
-    shelf: str
+    cache_bucket: str
     key: str
     number: int = -1
     size: int = 0
@@ -135,7 +135,7 @@ class CacheStore:
         self.cache, self._buckets, self._fresh, self._mesh = cache, buckets, fresh, mesh
 
     def __repr__(self) -> str:
-        return f"<Shelf {self.cache!r}>"
+        return f"<CacheStore {self.cache!r}>"
 
     def backed_bucket(self, bucket: str) -> Bucket | None:
         """Return the bucket if it has an origin."""
@@ -170,8 +170,8 @@ class CacheStore:
 
     def cached_record(self, bucket: Bucket, key: str) -> Record | None:
         """Return the object if all of it is cached."""
-        shelf = cache_name(bucket)
-        head = self.cache.get(shelf, key)
+        cache_bucket = cache_name(bucket)
+        head = self.cache.get(cache_bucket, key)
         if head is None:
             return None
         told = head.tags
@@ -183,22 +183,24 @@ class CacheStore:
             return None
         extents: list[Extent] = []
         for number in range(count):
-            chunk = self.cached_chunk(shelf, key, head.etag, number)
+            chunk = self.cached_chunk(cache_bucket, key, head.etag, number)
             if chunk is None:
                 return None
             extents.extend(chunk.extents)
         return _shown(head, bucket, size, tuple(extents))
 
-    def cached_chunk(self, shelf: str, key: str, etag: str, number: int) -> Record | None:
+    def cached_chunk(self, cache_bucket: str, key: str, etag: str, number: int) -> Record | None:
         """Return a cached chunk of a large object."""
-        return self.cache.get(_chunks(shelf), _chunk_key(key, etag, number))
+        return self.cache.get(_chunks(cache_bucket), _chunk_key(key, etag, number))
 
     def bytes_of(self, bucket: Bucket, key: str, facts: ObjectFacts, number: int) -> bytes | None:
         """Return the bytes of a cached piece (-1: all of a small object) of this ETag, if present
         (blocking)."""
-        shelf = cache_name(bucket)
+        cache_bucket = cache_name(bucket)
         record = (
-            self.cache.get(shelf, key) if number < 0 else self.cached_chunk(shelf, key, facts.etag, number)
+            self.cache.get(cache_bucket, key)
+            if number < 0
+            else self.cached_chunk(cache_bucket, key, facts.etag, number)
         )
         if record is None or record.etag != facts.etag:
             return None
@@ -234,8 +236,10 @@ class CacheStore:
         return self._fresh.is_fresh(origin.ttl, self._known(bucket), key, "")
 
     def _known(self, bucket: Bucket) -> str:
-        shelf = cache_name(bucket)
-        return shelf if self._mesh.single_node else f"{shelf}@{self._mesh.current_map().version}"
+        cache_bucket = cache_name(bucket)
+        return (
+            cache_bucket if self._mesh.single_node else f"{cache_bucket}@{self._mesh.current_map().version}"
+        )
 
     def mark_fresh(self, bucket: Bucket, key: str, etag: str) -> None:
         """Record the origin's answer. An empty ETag means that the object does not exist."""
@@ -259,45 +263,47 @@ class CacheStore:
         self, bucket: Bucket, key: str, number: int, facts: ObjectFacts, length: int
     ) -> DiskObjectWriter:
         """Return a writer for an object, or for chunk `number` of a larger one."""
-        shelf = cache_name(bucket)
+        cache_bucket = cache_name(bucket)
         if facts.size <= CHUNK_BYTES:
-            return self.cache.writer(shelf, key, size=length)
-        return self.cache.writer(_chunks(shelf), _chunk_key(key, facts.etag, number), size=length)
+            return self.cache.writer(cache_bucket, key, size=length)
+        return self.cache.writer(_chunks(cache_bucket), _chunk_key(key, facts.etag, number), size=length)
 
     async def commit_piece(
         self, bucket: Bucket, key: str, number: int, facts: ObjectFacts, writer: DiskObjectWriter
     ) -> None:
         """Add written bytes to the cache. Raises StoreError."""
-        shelf = cache_name(bucket)
+        cache_bucket = cache_name(bucket)
         if facts.size <= CHUNK_BYTES:
             await writer.commit(_meta(facts, {}))
             return
-        held = self.cache.get(shelf, key)
+        held = self.cache.get(cache_bucket, key)
         if held is None or held.etag != facts.etag:
-            await self.cache.writer(shelf, key, size=0).commit(_meta(facts, {_SIZE: str(facts.size)}))
+            await self.cache.writer(cache_bucket, key, size=0).commit(_meta(facts, {_SIZE: str(facts.size)}))
         await writer.commit(Meta(facts.etag, tags={_KEY: key, _NUMBER: str(number)}))
 
     async def drop_object(self, bucket: Bucket, key: str, *, but: str = "") -> None:
         """Remove an object with its chunks, unless it has the ETag `but`."""
-        shelf = cache_name(bucket)
-        head = self.cache.get(shelf, key)
+        cache_bucket = cache_name(bucket)
+        head = self.cache.get(cache_bucket, key)
         if head is None or head.etag == but:
             return
-        await self.cache.delete(shelf, key)
+        await self.cache.delete(cache_bucket, key)
         if _SIZE in head.tags:
             count = -(-int(head.tags[_SIZE]) // CHUNK_BYTES)
             names = [_chunk_key(key, head.etag, number) for number in range(count)]
-            there = [name for name in names if self.cache.get(_chunks(shelf), name) is not None]
-            await self.cache.delete_many(_chunks(shelf), there)
+            there = [name for name in names if self.cache.get(_chunks(cache_bucket), name) is not None]
+            await self.cache.delete_many(_chunks(cache_bucket), there)
 
     async def evict_piece(self, piece: Piece) -> None:
         """Remove one object or chunk."""
         if piece.number < 0:
-            await self.cache.delete(piece.shelf, piece.key)
+            await self.cache.delete(piece.cache_bucket, piece.key)
             return
-        head = self.cache.get(piece.shelf, piece.key)
+        head = self.cache.get(piece.cache_bucket, piece.key)
         if head is not None:
-            await self.cache.delete(_chunks(piece.shelf), _chunk_key(piece.key, head.etag, piece.number))
+            await self.cache.delete(
+                _chunks(piece.cache_bucket), _chunk_key(piece.key, head.etag, piece.number)
+            )
 
 
 def cache_name(bucket: Bucket) -> str:
@@ -305,8 +311,8 @@ def cache_name(bucket: Bucket) -> str:
     return f"{bucket.name}@{bucket.created_ms}"
 
 
-def _chunks(shelf: str) -> str:
-    return f"{shelf}@chunks"
+def _chunks(cache_bucket: str) -> str:
+    return f"{cache_bucket}@chunks"
 
 
 def _chunk_key(key: str, etag: str, number: int) -> str:

@@ -85,7 +85,7 @@ class CacheManagerApi(Protocol):
         """Record that a piece was read from the cache."""
         ...
 
-    async def bucket_usage(self, shelf: str) -> Usage | None:
+    async def bucket_usage(self, cache_bucket: str) -> Usage | None:
         """Return how much a bucket is read; None if that is unknown."""
         ...
 
@@ -96,15 +96,15 @@ class Fetcher:
     def __init__(
         self,
         origins: OriginPool,
-        shelf: CacheStore,
-        keeper: CacheManagerApi,
-        borrower: PeerCacheClient | None = None,
+        cache_store: CacheStore,
+        manager: CacheManagerApi,
+        cache_client: PeerCacheClient | None = None,
     ) -> None:
         self._origins, self._cache_store, self._cache_manager, self._peer_cache = (
             origins,
-            shelf,
-            keeper,
-            borrower,
+            cache_store,
+            manager,
+            cache_client,
         )
         self._flights: dict[PieceName, InFlightPiece] = {}
         self._checks: SingleFlight[tuple[str, str], ObjectFacts] = SingleFlight()

@@ -149,10 +149,10 @@ class FetchSpool:
         return f"<Draft of {self.flight!r} {'in memory' if self._writer is None else self._writer}>"
 
     async def begin_spool(
-        self, shelf: CacheStore, bucket: Bucket, key: str, number: int, reply: OriginResponse
+        self, cache_store: CacheStore, bucket: Bucket, key: str, number: int, reply: OriginResponse
     ) -> None:
         """Prepare a file or memory for the bytes, once the origin has answered."""
-        writer = shelf.open_writer(bucket, key, number, reply.facts, reply.length)
+        writer = cache_store.open_writer(bucket, key, number, reply.facts, reply.length)
         try:
             place = None if self._in_memory else await writer.share_file()
         except StoreError:  # a full disk: the piece is received in memory and not cached
@@ -196,13 +196,13 @@ class FetchSpool:
             self.flight.extend_to(await self._writer.flushed_bytes())
 
     async def finished_writer(
-        self, shelf: CacheStore, bucket: Bucket, key: str, number: int
+        self, cache_store: CacheStore, bucket: Bucket, key: str, number: int
     ) -> DiskObjectWriter:
         """Return a writer that has all bytes of the flight. Raises StoreError."""
         flight, writer = self.flight, self._writer
         if writer is None:
             assert flight.facts is not None
-            writer = self._writer = shelf.open_writer(bucket, key, number, flight.facts, flight.length)
+            writer = self._writer = cache_store.open_writer(bucket, key, number, flight.facts, flight.length)
             if flight.length:
                 await writer.write(os.pread(flight.fd, flight.length, flight.base))
         return writer

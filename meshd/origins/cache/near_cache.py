@@ -44,10 +44,10 @@ class _Whole(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NearCacheStore:
-    """Reads and writes near-cache copies. One instance per process. `keeper` decides what stays."""
+    """Reads and writes near-cache copies. One instance per process. `manager` decides what stays."""
 
-    def __init__(self, cache: Store, keeper: CacheManagerApi) -> None:
-        self._cache, self._cache_manager = cache, keeper
+    def __init__(self, cache: Store, manager: CacheManagerApi) -> None:
+        self._cache, self._cache_manager = cache, manager
         self._tasks, self._slots = BackgroundTasks("nearby"), asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
 

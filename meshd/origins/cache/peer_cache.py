@@ -73,8 +73,8 @@ def _check(lent: _PeerCacheHeader, ask: PeerCacheRequest) -> None:
 class PeerCacheServer:
     """Serves cached pieces to other nodes. One instance per process."""
 
-    def __init__(self, shelf: CacheStore) -> None:
-        self._cache_store, self._slots = shelf, asyncio.Semaphore(_GIVEN)
+    def __init__(self, cache_store: CacheStore) -> None:
+        self._cache_store, self._slots = cache_store, asyncio.Semaphore(_GIVEN)
 
     def __repr__(self) -> str:
         return f"<Lender of {self._cache_store!r}>"
@@ -108,12 +108,12 @@ def _pieces(facts: ObjectFacts, data: bytes) -> Iterator[bytes]:
 class PeerCacheClient:
     """Fetches pieces from the caches of other nodes. One instance per process."""
 
-    def __init__(self, mesh: ClusterView, peers: PeerClient, shelf: CacheStore) -> None:
-        self._mesh, self._peers, self._cache_store = mesh, peers, shelf
+    def __init__(self, mesh: ClusterView, peers: PeerClient, cache_store: CacheStore) -> None:
+        self._mesh, self._peers, self._cache_store = mesh, peers, cache_store
         self._resting: dict[str, float] = {}
 
     def __repr__(self) -> str:
-        return f"<Borrower {self._mesh.node_id}, {len(self._resting)} left alone>"
+        return f"<PeerCacheClient {self._mesh.node_id}, {len(self._resting)} nodes paused>"
 
     async def fetch_piece(self, bucket: Bucket, key: str, number: int, etag: str) -> OriginResponse | None:
         """Fetch a piece from another home of its bucket; None: ask the origin. The bytes may end with

@@ -34,14 +34,14 @@ class CacheResidency:
     def __init__(
         self,
         store: Store,
-        shelf: CacheStore,
+        cache_store: CacheStore,
         buckets: BucketTable,
         mesh: ClusterView,
-        keeper: CacheManagerApi,
+        manager: CacheManagerApi,
         cache_bytes: int = 0,
     ) -> None:
-        self._store, self._shelf, self._buckets, self._mesh = store, shelf, buckets, mesh
-        self._keeper = keeper
+        self._store, self._cache_store, self._buckets, self._mesh = store, cache_store, buckets, mesh
+        self._manager = manager
         self._cache_bytes = cache_bytes  # 0: half of the free space
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ class CacheResidency:
     async def node_usage(self, identity: Identity) -> dict[str, Any]:
         """Return what the node stores, and its disks in the configured order. Raises BatchError."""
         _require_root(identity)
-        own, cached = self._store.stats(), self._shelf.cache.stats()
+        own, cached = self._store.stats(), self._cache_store.cache.stats()
         return {
             "node": self._mesh.node_id,
             "objects": own.objects,
@@ -66,7 +66,7 @@ class CacheResidency:
         async for key, record in self._records(bucket, prefix):
             objects += 1
             size += self._size(bucket, key, record)
-        stats = self._shelf.cache.stats() if bucket.origin is not None else self._store.stats()
+        stats = self._cache_store.cache.stats() if bucket.origin is not None else self._store.stats()
         used = stats.live_bytes + stats.dead_bytes
         room = used + sum(disk.free for disk in stats.disks)
         if bucket.origin is not None:
@@ -83,7 +83,7 @@ class CacheResidency:
         } | await self._usage(bucket)
 
     async def _usage(self, bucket: Bucket) -> dict[str, Any]:
-        usage = None if bucket.origin is None else await self._keeper.bucket_usage(cache_name(bucket))
+        usage = None if bucket.origin is None else await self._manager.bucket_usage(cache_name(bucket))
         if usage is None:
             return {}
         return {"hits": usage.hits, "misses": usage.misses, "idle_s": round(usage.idle)}
@@ -101,7 +101,7 @@ class CacheResidency:
             (key, self._size(bucket, key, record)) async for key, record in self._records(bucket, prefix)
         ]
         for key, bytes_ in found:
-            await self._shelf.drop_object(bucket, key)
+            await self._cache_store.drop_object(bucket, key)
             objects, size = objects + 1, size + bytes_
         return {"node": self._mesh.node_id, "bucket": name, "objects": objects, "bytes": size}
 
@@ -116,7 +116,7 @@ class CacheResidency:
         store: ObjectStore = self._store
         name = bucket.name
         if bucket.origin is not None:
-            store, name = self._shelf.cache, cache_name(bucket)
+            store, name = self._cache_store.cache, cache_name(bucket)
         after, seen = "", 0
         while seen < _MOST:
             page = await asyncio.to_thread(store.list, name, prefix=prefix, after=after, limit=_PAGE)
@@ -133,7 +133,9 @@ class CacheResidency:
         if bucket.origin is None or "size" not in record.tags:
             return record.size
         chunks = range(-(-int(record.tags["size"]) // CHUNK_BYTES))
-        there = (self._shelf.cached_chunk(cache_name(bucket), key, record.etag, number) for number in chunks)
+        there = (
+            self._cache_store.cached_chunk(cache_name(bucket), key, record.etag, number) for number in chunks
+        )
         return sum(chunk.size for chunk in there if chunk is not None)
 
 

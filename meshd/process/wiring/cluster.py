@@ -91,8 +91,8 @@ def replica_counts_in_use(node: NodeContext) -> set[int]:
 
 def rebalance_routes(node: NodeContext) -> list[HttpRoute]:
     """Return the endpoints for nodes that compare themselves with this one."""
-    doors = local_rebalance_routes(node, sync_source(node))
-    return doors if node.rebalance_socket is None else handoff_routes(doors, node.rebalance_socket)
+    sockets = local_rebalance_routes(node, sync_source(node))
+    return sockets if node.rebalance_socket is None else handoff_routes(sockets, node.rebalance_socket)
 
 
 def local_rebalance_routes(node: NodeContext, given: SyncSource) -> list[HttpRoute]:
@@ -190,12 +190,12 @@ def open_cluster_view(
 ) -> ClusterView:
     """Return the view of one process; `process` is its number among those that serve requests by a map."""
     if settings.cluster.control is None:
-        lone = single_node_map(settings.node_id, settings.endpoint)
+        single_node = single_node_map(settings.node_id, settings.endpoint)
         return ClusterView(
             settings.node_id,
             control,
             buckets.replica_count,
-            standalone_map=lone,
+            standalone_map=single_node,
             writes_of=buckets.origin_write_mode,
         )
     marking = NodeStateWriter(control, ClusterMapStore(control))
@@ -248,12 +248,12 @@ async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebala
     settings, control, clock = node.settings, node.control, node.clock
     if settings.cluster.control is None:
         return None
-    belonging = read_identity(settings.store.data_dir)
-    if belonging is None:
+    identity = read_identity(settings.store.data_dir)
+    if identity is None:
         raise StartupError(f"{settings.store.data_dir} belongs to no mesh; start the node again")
     maps = ClusterMapStore(control)
     membership = Membership(
-        control, maps, own_member(settings), belonging.lease_holder, clock, settings.cluster
+        control, maps, own_member(settings), identity.lease_holder, clock, settings.cluster
     )
     await membership.join()
     await publish_domains(control, settings.node_id, settings.http.domains)
@@ -261,7 +261,7 @@ async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebala
         _log.warning(
             "a node is configured with other virtual-host domains", extra={"node": node_id, "why": why}
         )
-    guardian = FailureDetector(
+    detector = FailureDetector(
         node.mesh,
         control,
         NodeStateWriter(control, maps),
@@ -273,8 +273,8 @@ async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebala
         down_after=settings.cluster.down_after,
     )
     tasks.spawn(membership.run(), "membership")
-    tasks.spawn(guardian.run(), "guardian")
-    tasks.spawn(increment_generation_hourly(control, settings.store.data_dir, belonging), "directory")
+    tasks.spawn(detector.run(), "failure detector")
+    tasks.spawn(increment_generation_hourly(control, settings.store.data_dir, identity), "directory")
     moving = rebalancer(node)
     tasks.spawn(moving.run(), "rebalancer")
     return moving

@@ -151,13 +151,13 @@ def job_runner(
     versions = VersionLookup(node.replicated_store, node.buckets)
     tools = JobServices(node.store, node.objects, node.archives, versions, access, outputs)
     inventories = SourceInventory(node.store, catalog, node.archives, node.objects)
-    shelf = PlanStore(node.store, catalog)
+    plan_store = PlanStore(node.store, catalog)
     spreading = PrefetchFanOut(node.mesh, node.peers, PrefetchWorker(backed, node.mesh))
-    sharding = ShardJob(tools, inventories, shelf)
+    sharding = ShardJob(tools, inventories, plan_store)
     kinds: dict[str, JobKind] = {
         "shard": sharding,
         "reshard": sharding,
-        "extract": ExtractJob(tools, inventories, shelf),
+        "extract": ExtractJob(tools, inventories, plan_store),
         "materialize": MaterializeJob(tools, views),
         "prefetch": PrefetchJob(
             access,
@@ -175,7 +175,7 @@ def job_runner(
         node.identities,
         node.buckets,
         kinds,
-        shelf,
+        plan_store,
         node.clock,
         node.mesh,
     )

@@ -139,9 +139,9 @@ def _open_cache(
     stack.callback(cache.close)
     fresh = FreshnessTable(settings.freshness_path, clock)
     stack.callback(fresh.close)
-    shelf = CacheStore(cache, buckets, fresh, mesh)
-    store.attach_cache(cache, shelf)
-    return shelf
+    cache_store = CacheStore(cache, buckets, fresh, mesh)
+    store.attach_cache(cache, cache_store)
+    return cache_store
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def open_node(
         buckets, identities = BucketTable(control), IdentityTable(control)
         process = int(writer[1:]) + 1 if writer.startswith("w") else None if writer == REBALANCE_WRITER else 0
         mesh = open_cluster_view(settings, control, buckets, clock, process)
-        shelf = _open_cache(settings, writer, buckets, store, mesh, stack)
+        cache_store = _open_cache(settings, writer, buckets, store, mesh, stack)
         use = KeyLastUsed(control)
         peers = PeerClient(
             settings.node_id,
@@ -190,7 +190,7 @@ def open_node(
             peers,
             objects,
             replicated_store(store, mesh, peers, clock),
-            shelf,
+            cache_store,
             rebalance_socket,
         )
 
@@ -326,11 +326,11 @@ def native_routes(
     node: NodeContext,
     access: Authorizer,
     data: DataServices,
-    keeper: CacheManagerApi | None = None,
-    desk: LocalFrameService | None = None,
+    manager: CacheManagerApi | None = None,
+    frame_service: LocalFrameService | None = None,
 ) -> list[HttpRoute]:
-    """Return the routes of the native protocol. `keeper`: the cache manager of a daemon; `desk`: the service
-    with which a worker hands frames over locally."""
+    """Return the routes of the native protocol. `manager`: the cache manager of a daemon; `frame_service`:
+    the service with which a worker hands frames over locally."""
     gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
     tests = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
@@ -341,9 +341,9 @@ def native_routes(
         backed_bucket_routes(_backed_admin(node), _copy_counts(node)),
         document_routes(_document_admin(node, access, data)),
     ]
-    if node.cache_store is not None and keeper is not None:  # tests may run without one
+    if node.cache_store is not None and manager is not None:  # tests may run without one
         room = node.settings.cache_bytes
-        residence = CacheResidency(node.store, node.cache_store, node.buckets, node.mesh, keeper, room)
+        residence = CacheResidency(node.store, node.cache_store, node.buckets, node.mesh, manager, room)
         also.append(cache_residency_routes(residence))
     holdings = PeerReadService(
         node.store,
@@ -359,7 +359,7 @@ def native_routes(
     )
     return [
         *batch_api_routes(
-            data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh, desk
+            data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh, frame_service
         ),
         *peer_routes(
             node.mesh,

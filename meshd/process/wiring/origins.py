@@ -101,10 +101,10 @@ def cache_manager(node: NodeContext) -> CacheManager:
     )
 
 
-def cache_tasks(node: NodeContext, keeper: CacheManager, backed: BackedService) -> list[PeriodicTask]:
+def cache_tasks(node: NodeContext, manager: CacheManager, backed: BackedService) -> list[PeriodicTask]:
     """Return the coordinator's tasks for buckets with origins."""
     return [
-        PeriodicTask("cache", 2.0, keeper.sweep),
+        PeriodicTask("cache", 2.0, manager.sweep),
         PeriodicTask("write-back", 5.0, lambda: write_back_dirty(node, backed)),
     ]
 
@@ -148,34 +148,36 @@ async def _write_back(backed: BackedService, bucket: Bucket, key: str, slots: as
 @asynccontextmanager
 async def open_backed_service(node: NodeContext, index: int | None) -> AsyncIterator[BackedService]:
     """Open backed buckets for worker `index`, or for the coordinator (None)."""
-    settings, shelf = node.settings, node_cache_store(node)
-    keeper = CacheManagerClient(settings.cache_manager_socket)
+    settings, cache_store = node.settings, node_cache_store(node)
+    manager = CacheManagerClient(settings.cache_manager_socket)
     origins = OriginPool(settings.origin_credentials, node.clock)
-    fetcher = Fetcher(origins, shelf, keeper, PeerCacheClient(node.mesh, node.peers, shelf))
+    fetcher = Fetcher(origins, cache_store, manager, PeerCacheClient(node.mesh, node.peers, cache_store))
     succession = HandoverBarrier(node.mesh, node.peers, node.clock)
     writer = OriginWriter(origins, node.store, node.replicated_store, node.mesh, fetcher, succession)
     own = LocalFetchWorker(fetcher, writer)
-    crew = WorkerShards([settings.fetch_socket(each) for each in range(settings.workers)], index, own)
-    questions = Revalidator(crew, settings.origin_patience)
+    shards = WorkerShards([settings.fetch_socket(each) for each in range(settings.workers)], index, own)
+    questions = Revalidator(shards, settings.origin_patience)
     tasks = BackgroundTasks("backing")
     if index is not None:
-        tasks.spawn(serve_fetches(settings.fetch_socket(index), own, shelf), "fetches")
-    tasks.spawn(keeper.run(), "notes")
+        tasks.spawn(serve_fetches(settings.fetch_socket(index), own, cache_store), "fetches")
+    tasks.spawn(manager.run(), "notes")
     lister = LocalListings(node.store, node.mesh, node.store.list_stored_entries)
-    marker = WriteMarks(shelf, node.mesh, node.peers)
+    marker = WriteMarks(cache_store, node.mesh, node.peers)
     merged = MergedListings(lister, node.mesh, node.peers, node.clock)
     service = BackedService(
         node.store,
         node.replicated_store,
-        shelf,
-        crew,
-        WriteBackRouter(crew, shelf, node.mesh, node.peers, node.clock),
-        BackedReader(node.store, shelf, crew, keeper, questions),
-        BackedListings(origins, node.store, shelf, node.clock, node.mesh, merged, marker),
+        cache_store,
+        shards,
+        WriteBackRouter(shards, cache_store, node.mesh, node.peers, node.clock),
+        BackedReader(node.store, cache_store, shards, manager, questions),
+        BackedListings(origins, node.store, cache_store, node.clock, node.mesh, merged, marker),
         node.mesh,
     )
     node.objects.origins = OriginSampleSource(node.store, service, node.archives)
-    near = node.objects.near_cache = NearCacheStore(shelf.cache, keeper) if _is_near_cache(node) else None
+    near = node.objects.near_cache = (
+        NearCacheStore(cache_store.cache, manager) if _is_near_cache(node) else None
+    )
     try:
         yield service
     finally:
@@ -185,7 +187,7 @@ async def open_backed_service(node: NodeContext, index: int | None) -> AsyncIter
         await tasks.aclose()
         await service.aclose()
         await questions.aclose()
-        await crew.aclose()
+        await shards.aclose()
         await fetcher.aclose()
 
 

@@ -112,12 +112,12 @@ def batch_api_routes(
     clock: Clock,
     also: Sequence[Callable[[BatchEndpoint], list[HttpRoute]]] = (),
     mesh: ClusterView | None = None,
-    desk: LocalFrameService | None = None,
+    frame_service: LocalFrameService | None = None,
 ) -> list[HttpRoute]:
     """Return the routes of the native protocol, all of them signed; `also` makes those of other endpoints. In
-    a cluster, replies tell the version of the map of `mesh`; they also tell where the `desk` for local
-    handover is."""
-    native = BatchEndpoint(datasets, batches, gathers, views, clock, mesh, desk)
+    a cluster, replies tell the version of the map of `mesh`; they also tell where the `frame_service` for
+    local handover is."""
+    native = BatchEndpoint(datasets, batches, gathers, views, clock, mesh, frame_service)
     return [
         HttpRoute(
             "POST", "/-/snapshots", native.handle_errors(native.limit_concurrency(native.create_snapshot))
@@ -145,9 +145,9 @@ class BatchEndpoint:
         views: ViewDefinitions,
         clock: Clock,
         mesh: ClusterView | None = None,
-        desk: LocalFrameService | None = None,
+        frame_service: LocalFrameService | None = None,
     ) -> None:
-        self._mesh, self._local_frames = mesh, desk
+        self._mesh, self._local_frames = mesh, frame_service
         self._datasets, self._batches, self._gathers = datasets, batches, gathers
         self._views, self._clock = views, clock
         self._works, self._streams = Admission(MAX_CONCURRENT_REQUESTS), Admission(MAX_STREAM_BYTES)
@@ -342,11 +342,11 @@ async def send_frame(
     frame: Frame,
     now: int,
     more: Sequence[Header] = (),
-    desk: LocalFrameService | None = None,
+    frame_service: LocalFrameService | None = None,
 ) -> Reply:
     """Send a finished frame from its memory, or a ticket to fetch it locally; closes its handle."""
     asked = request.headers.get(HANDS, "")
-    handed = desk.offer_frame(frame, asked) if desk is not None and asked else None
+    handed = frame_service.offer_frame(frame, asked) if frame_service is not None and asked else None
     headers = [
         *_headers(tensor_frame.CONTENT_TYPE, 0 if handed else frame.size),
         ("x-mesh-rows", str(frame.rows)),

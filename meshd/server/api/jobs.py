@@ -25,16 +25,16 @@ _PREFIX = "/-/jobs/"
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
-def job_routes(desk: JobService) -> Callable[[BatchEndpoint], list[HttpRoute]]:
+def job_routes(service: JobService) -> Callable[[BatchEndpoint], list[HttpRoute]]:
     """Return a function that makes the endpoint's routes, given the endpoint of the native protocol."""
-    return lambda native: JobEndpoint(desk, native).routes()
+    return lambda native: JobEndpoint(service, native).routes()
 
 
 class JobEndpoint:
     """The job API. One instance per worker."""
 
-    def __init__(self, desk: JobService, native: BatchEndpoint) -> None:
-        self._service, self._native = desk, native
+    def __init__(self, service: JobService, native: BatchEndpoint) -> None:
+        self._service, self._native = service, native
 
     def __repr__(self) -> str:
         return "<JobEndpoint>"

@@ -49,16 +49,19 @@ class HandedConnection(msgspec.Struct, frozen=True):
 HAND_OFF: Method[HandedConnection, None] = Method("hand-off", HandedConnection, None)
 
 
-def handoff_routes(routes: Sequence[HttpRoute], door: WorkerSocket) -> list[HttpRoute]:
-    """Return the same routes, with handlers that hand the connection to the process listening at `door`."""
-    return [peer_route(route.method, route.prefix, _HandoffHandler(route, door).hand_off) for route in routes]
+def handoff_routes(routes: Sequence[HttpRoute], worker_socket: WorkerSocket) -> list[HttpRoute]:
+    """Return the same routes, with handlers that hand the connection to the process at `worker_socket`."""
+    return [
+        peer_route(route.method, route.prefix, _HandoffHandler(route, worker_socket).hand_off)
+        for route in routes
+    ]
 
 
 class _HandoffHandler:
     """Hands off the calls of one route."""
 
-    def __init__(self, route: HttpRoute, door: WorkerSocket) -> None:
-        self._here, self._door = cast("UnsignedHandler", route.handler), door
+    def __init__(self, route: HttpRoute, worker_socket: WorkerSocket) -> None:
+        self._here, self._worker_socket = cast("UnsignedHandler", route.handler), worker_socket
 
     async def hand_off(self, request: MeshRequest, call: PeerCaller) -> Reply:
         transport = request.transport
@@ -72,7 +75,7 @@ class _HandoffHandler:
         if transport.is_closing() or transport.get_write_buffer_size():
             raise ConnectionResetError("the peer closed the connection")
         fd = os.dup(transport.get_extra_info("socket").fileno())
-        client = self._door.client()
+        client = self._worker_socket.client()
         try:
             await client.notify(HAND_OFF, HandedConnection(_head(request) + body), [fd])
             # At once, or it would read the other process's input; the descriptor there stays open.

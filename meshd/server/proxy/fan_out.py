@@ -156,10 +156,10 @@ class FanOut:
         groups: dict[str, list[DeleteKey]] = defaultdict(list)
         nodes: dict[str, Node | None] = {}
         for entry in keys:
-            decider = self._mesh.route_for(bucket, entry.key).primary
-            node_id = "" if decider is None else decider.node_id
+            owner = self._mesh.route_for(bucket, entry.key).primary
+            node_id = "" if owner is None else owner.node_id
             groups[node_id].append(entry)
-            nodes[node_id] = decider
+            nodes[node_id] = owner
         return groups, nodes
 
     async def _part(

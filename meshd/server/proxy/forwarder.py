@@ -304,14 +304,14 @@ class Forwarder:
         writes only. `begun`: a body of which a part was read."""
         sending = UpstreamRequest(request, head, self._body_timeout, begun)
         await sending.buffer_small_body(_HOLD)
-        errand = _ForwardState(request, name, trace, aim, sending, context)
+        forward_state = _ForwardState(request, name, trace, aim, sending, context)
         deadline = self._clock.monotonic() + _PATIENCE
         if damaged:
-            errand.damaged.add(self._mesh.node_id)
+            forward_state.damaged.add(self._mesh.node_id)
         while True:
             version = self._mesh.current_map().version
-            nodes = [node for node in self._candidates(name) if node.node_id not in errand.damaged]
-            if errand.damaged and not nodes:
+            nodes = [node for node in self._candidates(name) if node.node_id not in forward_state.damaged]
+            if forward_state.damaged and not nodes:
                 if damaged:
                     return None
                 raise S3Error("InternalError", _ALL_DAMAGED)
@@ -320,11 +320,11 @@ class Forwarder:
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 raise self._no_owner_error(nodes)
-            target = next((node for node in nodes if node.node_id not in errand.unresponsive), None)
+            target = next((node for node in nodes if node.node_id not in forward_state.unresponsive), None)
             if target is None:
-                errand.unresponsive.clear()
+                forward_state.unresponsive.clear()
                 await self._mesh.wait_for_newer_map(version, min(left, 0.5 if nodes else 2.0))
-            elif await self._forward_to(target, errand, version, left):
+            elif await self._forward_to(target, forward_state, version, left):
                 return sending.reply()
 
     def _require_caller(self, context: WriteContext) -> None:
@@ -335,18 +335,18 @@ class Forwarder:
         except NotReplicatedError as error:
             raise to_s3_error(error) from error
 
-    async def _forward_to(self, node: Node, errand: _ForwardState, version: int, left: float) -> bool:
+    async def _forward_to(self, node: Node, forward_state: _ForwardState, version: int, left: float) -> bool:
         """Try one node; return whether it answered the client. If not, its status is recorded, so that the
         next node is tried. `version` is that of the map by which it was chosen; `left` is in seconds. Raises
         S3Error SlowDown if no further node may be tried."""
         try:
-            kept_back = await self._try(node, errand)
+            kept_back = await self._try(node, forward_state)
         except PeerUnreachableError as error:
             metrics.forwarded.labels("unreachable").inc()
-            if errand.may_have_executed(error):
+            if forward_state.may_have_executed(error):
                 self._mesh.note_silence(node.node_id)
                 raise _unknown_outcome(node) from error
-            errand.unresponsive.add(node.node_id)
+            forward_state.unresponsive.add(node.node_id)
             await self._mesh.report_suspect(node.node_id, version)
             return False
         if kept_back is None:
@@ -354,14 +354,14 @@ class Forwarder:
             return True
         if is_damaged_reply(kept_back):
             metrics.forwarded.labels("damaged").inc()
-            errand.damaged.add(node.node_id)
+            forward_state.damaged.add(node.node_id)
         elif is_clock_skew_reply(kept_back):
             metrics.forwarded.labels("skewed").inc()
-            errand.require_resendable(_SKEWED)
-            errand.unresponsive.add(node.node_id)
+            forward_state.require_resendable(_SKEWED)
+            forward_state.unresponsive.add(node.node_id)
         else:
             metrics.forwarded.labels("misdirected").inc()
-            errand.require_resendable(_CHANGED)
+            forward_state.require_resendable(_CHANGED)
             await self._wait_for_newer_map(int(kept_back.headers[MAP_HEADER]), version, left)
         return False
 
@@ -382,17 +382,17 @@ class Forwarder:
             return route.read_set
         return sorted(route.read_set, key=lambda node: (node.rack != me.rack, node.zone != me.zone))
 
-    async def _try(self, node: Node, errand: _ForwardState) -> ResponseHead | None:
+    async def _try(self, node: Node, forward_state: _ForwardState) -> ResponseHead | None:
         """Send the request to one node. Returns None if it has answered, otherwise the head of its status
         response. Raises PeerUnreachableError if nothing of a response was sent to the client."""
-        request, sending = errand.request, errand.sending
+        request, sending = forward_state.request, forward_state.sending
         wire = await self._peers.acquire_connection(node)
         relay = ResponseRelay(request.connection, wire, sending.connection_header, is_peer_status)
         request.connection.on_lost = relay.cancel
         try:
-            if not errand.name.reading:
-                self._require_caller(errand.context)
-            head = sending.head_bytes(self.signed_hop(request, errand.aim))
+            if not forward_state.name.reading:
+                self._require_caller(forward_state.context)
+            head = sending.head_bytes(self.signed_hop(request, forward_state.aim))
             head_only = request.method == "HEAD"
             wire.send_request(relay, head, patience=_SILENCE, head_only=head_only, more=sending.streams)
             return await self._follow(node, wire, relay, sending)
@@ -411,8 +411,8 @@ class Forwarder:
         finally:
             request.connection.on_lost = None
             sending.relay = relay
-            errand.trace.sent += relay.sent
-            errand.trace.received += sending.received
+            forward_state.trace.sent += relay.sent
+            forward_state.trace.received += sending.received
             sending.received = 0
 
     async def _follow(

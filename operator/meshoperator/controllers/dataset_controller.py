@@ -76,7 +76,7 @@ class PlacementApplier:
             {each.node: each.bytes for each in holdings},
             there,
             unplaced=bool(self._board.unplaced_reason(*key)),
-            brought=self._board.loaded.get(key) == homes and _succeeded(last),
+            was_loaded=self._board.loaded.get(key) == homes and _succeeded(last),
         )
         now = plan_migration(seen)
         change = describe_migration(homes, now)
@@ -215,27 +215,27 @@ class DatasetController(DataController):
             await self._require_bucket(access, bucket)
             holdings = await self._holdings(nodes, bucket, prefix)
             self._board.record_holdings(namespace, name, holdings)
-            figures, homing = DatasetUsage.from_holdings(spec, holdings, None), None
+            figures, migration = DatasetUsage.from_holdings(spec, holdings, None), None
         else:
-            anew, homes = await self._ensure(document, spec, cluster, access, bucket)
+            refresh, homes = await self._ensure(document, spec, cluster, access, bucket)
             jobs = prefetches(await self._jobs(access), bucket)
             placed = homes or not self._board.plans or self._board.unplaced_reason(namespace, name)
             if placed:  # a load before the plan would have to be moved
-                jobs = await self._warm(document, spec, access, jobs, anew=anew)
+                jobs = await self._warm(document, spec, access, jobs, refresh=refresh)
             holdings = await self._holdings(nodes, bucket, prefix)
             figures = DatasetUsage.from_holdings(spec, holdings, jobs[0] if jobs else None, homes)
             if self._is_idle(spec, figures, holdings):
                 holdings = await self._let_go(document, nodes, bucket, holdings)
                 figures = DatasetUsage.from_holdings(spec, holdings, jobs[0] if jobs else None, homes)
             house = PlacementApplier(self._daemons, self._board, self._recorder, self._now)
-            homing = await house.apply_placement(document, access, nodes, homes, holdings, figures, jobs)
-            homing = homing if self._board.plans or homing.homes else None
+            migration = await house.apply_placement(document, access, nodes, homes, holdings, figures, jobs)
+            migration = migration if self._board.plans or migration.homes else None
         status = dataset_status(
             spec,
             figures,
             self._board.copy_locations(namespace, name),
             self._board.unplaced_reason(namespace, name),
-            homing,
+            migration,
         )
         status["conditions"] = self.conditions(document, status["conditions"])
         status |= {
@@ -245,8 +245,11 @@ class DatasetController(DataController):
         }
         if not (document.get("status") or {}).get("bucket"):
             await self._recorder.record_event(document, "DatasetReady", f"s3://{bucket}/{prefix} can be read")
-        waits = homing is not None and (
-            homing.moving or homing.release or not homing.homes or self._board.looked != self._board.version
+        waits = migration is not None and (
+            migration.moving
+            or migration.release
+            or not migration.homes
+            or self._board.looked != self._board.version
         )
         return status, SOON if figures.loading or waits else LATER
 
@@ -283,8 +286,8 @@ class DatasetController(DataController):
         present = await self._present(access, bucket)
         read = (metadata.get("annotations") or {}).get(REVISION)
         revision = spec.source.revision or ""
-        anew = present is not None and read is not None and read != revision
-        wanted = origin_document(spec, credentials, anew=anew)
+        refresh = present is not None and read is not None and read != revision
+        wanted = origin_document(spec, credentials, refresh=refresh)
         target = f"/-/buckets/{quote(bucket, safe='')}"
         if present is None:
             await self._daemons.request_json(access, "PUT", target, wanted)
@@ -299,7 +302,7 @@ class DatasetController(DataController):
                 await self._daemons.request_json(access, "PATCH", target, change)
         if read is None:
             await self._note(document, {REVISION: revision})
-        return anew, tuple(present["origin"].get("homes") or ()) if present is not None else ()
+        return refresh, tuple(present["origin"].get("homes") or ()) if present is not None else ()
 
     async def _note(self, document: Manifest, annotations: dict[str, str | None]) -> None:
         metadata = document["metadata"]
@@ -340,7 +343,7 @@ class DatasetController(DataController):
         access: MeshAccess,
         jobs: list[dict[str, Any]],
         *,
-        anew: bool,
+        refresh: bool,
     ) -> list[dict[str, Any]]:
         """Load a pinned dataset; after a change of revision, compare everything with the source. Other
         datasets are cached by reads and by MeshLoads."""
@@ -349,20 +352,20 @@ class DatasetController(DataController):
             return jobs
         revision = spec.source.revision or ""
         reading, _, run = (document["metadata"].get("annotations") or {}).get(READING, "").rpartition("@")
-        begun = anew and bool(run) and reading == revision
+        begun = refresh and bool(run) and reading == revision
         if begun and last is not None and last["run"] >= int(run) and last["state"] == "done":
             await self._note(document, {REVISION: revision, READING: None})
             return jobs
         since = self._now() - last["ended_ms"] / 1000 if last is not None else float("inf")
         if (
-            (anew and not begun)
+            (refresh and not begun)
             or (spec.placement.pin and since > _again(spec, last))
             or (begun and since > _AGAIN)
         ):
             bucket, _ = dataset_location(spec, document["metadata"]["name"])
             wanted = {"kind": "prefetch", "source": f"s3://{bucket}/"}
             job = await self._daemons.request_json(access, "POST", "/-/jobs", wanted)
-            if anew:
+            if refresh:
                 await self._note(document, {READING: f"{revision}@{job['run']}"})
             return [job, *jobs]
         return jobs

@@ -94,7 +94,7 @@ class PodEvents:
         self._rest, self._budget = rest, _Budget(now)
         self._known: dict[str, _PodRecord] = {}
         self._told: Counter[tuple[str, str]] = Counter()  # by controller and reason
-        self._shelf: tuple[float, AvailableDatasets] | None = None
+        self._available: tuple[float, AvailableDatasets] | None = None
 
     def __repr__(self) -> str:
         return f"<PodEvents of {len(self._known)} pods>"
@@ -138,7 +138,7 @@ class PodEvents:
 
     async def _offered(self) -> AvailableDatasets:
         now = self._now()
-        if self._shelf is None or now > self._shelf[0] + _FRESH:
+        if self._available is None or now > self._available[0] + _FRESH:
             datasets: list[Manifest] = []
             clusters: set[tuple[str, str]] = set()
             for namespace in self._settings.namespaces or (None,):
@@ -146,8 +146,8 @@ class PodEvents:
                 for each in await self._kube.list_all("MeshCluster", namespace):
                     clusters.add((each["metadata"]["namespace"], each["metadata"]["name"]))
             shares, admits = not self._settings.namespaces, self._settings.webhook is not None
-            self._shelf = now, AvailableDatasets(tuple(datasets), frozenset(clusters), shares, admits)
-        return self._shelf[1]
+            self._available = now, AvailableDatasets(tuple(datasets), frozenset(clusters), shares, admits)
+        return self._available[1]
 
     async def _tell(self, metadata: Manifest, notice: Notice) -> None:
         known = self._known.setdefault(metadata["uid"], _PodRecord(_controller(metadata)))

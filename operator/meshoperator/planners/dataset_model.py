@@ -66,16 +66,16 @@ def shared_with(document: Manifest, namespace: str) -> bool:
     return bool({"*", namespace} & {each.strip() for each in said.split(",")})
 
 
-def origin_document(spec: MeshDatasetSpec, credentials: str, *, anew: bool) -> dict[str, Any]:
-    """Return the body of `PUT /-/buckets/NAME`. `anew`: compare cached data with the source again. Training
-    data is read-only: nothing is written to the source."""
+def origin_document(spec: MeshDatasetSpec, credentials: str, *, refresh: bool) -> dict[str, Any]:
+    """Return the body of `PUT /-/buckets/NAME`. `refresh`: compare cached data with the source again.
+    Training data is read-only: nothing is written to the source."""
     never = spec.refresh.policy == "Never"
     found: dict[str, Any] = {
         "url": spec.source.uri,
         "credentials": credentials,
         "write": "off",
-        "immutable": never and not anew,
-        "ttl": 0.0 if anew else _NEVER if never else float(spec.refresh.interval_seconds),
+        "immutable": never and not refresh,
+        "ttl": 0.0 if refresh else _NEVER if never else float(spec.refresh.interval_seconds),
         "quota": parse_quantity(spec.quota) if spec.quota else 0,
         "pins": [""] if spec.placement.pin else [],
     }
@@ -160,15 +160,15 @@ def dataset_status(
     figures: DatasetUsage,
     spots: Sequence[CopyLocation],
     unplaced: str,
-    homing: MigrationStep | None = None,
+    migration: MigrationStep | None = None,
 ) -> dict[str, Any]:
-    """Return status fields and conditions as (type, whether, reason, message). `homing`: the migration of its
+    """Return status fields and conditions as (type, whether, reason, message). `migration`: that of its
     copies, None without a plan."""
     source_bytes = figures.source[1] if figures.source else None
     warm = figures.durable or (source_bytes is not None and figures.there >= source_bytes)
     conditions: list[tuple[str, bool | None, str, str]] = [
         ("SourceReachable", True, "Answers", "the source is readable"),
-        _placed(spots, unplaced, homing, durable=figures.durable),
+        _placed(spots, unplaced, migration, durable=figures.durable),
         _warm(spec, figures, warm=warm),
         (
             "Healthy",
@@ -178,7 +178,7 @@ def dataset_status(
         ),
     ]
     status: dict[str, Any] = {
-        "phase": _phase(figures, unplaced, homing),
+        "phase": _phase(figures, unplaced, migration),
         "cachedBytes": figures.there,
         "hitPercent": figures.hits,
         "conditions": conditions,
@@ -191,39 +191,39 @@ def dataset_status(
     return status
 
 
-def _phase(figures: DatasetUsage, unplaced: str, homing: MigrationStep | None) -> str:
+def _phase(figures: DatasetUsage, unplaced: str, migration: MigrationStep | None) -> str:
     if figures.trouble:
         return "Degraded"
     if figures.loading:
         return "Loading"
-    if homing is None:
+    if migration is None:
         return "Ready"
-    return "Placing" if unplaced or homing.moving or not homing.homes else "Ready"
+    return "Placing" if unplaced or migration.moving or not migration.homes else "Ready"
 
 
 def _placed(
-    spots: Sequence[CopyLocation], unplaced: str, homing: MigrationStep | None, *, durable: bool
+    spots: Sequence[CopyLocation], unplaced: str, migration: MigrationStep | None, *, durable: bool
 ) -> tuple[str, bool | None, str, str]:
     if durable:
         return "Placed", True, "LivesHere", "its copies are where the cluster map places them"
-    if homing is None:
+    if migration is None:
         nobody = "not planned: the operator may not read nodes. Objects are spread over all storing daemons"
         return "Placed", None, "NotPlanned", nobody
     if unplaced:
         return "Placed", False, "NoRoom", unplaced
-    if not homing.homes:
+    if not migration.homes:
         return "Placed", None, PLANNING, "no placement plan has been made yet"
-    if homing.moving:
+    if migration.moving:
         there = {spot.node: spot.bytes for spot in spots}
-        come = ", ".join(f"{node} has {there.get(node, 0)} bytes" for node in homing.behind)
-        stay = ", ".join(f"{node} ({there.get(node, 0)} bytes)" for node in homing.leaving)
+        come = ", ".join(f"{node} has {there.get(node, 0)} bytes" for node in migration.behind)
+        stay = ", ".join(f"{node} ({there.get(node, 0)} bytes)" for node in migration.leaving)
         return (
             "Placed",
             False,
             "Moving",
             f"{come or 'waiting for the other copies'}; until then {stay} keeps its copy",
         )
-    return "Placed", True, "Planned", f"kept on {', '.join(homing.homes)}"
+    return "Placed", True, "Planned", f"kept on {', '.join(migration.homes)}"
 
 
 def _warm(spec: MeshDatasetSpec, figures: DatasetUsage, *, warm: bool) -> tuple[str, bool | None, str, str]:

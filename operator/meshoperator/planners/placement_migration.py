@@ -19,15 +19,15 @@ _ENOUGH: Final = 0.95
 @dataclass(frozen=True, slots=True)
 class BucketState:
     """`homes`: the bucket's present homes. `planned`: None before there is a plan. `held`: bytes on each
-    daemon that answers. `source`: total bytes, if known. `unplaced`: the plan lacks copies. `brought`: a load
-    of everything succeeded since the homes became these."""
+    daemon that answers. `source`: total bytes, if known. `unplaced`: the plan lacks copies. `was_loaded`: a
+    load of everything succeeded since the homes became these."""
 
     homes: tuple[str, ...]
     planned: Collection[str] | None
     held: Mapping[str, int]
     source: int | None = None
     unplaced: bool = False
-    brought: bool = False
+    was_loaded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def plan_migration(seen: BucketState) -> MigrationStep:
     most = _most(seen, planned)
     behind = tuple(name for name in planned if name in seen.held and seen.held[name] < _ENOUGH * most)
     whole = seen.source is not None and most >= _ENOUGH * seen.source > 0
-    stay = seen.unplaced or (bool(behind) and not seen.brought)
+    stay = seen.unplaced or (bool(behind) and not seen.was_loaded)
     leaving = tuple(
         name
         for name in seen.homes
@@ -69,7 +69,7 @@ def plan_migration(seen: BucketState) -> MigrationStep:
         homes,
         behind,
         leaving,
-        load=bool(behind) and whole and not seen.brought,
+        load=bool(behind) and whole and not seen.was_loaded,
         release=release if answers else (),
     )
 

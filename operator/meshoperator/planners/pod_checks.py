@@ -43,7 +43,7 @@ _OWN: Final = frozenset({DONE, SECRET})
 _NEAR: Final = 0.8
 """Least difflib ratio of a match: one or two letters may differ."""
 _PRODUCT: Final = GROUP.partition(".")[0]
-_ANEW: Final = "recreate the pod"
+_RECREATE: Final = "recreate the pod"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ def find_misspellings(metadata: Manifest) -> tuple[Notice, ...]:
         for key, known in _VALUES.items()
         if annotations.get(key, known[0]) not in known
     ]
-    found = [Notice("KeyMisspelt", f"{'; '.join(keys)}; {_ANEW}")] if keys else []
+    found = [Notice("KeyMisspelt", f"{'; '.join(keys)}; {_RECREATE}")] if keys else []
     if annotations.get(ANNOTATION) and LABEL not in labels:
         message = f"its annotation {ANNOTATION} needs the label {LABEL}, even if empty: add the label"
-        found.append(Notice("LabelMissing", f"{message}, and {_ANEW}"))
-    return (*found, *([Notice("ValueUnknown", f"{'; '.join(values)}; {_ANEW}")] if values else []))
+        found.append(Notice("LabelMissing", f"{message}, and {_RECREATE}"))
+    return (*found, *([Notice("ValueUnknown", f"{'; '.join(values)}; {_RECREATE}")] if values else []))
 
 
 @lru_cache(1024)  # pods of one controller have the same keys
@@ -111,22 +111,26 @@ def datasets_not_injected(metadata: Manifest) -> tuple[str, ...]:
 
 
 def explain_missing(
-    metadata: Manifest, names: Collection[str], shelf: AvailableDatasets
+    metadata: Manifest, names: Collection[str], available: AvailableDatasets
 ) -> tuple[Notice, ...]:
     """Return why a pod did not get these datasets; one notice per reason."""
     namespace = metadata["namespace"]
-    mine = {each["metadata"]["name"]: each for each in shelf.datasets if _is_readable(each, namespace, shelf)}
-    unknown = [_unknown(name, namespace, mine, shelf) for name in names if name not in mine]
+    mine = {
+        each["metadata"]["name"]: each
+        for each in available.datasets
+        if _is_readable(each, namespace, available)
+    }
+    unknown = [_unknown(name, namespace, mine, available) for name in names if name not in mine]
     homeless = [
         f"MeshDataset {name} names the MeshCluster {mine[name]['spec']['clusterRef']}, which does not exist"
         for name in names
-        if name in mine and _cluster_of(mine[name]) not in shelf.clusters
+        if name in mine and _cluster_of(mine[name]) not in available.clusters
     ]
     found = []
     if unknown or homeless:
-        found.append(Notice("DatasetUnknown", f"{'; '.join([*unknown, *homeless])}; then {_ANEW}"))
-    rest = [name for name in names if name in mine and _cluster_of(mine[name]) in shelf.clusters]
-    if rest and shelf.admits:
+        found.append(Notice("DatasetUnknown", f"{'; '.join([*unknown, *homeless])}; then {_RECREATE}"))
+    rest = [name for name in names if name in mine and _cluster_of(mine[name]) in available.clusters]
+    if rest and available.admits:
         born = str(metadata.get("creationTimestamp") or "")
         late = [name for name in rest if born < str(mine[name]["metadata"].get("creationTimestamp") or "")]
         why = (
@@ -136,14 +140,14 @@ def explain_missing(
         )
         lacks = f"it has no placement, endpoint and keys for {' and '.join(rest)}: {why}"
         again = f"kubectl -n {namespace} delete pod {metadata['name']}, and its controller makes another"
-        found.append(Notice("NotAdmitted", f"{lacks}; {_ANEW} ({again})"))
+        found.append(Notice("NotAdmitted", f"{lacks}; {_RECREATE} ({again})"))
     return tuple(found)
 
 
-def _unknown(name: str, namespace: str, mine: Mapping[str, Manifest], shelf: AvailableDatasets) -> str:
+def _unknown(name: str, namespace: str, mine: Mapping[str, Manifest], available: AvailableDatasets) -> str:
     said = f"no MeshDataset {name} is available to pods of namespace {namespace}"
-    if any(each["metadata"]["name"] == name for each in _in_other_namespaces(shelf.datasets, namespace)):
-        share = f", or have its owner annotate it with {SHARED}: {namespace}" if shelf.shares else ""
+    if any(each["metadata"]["name"] == name for each in _in_other_namespaces(available.datasets, namespace)):
+        share = f", or have its owner annotate it with {SHARED}: {namespace}" if available.shares else ""
         return f"{said}: another namespace has one of that name; run the pod there{share}"
     meant = get_close_matches(name, sorted(mine), 1, 0.6)
     if meant:
@@ -155,11 +159,11 @@ def _in_other_namespaces(datasets: Iterable[Manifest], namespace: str) -> list[M
     return [each for each in datasets if each["metadata"]["namespace"] != namespace]
 
 
-def _is_readable(document: Manifest, namespace: str, shelf: AvailableDatasets) -> bool:
+def _is_readable(document: Manifest, namespace: str, available: AvailableDatasets) -> bool:
     metadata = document["metadata"]
     if metadata.get("deletionTimestamp"):
         return False
-    return metadata["namespace"] == namespace or (shelf.shares and shared_with(document, namespace))
+    return metadata["namespace"] == namespace or (available.shares and shared_with(document, namespace))
 
 
 def _cluster_of(document: Manifest) -> tuple[str, str]:

@@ -69,7 +69,7 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What to do now. `scale`: pool → replicas. `delete`: pods, with the reason; `bury`: pods whose
+    """What to do now. `scale`: pool → replicas. `delete`: pods, with the reason; `forget`: pods whose
     Kubernetes node is lost, deleted without its help. `discard`: pods deleted with their disks. `waiting`:
     what is pending, and what it waits for."""
 
@@ -128,11 +128,11 @@ class _RolloutPlanner:
             self._size(pool)
         self._wishes()
         self._depart()
-        bury, discard = self._lost_hosts(), self._discarded()
+        forget, discard = self._lost_hosts(), self._discarded()
         well = is_settled(self._sight)
         self._roll(well=well)
         waiting = tuple(self._waiting)
-        return Actions(self._scale, tuple(self._changes), tuple(self._delete), waiting, well, bury, discard)
+        return Actions(self._scale, tuple(self._changes), tuple(self._delete), waiting, well, forget, discard)
 
     # --- size ---------------------------------------------------------------------------------------------
 

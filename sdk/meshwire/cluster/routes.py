@@ -103,8 +103,8 @@ class Routes:
         """bool[slots]: the slots of which a node is the primary."""
         found = self._decided.get(node_id)
         if found is None:
-            deciders = [self.route_of_slot(slot).primary for slot in range(self.slots)]
-            found = np.array([node is not None and node.node_id == node_id for node in deciders])
+            primaries = [self.route_of_slot(slot).primary for slot in range(self.slots)]
+            found = np.array([node is not None and node.node_id == node_id for node in primaries])
             found.flags.writeable = False
             self._decided[node_id] = found
         return found

@@ -189,14 +189,14 @@ def test_where_a_dataset_is() -> None:
 
 def test_a_dataset_is_read_only_and_as_fresh_as_it_should_be() -> None:
     spec = spec_of("s3://cloud/train", quota="1Gi", placement={"pin": True})
-    wanted = origin_document(spec, "keys", anew=False)
+    wanted = origin_document(spec, "keys", refresh=False)
     assert wanted["write"] == "off"
     assert (wanted["ttl"], wanted["quota"], wanted["pins"]) == (300, 1 << 30, [""])
     assert origin_changes(wanted | {"pins": ("",), "endpoint": ""}, wanted) == {}
-    assert origin_changes(wanted, origin_document(spec, "keys", anew=True)) == {"ttl": 0.0}
+    assert origin_changes(wanted, origin_document(spec, "keys", refresh=True)) == {"ttl": 0.0}
     never = spec_of("s3://cloud/train", refresh={"policy": "Never"})
-    assert origin_document(never, "", anew=False)["immutable"]
-    assert not origin_document(never, "", anew=True)["immutable"]
+    assert origin_document(never, "", refresh=False)["immutable"]
+    assert not origin_document(never, "", refresh=True)["immutable"]
 
 
 def test_who_may_read_a_dataset() -> None:

@@ -40,7 +40,7 @@ def test_a_copy_goes_when_the_other_is_there() -> None:
 
 
 def test_what_a_cache_does_not_keep_holds_nothing_up() -> None:
-    seen = BucketState(("a", "b"), ("b",), {"a": 100, "b": 50}, source=100, brought=True)
+    seen = BucketState(("a", "b"), ("b",), {"a": 100, "b": 50}, source=100, was_loaded=True)
     assert (plan_migration(seen).homes, plan_migration(seen).load) == (("b",), False)
 
 

@@ -122,10 +122,10 @@ def measured_batches(loader: Loader) -> Iterator[Batch] | None:
     """Returns the batches that this loader yields for `mesh doctor` (entry point `doctor`); None if it is not
     measured."""
     place = os.environ[DOCTOR_VARIABLE]
-    desk = _hooks.get(place)
-    if desk is None or desk.pid != os.getpid():
-        desk = _hooks[place] = ScriptHook(Path(place))
-    return desk.measured_batches(loader)
+    hook = _hooks.get(place)
+    if hook is None or hook.pid != os.getpid():
+        hook = _hooks[place] = ScriptHook(Path(place))
+    return hook.measured_batches(loader)
 
 
 _GRACE: Final = 10.0  # seconds between SIGTERM and SIGKILL

@@ -1,0 +1,133 @@
+"""The check of names and words that `make check` runs: `python -m tests.vocabulary` prints what it finds.
+
+It fails on retired words (docs/glossary.md has the words that replaced them) in names, comments, messages and
+pages, and on modules that are named with a gerund and are not on the short list below.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT: Final = Path(__file__).parents[1]
+RETIRED: Final = {
+    "steward": "coordinator process",
+    "mover": "rebalancer",
+    "carrier": "rebalance worker",
+    "decider": "primary",
+    "grave": "tombstone",
+    "bury": "add a tombstone",
+    "porter": "acceptor",
+    "errand": "the thing that is sent",
+    "kitchen": "build context",
+    "borrower": "peer cache client",
+    "bringer": "write-back router",
+    "doer": "fetch worker",
+    "crew": "worker shards",
+    "chore": "periodic task",
+    "shelf": "cache store",
+    "keeper": "cache manager",
+    "homing": "placement, migration",
+    "housing": "placement",
+    "guardian": "failure detector",
+    "dispel": "confirm",
+    "whoever": "the client, the node, the user",
+    "anew": "again",
+}
+"""Word → the word that replaced it. Plurals in -s are retired too."""
+GERUNDS: Final = frozenset(
+    {
+        "content_sniffing",
+        "framing",
+        "lightning",  # the library that the adapter is for
+        "listing",
+        "logging",
+        "packing",
+        "routing",
+        "scheduling",
+        "timing",
+        "training",
+        "tuning",
+        "warning",
+        "encoding",
+        "mapping",
+        "forwarding",
+        "paging",
+        "sniffing",
+    }
+)
+"""Last words of module names that the field says so."""
+CHECKED: Final = ("*.py", "*.md", "*.yaml", "*.json", "*.toml")
+SEARCHED: Final = ("meshd/", "sdk/", "operator/", "tools/", "helm/", "bench/", "demo/", "docs/", "README.md")
+EXCEPT: Final = {
+    "CHANGELOG.md": "names the earlier words",
+    "docs/metrics.md": "names the earlier values of a label",
+    "docs/glossary.md": "explains them",
+    "docs/decisions/": "records of their time",
+    "bench/figures/": "figures as they were measured",
+    "meshd/telemetry/legacy_names.py": "the earlier names of metrics",
+    "sdk/meshsdk/earlier_paths.py": "the earlier names of modules",
+    "helm/shardmesh/dashboards/shardmesh-nodes.json": "leaves out the earlier values of a label",
+    "meshd/store/index/": "the name of a table in the index on disk",
+    "meshd/store/replica/inventory.py": "a name in messages between nodes",
+    "meshd/cluster/failure_detector.py": "the name of a lease in the control store",
+}
+_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+class Finding(NamedTuple):
+    """A word at a place: `path:line`."""
+
+    place: str
+    word: str
+    better: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.word!r}: {self.better}"
+
+
+def retired_words(path: str, text: str) -> Iterator[Finding]:
+    """Yield retired words of a file, also as part of a name."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for found in _WORDS.findall(line):
+            word = found.lower()
+            stem = word.removesuffix("s")
+            if better := RETIRED.get(word) or RETIRED.get(stem):
+                yield Finding(f"{path}:{number}", word, f"use {better}")
+
+
+def gerund_module(path: str) -> Finding | None:
+    """Return a finding if the file is a module that is named with a gerund."""
+    name = Path(path).stem
+    last = name.rpartition("_")[2]
+    if not path.endswith(".py") or not last.endswith("ing") or GERUNDS & {name, last}:
+        return None
+    return Finding(path, name, "name the module for the thing that it holds")
+
+
+def findings() -> list[Finding]:
+    """Return all findings in the files that git knows."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--", *CHECKED], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    found: list[Finding] = []
+    for path in listed.stdout.splitlines():
+        if not path.startswith(SEARCHED) or not (ROOT / path).is_file():
+            continue
+        if (module := gerund_module(path)) is not None:
+            found.append(module)
+        if not path.startswith(tuple(EXCEPT)):
+            found += retired_words(path, (ROOT / path).read_text())
+    return found
+
+
+if __name__ == "__main__":
+    _found = findings()
+    print(*_found, sep="\n", end="\n" if _found else "")
+    sys.exit(f"{len(_found)} retired words or gerunds; see docs/glossary.md" if _found else 0)
