@@ -57,7 +57,12 @@ def costly_requests(daemon: Daemon, bucket: str) -> Mapping[str, Costly]:
     metadata = {"metadata": f"s3://{bucket}/arrays/x/zarr.json"}
     windows = _plan(daemon, arrays, [{"op": "zarr", "field": "x", "args": metadata}], ROWS)
     tables = {"source": f"s3://{bucket}/tables/", "kind": "parquet", "fields": {"x": {"column": "x"}}}
-    rows = _plan(daemon, tables, [{"op": "frombuffer", "field": "x", "args": {"dtype": "float32"}}], ROWS)
+    rows = _plan(
+        daemon,
+        tables,
+        [{"op": "frombuffer", "field": "x", "args": {"dtype": "float32", "shape": [1024]}}],
+        ROWS,
+    )
     view = {"kind": "shards", "prefix": "photographs/", "count": 16, "shuffle": 7}
     _post(daemon, "/-/views", {"bucket": bucket, "name": "packed", "view": view})
     items = [{"bucket": bucket, "key": f"photographs/{number:04d}.jpg"} for number in range(PHOTOGRAPHS)]

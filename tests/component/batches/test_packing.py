@@ -145,7 +145,7 @@ def test_what_cannot_be_packed_is_said(client: Client, packed: Dataset) -> None:
     both = mesh.open("s3://texts/a", fields={"tokens": "txt", "more": "txt"}, client=client)
     tokens = ops.tokenize("tokens", "s3://texts/tokenizer.json")
     for ds, complaint in [
-        (both.map(tokens).pack("tokens", length=8), "cannot have 'more' with it"),
+        (both.map(tokens).pack("tokens", length=8), "cannot carry 'more'"),
         (texts(client).pack("token", length=8), "did you mean 'tokens'"),
         (texts(client).pack("tokens", length=8, value=-1), "no uint16"),
         (texts(client).map(ops.pad_to("tokens", 64)).pack("tokens", length=8), "ragged sequences"),

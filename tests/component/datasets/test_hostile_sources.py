@@ -106,9 +106,9 @@ ZARR: dict[str, tuple[Callable[[], Files | bytes], str]] = {
         "32 axes",
     ),
     "extent-2-to-63": (lambda: zarr(shape=[1 << 63]), "outside"),
-    "extent-negative": (lambda: zarr(shape=[-1]), "from 0 on"),
-    "extent-true": (lambda: zarr(shape=[True]), "from 0 on"),
-    "extents-text": (lambda: zarr(shape="10"), "from 0 on"),
+    "extent-negative": (lambda: zarr(shape=[-1]), "of 0 or more"),
+    "extent-true": (lambda: zarr(shape=[True]), "of 0 or more"),
+    "extents-text": (lambda: zarr(shape="10"), "of 0 or more"),
     "chunks-of-nothing": (lambda: zarr(chunk_grid=grid(0)), "have no rows"),
     "python-objects": (lambda: zarr(data_type="object"), "no rows of numbers"),
     "pickles": (lambda: zarr(codecs=[{"name": "bytes"}, {"name": "numcodecs.pickle"}]), "is not supported"),
@@ -168,7 +168,7 @@ FILES: dict[str, tuple[str, Callable[[], Files], str, int]] = {
     "blank-lines": ("lines", lambda: {"a.jsonl.gz": packed(16, b"\n")}, "no line of text", 150),
     "line-without-end": ("lines", lambda: {"a.jsonl.gz": packed(80, b"a" * 64)}, "line 1 has more", 100),
     "record-of-2-to-63": ("tfrecord", lambda: {"a.tfrecord": size_of(1 << 63)}, "at most 134217728", 50),
-    "record-cut": ("tfrecord", lambda: {"a.tfrecord": size_of(127 << 20) + b"x"}, "is cut off", 50),
+    "record-cut": ("tfrecord", lambda: {"a.tfrecord": size_of(127 << 20) + b"x"}, "is truncated", 50),
     "records-of-zeros": ("tfrecord", lambda: {"a.tfrecord.gz": packed(16, bytes(64))}, "a length", 100),
 }
 
@@ -214,7 +214,10 @@ MDS: dict[str, tuple[Callable[[], Files], str]] = {
         lambda: mds(SHARD[:4] + b"\xff" * 4 + SHARD[8:]),
         "out of order or extend beyond",
     ),
-    "offsets-out-of-order": (lambda: mds(SHARD[:8] + SHARD[12:16] + SHARD[8:12] + SHARD[16:]), "one after"),
+    "offsets-out-of-order": (
+        lambda: mds(SHARD[:8] + SHARD[12:16] + SHARD[8:12] + SHARD[16:]),
+        "out of order",
+    ),
     "dot-dot": (lambda: mds(basename="../box/secret"), "does not exist"),
     "deep": (lambda: {"index.json": b'{"shards":' + b"[" * 300_000}, "not a JSON document"),
     "columns": (

@@ -121,5 +121,5 @@ def test_damaged_and_hostile_files_are_refused_by_name(client: Client, kind: str
 
 
 def test_what_cannot_be_guessed_says_so(client: Client) -> None:
-    with pytest.raises(ConfigurationError, match=r"is packed.*name them"):
+    with pytest.raises(ConfigurationError, match=r"is compressed.*name them"):
         mesh.open("s3://corpus/v1.gz/records", kind="tfrecord", client=client)

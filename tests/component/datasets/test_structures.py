@@ -143,7 +143,7 @@ def test_a_filter_that_makes_no_sense_says_so(photos: Dataset) -> None:
         photos.filter('labl == "cat"')
     with pytest.raises(NotFoundError, match="none of the 12 samples"):
         photos.filter("size < 0")
-    with pytest.raises(NotFoundError, match="samples is left; of the first, label == 'cat'"):
+    with pytest.raises(NotFoundError, match="samples is left; for the first sample, label == 'cat'"):
         photos.filter("label == 0")
     with pytest.raises(NotFoundError, match=r"of the first, index == 0 and meta == '\{.* and stem == '000'"):
         photos.filter("index == -1 and stem == 0 and meta.width == '100'")

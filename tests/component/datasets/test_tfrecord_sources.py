@@ -134,7 +134,7 @@ def test_refusals_name_the_cause(client: Client) -> None:
     whole = record(message(1)) + record(message(2))
     client.put("records", "torn/x.tfrecord", whole[:-3])
     with pytest.raises(
-        BadSampleError, match=r"torn/x\.tfrecord is not a valid TFRecord file: record 1.*cut off"
+        BadSampleError, match=r"torn/x\.tfrecord is not a valid TFRecord file: record 1.*is truncated"
     ):
         opened("torn", box="box")
     client.put("records", "zipped/x.tfrecord", b"\x1f\x8b" + whole)

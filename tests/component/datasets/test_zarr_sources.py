@@ -146,7 +146,7 @@ def test_holes_are_left_out_and_lies_are_named(daemon: Daemon, client: Client) -
         assert [int(row["labels"]) for row in ds.__getitems__([3, 4])] == [21, 56]
         s3.put_object(Bucket="holes", Key="v1/plain/c/2/0/0/0", Body=b"short")
         with pytest.raises(
-            BadSampleError, match="c/2/0/0/0 is not a valid chunk of its array: a chunk of 5 bytes"
+            BadSampleError, match="c/2/0/0/0 is not a valid chunk of its array: a chunk has 5 bytes"
         ):
             opened("plain")
         whole = s3.get_object(Bucket="holes", Key="v1/sharded/c/0/0/0/0")["Body"].read()

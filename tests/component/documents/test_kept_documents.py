@@ -72,7 +72,7 @@ def test_the_command_lists_shows_and_removes(daemon: Daemon) -> None:
     assert "kept by plan" in line
     shown = run(daemon, snapshot_group, "show", snapshot[:10])
     assert f"kept by  plan {plan}" in shown
-    assert re.search(r"^kept: \d+ snapshots?, \d+ plans? \(", run(daemon, cluster, "status"), re.MULTILINE)
+    assert re.search(r"^stored: \d+ snapshots?, \d+ plans? \(", run(daemon, cluster, "status"), re.MULTILINE)
     assert f"removed plan {plan}" in run(daemon, plan_group, "rm", plan[:12], "--force")
     assert plan[:16] not in run(daemon, plan_group, "ls")
     assert make(daemon, seed=11) == (snapshot, plan)

@@ -138,4 +138,4 @@ def test_hostile_names_stay_below_the_target(daemon: Daemon, s3: Any) -> None:
     }
     s3.put_object(Bucket="packed", Key="long/l.tar", Body=archive_of("tar", {"n" * 1100: b"1"}))
     job = ended(daemon, start(daemon, kind="extract", source="s3://packed/long", target="s3://made/long"))
-    assert (job["state"], "1024 bytes" in job["error"]) == ("failed", True)
+    assert (job["state"], "at most 1024 are allowed" in job["error"]) == ("failed", True)

@@ -136,7 +136,7 @@ def test_an_empty_directory_takes_the_place_of_one_whose_objects_others_have(mes
     ("words", "message"),
     [
         (("drain", "n9"), "there is no node 'n9'"),
-        (("undrain", "n1"), "nobody drains it"),
+        (("undrain", "n1"), "is up, not draining"),
         (("lost", "n1"), "is still running"),
         (("reweigh", "n1", "0"), "drain it instead"),
         (("remove", "n1"), "is still running"),

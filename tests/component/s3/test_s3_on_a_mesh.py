@@ -1,6 +1,6 @@
 """The most telling tests of S3, run again against a node of a mesh that owns little of what it is asked for.
 
-All of them run so with `MESH_TEST_NODES=3 pytest tests/component/test_s3_*.py`; these, whenever tests run.
+All of them run so with `MESH_TEST_NODES=3 pytest tests/component/s3`; these, whenever tests run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TELLING = {
 def test_a_node_of_a_mesh_answers_as_one_alone() -> None:
     """With two copies of everything, as meshes have them."""
     tests = [
-        f"tests/component/test_s3_{module}.py::test_{name}"
+        f"tests/component/s3/test_s3_{module}.py::test_{name}"
         for module, names in TELLING.items()
         for name in names
     ]

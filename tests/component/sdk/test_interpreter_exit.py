@@ -126,7 +126,7 @@ def test_nothing_runs_after_the_with_block(server: ScriptedMesh) -> None:
     assert labels([batch])
     with pytest.raises(ClosedError):
         next(iterator)
-    with pytest.raises(ClosedError, match="make another"):
+    with pytest.raises(ClosedError, match="create another"):
         iter(one)
 
 

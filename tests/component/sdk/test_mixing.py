@@ -308,7 +308,7 @@ def test_what_cannot_be_mixed_is_said_when_the_plan_is_made(more: Any, message: 
 @pytest.mark.usefixtures("environment")
 def test_images_of_many_sizes_and_views_are_refused(daemon: Daemon) -> None:
     ds = mesh.open("s3://mixed/train", fields={"image": "png", "label": "@class"})
-    with pytest.raises(MeshError, match="one shape"):
+    with pytest.raises(MeshError, match="the same shape"):
         ds.map(ops.decode("image"), ops.mixup("image")).plan()
     chain: list[dict[str, Any]] = [
         {"op": "decode"},

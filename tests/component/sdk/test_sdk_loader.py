@@ -198,7 +198,7 @@ def test_at_counts_from_the_origin_as_the_loop_does(server: ScriptedMesh) -> Non
         assert [other.at(step).positions.tolist() for step in (0, 1)] == wanted
         assert other.at(0, epoch=1).positions.tolist() == list(range(24))  # the next one has none
         assert other.at(4, epoch=1).positions.tolist()[0] == 96
-        with pytest.raises(IndexError, match="epoch 0, step 4: that epoch has steps 0 to 3"):
+        with pytest.raises(IndexError, match="epoch 0, step 4: this epoch has steps 0 to 3"):
             other.at(4)
         assert [batch.step for batch in other] == [0, 1, 2, 3]
         assert other.at(1, epoch=0).positions.tolist() == wanted[1]  # and this one keeps its own

@@ -375,8 +375,8 @@ def test_set_epoch_behind_a_state_gives_up_its_place(
     ("url", "fields", "words"),
     [
         ("s3://misused/*.bin", None, "no wildcards: name the folder"),
-        ("s3://misused/1.bin", {"x": "bin"}, r"if 1\.bin is a file, name its folder, s3://misused/\."),
-        ("s3://misused/", {"x": "bin", "label": "class"}, 'has "@class", with the @'),
+        ("s3://misused/1.bin", {"x": "bin"}, r"if 1\.bin is a file, open its folder, s3://misused/\."),
+        ("s3://misused/", {"x": "bin", "label": "class"}, 'write "@class" with the @'),
         ("s3://misused/nothing", {"x": "bin"}, "it is empty"),
     ],
 )

@@ -193,7 +193,7 @@ def test_rows_are_joined_before_they_are_mixed(dataset: meshsdk.Dataset) -> None
 def test_what_does_not_fit_is_refused_before_a_byte_is_read(dataset: meshsdk.Dataset) -> None:
     with pytest.raises(InvalidPlanError, match="takes 2 fields"):
         dataset.map(ops.user("segment/crop", "image"))[0]
-    with pytest.raises(InvalidPlanError, match="picture: axis 2 must have 3, not 1"):
+    with pytest.raises(InvalidPlanError, match="picture: axis 2 must have size 3, not 1"):
         dataset.map(ops.user("segment/crop", ("mask", "image")))[0]
     with pytest.raises(InvalidPlanError, match="must have"):
         dataset.map(ops.resize("image", (8, 8)), ops.resize("mask", (4, 4))).map(

@@ -217,7 +217,7 @@ def test_what_can_be_looked_into(plain: str, node: Daemon) -> None:
         views.create_view(client.transport, "plain", "packed", views.shards_view(count=4))
         with pytest.raises(ConfigurationError, match="view of shards"):
             view_subject(client.transport, "plain--packed", None, None)
-        with pytest.raises(ConfigurationError, match="fewer than two batches"):
+        with pytest.raises(ConfigurationError, match="is not two batches of 16"):
             MeasurementRuns(plan_subject(client.transport, plain, PHOTOS), 2)
 
 

@@ -293,7 +293,7 @@ def test_a_module_that_speaks_before_it_is_read_is_not_believed() -> None:
     for answer in answers:
         said = json.dumps(answer).encode()
         source = f"import os\nfor fd in range(3, 4096):\n try: os.write(fd, {said!r})\n"
-        with pytest.raises(UnusableModuleError, match="declares"):
+        with pytest.raises(UnusableModuleError, match="must declare"):
             SandboxProcess("mine", f"{source} except OSError: pass".encode(), 256 * MIB, OPEN)
 
 
@@ -338,7 +338,7 @@ def test_the_same_sample_has_the_same_draws_in_any_process() -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (b"import numpy", "declares 1…64 ops"),
+        (b"import numpy", "must declare 1…64 ops"),
         (b"def broken(:", "SyntaxError"),
         (b"import os\nos.listdir('/')", "PermissionError"),
         (b"import nothing_of_that_name", "No module named 'nothing_of_that_name'"),

@@ -538,6 +538,6 @@ def test_the_command(daemon: Daemon, mesh: Callable[..., str]) -> None:
     group: Any = zarr.open_group(store_of(daemon, "photos--by-hand"), mode="r", zarr_format=3)
     assert (group["image"].shape, group["image"].shards) == ((SAMPLES, 8, 8, 3), (20, 8, 8, 3))
     assert group["txt"][:].tolist() == oracle(daemon)["size"].tolist()
-    assert "which field" in mesh(*make, "--field", "a=png", "--field", "b=txt", "--op", "decode", code=2)
+    assert "name the field" in mesh(*make, "--field", "a=png", "--field", "b=txt", "--op", "decode", code=2)
     assert "differ in shape" in mesh(*make, "--field", "image=png", "--op", "decode", code=1)
     assert "samples in order" in mesh(*make, *ops, "--shuffle", "1", code=2)

@@ -101,5 +101,5 @@ def test_what_cannot_be_chunks_says_so(client: Client) -> None:
     with pytest.raises(BadSampleError, match="not zstd"):
         opened(client, "packed")[0]
     client.put("arrays", "v1/plain/c/0/0/0", b"short")
-    with pytest.raises(BadSampleError, match="a chunk of 5 bytes where 120 should be"):
+    with pytest.raises(BadSampleError, match="a chunk has 5 bytes instead of 120"):
         opened(client, "plain")

@@ -12,6 +12,7 @@ from meshd.rpc.http_connection import PeerUnreachableError, ResponseHead
 from meshd.rpc.peer_client import MAP_HEADER
 from meshd.server.proxy.forwarder import Forwarder, ObjectName
 from meshd.server.proxy.hop_headers import DAMAGED_HEADER, SKEWED_HEADER
+from meshd.store.write_context import INTERNAL_WRITE
 from meshd.util.clock import ManualClock
 from meshwire.cluster import Node
 from meshwire.cluster.routes import Route
@@ -61,14 +62,14 @@ class _Scripted(Forwarder):
         super().__init__(mesh, None, None, mesh.clock, lambda: 0, 1.0)  # type: ignore[arg-type]
         self._script, self._gone, self.asked = list(script), gone, list[str]()
 
-    async def _try(self, node: Node, errand: Any) -> ResponseHead | None:
+    async def _try(self, node: Node, forward_state: Any) -> ResponseHead | None:
         self.asked.append(node.node_id)
-        errand.sending.body_started = self._gone
+        forward_state.sending.body_started = self._gone
         said = self._script.pop(0) if self._script else None
         if isinstance(said, Exception):
             raise said
         if said is None:
-            errand.sending.relay = SimpleNamespace(
+            forward_state.sending.relay = SimpleNamespace(
                 head=ResponseHead(200, {}, 0, b""), closes_connection=False
             )
         return said
@@ -98,7 +99,7 @@ def _forward(
     forwarder = _Scripted(mesh, script, gone=gone)
     trace: Any = SimpleNamespace(sent=0, received=0)
     try:
-        reply = asyncio.run(forwarder.forward(request, SimpleNamespace(), name, trace, **how))  # type: ignore[arg-type]
+        reply = asyncio.run(forwarder.forward(request, SimpleNamespace(), name, trace, INTERNAL_WRITE, **how))  # type: ignore[arg-type]
     except S3Error as error:
         error.add_note(" ".join(forwarder.asked))
         error.add_note(f"silent: {' '.join(mesh.silent)}")
