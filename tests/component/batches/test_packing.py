@@ -147,7 +147,7 @@ def test_what_cannot_be_packed_is_said(client: Client, packed: Dataset) -> None:
     for ds, complaint in [
         (both.map(tokens).pack("tokens", length=8), "cannot carry 'more'"),
         (texts(client).pack("token", length=8), "did you mean 'tokens'"),
-        (texts(client).pack("tokens", length=8, value=-1), "no uint16"),
+        (texts(client).pack("tokens", length=8, value=-1), "does not fit into uint16"),
         (texts(client).map(ops.pad_to("tokens", 64)).pack("tokens", length=8), "ragged sequences"),
     ]:
         with pytest.raises(InvalidPlanError, match=complaint):

@@ -155,9 +155,7 @@ def test_a_certificate_runs_out_and_is_renewed_while_nodes_run(mesh: DaemonClust
     mesh.authority.issue("n2", days=-1)
     _await(mesh, lambda: "the TLS certificate has expired" in mesh["n2"].output())
     _await_refusal(mesh, "n2    up", "its certificate is refused (certificate has expired): renew it")
-    with pytest.raises(
-        ConfigurationError, match=r"has expired\. The node's certificate has expired: replace the files"
-    ):
+    with pytest.raises(ConfigurationError, match=r"The node's certificate has expired: replace the files"):
         CliRunner().invoke(
             cluster,
             ["status"],
