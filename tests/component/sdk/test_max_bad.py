@@ -67,5 +67,5 @@ def test_what_a_slice_has_more_of_than_its_share_is_borne_by_the_others(client: 
     with loader(client, world - 1, world, max_bad=0.2) as one:
         one.seek(0, 2)
         for _ in range(2):  # kept frames are judged as new ones are
-            with pytest.raises(BadSampleError, match="bad rows of 16[,;] 3 allowed"):
+            with pytest.raises(BadSampleError, match=r"bad rows of 16[,;] 3 allowed"):
                 one.at(2)
