@@ -92,7 +92,7 @@ def side_by_side(trials: Sequence[Trial], parallel: int) -> list[Outcome]:
     """So many at once, each in a process of its own; they end when this one is interrupted."""
     with ProcessPoolExecutor(parallel, get_context("spawn")) as pool:
         try:
-            # A terminal's Ctrl-C goes to all: whoever begins while it is held back never hears it.
+            # Ctrl-C in a terminal reaches every process; one that starts while it is blocked never sees it.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 running = pool.map(run_trial, trials)

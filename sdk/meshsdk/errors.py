@@ -81,8 +81,10 @@ class ServerError(MeshError):
         return self.code in _KEY_CODES
 
     def saying(self, more: str) -> Self:
-        """Return the same error with `more` appended to the message."""
-        return _rebuild(type(self), f"{self.args[0]} {more}", self.__dict__)
+        """Return the same error with the sentence `more` appended to the message."""
+        message = str(self.args[0])
+        end = "" if message.endswith((".", "!", "?")) else "."
+        return _rebuild(type(self), f"{message}{end} {more}", self.__dict__)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args[0], self.__dict__)
