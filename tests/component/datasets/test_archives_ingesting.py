@@ -29,7 +29,7 @@ def counted(daemon: Daemon) -> dict[tuple[str, str], int]:
 
 
 def until(daemon: Daemon, there: Callable[[], bool]) -> None:
-    """The chore comes by every second; nothing tells when."""
+    """The periodic task runs every second, and nothing says when."""
     deadline = time.monotonic() + 60
     while not there():
         assert time.monotonic() < deadline, f"{counted(daemon)}\n{daemon.output()}"

@@ -43,7 +43,7 @@ class World:
         self.lifecycle = self.restarted()
 
     def restarted(self, stale_upload_days: int = 0) -> LifecycleRunner:
-        """The chore of a new process."""
+        """The periodic task of a new process."""
         self.lifecycle = LifecycleRunner(
             self.store, self.buckets, self.control, self.clock, stale_upload_days
         )

@@ -49,7 +49,7 @@ def test_compaction_wins_room_and_loses_nothing(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_a_failing_chore_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_task_is_logged_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
         tries, again = [], asyncio.Event()
 
@@ -67,4 +67,4 @@ def test_a_failing_chore_is_logged_and_tried_again(caplog: pytest.LogCaptureFixt
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(check())
-    assert cast("Any", caplog.records[0]).chore == "broken"
+    assert cast("Any", caplog.records[0]).task == "broken"
