@@ -212,7 +212,11 @@ class BucketService:
         returned."""
         after = operation.continuation or ""
         every = self._table.list_all(None if identity.root else identity.user_id)
-        names = [b for b in every if b.name.startswith(operation.prefix) and b.name > after]
+        names = [
+            b
+            for b in every
+            if b.name.startswith(operation.prefix) and b.name > after and operation.region in {None, b.region}
+        ]
         page = names[: operation.max_buckets]
         return BucketListing(
             Owner(identity.user_id, identity.display_name),

@@ -123,7 +123,7 @@ def _prefix(text: str) -> str:
 
 
 def _tags(elements: list[Element]) -> dict[str, str]:
-    pairs = [(element.child_text("Key"), element.child_text("Value")) for element in elements]
+    pairs = list(map(settings_xml.read_tag, elements))
     if len({key for key, _ in pairs}) < len(pairs):
         raise S3Error("InvalidRequest", "Duplicate Tag Keys are not allowed.")
     return settings_xml.checked_tags(pairs, settings_xml.OBJECT_TAGS)

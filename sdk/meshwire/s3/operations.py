@@ -41,9 +41,12 @@ class CopySource:
 
 @dataclass(frozen=True, slots=True)
 class ListBuckets:
+    """ListBuckets. `region` selects the buckets with this location constraint; None selects all."""
+
     prefix: str = ""
     max_buckets: int = 10_000
     continuation: str | None = None
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +419,8 @@ def operation_name(operation: Operation) -> str:
         return "HeadObject" if operation.head else "GetObject"
     for kind, verb in _VERBS:
         if isinstance(operation, kind):
+            if (verb, operation.setting) == ("Delete", "lifecycle"):
+                return "DeleteBucketLifecycle"  # the only name without the Configuration of its Get and Put
             name = _SETTING_NAMES.get(operation.setting, operation.setting.capitalize())
             level = "" if operation.setting in {"object-lock", "publicAccessBlock"} else "Bucket"
             return f"{verb}{level}{name}"

@@ -80,6 +80,7 @@ def _list_buckets(bucket: str, key: str, query: Query, headers: Headers) -> Oper
         prefix=query.text("prefix"),
         max_buckets=query.integer("max-buckets", 10_000, low=1, high=10_000),
         continuation=_read_token(token) if token else None,
+        region=query.values.get("bucket-region") or None,
     )
 
 

@@ -166,6 +166,8 @@ _STORAGE_CLASSES = frozenset(
         "SNOW",
         "FSX_OPENZFS",
         "FSX_ONTAP",
+        "AWS_BACKUP_WARM",
+        "AWS_BACKUP_LOW_COST_WARM",
     ]
 )
 _AUTHENTICATION = frozenset(
@@ -186,15 +188,22 @@ _AUTHENTICATION = frozenset(
 _NONE: frozenset[str] = frozenset()
 _UNBUILT: Mapping[str, frozenset[str]] = MappingProxyType(
     {
+        "x-amz-bucket-namespace": frozenset({"global"}),
         "x-amz-bucket-object-lock-enabled": frozenset({"false", "False"}),
+        "x-amz-object-lock-event-hold": frozenset({"OFF"}),
         "x-amz-object-lock-legal-hold": frozenset({"OFF"}),
         "x-amz-server-side-encryption-bucket-key-enabled": frozenset({"false", "False"}),
     }
     | dict.fromkeys(
         (
             "x-amz-copy-source-server-side-encryption-customer-algorithm",
+            "x-amz-copy-source-server-side-encryption-customer-key",
+            "x-amz-copy-source-server-side-encryption-customer-key-md5",
+            "x-amz-if-match-initiated-time",
             "x-amz-if-match-last-modified-time",
             "x-amz-if-match-size",
+            "x-amz-object-lock-event-hold-duration-days",
+            "x-amz-object-lock-event-hold-duration-years",
             "x-amz-object-lock-mode",
             "x-amz-object-lock-retain-until-date",
             "x-amz-rename-source",
@@ -203,6 +212,7 @@ _UNBUILT: Mapping[str, frozenset[str]] = MappingProxyType(
             "x-amz-server-side-encryption-context",
             "x-amz-server-side-encryption-customer-algorithm",
             "x-amz-server-side-encryption-customer-key",
+            "x-amz-server-side-encryption-customer-key-md5",
             "x-amz-write-offset-bytes",
         ),
         _NONE,

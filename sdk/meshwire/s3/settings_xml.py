@@ -261,15 +261,22 @@ def parse_tagging(body: bytes, limit: int = OBJECT_TAGS) -> dict[str, str]:
     listed = root.find_first("TagSet")
     if listed is None:
         raise S3Error("MalformedXML", "A Tagging document needs one TagSet.")
+    return checked_tags(read_tags(listed), limit)
+
+
+def read_tags(listed: Element) -> list[tuple[str, str]]:
+    """Return the (key, value) pairs of an element that holds Tag elements. Raises S3Error MalformedXML."""
     listed.require_known((), several=("Tag",))
-    pairs = []
-    for element in listed.find_all("Tag"):
-        element.require_known(("Key", "Value"))
-        key, value = element.find_first("Key"), element.find_first("Value")
-        if key is None or value is None:
-            raise S3Error("MalformedXML", "Every Tag needs a Key and a Value.")
-        pairs.append((key.text, value.text))
-    return checked_tags(pairs, limit)
+    return [read_tag(element) for element in listed.find_all("Tag")]
+
+
+def read_tag(element: Element) -> tuple[str, str]:
+    """Return the (key, value) of a Tag element. Raises S3Error MalformedXML."""
+    element.require_known(("Key", "Value"))
+    key, value = element.find_first("Key"), element.find_first("Value")
+    if key is None or value is None:
+        raise S3Error("MalformedXML", "Every Tag needs a Key and a Value.")
+    return key.text, value.text
 
 
 def checked_tags(pairs: Iterable[tuple[str, str]], limit: int) -> dict[str, str]:

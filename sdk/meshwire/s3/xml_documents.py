@@ -137,11 +137,7 @@ def parse_create_bucket(body: bytes) -> CreateBucketConfiguration:
     if root.find_first("Location") is not None or root.find_first("Bucket") is not None:
         raise S3Error("NotImplemented", "Directory buckets are not implemented.")
     listed = root.find_first("Tags")
-    tags = (
-        ()
-        if listed is None
-        else [(e.child_text("Key"), e.child_text("Value")) for e in listed.find_all("Tag")]
-    )
+    tags = () if listed is None else settings_xml.read_tags(listed)
     return CreateBucketConfiguration(location, settings_xml.checked_tags(tags, settings_xml.BUCKET_TAGS))
 
 

@@ -151,6 +151,21 @@ def test_buckets_are_listed_in_pages(s3: Any) -> None:
     assert [name for page in found for name in page] == names
 
 
+def test_buckets_are_listed_by_region(s3: Any) -> None:
+    prefix = f"r-{uuid.uuid4().hex[:8]}-"
+    for number, region in enumerate(["eu-west-1", "eu-central-1", "eu-west-1"]):
+        s3.create_bucket(Bucket=f"{prefix}{number}", CreateBucketConfiguration={"LocationConstraint": region})
+    pages = s3.get_paginator("list_buckets").paginate(
+        Prefix=prefix, BucketRegion="eu-west-1", PaginationConfig={"PageSize": 1}
+    )
+    found = [b for page in pages for b in page.get("Buckets", [])]
+    assert [(b["Name"], b["BucketRegion"]) for b in found] == [
+        (f"{prefix}0", "eu-west-1"),
+        (f"{prefix}2", "eu-west-1"),
+    ]
+    assert not s3.list_buckets(Prefix=prefix, BucketRegion="us-west-2").get("Buckets")
+
+
 def test_a_bucket_is_its_owners(alice: Any, bob: Any, root: Any, nobody: Any) -> None:
     name = fresh_name()
     alice.create_bucket(Bucket=name)

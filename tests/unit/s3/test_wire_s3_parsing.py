@@ -34,6 +34,7 @@ def refused(method: str, target: str, **headers: str) -> S3Error:
     [
         ("GET", "/", ops.ListBuckets()),
         ("GET", "/?x-id=ListBuckets&max-buckets=5&prefix=a", ops.ListBuckets("a", 5)),
+        ("GET", "/?bucket-region=eu-west-1", ops.ListBuckets(region="eu-west-1")),
         ("PUT", "/photos", ops.CreateBucket(BUCKET)),
         ("PUT", "/photos/", ops.CreateBucket(BUCKET)),
         ("HEAD", "/photos", ops.HeadBucket(BUCKET)),
