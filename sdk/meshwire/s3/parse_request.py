@@ -13,7 +13,16 @@ from meshwire import names
 from meshwire.errors import S3Error
 from meshwire.http_values import percent_encoding
 from meshwire.http_values.conditional_requests import parse_range
-from meshwire.s3 import acl_xml, cors, listings, operations, request_headers, settings_xml, xml_documents
+from meshwire.s3 import (
+    acl_xml,
+    checksum_headers,
+    cors,
+    listings,
+    operations,
+    request_headers,
+    settings_xml,
+    xml_documents,
+)
 from meshwire.s3.request_head import RequestHead as RequestHead  # noqa: TC001 - importers of requests want it here
 from meshwire.s3.request_head import invalid_argument, read_auth_mechanism, read_query
 
@@ -88,7 +97,7 @@ def _put_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operat
     setting = query.bucket_setting()
     if setting is not None:
         acl = acl_xml.read_acl_headers(headers) if setting == "acl" else None
-        return operations.PutBucketSetting(bucket, setting, request_headers.read_digests(headers), acl)
+        return operations.PutBucketSetting(bucket, setting, checksum_headers.read_digests(headers), acl)
     return operations.CreateBucket(
         bucket, acl_xml.read_acl_headers(headers), request_headers.read_object_ownership(headers)
     )
@@ -177,7 +186,7 @@ def _list_uploads(bucket: str, query: Query) -> Operation:
 
 def _post_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
     if "delete" in query.values:
-        return operations.DeleteObjects(bucket, request_headers.read_digests(headers))
+        return operations.DeleteObjects(bucket, checksum_headers.read_digests(headers))
     if headers.get("content-type", "").lower().startswith("multipart/form-data"):
         return operations.PostObject(bucket, headers["content-type"])
     raise S3Error("MethodNotAllowed", extra={"Method": "POST", "ResourceType": "BUCKET"})
@@ -243,10 +252,10 @@ def _put_object(bucket: str, key: str, query: Query, headers: Headers) -> Operat
         return _put_part(bucket, key, query, headers)
     if "tagging" in query.values:
         return operations.PutObjectTagging(
-            bucket, key, request_headers.read_digests(headers), query.version_id()
+            bucket, key, checksum_headers.read_digests(headers), query.version_id()
         )
     if "acl" in query.values:
-        given, acl = request_headers.read_digests(headers), acl_xml.read_acl_headers(headers)
+        given, acl = checksum_headers.read_digests(headers), acl_xml.read_acl_headers(headers)
         return operations.PutObjectAcl(bucket, key, given, acl, query.version_id())
     if "versionId" in query.values:
         raise invalid_argument(
@@ -258,7 +267,7 @@ def _put_object(bucket: str, key: str, query: Query, headers: Headers) -> Operat
         bucket,
         key,
         request_headers.object_headers(headers),
-        request_headers.read_digests(headers),
+        checksum_headers.read_digests(headers),
         request_headers.read_conditions(headers),
         settings_xml.read_tagging_header(headers),
         acl=acl_xml.read_acl_headers(headers),
@@ -274,7 +283,7 @@ def _copy_object(bucket: str, key: str, headers: Headers) -> Operation:
         request_headers.object_headers(headers),
         request_headers.read_conditions(headers),
         request_headers.read_copy_source_conditions(headers),
-        request_headers.checksum_algorithm(headers),
+        checksum_headers.read_checksum_algorithm(headers),
         settings_xml.read_tagging_header(headers) if settings_xml.replaces_tags(headers) else None,
         reclass="x-amz-storage-class" in headers,
         acl=acl_xml.read_acl_headers(headers),
@@ -288,7 +297,7 @@ def _put_part(bucket: str, key: str, query: Query, headers: Headers) -> Operatio
             "partNumber", "", "Part number must be an integer between 1 and 10000, inclusive"
         )
     if "x-amz-copy-source" not in headers:
-        return operations.UploadPart(bucket, key, upload_id, number, request_headers.read_digests(headers))
+        return operations.UploadPart(bucket, key, upload_id, number, checksum_headers.read_digests(headers))
     return operations.UploadPartCopy(
         bucket,
         key,
@@ -314,8 +323,8 @@ def _upload_id(query: Query) -> str:
 
 def _post_object(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
     if "uploads" in query.values:
-        algorithm = request_headers.checksum_algorithm(headers)
-        checksum_type = request_headers.checksum_type(headers, algorithm)
+        algorithm = checksum_headers.read_checksum_algorithm(headers)
+        checksum_type = checksum_headers.read_checksum_type(headers, algorithm)
         if checksum_type is not None and algorithm is None:
             raise S3Error(
                 "InvalidRequest",
@@ -335,9 +344,9 @@ def _post_object(bucket: str, key: str, query: Query, headers: Headers) -> Opera
             bucket,
             key,
             _upload_id(query),
-            request_headers.read_digests(headers, composite=True),
+            checksum_headers.read_digests(headers, composite=True),
             request_headers.read_conditions(headers),
-            request_headers.checksum_type(headers, None),
+            checksum_headers.read_checksum_type(headers, None),
             request_headers.object_size(headers),
         )
     raise S3Error("MethodNotAllowed", extra={"Method": "POST", "ResourceType": "OBJECT"})

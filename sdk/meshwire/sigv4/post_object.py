@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from meshwire.errors import S3Error
 from meshwire.http_values import dates, percent_encoding
-from meshwire.s3 import acl_xml, request_headers, settings_xml
+from meshwire.s3 import acl_xml, checksum_headers, request_headers, settings_xml
 from meshwire.s3.operations import PutObject
 from meshwire.s3.request_head import invalid_argument
 from meshwire.sigv4.parse_authorization import read_credential
@@ -270,7 +270,7 @@ def read_post_object(form: Mapping[str, str], bucket: str, sent: Mapping[str, st
         bucket,
         key,
         request_headers.object_headers(headers),
-        request_headers.read_digests(headers),
+        checksum_headers.read_digests(headers),
         request_headers.read_conditions({**sent, **headers}),
         tags=tags,
         acl=acl_xml.read_acl_headers(headers),
