@@ -22,8 +22,8 @@ from meshwire.strict_json import PlanError, suggestion
 if TYPE_CHECKING:
     from meshwire.dataset.snapshot import Snapshot
     from meshwire.plan.mix import Mix, Segment
-    from meshwire.plan.plan_spec import PlanSpec, ShuffleSpec
-    from meshwire.plan.shuffle import Indices, SampleOrder
+    from meshwire.plan.plan_spec import PlanSpec
+    from meshwire.plan.shuffle import Indices, SampleOrder, ShuffleSpec
 
 
 # Domain separators of keys, as in `shuffle`.

@@ -26,7 +26,13 @@ from meshwire.plan.loader_state import (
 )
 from meshwire.plan.mix import mix_document, parse_mix
 from meshwire.plan.sequence_packing import pack_document, parse_pack
-from meshwire.plan.shuffle import buckets_document, parse_buckets
+from meshwire.plan.shuffle import (
+    ShuffleSpec,
+    buckets_document,
+    parse_buckets,
+    parse_shuffle,
+    shuffle_document,
+)
 from meshwire.strict_json import (
     MAX_INTEGER,
     PlanError,
@@ -72,10 +78,7 @@ __all__ = [
 SPEC_VERSION = 1
 MAX_OPS = 256
 MAX_FIELDS = 16  # of one op
-MAX_WINDOW = 1 << 31
-Shuffle = Literal["global", "blocks", "none"]
 OnBad = Literal["substitute", "raise", "mask", "drop"]
-SHUFFLES: tuple[Shuffle, ...] = ("global", "blocks", "none")
 ON_BAD: tuple[OnBad, ...] = ("substitute", "raise", "mask", "drop")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-/]{0,99}")
 
@@ -106,14 +109,6 @@ class OpSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ShuffleSpec:
-    """A shuffle. `shards`: shards per window of a `blocks` shuffle; 0 for the other kinds."""
-
-    kind: Shuffle = "global"
-    shards: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class PlanSpec:
     """A plan. `max_bad`: the share of an epoch's samples, 0…1, above which a job stops whatever `on_bad`
     is. `pack`: rows hold several samples, and positions count rows. `mix`: parts of the samples have their
@@ -122,7 +117,7 @@ class PlanSpec:
 
     ops: tuple[OpSpec, ...] = ()
     seed: int = 0
-    shuffle: ShuffleSpec = ShuffleSpec()
+    shuffle: ShuffleSpec = dataclasses.field(default_factory=ShuffleSpec)
     tail: Tail = "pad"
     on_bad: OnBad = "substitute"
     max_bad: float = 0.01
@@ -146,7 +141,7 @@ def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
     return PlanSpec(
         ops=_parse_ops(document.get("ops", [])),
         seed=checked_integer(document.get("seed", 0), "seed", 0, MAX_INTEGER),
-        shuffle=_parse_shuffle(document.get("shuffle", {"kind": "global"})),
+        shuffle=parse_shuffle(document.get("shuffle", {"kind": "global"})),
         tail=cast("Tail", checked_choice(document.get("tail", "pad"), "tail", TAILS)),
         on_bad=cast("OnBad", checked_choice(document.get("on_bad", "substitute"), "on_bad", ON_BAD)),
         max_bad=checked_number(document.get("max_bad", 0.01), "max_bad", 0.0, 1.0),
@@ -215,27 +210,13 @@ def _checked_name(value: Any, path: str) -> str:
     return text
 
 
-def _parse_shuffle(value: Any) -> ShuffleSpec:
-    document = checked_object(value, "shuffle", ("kind", "shards"))
-    kind = cast("Shuffle", checked_choice(document.get("kind", "global"), "shuffle.kind", SHUFFLES))
-    if kind == "blocks":
-        shards = required_field(document, "shards", "shuffle")
-        return ShuffleSpec(kind, checked_integer(shards, "shuffle.shards", 1, MAX_WINDOW))
-    if "shards" in document:
-        raise PlanError("shuffle.shards", f"only a blocks shuffle has windows; leave it out for {kind!r}")
-    return ShuffleSpec(kind)
-
-
 def spec_document(spec: PlanSpec) -> dict[str, Any]:
     """Return the plan as plain JSON values; `parse_spec` restores it."""
-    shuffle: dict[str, Any] = {"kind": spec.shuffle.kind}
-    if spec.shuffle.kind == "blocks":
-        shuffle["shards"] = spec.shuffle.shards
     document: dict[str, Any] = {
         "version": SPEC_VERSION,
         "ops": [op_document(op) for op in spec.ops],
         "seed": spec.seed,
-        "shuffle": shuffle,
+        "shuffle": shuffle_document(spec.shuffle),
         "tail": spec.tail,
         "on_bad": spec.on_bad,
         "max_bad": spec.max_bad,

@@ -11,22 +11,30 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
 from meshwire.plan.keyed_random import MASK64, derive_key, mix64, mix64_many
-from meshwire.strict_json import PlanError, checked_integer, checked_object, checked_text, required_field
+from meshwire.strict_json import (
+    PlanError,
+    checked_choice,
+    checked_integer,
+    checked_object,
+    checked_text,
+    required_field,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from meshwire.plan.plan_spec import ShuffleSpec
 
     Indices = npt.NDArray[np.int64]
 
 ROUNDS = 8
 MAX_SAMPLES = 1 << 62
+MAX_WINDOW = 1 << 31
+Shuffle = Literal["global", "blocks", "none"]
+SHUFFLES: tuple[Shuffle, ...] = ("global", "blocks", "none")
 # Domain separators: part of the key, so that no two uses share a permutation.
 _GLOBAL, _SHARDS, _WINDOW = 0x676C6F62616C, 0x736861726473, 0x77696E646F77
 
@@ -194,6 +202,34 @@ class BlocksOrder:
 
     def __repr__(self) -> str:
         return f"BlocksOrder(n={self.n}, shards={self._shards.size}, windows={self._windows.size - 1})"
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleSpec:
+    """A shuffle. `shards`: shards per window of a `blocks` shuffle; 0 for the other kinds."""
+
+    kind: Shuffle = "global"
+    shards: int = 0
+
+
+def parse_shuffle(value: Any) -> ShuffleSpec:
+    """Parse a shuffle specification. Raises PlanError with the path of the bad field."""
+    document = checked_object(value, "shuffle", ("kind", "shards"))
+    kind = cast("Shuffle", checked_choice(document.get("kind", "global"), "shuffle.kind", SHUFFLES))
+    if kind == "blocks":
+        shards = required_field(document, "shards", "shuffle")
+        return ShuffleSpec(kind, checked_integer(shards, "shuffle.shards", 1, MAX_WINDOW))
+    if "shards" in document:
+        raise PlanError("shuffle.shards", f"only a blocks shuffle has windows; leave it out for {kind!r}")
+    return ShuffleSpec(kind)
+
+
+def shuffle_document(shuffle: ShuffleSpec) -> dict[str, Any]:
+    """Return the specification as plain JSON values; `parse_shuffle` restores it."""
+    document: dict[str, Any] = {"kind": shuffle.kind}
+    if shuffle.kind == "blocks":
+        document["shards"] = shuffle.shards
+    return document
 
 
 def shuffle_order(shuffle: ShuffleSpec, shard_starts: Indices, seed: int, epoch: int) -> SampleOrder:

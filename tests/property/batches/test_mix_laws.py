@@ -27,7 +27,7 @@ from meshwire.plan.plan_spec import ShuffleSpec, canonical_spec, parse_spec
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
-    from meshwire.plan.plan_spec import Shuffle
+    from meshwire.plan.shuffle import Shuffle
 
 weights = st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any)
 SHUFFLES = [ShuffleSpec("global"), ShuffleSpec("blocks", 2), ShuffleSpec("none")]
