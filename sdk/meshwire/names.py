@@ -1,4 +1,4 @@
-"""Names of buckets, keys and views.
+"""Names of buckets and keys.
 
 Law: this module is the only place that checks names; a name that passes may be stored, sorted and written
 into XML.
@@ -71,10 +71,3 @@ def check_key(key: str) -> None:
         raise KeyTooLongError(size)
     if "\0" in key:
         raise KeyNameError("a key cannot contain a NUL character")
-
-
-def split_view_name(name: str) -> tuple[str, str | None]:
-    """Split `BUCKET--VIEW` at the last `--` into (bucket, view); return (name, None) if `name` names no
-    view."""
-    bucket, separator, view = name.rpartition("--")
-    return (bucket, view) if separator and bucket and view else (name, None)

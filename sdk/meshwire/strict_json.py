@@ -149,7 +149,8 @@ def checked_integer(value: Any, path: str, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise PlanError(path, f"expected an integer, got {shown_value(value)}")
     if not low <= value <= high:
-        raise PlanError(path, f"{_short(value)} is outside {low}…{high}")
+        shown = str(value) if abs(value) < 10**30 else "a number of more than 30 digits"
+        raise PlanError(path, f"{shown} is outside {low}…{high}")
     return value
 
 
@@ -158,10 +159,6 @@ def checked_boolean(value: Any, path: str) -> bool:
     if not isinstance(value, bool):
         raise PlanError(path, f"expected true or false, got {shown_value(value)}")
     return value
-
-
-def _short(value: int) -> str:
-    return str(value) if abs(value) < 10**30 else "a number of more than 30 digits"
 
 
 def checked_number(value: Any, path: str, low: float = -math.inf, high: float = math.inf) -> float:

@@ -14,14 +14,14 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import numpy as np
 
 from meshwire.cluster.cluster_map import MAX_COPIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -217,27 +217,3 @@ def _preferences(nodes: Sequence[Share], slots: int) -> list[list[int]]:
         else:
             found += np.argsort(block, axis=1, kind="stable").tolist()
     return found
-
-
-class SlotMove(NamedTuple):
-    """A slot whose owners change, in node ids: the new owners, the current holders of the data, and the
-    former owners."""
-
-    slot: int
-    gains: tuple[str, ...]
-    holders: tuple[str, ...]
-    losses: tuple[str, ...]
-
-
-def slot_moves(old: Placement, new: Placement) -> Iterator[SlotMove]:
-    """Yield the slots that must move for `old` to become `new`; both have the same number of slots."""
-    before = np.array([node.node_id for node in old.nodes] + [""])
-    after = np.array([node.node_id for node in new.nodes] + [""])
-    had, gets = before[old.table], after[new.table]
-    for slot in range(len(had)):
-        was = [node for node in had[slot].tolist() if node]
-        will = [node for node in gets[slot].tolist() if node]
-        gains = tuple(node for node in will if node not in was)
-        losses = tuple(node for node in was if node not in will)
-        if gains or losses:
-            yield SlotMove(slot, gains, tuple(was), losses)

@@ -189,7 +189,9 @@ def set_bucket_copies(cluster: ClusterMap, bucket: str, born: int, present: int,
             "add nodes first"
         )
     relied, given = read_and_write_copies(present)
-    read = min(relied, wanted) if _sound(cluster) else relied
+    complete = {node.node_id for node in cluster.nodes if node.state in COMPLETE_STATES}
+    all_complete = all(share.node_id in complete for share in cluster.current_shares)
+    read = min(relied, wanted) if all_complete else relied
     count = BucketCopies(bucket, born, read, max(given, wanted), wanted)
     others = [each for each in cluster.counts if each.bucket != bucket]
     if count in cluster.counts or (relied == given == wanted):
@@ -225,12 +227,6 @@ def _back(cluster: ClusterMap, node: Node) -> State:
     if node.leaving and not _holds(cluster, node.node_id):
         return "draining"
     return "returning"
-
-
-def _sound(cluster: ClusterMap) -> bool:
-    """Whether every current owner has all data of its share."""
-    sound = {node.node_id for node in cluster.nodes if node.state in COMPLETE_STATES}
-    return all(share.node_id in sound for share in cluster.current_shares)
 
 
 def _holds(cluster: ClusterMap, node_id: str) -> bool:

@@ -163,7 +163,9 @@ class _Grouping:
     def add(self, name: str, offset: int, size: int) -> None:
         stem, ext = sample_key(name)
         number = self.extensions.setdefault(ext, len(self.extensions))
-        sample = self.samples.setdefault(stem, len(self.samples)) if _in_sample(stem, ext) else -1
+        base = stem[stem.rfind("/") + 1 :]
+        in_sample = ext and not (base.startswith("__") and base.endswith("__"))
+        sample = self.samples.setdefault(stem, len(self.samples)) if in_sample else -1
         if sample >= 0:
             doubled = self.latest.get((sample, number))
             if doubled is not None:
@@ -185,11 +187,6 @@ class _Grouping:
             np.array(self.sample, dtype=np.int64),
             len(self.samples),
         )
-
-
-def _in_sample(stem: str, ext: str) -> bool:
-    base = stem[stem.rfind("/") + 1 :]
-    return bool(ext) and not (base.startswith("__") and base.endswith("__"))
 
 
 _ARCHIVE_KIND, _ARCHIVE_VERSION = "shardmesh.archive", 1

@@ -15,7 +15,7 @@ from meshwire.dataset.snapshot import BytesColumn
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshwire.dataset.snapshot import LabelColumn, Snapshot
+    from meshwire.dataset.snapshot import Snapshot
     from meshwire.frame.columns import Integers
 
 
@@ -80,7 +80,8 @@ def snapshot_stats(snapshot: Snapshot) -> SnapshotStats:
             sizes[name] = Spread.from_values(column.length)
             empty[name] = int(np.count_nonzero(column.length == 0))
         else:
-            classes[name] = _counted(column)
+            counts = np.bincount(column.values, minlength=len(column.classes)).tolist()
+            classes[name] = dict(zip(column.classes, counts, strict=True))
     shards = np.diff(snapshot.shard_starts)
     return SnapshotStats(
         snapshot.samples,
@@ -91,8 +92,3 @@ def snapshot_stats(snapshot: Snapshot) -> SnapshotStats:
         classes,
         empty,
     )
-
-
-def _counted(column: LabelColumn) -> Mapping[str, int]:
-    counts = np.bincount(column.values, minlength=len(column.classes)).tolist()
-    return dict(zip(column.classes, counts, strict=True))

@@ -21,7 +21,7 @@ from meshwire.formats.tf_example import ExampleError, Feature, parse_features
 from meshwire.strict_json import shown_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from meshwire.frame.tensor_frame import Buffer
 
@@ -130,7 +130,10 @@ class _Indexing:
             self.skip(number, f"is not a tf.Example: {error}")
             return
         if self.told is None and found:
-            self.told = describe_features(found)
+            # Names and kinds of the first features, for messages and guesses.
+            self.told = {
+                name.decode(errors="replace")[:200]: found[name].kind for name in sorted(found)[:_TOLD]
+            }
         row = [number]
         for encoded, name in self.names.items():
             feature = found.get(encoded) if encoded else Feature("bytes", 0, len(message))
@@ -140,12 +143,8 @@ class _Indexing:
                 return
             row += (offset + feature.begin, feature.end - feature.begin)
         self.cells.extend(row)
-        for place, name in enumerate(self.names.values()):
-            self.kinds[name] = self.kinds[name] or self._kind(found, place)
-
-    def _kind(self, found: Mapping[bytes, Feature], place: int) -> str:
-        name = list(self.names)[place]
-        return found[name].kind if name else "bytes"
+        for encoded, name in self.names.items():
+            self.kinds[name] = self.kinds[name] or (found[encoded].kind if encoded else "bytes")
 
     def _reason(self, name: str, feature: Feature | None) -> str:
         """Return why a record is not a sample, or "" if it is."""
@@ -167,9 +166,3 @@ class _Indexing:
         return RecordIndex(
             table[:, 0].copy(), places, self.kinds, self.skipped, tuple(self.examples), self.told or {}
         )
-
-
-def describe_features(found: Mapping[bytes, Feature]) -> dict[str, str]:
-    """Return names and kinds of the first features of a record, for messages and guesses."""
-    names = sorted(found)[:_TOLD]
-    return {name.decode(errors="replace")[:200]: found[name].kind for name in names}

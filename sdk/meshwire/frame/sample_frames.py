@@ -198,12 +198,3 @@ def ragged_rows(arrays: Mapping[str, npt.NDArray[Any]], field: str) -> list[npt.
     if not bounds or bounds[0] != 0 or bounds[-1] != len(data) or not rising:
         raise FrameError(f"the offsets of {field[:60]!r} do not cut its data into rows")
     return [data[start:end] for start, end in itertools.pairwise(bounds)]
-
-
-def ragged_fields(
-    field: str, lengths: Sequence[int] | npt.NDArray[np.int64], dtype: str = "U8"
-) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Return the tensors that `frame_layout` takes for a ragged field of rows with these lengths (in
-    elements)."""
-    rows = np.asarray(lengths, dtype=np.int64)
-    return [(f"{field}.data", dtype, (int(rows.sum()),)), (f"{field}.offsets", "I64", (rows.size + 1,))]

@@ -289,7 +289,7 @@ class FileList:
         shown = [stem for stem, _ in stems]
         often = Counter(shown)
         if len(often) < len(shown):
-            folders = [_folder(item.source.key) for item in self._objects]
+            folders = [archive_stem(item.source.key.rpartition("/")[2]) for item in self._objects]
             apart = {
                 number: folders[source] for number, (stem, source) in enumerate(stems) if often[stem] > 1
             }
@@ -336,11 +336,6 @@ class FileList:
 class _Object(NamedTuple):
     source: SourceObject
     unpacked: bool
-
-
-def _folder(key: str) -> str:
-    """Return the folder for an archive's files if their names alone are ambiguous."""
-    return archive_stem(key.rpartition("/")[2])
 
 
 def _parts(layout: ShardsView, stems: Sequence[str], below: str) -> Iterator[tuple[str, Integers]]:

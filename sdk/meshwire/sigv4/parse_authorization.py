@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from meshwire.errors import S3Error
 from meshwire.http_values import dates
@@ -115,7 +115,9 @@ def _split_header(authorization: str) -> tuple[str, str, str]:
     """Return (credential, signed headers, signature) in any order and spacing."""
     mechanism, _, rest = authorization.strip().partition(" ")
     if mechanism != "AWS4-HMAC-SHA256":
-        _refuse_mechanism(mechanism)
+        if mechanism.startswith("AWS4-"):
+            raise S3Error("InvalidRequest", SIGV4_REQUIRED_MESSAGE)
+        raise S3Error("InvalidArgument", "Unsupported Authorization Type")
     fields: dict[str, str] = {}
     for piece in rest.split(","):
         name, equals, value = piece.strip().partition("=")
@@ -128,12 +130,6 @@ def _split_header(authorization: str) -> tuple[str, str, str]:
             _MALFORMED, "The authorization header is malformed; the Signature is not 64 hexadecimal digits."
         )
     return _field(fields, "Credential"), _field(fields, "SignedHeaders"), signature
-
-
-def _refuse_mechanism(mechanism: str) -> NoReturn:
-    if mechanism.startswith("AWS4-"):
-        raise S3Error("InvalidRequest", SIGV4_REQUIRED_MESSAGE)
-    raise S3Error("InvalidArgument", "Unsupported Authorization Type")
 
 
 def _field(fields: dict[str, str], name: str) -> str:

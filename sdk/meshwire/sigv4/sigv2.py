@@ -182,7 +182,10 @@ def _strings_to_sign(claim: SigV2Claim, head: RequestHead) -> Iterator[str]:
     value."""
     query = read_query(head.raw_query).values
     headers = signed_headers(head, query if claim.presigned else {})
-    date = str(claim.expires) if claim.presigned else _date_line(head.headers)
+    if claim.presigned:
+        date = str(claim.expires)
+    else:  # empty if x-amz-date is among the headers, which clients send when they cannot set Date
+        date = "" if "x-amz-date" in head.headers else head.headers.get("date", "")
     lines = [head.method, headers.get("content-md5", ""), headers.get("content-type", ""), date]
     lines += [f"{name}:{headers[name].strip()}" for name in sorted(headers) if name.startswith("x-amz-")]
     paths = dict.fromkeys(_paths(head))
@@ -237,12 +240,6 @@ def _check_expiry(expires: int, now: int) -> None:
             f"This server accepts presigned URLs valid for at most {MAX_EXPIRES} seconds (a week); use one "
             "that expires sooner.",
         )
-
-
-def _date_line(headers: Mapping[str, str]) -> str:
-    """Return the date line: empty if x-amz-date is among the headers, which clients send when they cannot
-    set Date."""
-    return "" if "x-amz-date" in headers else headers.get("date", "")
 
 
 def _check_date(head: RequestHead, now: int) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 from meshwire.cluster import ClusterMap, Node, compute_placement, parse_map, slot_of
 from meshwire.cluster import transitions as turn
 from meshwire.cluster.cluster_map import ROLES, STATES
-from meshwire.cluster.placement import slot_moves
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshwire.cluster import Placement
     from meshwire.cluster.cluster_map import State
     from meshwire.cluster.placement import OwnershipView
 
@@ -119,6 +122,30 @@ def test_no_node_has_much_more_than_its_share_of_first_copies(cluster: ClusterMa
     weights = sum(node.weight for node in cluster.nodes)
     for node in cluster.nodes:
         assert loads[node.node_id] <= 1.1 * SLOTS * node.weight / weights + 1
+
+
+class SlotMove(NamedTuple):
+    """A slot whose owners change, in node ids: the new owners, the current holders of the data, and the
+    former owners."""
+
+    slot: int
+    gains: tuple[str, ...]
+    holders: tuple[str, ...]
+    losses: tuple[str, ...]
+
+
+def slot_moves(old: Placement, new: Placement) -> Iterator[SlotMove]:
+    """Yield the slots that must move for `old` to become `new`; both have the same number of slots."""
+    before = np.array([node.node_id for node in old.nodes] + [""])
+    after = np.array([node.node_id for node in new.nodes] + [""])
+    had, gets = before[old.table], after[new.table]
+    for slot in range(len(had)):
+        was = [node for node in had[slot].tolist() if node]
+        will = [node for node in gets[slot].tolist() if node]
+        gains = tuple(node for node in will if node not in was)
+        losses = tuple(node for node in was if node not in will)
+        if gains or losses:
+            yield SlotMove(slot, gains, tuple(was), losses)
 
 
 @pytest.mark.parametrize(("count", "zones"), [(2, 0), (3, 3), (5, 0), (10, 3), (40, 4)])

@@ -12,7 +12,6 @@ import safetensors.numpy
 from meshwire.frame.sample_frames import (
     BLOB_ALIGNMENT,
     SampleFrame,
-    ragged_fields,
     ragged_rows,
     sample_layout,
 )
@@ -142,7 +141,7 @@ def test_frames_of_another_form_are_refused(fields: list[tuple[str, str, tuple[i
 
 
 def test_ragged_fields_are_cut_into_rows() -> None:
-    frame = frame_layout(ragged_fields("text", [3, 0, 5]), {})
+    frame = frame_layout([("text.data", "U8", (8,)), ("text.offsets", "I64", (4,))], {})
     data = bytearray(frame.size)
     frame.tensors["text.data"].view(data)[:] = np.frombuffer(b"abcdefgh", dtype=np.uint8)
     frame.tensors["text.offsets"].view(data)[:] = [0, 3, 3, 8]

@@ -64,20 +64,6 @@ def test_bad_keys(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "split"),
-    [
-        ("a--b", ("a", "b")),
-        ("a--b--c", ("a--b", "c")),
-        ("a", ("a", None)),
-        ("a--", ("a--", None)),
-        ("--a", ("--a", None)),
-    ],
-)
-def test_views(name: str, split: tuple[str, str | None]) -> None:
-    assert names.split_view_name(name) == split
-
-
-@pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("Sun, 06 Nov 1994 08:49:37 GMT", 784111777),
