@@ -1,5 +1,5 @@
 """Reads from other nodes: objects by name, bytes by ETag, documents, frames and listings.
 
 Services see one mesh: this package decides which node is asked first and which one next. A single node
-calls nobody. `reads.peer_read_service` is the answering side.
+makes no calls. `reads.peer_read_service` answers the calls of other nodes.
 """

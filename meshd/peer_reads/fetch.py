@@ -50,16 +50,16 @@ _log = logging.getLogger(__name__)
 MAX_ORIGIN_READS: Final = 64
 """Objects of buckets with origins that one request reads at a time."""
 _RETRYABLE_CODES: Final = frozenset({"NotHere", "NoSuchKey", "SnapshotChanged", "Unreadable", "Busy"})
-"""What another holder may know better."""
+"""Failures after which another replica is asked."""
 _VERIFY_TIMEOUT_S: Final = 120.0
-"""Seconds of silence while another node reads the extents that parts lie in: of gigabytes, on a slow disk."""
+"""Seconds without a byte while another node reads whole extents to verify them: gigabytes, on a slow disk."""
 _AT_ONCE: Final = 256 << 10
-"""Bytes that are compared at once; more are by a thread."""
+"""Bytes up to which checksums are verified in the event loop; more are verified by a thread."""
 _PIECE: Final = 1 << 20
 
 
 class OriginReader(Protocol):
-    """What is read of buckets with origins; see `meshd.origins.sample_source`."""
+    """Reads of buckets with origins; implemented by `meshd.origins.sample_source`."""
 
     async def entries(self, name: str, prefix: str) -> list[tuple[str, Record]]: ...
 
@@ -77,7 +77,7 @@ class OriginReader(Protocol):
 
 
 class NearCache(Protocol):
-    """Copies that this node keeps of what other nodes own."""
+    """This node's cached copies of objects and frames of other nodes."""
 
     async def get_parts(self, parts: Sequence[ObjectRange]) -> list[bytes | None]: ...
 
@@ -89,8 +89,8 @@ class NearCache(Protocol):
 
 
 class PeerFetcher:
-    """One a process. `origins` reads what buckets with origins have, while this process can; `near` has
-    copies, on a node that keeps some; `backs` says which buckets have an origin."""
+    """Fetches parts of objects. One instance per process. `origins` reads buckets with origins, if this
+    process can; `near_cache` is set on a node that has one; `backs`: whether a bucket has an origin."""
 
     def __init__(self, store: ObjectStore, asking: ReplicaSelector, backs: Callable[[str], bool]) -> None:
         self._store, self._asking, self._mesh, self._backs = store, asking, asking.mesh, backs
@@ -101,20 +101,20 @@ class PeerFetcher:
         return f"<Fetching from {self._mesh.node_id}>"
 
     def require_origins(self) -> OriginReader:
-        """Raises BatchError Busy."""
+        """Return `origins`. Raises BatchError Busy if this process has none."""
         if self.origins is None:
             raise busy("buckets with origins cannot be read by this process")
         return self.origins
 
     def reads_from_origin(self, bucket: str, key: str) -> bool:
-        """Whether this node is the one that reads a name of a bucket with an origin."""
+        """Whether the bucket has an origin and this node is in the read set of the name."""
         return self._backs(bucket) and self._mesh.is_reader(bucket, key)
 
     async def fetch_parts(
         self, parts: Sequence[ObjectRange], memory: MemoryAccount, *, proven: bool = False
     ) -> FetchedParts:
-        """See Elsewhere.fetch. `proven`: what is a part of an extent is of one that was read and compared as
-        a whole; for new objects."""
+        """Fetch these bytes; see `RemoteSource.fetch_parts`. `proven`: the node verifies every extent of
+        which only a part is sent; used when new objects are made of the bytes."""
         room = MemoryFrame(0, memory)
         places: list[Location | ReadFailure | None] = [None] * len(parts)
         silent: set[int] = set()
@@ -146,7 +146,7 @@ class PeerFetcher:
             await gather_limited(
                 MAX_ORIGIN_READS, [self._read_origin(parts, number, room, places) for number in mine]
             )
-            if not proven:  # what is kept here came as it was sent
+            if not proven:  # cached copies were sent without that verification
                 await self._read_near_cache(parts, named, room, places)
             asked = list(named)
             left = await self._asking.ask_replicas(named, ask)
@@ -169,9 +169,10 @@ class PeerFetcher:
     async def _fetch_verified(
         self, node: Node, parts: Sequence[ObjectRange], room: MemoryFrame, *, proven: bool
     ) -> list[Location | ReadFailure]:
-        """What a node has of these. It sends large objects without a look at them: where such a one does not
-        match, the node is to look, so that it learns of damage on its disks, and is asked for no more of it.
-        Raises MeshdError, FrameError."""
+        """Fetch these parts from a node and verify them. The node sends parts of large objects unverified. A
+        part that does not match its checksum is requested again with verification by the node, which then
+        learns of damage on its disks; if it still does not match, it is a failure. Raises MeshdError,
+        FrameError."""
         found = await self._fetch_from_node(node, parts, room, proven=proven)
         torn = await _mismatched_parts(room.fd, found)
         if not torn:
@@ -197,7 +198,7 @@ class PeerFetcher:
     async def _fetch_from_node(
         self, node: Node, parts: Sequence[ObjectRange], room: MemoryFrame, *, proven: bool
     ) -> list[Location | ReadFailure]:
-        """One call. Raises MeshdError, FrameError."""
+        """Fetch these parts from a node with one call. Raises MeshdError, FrameError."""
         request = peer_messages.ReadRequest(list(parts), proven)
         patience = _VERIFY_TIMEOUT_S if proven else None
         async with self._asking.peers.open_typed(
@@ -213,7 +214,7 @@ class PeerFetcher:
         room: MemoryFrame,
         places: list[Location | ReadFailure | None],
     ) -> None:
-        """What this node has copies of need not be asked for."""
+        """Copy the parts that the near cache holds and remove them from `named`."""
         if self.near_cache is None or not named:
             return
         numbers = list(named)
@@ -238,7 +239,7 @@ class PeerFetcher:
         self.near_cache.keep_parts(room.fd, kept)
 
     def _gone(self, part: ObjectRange) -> ReadFailure:
-        """Why a single node does not have what it was asked for."""
+        """Return why a single node does not have the part."""
         return ReadFailure(
             "NoSuchKey" if self._store.get(part.bucket, part.key) is None else "SnapshotChanged"
         )
@@ -258,7 +259,7 @@ class PeerFetcher:
 
 
 class FetchedParts:
-    """Parts that came from other nodes, in one piece of shared memory."""
+    """Parts fetched from other nodes, in one piece of shared memory."""
 
     def __init__(self, room: MemoryFrame, places: Sequence[Location | ReadFailure]) -> None:
         self._room, self.places = room, places
@@ -268,12 +269,12 @@ class FetchedParts:
         return f"<Gathered {len(self.places)} parts, {self._room.size} bytes>"
 
     def close(self) -> None:
-        """Give the memory back. Idempotent."""
+        """Release the memory. Idempotent."""
         self._room.close()
 
 
 def append_bytes(room: MemoryFrame, data: bytes) -> Location:
-    """Bytes at the end of the memory."""
+    """Append bytes to the memory and return their location."""
     start = room.size
     room.grow(start + len(data))
     os.pwrite(room.fd, data, start)
@@ -281,7 +282,8 @@ def append_bytes(room: MemoryFrame, data: bytes) -> Location:
 
 
 async def receive_body(answer: PeerResponse, room: MemoryFrame) -> tuple[int, int]:
-    """An answer's body at the end of the memory: (offset, bytes)."""
+    """Append a response body to the memory; return its offset and size in bytes. Raises
+    PeerUnreachableError if the body ends early."""
     start, size = room.size, int(answer.headers["content-length"])
     room.grow(start + size)
     at = start
@@ -294,7 +296,7 @@ async def receive_body(answer: PeerResponse, room: MemoryFrame) -> tuple[int, in
 
 
 async def _mismatched_parts(fd: int, found: Sequence[Location | ReadFailure]) -> list[int]:
-    """The numbers of what does not match its checksum."""
+    """Return the numbers of the parts that do not match their checksums."""
     whole = sum(place.length for place in found if isinstance(place, Location))
     return (
         _verify_checksums(fd, found)
@@ -304,7 +306,7 @@ async def _mismatched_parts(fd: int, found: Sequence[Location | ReadFailure]) ->
 
 
 def _verify_checksums(fd: int, found: Sequence[Location | ReadFailure]) -> list[int]:
-    """The same (blocking)."""
+    """Return the same as `_mismatched_parts` (blocking)."""
     buffer = memoryview(bytearray(_PIECE))
     torn: list[int] = []
     for number, place in enumerate(found):
@@ -321,7 +323,7 @@ def _verify_checksums(fd: int, found: Sequence[Location | ReadFailure]) -> list[
 
 
 def _parse_frame(fd: int, start: int, size: int, path: str) -> list[Location | ReadFailure]:
-    """The places of a frame's blobs in the file. Raises FrameError."""
+    """Return the locations of a frame's blobs in the file. Raises FrameError."""
     length = header_size(os.pread(fd, 8, start)) if size >= 8 else 0
     header = parse_frame_header(os.pread(fd, min(length, size), start))
     if header.size != size:
@@ -349,7 +351,8 @@ def _parse_frame(fd: int, start: int, size: int, path: str) -> list[Location | R
 
 
 class RendezvousFrameSource:
-    """A FrameSource: each frame is made where its address meets, so that no two nodes make one at once."""
+    """A FrameSource that has each frame made by the node to which rendezvous hashing assigns its address, so
+    that no two nodes make the same frame at once."""
 
     def __init__(self, remote: PeerFrames, frames: FrameSource) -> None:
         self._remote, self._frames = remote, frames
@@ -358,7 +361,7 @@ class RendezvousFrameSource:
         return f"<MeetingFrames before {self._frames!r}>"
 
     async def get_frame(self, address: AnyFrameAddress) -> Frame:
-        """See FrameSource."""
+        """Return the frame; see `FrameSource`."""
         if isinstance(address, FrameAddress | BlockAddress):
             met = await self._remote.assigned_peer_frame(address)
             if met is not None:
@@ -367,7 +370,7 @@ class RendezvousFrameSource:
 
 
 class PeerFrames:
-    """One a process."""
+    """Frames of other nodes, and frames in the near cache. One instance per process."""
 
     def __init__(self, asking: ReplicaSelector, fetching: PeerFetcher, memory: MemoryAccount) -> None:
         self._asking, self._fetching, self._memory = asking, fetching, memory
@@ -377,8 +380,8 @@ class PeerFrames:
         return f"<RemoteFrames from {self._mesh.node_id}>"
 
     async def assigned_peer_frame(self, address: FrameAddress | BlockAddress) -> Frame | None:
-        """The frame as the node has it at which its address meets; None where that is this node, or it does
-        not give it: then it is made here."""
+        """Return the frame from the node that is assigned its address. None if that is this node or the node
+        does not supply it: then this node makes the frame."""
         node = next(
             iter(rendezvous_order(batch_nodes(self._mesh.current_map()), _rendezvous_name(address))), None
         )
@@ -396,7 +399,7 @@ class PeerFrames:
             return None
 
     async def cached_frame(self, address: FrameAddress) -> Frame | None:
-        """A batch of which this node has a copy."""
+        """Return the frame if the near cache holds it."""
         found = (
             None if self._fetching.near_cache is None else await self._fetching.near_cache.get_frame(address)
         )
@@ -410,13 +413,13 @@ class PeerFrames:
         return room.hand_out("hit")
 
     def cache_frame(self, address: FrameAddress, frame: Frame) -> None:
-        """Have this node keep a copy, if it keeps any."""
+        """Put a copy into the near cache, if this node has one."""
         if self._fetching.near_cache is not None:
             self._fetching.near_cache.keep_frame(address, frame.fd, frame.size, frame.rows)
 
 
 def _rendezvous_name(address: FrameAddress | BlockAddress) -> str:
-    """A text to meet at."""
+    """Return the text that stands for the address in rendezvous hashing."""
     if isinstance(address, BlockAddress):
         return f"{address.digest}/{address.block}"
     place = address.rank, address.world, address.batch, address.origin

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _ATTEMPTS: Final = 5
 _NEWER_MAP_WAIT_S: Final = 2.0
-"""Seconds a newer map is waited for when another node has one."""
+"""Seconds to wait for a newer map when another node has one."""
 
 
 class ObjectListings:
-    """Of buckets whose objects live in the mesh. One a process."""
+    """Listings of buckets without an origin, for batches, jobs and views. One instance per process."""
 
     def __init__(self, store: ObjectStore, asking: ReplicaSelector) -> None:
         self._store, self._asking, self._mesh = store, asking, asking.mesh
@@ -54,14 +54,14 @@ class ObjectListings:
         return f"<RemoteListings from {self._mesh.node_id}>"
 
     async def list_entries(self, bucket: str, prefix: str) -> list[tuple[str, Record]]:
-        """See RemoteObjects.entries."""
+        """Return every object under a prefix; see `RemoteObjects.list_entries`."""
         pages = await self._all(bucket, lambda node, version: self._listed(node, bucket, prefix, version))
         found = [entry for page in pages for entry in page]
         found.sort(key=lambda entry: entry[0].encode())
         return found
 
     async def list_page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
-        """See RemoteObjects.page."""
+        """Return one page of objects; see `RemoteObjects.list_page`."""
 
         def ask(node: Node, version: int) -> Awaitable[peer_messages.ListResponse]:
             return self._one_page(node, peer_messages.ListRequest(bucket, prefix, after, version, limit))
@@ -69,7 +69,7 @@ class ObjectListings:
         return _page_of(await self._all(bucket, ask), limit)
 
     async def _all(self, bucket: str, ask: Callable[[Node, int], Awaitable[_T]]) -> list[_T]:
-        """What each node that decides says, under one map. Raises BatchError Busy."""
+        """Return the responses of all primaries, under one map. Raises BatchError Busy."""
         for _ in range(_ATTEMPTS):
             cluster = self._mesh.current_map()
             asked = [ask(node, cluster.version) for node in self._primaries(cluster, bucket)]
@@ -91,8 +91,9 @@ class ObjectListings:
         return await self._asking.peers.call_typed(node, peer_messages.LIST_RECORDS, ask)
 
     def _primaries(self, cluster: ClusterMap, bucket: str) -> list[Node]:
-        """Raises BatchError Busy while there are names nobody decides about."""
-        table = routes(cluster, self._mesh.replica_count(bucket))  # of this map, whatever comes meanwhile
+        """Return the primaries of the bucket's slots. Raises BatchError Busy while a slot has none."""
+        # Routes of this map, even if a newer one has arrived.
+        table = routes(cluster, self._mesh.replica_count(bucket))
         masks = {node.node_id: table.primary_slots(node.node_id) for node in cluster.nodes}
         if sum(int(mask.sum()) for mask in masks.values()) < cluster.slots:
             raise busy(f"{bucket} cannot be listed now: nodes that hold a part of it are away")
@@ -105,7 +106,7 @@ class ObjectListings:
             ask = peer_messages.ListRequest(bucket, prefix, after, version)
             page = await self._one_page(node, ask)
             if here:
-                await asyncio.sleep(0)  # other requests get their turn between pages
+                await asyncio.sleep(0)  # let other requests run between pages
             found += page.entries
             if not page.after:
                 return found
@@ -115,7 +116,8 @@ class ObjectListings:
 def primary_page(
     store: ObjectStore, mesh: ClusterView, ask: peer_messages.ListRequest
 ) -> peer_messages.ListResponse:
-    """A page of what this node decides. Raises StaleMapError unless the map is the one that is meant."""
+    """Return a page of the objects whose primary is this node. Raises StaleMapError if this node uses another
+    map than the caller."""
     cluster = mesh.current_map()
     if cluster.version != ask.version:
         raise StaleMapError(cluster.version)
@@ -131,7 +133,7 @@ def primary_page(
 
 
 def _page_of(pages: Sequence[peer_messages.ListResponse], limit: int) -> Page:
-    """One page of the merged pages of all primaries, as far as every one of them reaches."""
+    """Merge the pages of all primaries into one that ends where the first of them ends."""
     ends = [page.after.encode() for page in pages if page.after]
     found = sorted((entry for page in pages for entry in page.entries), key=lambda entry: entry[0].encode())
     if ends:
@@ -147,12 +149,12 @@ _LIMIT: Final = 1000
 
 P = TypeVar("P", EntryPage, VersionPage, UploadPage)
 OwnEntries = Callable[[str, str, str, int, bytes | None], EntryPage]
-"""`Store.own_entries`."""
+"""The signature of `Store.own_entries`."""
 
 
 class ListingRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What a node is asked for: a page of `kind` (`entries`, `versions`, `uploads`; `own`: of a bucket
-    with an origin, what is not there yet) of the names that it decides about."""
+    """A request for a page of the names whose primary is the node. `kind`: `entries`, `versions`, `uploads`,
+    or `own` (objects of a bucket with an origin that are not at the origin yet)."""
 
     kind: str
     bucket: str
@@ -174,7 +176,7 @@ LIST_PAGE: Final = PeerCall(
 
 
 class LocalListings:
-    """What this node has of a listing: its own part."""
+    """Pages of the names whose primary is this node."""
 
     def __init__(self, store: ObjectStore, mesh: ClusterView, own: OwnEntries) -> None:
         self._store, self._mesh, self._own = store, mesh, own
@@ -185,11 +187,12 @@ class LocalListings:
 
     @handler(LIST_PAGE)
     async def answer_page(self, asked: ListingRequest, context: CallContext) -> bytes:
-        """For another node."""
+        """Return the encoded page to another node."""
         return encode_message(self.list_page(asked, context.map_version))
 
     def list_page(self, asked: ListingRequest, version: int) -> EntryPage | VersionPage | UploadPage:
-        """The page by map `version`. Raises StaleMapError when this node goes by another, StoreError."""
+        """Return the page under map `version`. Raises StaleMapError if this node uses another map;
+        StoreError."""
         cluster = self._mesh.current_map()
         if cluster.version != version:
             raise StaleMapError(cluster.version)
@@ -237,7 +240,7 @@ class LocalListings:
 
 
 class MergedListings:
-    """Pages of the whole mesh. One a process."""
+    """Pages of the whole mesh, for S3 listings. One instance per process."""
 
     def __init__(self, local: LocalListings, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
         self._local, self._mesh, self._peers, self._clock = local, mesh, peers, clock
@@ -248,13 +251,13 @@ class MergedListings:
     async def list_entries(
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = _LIMIT
     ) -> EntryPage:
-        """As `ObjectStore.list_entries`, of all nodes. Raises S3Error SlowDown."""
+        """Return a page like `ObjectStore.list_entries`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("entries", bucket, prefix, delimiter, (after, ""), limit)
         items, truncated = await self._merged(asked, EntryPage, page_merge.read_entries)
         return page_merge.entry_page(items, truncated=truncated)
 
     async def list_own_entries(self, bucket: str, prefix: str, after: str, limit: int = _LIMIT) -> EntryPage:
-        """As `Store.own_entries`, of all nodes. Raises S3Error SlowDown."""
+        """Return a page like `Store.own_entries`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("own", bucket, prefix, "", (after, ""), limit)
         items, truncated = await self._merged(asked, EntryPage, page_merge.read_entries)
         return page_merge.entry_page(items, truncated=truncated)
@@ -269,7 +272,7 @@ class MergedListings:
         version_marker: str = "",
         limit: int = _LIMIT,
     ) -> VersionPage:
-        """As `ObjectStore.list_versions`, of all nodes. Raises S3Error SlowDown."""
+        """Return a page like `ObjectStore.list_versions`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("versions", bucket, prefix, delimiter, (key_marker, version_marker), limit)
         items, truncated = await self._merged(asked, VersionPage, page_merge.read_versions)
         return page_merge.version_page(items, truncated=truncated)
@@ -284,7 +287,7 @@ class MergedListings:
         id_marker: str = "",
         limit: int = _LIMIT,
     ) -> UploadPage:
-        """As `ObjectStore.list_uploads`, of all nodes. Raises S3Error SlowDown."""
+        """Return a page like `ObjectStore.list_uploads`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("uploads", bucket, prefix, delimiter, (key_marker, id_marker), limit)
         items, truncated = await self._merged(asked, UploadPage, page_merge.read_uploads)
         return page_merge.upload_page(items, truncated=truncated)
@@ -323,7 +326,7 @@ class MergedListings:
         share = page_merge.first_share(asked.limit + 1, len(sources))
         await asyncio.gather(*(source.fill(share, read) for source in sources))
         found = await page_merge.merge_sources(sources, asked.limit, read)
-        if self._mesh.current_map().version != version:  # pages asked for later went by another map
+        if self._mesh.current_map().version != version:  # later pages used another map
             raise StaleMapError(version)
         return found
 
@@ -355,7 +358,7 @@ class MergedListings:
 
 
 class _NoAnswerError(Exception):
-    """A part of the listing cannot be had; `node_id` of whom it was asked (empty: of nobody)."""
+    """A part of the listing is not available. `node_id`: the node that was asked; empty if there is none."""
 
     def __init__(self, node_id: str, message: str) -> None:
         super().__init__(message)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", EntryPage, VersionPage, UploadPage)
 Marker = tuple[str, str]
-"""Behind what a page begins: a name, and an id among those of that name (empty: behind all of them)."""
+"""The position after which a page begins: a name, and an id among those of the name (empty: after all of
+them)."""
 
 
 class Item(NamedTuple):
@@ -33,7 +34,7 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class PageSource(Generic[P]):
-    """One node's pages. `fetch` gives the page behind a marker, of at most so many items."""
+    """The pages of one node. `fetch` returns the page after a marker, with at most that many items."""
 
     fetch: Callable[[Marker, int], Awaitable[P]]
     marker: Marker
@@ -46,7 +47,7 @@ class PageSource(Generic[P]):
         return self.items[self.at] if self.at < len(self.items) else None
 
     async def fill(self, limit: int, read: Callable[[P], tuple[list[Item], bool, Marker]]) -> None:
-        """Have a next item, if there is one."""
+        """Fetch pages until there is a next item, or none is left."""
         while self.at >= len(self.items) and self.more:
             self.items, self.more, self.marker = read(await self.fetch(self.marker, limit))
             self.at = 0
@@ -57,8 +58,8 @@ async def merge_sources(
     limit: int,
     read: Callable[[P], tuple[list[Item], bool, Marker]],
 ) -> tuple[list[Item], bool]:
-    """The first `limit` items of all sources in order, and whether there are more. Sources must be filled
-    once, side by side, before."""
+    """Return the first `limit` items of all sources in order, and whether there are more. The caller fills
+    every source once before, all of them concurrently."""
     share = _share(limit, len(sources))
     heap = [(source.head.name, number) for number, source in enumerate(sources) if source.head is not None]
     heapq.heapify(heap)
@@ -84,25 +85,26 @@ async def merge_sources(
 
 
 def _share(limit: int, sources: int) -> int:
-    """How much of a page to ask of one of several sources: a little more than its share."""
+    """Return how many items to request from each source: a little more than its share of the page."""
     return limit if sources < 2 else min(limit, limit // sources + limit // 8 + 2)
 
 
 def first_share(limit: int, sources: int) -> int:
-    """As many as the merging asks for later."""
+    """Return the limit for the first page of each source: the one that `merge_sources` uses later."""
     return _share(limit, sources)
 
 
 def _sorted(lines: list[Item], prefixes: Sequence[str]) -> list[Item]:
     rolled = [Item(prefix.encode(), None, (prefix, "")) for prefix in prefixes]
-    return sorted([*lines, *rolled], key=lambda item: item.name) if rolled else lines  # stable: versions stay
+    # The sort is stable: versions of one name keep their order.
+    return sorted([*lines, *rolled], key=lambda item: item.name) if rolled else lines
 
 
 # --- the three kinds of pages -----------------------------------------------------------------------------
 
 
 def read_entries(page: EntryPage) -> tuple[list[Item], bool, Marker]:
-    """Items whose values are (entry, owner)."""
+    """Return the items, whose values are (entry, owner); whether there are more; and the next marker."""
     lines = [
         Item(entry.key.encode(), (entry, owner), (entry.key, ""))
         for entry, owner in zip(page.entries, page.owners, strict=True)
@@ -111,7 +113,7 @@ def read_entries(page: EntryPage) -> tuple[list[Item], bool, Marker]:
 
 
 def entry_page(items: Sequence[Item], *, truncated: bool) -> EntryPage:
-    """The page of merged items."""
+    """Return the page of merged items."""
     lines: list[tuple[ObjectEntry, str]] = [item.value for item in items if item.value is not None]  # type: ignore[misc]
     return EntryPage(
         tuple(entry for entry, _ in lines),
@@ -123,7 +125,7 @@ def entry_page(items: Sequence[Item], *, truncated: bool) -> EntryPage:
 
 
 def read_versions(page: VersionPage) -> tuple[list[Item], bool, Marker]:
-    """Items whose values are (key, record, whether it is the latest)."""
+    """Return the items, whose values are (key, record, whether it is the latest), as `read_entries` does."""
     lines = [
         Item(key.encode(), (key, record, latest), (key, record.version or "null"))
         for (key, record), latest in zip(page.entries, page.latest, strict=True)
@@ -132,7 +134,7 @@ def read_versions(page: VersionPage) -> tuple[list[Item], bool, Marker]:
 
 
 def version_page(items: Sequence[Item], *, truncated: bool) -> VersionPage:
-    """The page of merged items."""
+    """Return the page of merged items."""
     lines: list[tuple[str, Record, bool]] = [item.value for item in items if item.value is not None]  # type: ignore[misc]
     following = items[-1].marker if truncated else ("", "")
     return VersionPage(
@@ -145,13 +147,13 @@ def version_page(items: Sequence[Item], *, truncated: bool) -> VersionPage:
 
 
 def read_uploads(page: UploadPage) -> tuple[list[Item], bool, Marker]:
-    """Items whose values are uploads."""
+    """Return the items, whose values are uploads, as `read_entries` does."""
     lines = [Item(upload.key.encode(), upload, (upload.key, upload.upload_id)) for upload in page.uploads]
     return _sorted(lines, page.prefixes), page.truncated, (page.next_key, page.next_id)
 
 
 def upload_page(items: Sequence[Item], *, truncated: bool) -> UploadPage:
-    """The page of merged items."""
+    """Return the page of merged items."""
     lines: list[Upload] = [item.value for item in items if item.value is not None]  # type: ignore[misc]
     following = items[-1].marker if truncated else ("", "")
     return UploadPage(tuple(lines), _prefixes(items), truncated, *following)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 _MIN_REPLICAS: Final = 2
-"""Nodes that have a document before it counts as written, where there are so many."""
+"""Nodes that must have a document before it counts as written, if the mesh has that many."""
 _AT_ONCE: Final = 4
-"""Nodes asked for a document at a time."""
+"""Nodes that are asked for a document concurrently."""
 
 
 class PeerDocuments:
-    """One a process."""
+    """Shared documents of other nodes. One instance per process."""
 
     def __init__(self, asking: ReplicaSelector) -> None:
         self._asking, self._mesh = asking, asking.mesh
@@ -43,7 +43,7 @@ class PeerDocuments:
         return f"<RemoteDocuments from {self._mesh.node_id}>"
 
     async def fetch_document(self, key: str) -> bytes | None:
-        """See Elsewhere.document."""
+        """Fetch a document from any node; see `RemoteSource.fetch_document`."""
         silent = ""
         others = self._asking.document_nodes()
         for start in range(0, len(others), _AT_ONCE):
@@ -60,7 +60,8 @@ class PeerDocuments:
         return None
 
     async def fetch_from_all_nodes(self, key: str) -> list[bytes]:
-        """What each of the nodes that answer has under a key that is every node's own."""
+        """Return the documents of all nodes that answer, for a key under which each node has a document of
+        its own."""
         asked = [self._get(node, key) for node in self._asking.document_nodes()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, bytes)]
@@ -77,7 +78,7 @@ class PeerDocuments:
             raise
 
     async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
-        """See Elsewhere.spread."""
+        """Store a document on the storing nodes; see `RemoteSource.replicate_document`."""
         name, others = DocumentName(key, again), self._asking.document_nodes()
         own = self._mesh.current_map().node(self._mesh.node_id)
         needed = min(_MIN_REPLICAS, len(others) + 1) - int(own is not None and own.stores)
@@ -88,8 +89,8 @@ class PeerDocuments:
             raise busy(f"too few nodes could keep {key}: {wrong[0]}")
 
     async def list_inventories(self, prefix: str) -> PeerInventories:
-        """What each other node has under a prefix, whatever its role, and which could not be asked. One that
-        was given up (`down`) is nobody."""
+        """Return the inventory of every other node under a prefix, whatever its role, and the ids of the
+        nodes that could not be asked. Nodes that are `down` count as neither."""
         there = [node for node in self._mesh.current_map().nodes if node.node_id != self._mesh.node_id]
         asked = [node for node in there if node.state not in UNREACHABLE_STATES]
         answers = await asyncio.gather(*[self._table(node, prefix) for node in asked])

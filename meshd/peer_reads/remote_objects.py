@@ -1,6 +1,6 @@
 """Objects of the whole mesh: records by name, bytes by ETag, documents, frames and listings.
 
-The caller gets what it asked for or an error that says why not; a single node calls nobody. Code in
+The caller gets what it asked for, or an error with the reason; a single node makes no calls. Code in
 threads uses BlockingObjects, which waits for the event loop and must never run on the loop's own thread.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class ObjectNames(Protocol):
-    """What there is under names: a store, or the mesh."""
+    """Look-up and listing of objects by name: in one store, or in the whole mesh."""
 
     def get(self, bucket: str, key: str) -> Record | None: ...
 
@@ -51,7 +51,8 @@ class ObjectNames(Protocol):
 
 
 class BlockingObjects:
-    """Made in the loop. Raises BatchError Busy where nodes do not answer."""
+    """Objects of the mesh for code in threads. Create it in the event loop. Its methods raise BatchError Busy
+    if nodes do not answer."""
 
     def __init__(self, objects: RemoteObjects) -> None:
         self._objects, self._loop = objects, asyncio.get_running_loop()
@@ -60,24 +61,24 @@ class BlockingObjects:
         return f"<Waiting for {self._objects!r}>"
 
     def get(self, bucket: str, key: str) -> Record | None:
-        """The current object."""
+        """Return the current object's record, or None."""
         found: Record | None = self._wait(self._objects.find(bucket, key))
         return found
 
     def list(
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
     ) -> Page:
-        """As a store's; without delimiters."""
+        """Return a page like a store's, without delimiters."""
         assert not delimiter
         page: Page = self._wait(self._objects.list_page(bucket, prefix, after, limit))
         return page
 
     def read_range(self, bucket: str, key: str, record: Record, offset: int, length: int) -> bytes:
-        """Bytes of an object, or of an archive's copy."""
+        """Read bytes of an object, or of an archive's decompressed copy."""
         return self.read_part(ObjectRange(bucket, key, record.etag, record.size, offset, length))
 
     def read_part(self, part: ObjectRange) -> bytes:
-        """The same of any bytes that are named by their object's ETag. Raises BatchError."""
+        """Read bytes that are named by their object's ETag. Raises BatchError."""
         found: list[bytes] = self._wait(self._objects.read_parts([part]))
         return found[0]
 
@@ -89,9 +90,9 @@ _PATIENCE: Final = 1.0  # seconds for a newer map
 
 
 class RemoteObjects:
-    """One a process. `store` is this node's own: what it holds it is asked for first. `buckets` knows which
-    have origins; `origins` reads those, while this process can; `near` has copies, on a node that keeps
-    some."""
+    """The objects of the mesh. One instance per process. `store` is this node's own, which is asked first;
+    `buckets` knows which buckets have origins; `origins` reads those, if this process can; `near_cache` is
+    set on a node that has one."""
 
     def __init__(
         self, store: ObjectStore, mesh: ClusterView, peers: PeerClient, buckets: BucketTable | None = None
@@ -126,12 +127,12 @@ class RemoteObjects:
         return self._mesh.single_node and (self._buckets is None or not self._buckets.has_backed_buckets())
 
     def has_origin(self, bucket: str) -> bool:
-        """Whether what is in a bucket lies at an origin."""
+        """Whether the bucket has an origin."""
         return self._buckets is not None and bool(self._buckets.origin_write_mode(bucket))
 
     @property
     def origins(self) -> OriginReader | None:
-        """Who reads of origins."""
+        """The reader of buckets with origins; None if this process cannot read them."""
         return self._fetching.origins
 
     @origins.setter
@@ -140,7 +141,7 @@ class RemoteObjects:
 
     @property
     def near_cache(self) -> NearCache | None:
-        """The copies that this node keeps of what others hold."""
+        """This node's near cache, if it has one."""
         return self._fetching.near_cache
 
     @near_cache.setter
@@ -148,35 +149,35 @@ class RemoteObjects:
         self._fetching.near_cache = near
 
     async def aclose(self) -> None:
-        """End what runs in the background."""
+        """Stop the background tasks."""
         await self._asking.aclose()
 
     # --- objects by name --------------------------------------------------------------------------------
 
     def has_peer_copies(self, bucket: str, key: str) -> bool:
-        """See Elsewhere.others_hold."""
+        """Whether other nodes have copies of an object; see `RemoteSource.has_peer_copies`."""
         if self._mesh.single_node or self.has_origin(bucket):
             return False
         readers = self._mesh.route_for(bucket, key).read_set
         return any(node.node_id != self._mesh.node_id for node in readers)
 
     async def reaches_map_version(self, version: int) -> bool:
-        """See Elsewhere.goes_by."""
+        """Whether this node uses map `version`; see `RemoteSource.reaches_map_version`."""
         if self._mesh.current_map().version < version:
             await self._mesh.wait_for_newer_map(version - 1, _PATIENCE)
         return self._mesh.current_map().version == version
 
     def is_first_replica(self, bucket: str, key: str) -> bool:
-        """See Elsewhere.is_first."""
+        """Whether this node is asked first for an object; see `RemoteSource.is_first_replica`."""
         readers = self._mesh.route_for(bucket, key).read_set
         return bool(readers) and readers[0].node_id == self._mesh.node_id
 
     async def find(self, bucket: str, key: str) -> Record | None:
-        """The current object's record, wherever it is. Raises BatchError Busy."""
+        """Return the current object's record from the node that has it. Raises BatchError Busy."""
         return (await self.find_many([(bucket, key)]))[0]
 
     async def find_many(self, names: Sequence[tuple[str, str]]) -> list[Record | None]:
-        """The same of many, in their order, by one call a node. Raises BatchError Busy."""
+        """Return the records of many objects, in order, with one call per node. Raises BatchError Busy."""
         found: list[Record | None] = [None] * len(names)
         far, mine = list[int](), list[int]()
         for number, (bucket, key) in enumerate(names):
@@ -195,7 +196,7 @@ class RemoteObjects:
         return found
 
     def find_local(self, names: Sequence[tuple[str, str]]) -> list[Record | None]:
-        """The same by this node's own store alone (may be called in a thread)."""
+        """Return the records that this node's own store has (may be called in a thread)."""
         return [self._store.get(bucket, key) for bucket, key in names]
 
     async def _find_remote(
@@ -216,14 +217,14 @@ class RemoteObjects:
             raise busy(f"s3://{names[number][0]}/{names[number][1]} cannot be looked up now: {why}")
 
     async def list_entries(self, bucket: str, prefix: str) -> list[tuple[str, Record]]:
-        """Every object under a prefix, in order of UTF-8 bytes, as the nodes that decide have it, under one
-        map, or its origin. Raises BatchError Busy: never a shorter list."""
+        """Return every object under a prefix, in order of UTF-8 bytes, from the primaries under one map or
+        from the origin. Raises BatchError Busy instead of returning an incomplete list."""
         if self.has_origin(bucket):
             return await self._fetching.require_origins().entries(bucket, prefix)
         return await self._listings.list_entries(bucket, prefix)
 
     async def list_page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
-        """A page of them: those after `after`, at most `limit`. Raises BatchError Busy."""
+        """Return a page of these objects: at most `limit`, after `after`. Raises BatchError Busy."""
         if self.has_origin(bucket):
             return await self._fetching.require_origins().page(bucket, prefix, after, limit)
         return await self._listings.list_page(bucket, prefix, after, limit)
@@ -231,40 +232,43 @@ class RemoteObjects:
     # --- bytes by ETag ----------------------------------------------------------------------------------
 
     def blocking_names(self, bucket: str) -> ObjectNames:
-        """What threads may ask: this node's store, or all nodes by way of this loop."""
+        """Return what threads may use: this node's store, or all nodes through this event loop."""
         return (
             self._store if self._mesh.single_node and not self.has_origin(bucket) else BlockingObjects(self)
         )
 
     def revision(self, buckets: Sequence[str]) -> object:
-        """Equal to an earlier one only if every name in these still stands for the same bytes: never, where
-        other nodes, or clients of an origin, write too."""
+        """Return a value that equals an earlier one only if every name in these buckets still stands for the
+        same bytes. Where other nodes or clients of an origin write, it never does."""
         local_only = self._mesh.single_node and not any(map(self.has_origin, buckets))
         return self._store.revision() if local_only else object()
 
     def bucket_creation_times(self, buckets: Sequence[str]) -> tuple[int, ...]:
-        """When each bucket of these names was made, as far as this process knows buckets."""
+        """Return when each of these buckets was created; empty if this process has no table of buckets."""
         return () if self._buckets is None else tuple(map(self._buckets.created_at_ms, buckets))
 
     def is_local(self, bucket: str, key: str) -> bool:
-        """Whether this node's own store says what there is under a name."""
+        """Whether this node's own store is authoritative for a name."""
         return not self.has_origin(bucket) and self._mesh.is_reader(bucket, key)
 
     def local_record(self, bucket: str, key: str, etag: str) -> Record | None:
-        """The record of exactly this content, where this node has it, sound as far as is known."""
+        """Return the record with exactly this content if this node has it and knows of no damage, else
+        None."""
         if self.has_origin(bucket):
             return None if self.origins is None else self.origins.cached_record(bucket, key, etag)
         record = self._store.get(bucket, key)
         if record is None or record.etag != etag or (record.broken and not self._mesh.single_node):
-            return None  # what is damaged here another owner has
+            return None  # damaged here: another owner has it
         return record
 
     async def read_range(self, bucket: str, key: str, etag: str, offset: int, length: int) -> bytes:
-        """Bytes of an object. Raises BatchError NoSuchKey, SnapshotChanged, CorruptData, Busy; StoreError."""
+        """Read bytes of an object. Raises BatchError NoSuchKey, SnapshotChanged, CorruptData, Busy;
+        StoreError."""
         return (await self.read_parts([ObjectRange(bucket, key, etag, -1, offset, length)]))[0]
 
     async def read_parts(self, parts: Sequence[ObjectRange]) -> list[bytes]:
-        """The same of many parts, by one call a node. Raises as `read`, for the first that cannot be had."""
+        """Read many parts with one call per node. Raises as `read_range` does, for the first part that is
+        lost."""
         found: list[bytes | None] = [None] * len(parts)
         far = []
         for number, part in enumerate(parts):
@@ -293,35 +297,34 @@ class RemoteObjects:
     async def fetch_parts(
         self, parts: Sequence[ObjectRange], memory: MemoryAccount, *, proven: bool = False
     ) -> FetchedParts:
-        """See Elsewhere.fetch, and Fetching.fetch of `proven`."""
+        """Fetch these bytes; see `PeerFetcher.fetch_parts`."""
         return await self._fetching.fetch_parts(parts, memory, proven=proven)
 
     async def read_origin_part(self, part: ObjectRange) -> bytes:
-        """A part of a bucket with an origin, for another node. Raises BatchError."""
+        """Read a part of an object in a bucket with an origin, for another node. Raises BatchError."""
         data = await self._fetching.require_origins().read_range(part)
         if isinstance(data, ReadFailure):
             raise missing_part_error(f"s3://{part.bucket}/{part.key}", data)
         return data
 
     async def fetch_whole(self, bucket: str, key: str, record: Record) -> None:
-        """Have all of an object of a bucket with an origin here, where this node is to have it. Raises
-        BatchError."""
+        """Fetch the whole object into the cache if its bucket has an origin and this node is in the read set
+        of the name. Raises BatchError."""
         if self._fetching.reads_from_origin(bucket, key):
             await self._fetching.require_origins().fetch_into_cache(bucket, key, record.etag, record.size)
 
     def record_use(self, bucket: str, key: str) -> None:
-        """See Elsewhere.used."""
+        """Record that this node's own copy is about to be read; see `RemoteSource.record_use`."""
         if self.origins is not None and self.has_origin(bucket):
             self.origins.record_use(bucket, key)
 
     async def fetch_view_result(self, ask: peer_messages.ViewResultRequest) -> bytes | None:
-        """A result of a view as the node makes it that reads the source at its origin; None: this node is to
-        make it, for it is that one, or the other does not answer. Raises BatchError."""
+        """Return a view's result from the node that reads the source from its origin. None if that is this
+        node or no such node answers: then this node makes the result. Raises BatchError."""
         if self._mesh.single_node or not self.has_origin(ask.bucket):
             return None
-        for node in self._mesh.route_for(
-            ask.bucket, ask.key
-        ).read_set:  # of several homes the first, whichever node asks
+        # The first of the read set, whichever node asks, so that one node makes each result.
+        for node in self._mesh.route_for(ask.bucket, ask.key).read_set:
             if node.node_id == self._mesh.node_id:
                 return None
             try:
@@ -334,8 +337,8 @@ class RemoteObjects:
         return None
 
     def frame_source_for(self, buckets: Iterable[str], frames: FrameSource) -> FrameSource:
-        """Who is asked for frames that are made of these buckets: `frames`, or, where their bytes come from
-        origins, the nodes at which they meet."""
+        """Return the source of frames made from these buckets: `frames`, or, if one of the buckets has an
+        origin, the node that is assigned each frame."""
         if self._mesh.single_node or not any(map(self.has_origin, buckets)):
             return frames
         return RendezvousFrameSource(self._frames, frames)
@@ -350,9 +353,9 @@ class RemoteObjects:
         rows: bool = False,
         features: Sequence[str] = (),
     ) -> bytes:
-        """The document of the index of an archive (a file of lines, of Parquet's rows, or of TFRecords with
-        these `features`) that other nodes hold. Raises BatchError BadSample and what else the holder says;
-        Busy."""
+        """Fetch the index document of an archive on other nodes, or of a file of lines, of Parquet rows, or
+        of TFRecords with these `features`. Raises BatchError BadSample and other codes of the node that has
+        it; Busy."""
         request = peer_messages.IndexRequest(bucket, key, record.etag, lines, rows, list(features))
         found: list[bytes] = []
         refused: list[PeerRefusedError] = []

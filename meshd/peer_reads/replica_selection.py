@@ -31,7 +31,7 @@ UNREACHABLE_STATES: Final = ("away", "down")
 
 
 async def gather_limited(most: int, doing: Sequence[Awaitable[_T]]) -> list[_T]:
-    """The results in order, at most so many under way."""
+    """Return the results in order; at most `most` of the calls run at a time."""
     slots = asyncio.Semaphore(most)
 
     async def one(each: Awaitable[_T]) -> _T:
@@ -42,7 +42,7 @@ async def gather_limited(most: int, doing: Sequence[Awaitable[_T]]) -> list[_T]:
 
 
 class ReplicaSelector:
-    """One a process."""
+    """Asks the replicas of names. One instance per process."""
 
     def __init__(self, mesh: ClusterView, peers: PeerClient) -> None:
         self.mesh, self.peers = mesh, peers
@@ -53,7 +53,7 @@ class ReplicaSelector:
         return f"<Asking from {self.mesh.node_id}>"
 
     async def aclose(self) -> None:
-        """End what runs in the background."""
+        """Stop the background tasks."""
         await self._tasks.aclose()
 
     async def ask_replicas(
@@ -61,9 +61,10 @@ class ReplicaSelector:
         names: dict[int, tuple[str, str]],
         ask: Callable[[Node, Sequence[int]], Awaitable[list[int]]],
     ) -> dict[int, str]:
-        """Asks for each name a reader of it, one call a node, then the next reader for what `ask` says was
-        not had; gives the names nobody could answer for, and why. This node is asked as any other for what
-        it came to read meanwhile: a change of the map may move all readers of a name at once."""
+        """Ask a node of each name's read set, with one call per node, then the next node for the names that
+        `ask` returns as not answered. Return the names that no node answered for, with the reason. If this
+        node joins the read set of a name meanwhile, it is asked like any other: a change of the map may
+        replace a whole read set at once."""
         me = self.mesh.node_id
         tried = {number: {me} if self.mesh.is_reader(*name) else set() for number, name in names.items()}
         why: dict[int, str] = {}
@@ -91,7 +92,8 @@ class ReplicaSelector:
         ask: Callable[[Node, Sequence[int]], Awaitable[list[int]]],
         why: dict[int, str],
     ) -> list[int]:
-        """The numbers to ask another node for. `why` has those without an answer so far."""
+        """Ask one node; return the numbers of the names to ask another node for. `why` has the reason for
+        each name without an answer so far."""
         again: list[int] = []
         for start in range(0, len(numbers), peer_messages.MAX_PARTS):
             some = numbers[start : start + peer_messages.MAX_PARTS]
@@ -110,7 +112,7 @@ class ReplicaSelector:
         return again
 
     def report_unreachable(self, node: Node, error: Exception) -> None:
-        """Has a node that does not answer looked at, once at a time."""
+        """Report a node that does not answer to the failure detector, one report per node at a time."""
         if isinstance(error, PeerUnreachableError) and node.node_id not in self._suspected:
             self._suspected.add(node.node_id)
             self._tasks.spawn(self._suspect(node.node_id, self.mesh.current_map().version), "suspect")
@@ -122,7 +124,8 @@ class ReplicaSelector:
             self._suspected.discard(node_id)
 
     def document_nodes(self) -> list[Node]:
-        """The storing nodes besides this one that are to have documents."""
+        """Return the other storing nodes, which hold shared documents, without those that are away or
+        down."""
         return [
             node
             for node in self.mesh.current_map().nodes
@@ -131,7 +134,7 @@ class ReplicaSelector:
 
 
 def missing_part_error(name: str, lost: ReadFailure) -> BatchError:
-    """What could not be had, as an error."""
+    """Return the error for a part that no node could supply."""
     if lost.code == "NoSuchKey":
         return BatchError("NoSuchKey", f"{name} is gone")
     if lost.code == "SnapshotChanged":
@@ -142,7 +145,7 @@ def missing_part_error(name: str, lost: ReadFailure) -> BatchError:
 
 
 def peer_refusal_error(error: PeerRefusedError) -> BatchError:
-    """Another node's refusal in this node's name."""
+    """Turn another node's refusal into an error of this node."""
     if error.code in get_args(Code) and error.code != "Busy":
         return BatchError(cast("Code", error.code), error.message)
     return busy(f"another node refused: {error.message}")

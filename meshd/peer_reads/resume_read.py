@@ -1,7 +1,7 @@
 """Resumed reads: the rest of a response whose bytes end on this node, read from another replica.
 
 Version, ETag and size must equal those of the response in progress. A replica that fails after it sent
-bytes ends the read, because nobody knows whether those bytes are sound. The caller gets exactly the missing
+bytes ends the read, because those bytes may be damaged. The caller gets exactly the missing
 bytes or an error.
 """
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 ResumeRead = Callable[[str, str, "LookupResult", int], FailoverRead]
-"""See `ReadResumer.resume_response`."""
+"""The signature of `ReadResumer.resume_response`."""
 
 
 class _NoBytesError(MeshdError):
-    """A replica gave nothing; another one may."""
+    """A replica sent no byte; another one may."""
 
 
 class ReplicaSource(ReadSource):
-    """A version of an object on another node."""
+    """A ReadSource: one version of an object on another node."""
 
     failures = (_NoBytesError,)
 
@@ -80,16 +80,16 @@ class ReadResumer:
         return f"<ReadResumer {self._selector!r}>"
 
     def resume_response(self, bucket: str, key: str, found: LookupResult, sent: int) -> FailoverRead:
-        """Returns the read of what is missing of a response after `sent` bytes."""
+        """Return a read of the rest of a response after `sent` bytes."""
         offset = found.base + found.offset + sent
         return self.read_from_peers(bucket, key, found.record, offset, found.length - sent)
 
     def read_from_peers(
         self, bucket: str, key: str, record: Record, offset: int, length: int, *, counted: bool = True
     ) -> FailoverRead:
-        """Returns a read of this version from the other nodes that have it and may be read; also if the
-        object is not at its bucket's origin yet. It raises ReadLostError. Without `counted` it is a part of
-        a read that is counted itself."""
+        """Return a read of this version from the other nodes of the read set, even if the object is not at
+        its bucket's origin yet. The read raises ReadLostError. `counted` is false for a part of a read that
+        is counted itself."""
         mesh = self._selector.mesh
         readers = mesh.bucket_routes(bucket).route_of_key(bucket, key).read_set
         others = [node for node in readers if node.node_id != mesh.node_id]
@@ -99,7 +99,7 @@ class ReadResumer:
 
 
 class ResumeSource:
-    """The answering side: reads this node's own store."""
+    """Handler of resumed reads: reads this node's own store."""
 
     def __init__(self, store: ObjectStore, node_id: str) -> None:
         self._store, self._node_id = store, node_id
@@ -109,7 +109,7 @@ class ResumeSource:
 
     @stream_handler(RESUME_READ)
     def read_rest(self, asked: ResumeRequest, context: CallContext) -> AsyncGenerator[bytes, None]:
-        """The rest of a response. Raises S3Error NoSuchVersion; while the bytes come, StoreError."""
+        """Return the rest of a response. Raises S3Error NoSuchVersion; StoreError while bytes are read."""
         record = self._store.get_version(asked.bucket, asked.key, asked.version or NULL)
         same = record is not None and (record.etag, record.size) == (asked.etag, asked.size)
         if record is None or not same or asked.offset + asked.length > record.size:
@@ -119,7 +119,7 @@ class ResumeSource:
         return self._pieces(record, asked.offset, asked.length)
 
     async def _pieces(self, record: Record, offset: int, length: int) -> AsyncGenerator[bytes, None]:
-        """Extents that pass as a whole are compared with their checksums."""
+        """Yield the bytes; whole extents are verified against their checksums."""
         with self._store.open_spans(record, offset, length) as spans:
             async for piece in read_chunks(spans):
                 yield piece

@@ -48,7 +48,7 @@ _TYPES: Final = mimetypes.MimeTypes()  # Python's own table: the same on every m
 
 
 class MemberService:
-    """One a worker. `is_view`: whether a bucket is a view."""
+    """Members of archives as objects. One instance per worker. `is_view`: whether a bucket is a view."""
 
     def __init__(
         self,
@@ -63,7 +63,8 @@ class MemberService:
         return f"<MemberService over {self._archives!r}>"
 
     def resolve_member_key(self, operation: ops.Operation) -> ops.Operation:
-        """The operation, a key that names a member (`x.tar/-/a.jpg`) turned to the archive's."""
+        """Return the operation; if its key names a member (`x.tar/-/a.jpg`), on the archive with that
+        member."""
         if (
             isinstance(operation, ops.GetObject)
             and MEMBER_SEPARATOR in operation.key
@@ -91,7 +92,8 @@ class MemberService:
         return None
 
     async def find_member(self, operation: ops.GetObject) -> LookupResult:
-        """What GET or HEAD of a member answers. Raises S3Error, as for an object, and UnprocessableSource."""
+        """Return the response to GET or HEAD of a member. Raises S3Error as for an object, and
+        UnprocessableSource."""
         assert operation.member is not None
         bucket, key, member = operation.bucket, operation.key, operation.member
         record = self._record(bucket, key, operation.version)
@@ -100,21 +102,22 @@ class MemberService:
             raise _missing(key, member)
         version = self._versions.version_header(bucket, record)
         found = lookup_result(operation, _as_object(record, member, place[1]), version)
-        if operation.head or not found.length:  # nothing need be inflated for that
+        if operation.head or not found.length:  # without bytes, nothing has to be decompressed
             return found
         with _archive_errors():
             plain = await self._archives.decompressed(bucket, key, record)
         return replace(found, record=plain, base=place[0])
 
     async def member_as_upload(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
-        """A copy of a member as the upload that it is; None for a copy of an object."""
+        """Turn a copy of a member into an upload; return None for a copy of an object."""
         made = await self._made(operation)
         return None if made is None else (copy_as_put(operation, made.record), AssembledBody(made))
 
     async def member_as_part(
         self, operation: ops.UploadPartCopy
     ) -> tuple[ops.UploadPart, AssembledBody] | None:
-        """The same for a part. Raises S3Error InvalidArgument."""
+        """Turn a part copied from a member into an uploaded part; return None for a part of an object. Raises
+        S3Error InvalidArgument."""
         made = await self._made(operation)
         if made is None:
             return None
@@ -130,7 +133,7 @@ class MemberService:
         return made
 
     async def open_member(self, source: ops.CopySource) -> AssembledObject:
-        """A member as the source of a copy. Raises S3Error."""
+        """Return a member as the source of a copy. Raises S3Error."""
         assert source.member is not None
         record = self._record(source.bucket, source.key, source.version)
         place = await self._place(source.bucket, source.key, record, source.member)
@@ -140,7 +143,7 @@ class MemberService:
         return AssembledObject(pretended, [groups])
 
     async def list_members(self, operation: ops.ListMembers) -> MemberListing:
-        """A page of an archive's files. Raises S3Error."""
+        """Return a page of an archive's files. Raises S3Error."""
         record = self._record(operation.bucket, operation.key, operation.version)
         index = await self._index(operation.bucket, operation.key, record)
         known, numbers = await asyncio.to_thread(lambda: index.ordered)
@@ -154,8 +157,9 @@ class MemberService:
     async def list_member_keys(
         self, operation: ops.ListObjects, may_read: Callable[[str], bool]
     ) -> ObjectListing | None:
-        """A page of an archive's files as keys, where the prefix leads into one (`x.tar/-/`) and no stored
-        key has it; None for any other listing. `may_read`: whether the archive's key may be read."""
+        """Return a page of an archive's files as keys if the prefix leads into an archive (`x.tar/-/`) and no
+        stored key has the prefix; None for any other listing. `may_read`: whether the archive's key may be
+        read."""
         found = self._listed(operation)
         if found is None or not may_read(found[0]):
             return None
@@ -173,7 +177,7 @@ class MemberService:
         for place in page.places:
             try:
                 names.check_key(base + known[place])
-            except names.NameProblemError:  # no request could name it
+            except names.NameProblemError:  # no request could name this file
                 continue
             size = int(index.sizes[numbers[place]])
             etag = member_etag(record, known[place])
@@ -194,7 +198,7 @@ class MemberService:
                     return path
         return None
 
-    # --- what all of these need -----------------------------------------------------------------------
+    # --- used by all of the above -----------------------------------------------------------------------
 
     def _record(self, bucket: str, key: str, version: str | None) -> Record:
         if self._is_view(bucket):
@@ -231,13 +235,13 @@ class MemberService:
 
 
 def member_etag(archive: Record, member: str) -> str:
-    """In the form of a multipart object's: clients do not take it for an MD5."""
+    """Return a member's ETag, in the form of a multipart object's, so that no client takes it for an MD5."""
     content = f"{archive.etag}\0{archive.size}\0{member}".encode()
     return f"{hashlib.blake2b(content, digest_size=16).hexdigest()}-1"
 
 
 def _as_object(archive: Record, member: str, size: int) -> Record:
-    """A member as if it were stored."""
+    """Return the record that a member would have if it were stored as an object."""
     kind, encoding = _TYPES.guess_type(f"x/{member}", strict=False)
     headers = {"content-type": kind} if kind and not encoding else {}
     return msgspec.structs.replace(
@@ -256,7 +260,7 @@ def _entry(archive: Record, index: ArchiveIndex, name: str, number: int) -> Memb
 
 @contextmanager
 def _archive_errors() -> Iterator[None]:
-    """Within it, what goes wrong with an archive leaves as an S3Error; ReplacedError where it went away."""
+    """Translate errors of an archive into S3Errors; raise ReplacedError if the archive was replaced."""
     try:
         yield
     except ExtentGoneError as error:

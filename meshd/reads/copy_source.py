@@ -55,7 +55,8 @@ Copy = ops.CopyObject | ops.UploadPartCopy
 
 
 class CopySourceRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What is to be copied; for reading, the bytes of content `etag`."""
+    """The source of a copy: an object, a version or an archive member. To read it: the content `etag`, and
+    `length` bytes at `offset`."""
 
     bucket: str
     key: str
@@ -87,11 +88,11 @@ SOURCE_EXISTS: Final = PeerCall(
     map_wait=1.0,
     malformed_code="BadRequest",
 )
-"""Whether a name has any version: not empty, or empty."""
+"""Whether a name has any version: the response is empty if it has none."""
 
 
 class LocalCopySources:
-    """What this node gives others to copy. One a process."""
+    """Copy sources of this node, for other nodes. One instance per process."""
 
     def __init__(
         self,
@@ -106,16 +107,16 @@ class LocalCopySources:
         return "<LocalSources>"
 
     def has_versions(self, bucket: str, key: str) -> bool:
-        """Whether a name has any version here."""
+        """Whether a name has any version on this node."""
         return self._store.newest_version(bucket, key) is not None
 
     async def find_source(self, ask: CopySourceRequest) -> Record:
-        """What a copy reads, without what only this node can use. Raises S3Error."""
+        """Return the record of the source without the fields that only this node can use. Raises S3Error."""
         record = await self._find(ask)
         return msgspec.structs.replace(record, extents=(), manifest=None)
 
     async def read_source(self, ask: CopySourceRequest) -> AsyncGenerator[bytes, None]:
-        """Its bytes. Raises S3Error PreconditionFailed when the content is another one by now."""
+        """Yield the bytes of the source. Raises S3Error PreconditionFailed if its content has changed."""
         if ask.member is not None:
             body = await self._member(ask)
             async for piece in body.pieces(BodyDigests()):
@@ -140,11 +141,11 @@ class LocalCopySources:
         return record.record if isinstance(record, AssembledObject) else record
 
     async def _place(self, ask: CopySourceRequest) -> AssembledObject | Record:
-        """Where the bytes of a source are: at an origin, or here. Raises S3Error."""
+        """Return the source: an object of an origin, or a record of this node. Raises S3Error."""
         return await self._made(ask) or self._versions.find_copy_source(_source(ask))
 
     async def _made(self, ask: CopySourceRequest) -> AssembledObject | None:
-        """What lies at an origin; None for the rest. Raises S3Error."""
+        """Return the source if it is at an origin, else None. Raises S3Error."""
         made = None if self._backed is None else await self._backed.as_copy_source(ask.bucket, ask.key)
         if made is not None and ask.etag and made.record.etag != ask.etag:
             raise S3Error("PreconditionFailed", "The source was replaced while it was copied.")
@@ -162,7 +163,7 @@ def _source(ask: CopySourceRequest) -> ops.CopySource:
 
 
 class RemoteCopySources:
-    """What other nodes hold of copies that are made here. One a process."""
+    """Copy sources of other nodes, for copies that this node makes. One instance per process."""
 
     def __init__(
         self, mesh: ClusterView, peers: PeerClient, versions: VersionLookup, local: LocalCopySources
@@ -173,16 +174,17 @@ class RemoteCopySources:
         return f"<FarSources of {self._mesh.node_id}>"
 
     def is_remote(self, source: ops.CopySource) -> bool:
-        """Whether other nodes hold a source, and this one does not."""
+        """Whether other nodes hold a source and this node does not."""
         return not self._mesh.single_node and not self._mesh.is_reader(source.bucket, source.key)
 
     async def has_versions(self, bucket: str, key: str) -> bool:
-        """Whether a name has any version, wherever it is. Raises S3Error SlowDown."""
+        """Whether a name has any version on any node. Raises S3Error SlowDown."""
         found = await self._asked(CopySourceRequest(bucket, key), SOURCE_EXISTS)
         return self._local.has_versions(bucket, key) if found is None else bool(found)
 
     async def find_source(self, source: ops.CopySource) -> Record:
-        """What a copy reads of another node. Raises S3Error, as `Versions.source` does, and SlowDown."""
+        """Return the record of a source on another node. Raises S3Error as `VersionLookup.find_copy_source`
+        does, and SlowDown."""
         ask = CopySourceRequest(source.bucket, source.key, source.version, source.member)
         found = await self._asked(ask, FIND_SOURCE)
         if found is None:
@@ -193,7 +195,7 @@ class RemoteCopySources:
     async def copy_as_upload(
         self, operation: ops.CopyObject, record: Record
     ) -> tuple[ops.PutObject, RemoteSourceBody]:
-        """The copy as the upload that it is. Raises S3Error."""
+        """Turn the copy into an upload. Raises S3Error."""
         versioned = bool(self._versions.versioning_of(operation.bucket))
         check_copy_source(record, operation, MAX_PUT_BYTES, versioned=versioned)
         meta = copy_meta(record, operation, "")
@@ -212,7 +214,7 @@ class RemoteCopySources:
     async def copy_as_part(
         self, operation: ops.UploadPartCopy, record: Record
     ) -> tuple[ops.UploadPart, RemoteSourceBody]:
-        """The part as the upload that it is. Raises S3Error."""
+        """Turn the part into an uploaded part. Raises S3Error."""
         check_source_conditions(operation.source_conditions, record)
         offset, length = copy_part_range(operation.range, record.size)
         check_put_size(length)
@@ -221,7 +223,8 @@ class RemoteCopySources:
         )
 
     async def read_source(self, ask: CopySourceRequest) -> AsyncGenerator[bytes, None]:
-        """Bytes of a source, from a node that holds it; from the next one while none came. Raises S3Error."""
+        """Yield the bytes of a source from a node that holds it; if none came, from the next one. Raises
+        S3Error."""
         search = _ReplicaSearch(self._mesh, ask)
         while (node := await search.next_replica()) is not None:
             begun = False
@@ -247,7 +250,8 @@ class RemoteCopySources:
     async def _asked(
         self, ask: CopySourceRequest, call: PeerCall[CopySourceRequest, Response]
     ) -> Response | None:
-        """What a node that holds it answers; None: this one holds it, by now. Raises S3Error."""
+        """Return the response of a node that holds the source; None if this node has come to hold it. Raises
+        S3Error."""
         search = _ReplicaSearch(self._mesh, ask)
         while (node := await search.next_replica()) is not None:
             try:
@@ -260,8 +264,8 @@ class RemoteCopySources:
 
 
 class _ReplicaSearch:
-    """Who holds a source, by the map of each moment: a change that is completed moves all readers of a name
-    at once, this node among them."""
+    """The nodes that hold a source, by the current map: a completed change may replace the whole read set of
+    a name at once, and this node may become part of it."""
 
     def __init__(self, mesh: ClusterView, ask: CopySourceRequest) -> None:
         self._mesh, self._ask, self._rounds = mesh, ask, _ROUNDS
@@ -272,7 +276,7 @@ class _ReplicaSearch:
         return f"<_Search of {self._ask.bucket}/{self._ask.key}, {self._rounds} rounds left>"
 
     async def next_replica(self) -> Node | None:
-        """The next to be asked; None: this node. Raises S3Error SlowDown when nobody is left."""
+        """Return the next node to ask; None: this node. Raises S3Error SlowDown if no node is left."""
         while not self._mesh.is_reader(self._ask.bucket, self._ask.key):
             self._version = self._mesh.current_map().version
             for node in self._mesh.route_for(self._ask.bucket, self._ask.key).read_set:
@@ -286,7 +290,7 @@ class _ReplicaSearch:
         return None
 
     async def mark_failed(self, node: Node, lost: Exception) -> None:
-        """It did not give it: by this map the others are asked first."""
+        """Record that a node could not supply the source: under this map, the other nodes are asked first."""
         self._missed[node.node_id] = self._version
         if isinstance(lost, StaleMapError):
             await self._mesh.wait_for_newer_map(max(lost.version - 1, self._version), _PAUSE)
@@ -303,7 +307,7 @@ def _no_replica_error(ask: CopySourceRequest) -> S3Error:
 
 
 class RemoteSourceBody:
-    """`meshd.core.object_io.Body` over (a range of) a source that another node holds."""
+    """A `meshd.core.object_io.Body` over a source that another node holds, or a range of it."""
 
     def __init__(
         self, far: RemoteCopySources, source: ops.CopySource, record: Record, offset: int, length: int

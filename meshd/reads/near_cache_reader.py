@@ -32,7 +32,7 @@ _AHEAD: Final = 2
 
 
 class NearCacheReader:
-    """One a worker."""
+    """Reads of objects of other nodes through the near cache. One instance per worker."""
 
     def __init__(self, objects: RemoteObjects, versions: VersionLookup) -> None:
         self._objects, self._versions = objects, versions
@@ -42,22 +42,22 @@ class NearCacheReader:
         return f"<NearReader {self._memory!r}>"
 
     def handles(self, operation: GetObject) -> bool:
-        """Whether this node keeps copies, and of such as this."""
+        """Whether this node has a near cache, and the request is one that it can answer."""
         plain = operation.version is None and operation.member is None and operation.part_number is None
         return (
             plain and self._objects.near_cache is not None and not self._objects.has_origin(operation.bucket)
         )
 
     async def find_record(self, operation: GetObject) -> Record | None:
-        """What there is under the name, by a node that holds it; None where those are to answer themselves:
-        there is nothing, or they do not say now."""
+        """Return the current record from a node that holds the name. None if there is no object or no node
+        answers now: then the request is forwarded to them."""
         try:
             return await self._objects.find(operation.bucket, operation.key)
         except BatchError:
             return None
 
     async def open_object(self, operation: GetObject, record: Record) -> AssembledRead:
-        """The answer. Raises S3Error NotModified, PreconditionFailed, InvalidRange, SlowDown."""
+        """Return the response. Raises S3Error NotModified, PreconditionFailed, InvalidRange, SlowDown."""
         bucket, key = operation.bucket, operation.key
         extra = self._versions.expiration_headers(bucket, key, record)
         found = lookup_result(operation, record, self._versions.version_header(bucket, record), extra)
@@ -103,7 +103,7 @@ class NearCacheReader:
 def _parts(
     bucket: str, key: str, record: Record, found: LookupResult
 ) -> Iterator[tuple[ObjectRange, int, int]]:
-    """Aligned pieces of the object, and what of each is meant: (part, skip, length)."""
+    """Yield aligned pieces of the object with the bytes requested of each: (part, skip, length)."""
     end = found.offset + found.length
     for start in range(found.offset - found.offset % _CHUNK, end, _CHUNK):
         size = min(_CHUNK, record.size - start)

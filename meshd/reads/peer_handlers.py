@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CopySourceHandlers:
-    """One a process."""
+    """Handlers of calls for copy sources. One instance per process."""
 
     def __init__(self, local: LocalCopySources, mesh: ClusterView) -> None:
         self._local, self._mesh = local, mesh
@@ -50,13 +50,13 @@ class CopySourceHandlers:
                 yield piece
 
     def _require_reader(self, asked: CopySourceRequest) -> None:
-        """Raises StaleMapError."""
+        """Raise StaleMapError unless this node is in the read set of the name."""
         if not self._mesh.is_reader(asked.bucket, asked.key):
             raise StaleMapError(self._mesh.current_map().version)
 
 
 class FrameHandlers:
-    """Frames for other nodes, wherever this node gets them."""
+    """Handler of calls for frames, from wherever this node gets them."""
 
     def __init__(self, frames: FrameSource) -> None:
         self._frames = frames

@@ -64,7 +64,7 @@ PEER_READABLE_PREFIXES = (*SHARED_PREFIXES, "bad/")
 
 
 class PeerReadService:
-    """One a worker."""
+    """Handlers of other nodes' reads. One instance per worker."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class PeerReadService:
 
     @stream_handler(READ_PARTS)
     async def read_parts(self, asked: ReadRequest, context: CallContext) -> StreamBody:
-        """The bytes of these parts as a frame of samples."""
+        """Return the bytes of these parts as a frame of samples."""
         errors: dict[str, tuple[str, str]] = {}
         blobs = []
         for number, part in enumerate(asked.parts):
@@ -111,8 +111,8 @@ class PeerReadService:
         return samples_body(self._store, blobs, metadata, len(blobs), names=False, direct=not asked.proven)
 
     async def _proven(self, blob: Blob) -> tuple[str, str] | None:
-        """What a blob's bytes are parts of is compared as a whole; whole extents are while they pass. Why
-        they cannot be given."""
+        """Verify the extents that a blob is a part of; whole extents are verified while they are sent. Return
+        the code and reason if the bytes cannot be sent, else None."""
         record = blob.record
         if record is None or stored_crc32c(record.extents, blob.offset, blob.length) is not None:
             return None
@@ -121,7 +121,7 @@ class PeerReadService:
                 await self._proofs.current().require_verified([span.sub_span(0, 0) for span in spans])
         except CorruptExtentError:
             return "Unreadable", f"what {self._mesh.node_id} has of it is damaged"
-        except StoreError as error:  # moved by compaction at this moment; or its disk is lost
+        except StoreError as error:  # compaction is moving the extent, or its disk is lost
             return "Busy", f"{self._mesh.node_id}: {error}"
         return None
 
@@ -138,12 +138,13 @@ class PeerReadService:
         return Blob(f"{bucket}/{key}", record.size - offset if length < 0 else length, record, offset)
 
     def _require_reader(self, bucket: str, key: str) -> None:
-        """Raises NotHereError."""
+        """Raise NotHereError unless this node is in the read set of the name."""
         if not self._is_replica(bucket, key):
             raise NotHereError(f"{self._mesh.node_id} does not hold s3://{bucket}/{key}")
 
     def _held(self, bucket: str, key: str, etag: str) -> Record:
-        """The record of exactly this content. Raises BatchError NoSuchKey, SnapshotChanged, NotHereError."""
+        """Return the record with exactly this content. Raises BatchError NoSuchKey, SnapshotChanged;
+        NotHereError."""
         record = self._store.get(bucket, key)
         if record is not None and record.broken:
             raise NotHereError(f"what {self._mesh.node_id} has of s3://{bucket}/{key} is damaged")
@@ -155,13 +156,14 @@ class PeerReadService:
         raise BatchError("SnapshotChanged", f"s3://{bucket}/{key} was replaced")
 
     def _is_replica(self, bucket: str, key: str) -> bool:
-        """Whether what is not here is nowhere, by the map this node knows."""
+        """Whether this node is in the read set of the name, under the map it knows: then an object that it
+        does not have does not exist."""
         readers = self._mesh.route_for(bucket, key).read_set
         return any(node.node_id == self._mesh.node_id for node in readers)
 
     @handler(FIND_RECORDS)
     async def find_records(self, asked: FindRequest, context: CallContext) -> FindResponse:
-        """The current objects of these names, as far as this node can speak for them."""
+        """Return the current objects of these names, and which names this node cannot answer for."""
         records: list[RemoteRecord | None] = []
         unknown: list[int] = []
         names = asked.names
@@ -178,12 +180,12 @@ class PeerReadService:
 
     @handler(LIST_RECORDS)
     async def list_page(self, asked: ListRequest, context: CallContext) -> ListResponse:
-        """A page of the objects that this node decides about. Raises StaleMapError."""
+        """Return a page of the objects whose primary is this node. Raises StaleMapError."""
         return primary_page(self._store, self._mesh, asked)
 
     @handler(READ_INDEX)
     async def get_index(self, asked: IndexRequest, context: CallContext) -> bytes:
-        """The document of an index. Raises BatchError BadSample, NoSuchKey, SnapshotChanged, Busy, and
+        """Return the document of an index. Raises BatchError BadSample, NoSuchKey, SnapshotChanged, Busy;
         NotHereError."""
         record = await self._indexable(asked.bucket, asked.key, asked.etag)
         if asked.lines:
@@ -198,7 +200,8 @@ class PeerReadService:
         return await asyncio.to_thread(index.to_bytes)
 
     async def _indexable(self, bucket: str, key: str, etag: str) -> Record:
-        """As `_held`; of a bucket with an origin, all of the object is fetched to this node."""
+        """Return the record as `_held` does; in a bucket with an origin, fetch the whole object to this
+        node."""
         if not self._objects.has_origin(bucket):
             return self._held(bucket, key, etag)
         self._require_reader(bucket, key)
@@ -210,7 +213,7 @@ class PeerReadService:
 
     @handler(READ_DOCUMENT)
     async def get_document(self, name: DocumentName, context: CallContext) -> bytes:
-        """A document of the reserved bucket that other nodes may read. Raises BatchError NoSuchKey."""
+        """Return a document of the reserved bucket that other nodes may read. Raises BatchError NoSuchKey."""
         found = self._catalog.read_document(name.key) if name.key.startswith(PEER_READABLE_PREFIXES) else None
         if found is None:
             raise BatchError("NoSuchKey", "it is not here")
@@ -218,7 +221,7 @@ class PeerReadService:
 
     @handler(STORE_DOCUMENT)
     async def put_document(self, name: DocumentName, context: CallContext) -> None:
-        """Keep a document that nodes share. Raises BatchError BadRequest."""
+        """Store a document that nodes share. Raises BatchError BadRequest."""
         document = await context.read_body()
         if not name.key.startswith(SHARED_PREFIXES):
             raise BatchError("BadRequest", f"{name.key[:80]!r} is no document that nodes share")
@@ -226,7 +229,7 @@ class PeerReadService:
 
     @handler(LIST_DOCUMENTS)
     async def list_documents(self, asked: InventoryRequest, context: CallContext) -> InventoryResponse:
-        """A page of the shared documents that this node has. Raises BatchError BadRequest."""
+        """Return a page of the shared documents that this node has. Raises BatchError BadRequest."""
         if not asked.prefix.startswith(SHARED_PREFIXES):
             raise BatchError("BadRequest", f"{asked.prefix[:80]!r} is nothing that nodes share")
         rows, after = await asyncio.to_thread(self._census.local_page, asked.prefix, asked.after, asked.limit)
