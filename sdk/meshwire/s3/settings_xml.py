@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from meshwire.errors import S3Error
 from meshwire.http_values import percent_encoding
-from meshwire.s3 import listings
+from meshwire.s3 import cors, listings
 from meshwire.s3.bucket_settings import OWNERSHIPS, CorsRule, PublicAccessBlock
 from meshwire.s3.request_head import invalid_argument
 from meshwire.s3.xml_io import optional_element, parse_xml, xml_element
@@ -119,7 +119,6 @@ def policy_status_document(*, public: bool) -> bytes:
 MAX_CORS_RULES = 100
 MAX_CORS_BYTES = 64 << 10
 _CORS_LISTS = ("AllowedOrigin", "AllowedMethod", "AllowedHeader", "ExposeHeader")
-_CORS_METHODS = frozenset({"GET", "PUT", "HEAD", "POST", "DELETE"})
 
 
 def parse_cors(body: bytes) -> tuple[CorsRule, ...]:
@@ -138,7 +137,7 @@ def _cors_rule(element: Element) -> CorsRule:
     if not (texts["AllowedOrigin"] and texts["AllowedMethod"]):
         raise S3Error("MalformedXML", "A CORSRule needs an AllowedOrigin and an AllowedMethod.")
     for method in texts["AllowedMethod"]:
-        if method not in _CORS_METHODS:
+        if method not in cors.METHODS:
             message = f"Found unsupported HTTP method in CORS config. Unsupported method is {method[:32]}"
             raise S3Error("InvalidRequest", message)
     for name in ("AllowedOrigin", "AllowedHeader"):
