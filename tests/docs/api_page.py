@@ -87,7 +87,10 @@ SECTIONS = (
         "`from meshsdk import ops`. Constructors for `ds.map(...)`; the nodes do the work."
         " [The op library](ops.md) says exactly what each op does and when a sample is bad. All of them raise"
         " ConfigurationError for an invalid argument.",
-        (Entry("meshsdk.ops.*", "ops."),),
+        (
+            Entry("meshsdk.ops.*", "ops."),
+            Entry("meshsdk.ops.array_ops.*", "ops."),
+        ),
     ),
     Section(
         "The S3 client",

@@ -99,10 +99,11 @@ def parse_op(text: str) -> OpSpec:
 def _constructor(name: str) -> Callable[..., OpSpec]:
     if "/" in name:
         return partial(op_constructors.user, name)
+    package = op_constructors.__name__
     known: dict[str, Callable[..., OpSpec]] = {
         made.__name__: made
         for made in vars(op_constructors).values()
-        if getattr(made, "__module__", "") == op_constructors.__name__ and not made.__name__.startswith("_")
+        if getattr(made, "__module__", "").startswith(package) and not made.__name__.startswith("_")
     }
     plain = known.keys() - {"over", "user"}
     if name not in plain:

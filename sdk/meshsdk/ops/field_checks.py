@@ -63,7 +63,7 @@ def _advice(given: object) -> str:
     """Return what to write instead of a value that is not an op."""
     if isinstance(given, (list, tuple)):
         return "Unpack the list: ds.map(*those)"
-    if getattr(given, "__module__", "") == "meshsdk.ops":
+    if getattr(given, "__module__", "").startswith("meshsdk.ops"):
         return f"Call the op with its field: ops.{getattr(given, '__name__', 'decode')}('image')"
     if told := torchvision_hint(type(given).__name__):
         return told.capitalize()

@@ -1,0 +1,94 @@
+"""Constructors of the ops on arrays: reading and writing array files, columns and windows.
+
+Law: that of `meshsdk.ops`, through which users call them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from meshsdk.ops import arguments as _values
+from meshwire.plan.plan_spec import OpSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def npy(field: str, *, dtype: str | None = None, shape: Sequence[int | None] | None = None) -> OpSpec:
+    """Read a `.npy` file: bytes → array.
+
+    Arguments:
+        dtype: the expected dtype. Default: that of the first sample.
+        shape: the expected shape, None for an axis of any length. A shape without None makes the field dense.
+            Default: any shape with as many axes as the first sample.
+    """
+    return OpSpec("npy", _values.field("npy", field), _values.array(dtype, shape))
+
+
+def npz(
+    field: str, name: str, *, dtype: str | None = None, shape: Sequence[int | None] | None = None
+) -> OpSpec:
+    """Read the array `name` from a `.npz` file: bytes → array; `dtype` and `shape` as in `npy`."""
+    return OpSpec("npz", _values.field("npz", field), {"name": name, **_values.array(dtype, shape)})
+
+
+def safetensors(
+    field: str, name: str, *, dtype: str | None = None, shape: Sequence[int | None] | None = None
+) -> OpSpec:
+    """Read the tensor `name` from a `.safetensors` file: bytes → array; `dtype` and `shape` as in `npy`.
+
+    BF16 tensors are converted to float32.
+    """
+    return OpSpec(
+        "safetensors", _values.field("safetensors", field), {"name": name, **_values.array(dtype, shape)}
+    )
+
+
+def zarr(field: str, metadata: str) -> OpSpec:
+    """Decode a row of a Zarr v3 array: bytes of a dataset of kind "zarr" → array.
+
+    `metadata` is the zarr.json of the array, as "s3://BUCKET/…/zarr.json" or "sha256:HEX".
+    """
+    return OpSpec("zarr", _values.field("zarr", field), {"metadata": _values.asset("zarr", metadata)})
+
+
+def zarr_chunk(field: str, metadata: str) -> OpSpec:
+    """Decode a chunk of a Zarr v3 array: bytes of a dataset of kind "chunks" → array.
+
+    `metadata` is as in `zarr`.
+    """
+    return OpSpec(
+        "zarr_chunk", _values.field("zarr_chunk", field), {"metadata": _values.asset("zarr_chunk", metadata)}
+    )
+
+
+def frombuffer(field: str, dtype: str, *, shape: Sequence[int | None] = ()) -> OpSpec:
+    """Interpret bytes as little-endian numbers, such as a column of MDS: bytes → array of `shape`.
+
+    The default shape is a single number. One extent may be None; it follows from the number of bytes.
+    """
+    args = {"dtype": dtype, "shape": _values.extents("frombuffer", "shape", shape)}
+    return OpSpec("frombuffer", _values.field("frombuffer", field), args)
+
+
+def to_npy(field: str) -> OpSpec:
+    """Encode an image or array: → bytes of a `.npy` file."""
+    return OpSpec("to_npy", _values.field("to_npy", field))
+
+
+def gather_columns(field: str, columns: Sequence[int]) -> OpSpec:
+    """Select these columns of the last axis, in the given order."""
+    return OpSpec("gather_columns", _values.field("gather_columns", field), {"columns": list(columns)})
+
+
+def window(
+    field: str, extents: Sequence[int | None], *, at: Literal["random", "center", "first"] = "random"
+) -> OpSpec:
+    """Cut a window out of an array.
+
+    Arguments:
+        extents: length along each axis; None for the whole axis.
+        at: "random" (keyed by seed, epoch and position), "center", or "first" for the beginning.
+    """
+    args = {"extents": _values.extents("window", "extents", extents), "at": at}
+    return OpSpec("window", _values.field("window", field), args)
