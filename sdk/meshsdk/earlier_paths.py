@@ -107,6 +107,12 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
         "read_page": "meshtools.top.page_reader.read_page",
         "read_pages": "meshtools.top.page_reader.read_pages",
     },
+    "transport": {
+        "Request": "client.request.Request",
+        "json_request": "client.request.json_request",
+        "parsed": "client.error_responses.parsed",
+        "read_error": "client.error_responses.read_error",
+    },
     "tops.pages": {
         "pages": "meshtools.top.page_reader.read_pages",
         "read_page": "meshtools.top.page_reader.read_page",
@@ -116,9 +122,13 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
 
 SPLIT: Final[Mapping[str, Mapping[str, str]]] = {
     "client": dict.fromkeys(("Client", "ObjectInfo"), "client.s3_client"),
-    "datasets": dict.fromkeys(("Dataset",), "datasets.dataset"),
+    "client.transport": {
+        "json_request": "client.request",
+        "parsed": "client.error_responses",
+    },
+    "datasets": {"Dataset": "datasets.dataset"},
 }
-"""Modules that became packages of the same name: the current module of each of their public names."""
+"""Modules that became packages of the same name, or lost public names: the current module of each name."""
 
 _PACKAGE: Final = "meshsdk"
 _TOOLS: Final = "meshtools"
@@ -135,14 +145,14 @@ def install_earlier_paths() -> None:
         sys.meta_path.append(_EarlierPaths())
 
 
-def earlier_names(package: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package that was a module; it finds names in their current modules."""
-    homes = SPLIT[package.removeprefix(f"{_PACKAGE}.")]
+def earlier_names(module: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module in `SPLIT`; it finds names in their current modules."""
+    homes = SPLIT[module.removeprefix(f"{_PACKAGE}.")]
 
     def get(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
-        return _moved(package, name, homes[name], name, depth=3)
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
+        return _moved(module, name, homes[name], name, depth=3)
 
     return get
 

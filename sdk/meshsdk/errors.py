@@ -174,6 +174,11 @@ def server_error(
     return kind(text, status=status, code=code, request_id=request_id, detail=detail, retry_after=retry_after)
 
 
+def is_clock_skewed(error: MeshError) -> bool:
+    """Return whether a node refused a request because its clock and this machine's differ too much."""
+    return isinstance(error, ServerError) and error.code == "RequestTimeTooSkewed"
+
+
 _ADVICE = {
     "InvalidAccessKeyId": "Check AWS_ACCESS_KEY_ID, or pass access_key= to mesh.connect(). A disabled or "
     "deleted key gives the same error.",

@@ -16,18 +16,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, TypeVar
 
-from meshsdk.client.s3_client import (
+from meshsdk.client.error_responses import explained, parsed
+from meshsdk.client.request import (
+    Request,
     crc64,
-    explained,
     get_request,
     object_headers,
     object_path,
     query_string,
-    read_etag,
-    read_info,
     write_conditions,
 )
-from meshsdk.client.transport import Request, parsed
+from meshsdk.client.s3_client import read_copied, read_etag, read_info
 from meshsdk.errors import ConnectError, MeshError, NotFoundError
 from meshwire.http_values import conditional_requests
 from meshwire.s3 import xml_documents
@@ -35,9 +34,8 @@ from meshwire.s3 import xml_documents
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from meshsdk.client.http_connection import Buffer, Response
+    from meshsdk.client.http_connection import Response
     from meshsdk.client.s3_client import Client, ObjectInfo
-    from meshwire.s3.results import CopyResult
 
     Progress = Callable[[int], None]
 
@@ -164,7 +162,10 @@ def _upload_parts(
 
     def send(number: int, data: bytes) -> tuple[int, str, str]:
         checksum = crc64(data)
-        etag = _put_part(client, bucket, key, upload_id, number, data, checksum)
+        query = query_string(partNumber=number, uploadId=upload_id)
+        sums = {"x-amz-checksum-crc64nvme": checksum}
+        request = Request("PUT", object_path(bucket, key), query, sums, data, None)
+        etag = client.transport.call(request, read_etag)
         progress(len(data))
         return number, etag, checksum
 
@@ -201,16 +202,6 @@ def _create_upload(client: Client, bucket: str, key: str, headers: Mapping[str, 
     return parsed(xml_documents.parse_create_upload_result, client.transport.text(request)).upload_id
 
 
-def _put_part(
-    client: Client, bucket: str, key: str, upload_id: str, number: int, data: Buffer, checksum: str
-) -> str:
-    query = query_string(partNumber=number, uploadId=upload_id)
-    headers = {"x-amz-checksum-crc64nvme": checksum}
-    return client.transport.call(
-        Request("PUT", object_path(bucket, key), query, headers, data, None), read_etag
-    )
-
-
 def _complete(
     client: Client,
     bucket: str,
@@ -233,11 +224,9 @@ def _complete(
         body,
         None,
     )
-    return client.transport.call(request, _read_completed)
-
-
-def _read_completed(response: Response) -> str:
-    return parsed(xml_documents.parse_complete_result, response.read()).etag
+    return client.transport.call(
+        request, lambda response: parsed(xml_documents.parse_complete_result, response.read()).etag
+    )
 
 
 def _in_parallel(workers: int, work: Callable[[int, T], R], items: Iterable[tuple[int, T]]) -> list[R]:
@@ -324,17 +313,13 @@ def _copy_parts(
         }
         query = query_string(partNumber=number, uploadId=upload_id)
         request = Request("PUT", object_path(*target), query, headers)
-        made = client.transport.call(request, _read_copied)
+        made = client.transport.call(request, read_copied)
         progress(last + 1 - first)
         return number, made.etag, made.checksums["crc64nvme"]
 
     return _finished(
         client, *target, upload_id, tuning.parallel, send, enumerate(range(0, info.size, part), 1)
     )
-
-
-def _read_copied(response: Response) -> CopyResult:
-    return parsed(xml_documents.parse_copy_result, response.read())
 
 
 # --- download -------------------------------------------------------------------------------------
@@ -363,7 +348,10 @@ def download(
             starts = range(tuning.part, info.size, tuning.part)
 
             def fetch(start: int, length: int) -> None:
-                _fetch_range(client, bucket, key, file.fileno(), start, length, info.etag, progress)
+                request = get_request(bucket, key, start, length, info.etag)
+                client.transport.call(
+                    request, lambda response: _write_body(response, file.fileno(), start, progress)
+                )
 
             _in_parallel(
                 tuning.parallel, fetch, ((start, min(tuning.part, info.size - start)) for start in starts)
@@ -389,20 +377,6 @@ def _fetch_first(
         if getattr(error, "status", 0) != 416:  # an empty object has no first byte
             raise
         return client.head(bucket, key)
-
-
-def _fetch_range(
-    client: Client,
-    bucket: str,
-    key: str,
-    descriptor: int,
-    start: int,
-    length: int,
-    etag: str,
-    progress: Progress,
-) -> None:
-    request = get_request(bucket, key, start, length, etag)
-    client.transport.call(request, lambda response: _write_body(response, descriptor, start, progress))
 
 
 def _write_body(response: Response, descriptor: int, start: int, progress: Progress) -> ObjectInfo:
@@ -436,42 +410,20 @@ def stream(
     end = None if length is None else offset + length
     while end is None or offset < end:
         begun = offset
-        left = None if end is None else end - offset
-        reader = _Streamed(client, bucket, key, offset, left, etag)
+        request = get_request(bucket, key, offset, None if end is None else end - offset, etag)
         try:
-            for piece in reader:
+            response, release = client.transport.open(request)
+        except NotFoundError as error:
+            raise explained(error, bucket, key) from error
+        try:
+            for piece in response.pieces(MIB):
                 offset += len(piece)
-                yield piece
+                yield bytes(piece)
         except ConnectError:
             if offset == begun:  # no progress at all: the network is down, not just this connection
                 raise
-            etag = reader.etag
+            etag = conditional_requests.unquote_etag(response.headers.get("etag", ""))
         else:
             return
-
-
-class _Streamed:
-    """The pieces of one GET, on its own connection."""
-
-    def __init__(
-        self, client: Client, bucket: str, key: str, offset: int, length: int | None, etag: str | None
-    ) -> None:
-        self.etag: str | None = None
-        self._client = client
-        self._bucket, self._key = bucket, key
-        self._request = get_request(bucket, key, offset, length, etag)
-
-    def __iter__(self) -> Iterator[bytes]:
-        response, release = self._open()
-        try:
-            self.etag = conditional_requests.unquote_etag(response.headers.get("etag", ""))
-            for piece in response.pieces(MIB):
-                yield bytes(piece)
         finally:
             release()
-
-    def _open(self) -> tuple[Response, Callable[[], None]]:
-        try:
-            return self._client.transport.open(self._request)
-        except NotFoundError as error:
-            raise explained(error, self._bucket, self._key) from error

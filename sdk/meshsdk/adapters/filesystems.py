@@ -21,7 +21,8 @@ import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from meshsdk.client.gather import CREDIT, Item
-from meshsdk.client.s3_client import connect, object_path
+from meshsdk.client.request import object_path
+from meshsdk.client.s3_client import connect
 from meshsdk.errors import AccessError, ConfigurationError, NotFoundError, PreconditionError, ServerError
 from meshsdk.transfers import download, stream, upload
 from meshwire.sigv4 import presign

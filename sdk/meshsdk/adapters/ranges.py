@@ -13,7 +13,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.client.s3_client import get_request
+from meshsdk.client.request import get_request
 from meshsdk.errors import CorruptFrameError
 
 if TYPE_CHECKING:

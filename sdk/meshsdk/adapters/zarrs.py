@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
-from meshsdk.client.s3_client import connect, get_request
+from meshsdk.client.request import get_request
+from meshsdk.client.s3_client import connect
 from meshsdk.datasets.fields import check_source
 from meshsdk.errors import NotFoundError, PreconditionError
 

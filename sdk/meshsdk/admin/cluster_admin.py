@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from meshsdk.client.http_connection import Connection
-from meshsdk.client.transport import Request, json_request
+from meshsdk.client.request import Request, json_request
 from meshsdk.errors import ConnectError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from meshsdk.client.transport import Request
+from meshsdk.client.request import Request
 from meshsdk.errors import MeshError
 
 if TYPE_CHECKING:

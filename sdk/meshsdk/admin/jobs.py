@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from meshsdk.client.transport import Request, json_request
+from meshsdk.client.request import Request, json_request
 from meshsdk.errors import MeshError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import click
 
 from meshsdk.cli.command_base import EXIT_FAILED, shared_options
 from meshsdk.client.native_api import FrameAddress, bad_samples
-from meshsdk.client.transport import Request
+from meshsdk.client.request import Request
 from meshsdk.errors import ConfigurationError
 from meshwire.frame import tensor_frame
 from meshwire.frame.sample_frames import SampleFrame

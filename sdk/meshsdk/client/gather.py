@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 
+from meshsdk.client.request import Request
 from meshsdk.client.routing import near_caches, replica_node
-from meshsdk.client.transport import Request
 from meshsdk.errors import ConfigurationError, ConnectError, CorruptFrameError, MeshError, server_error
 from meshwire.checksums.crc import crc32c
 from meshwire.frame.sample_frames import SampleFrame

@@ -130,7 +130,8 @@ def _taken(directory: str, handed: HandoverTicket, arena: Arena) -> Lease:
     try:
         fd = _received(line, handed.ticket)
         try:
-            if not _is_settled(fd, handed.size):
+            sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+            if not sealed or os.fstat(fd).st_size != handed.size:
                 raise ValueError(f"the shared memory is not {handed.size} bytes or not sealed")
             if arena.can_adopt(handed.size):
                 return arena.adopt_pages(_mapped(fd, handed.size), line.close)
@@ -177,10 +178,6 @@ def _received(line: socket.socket, ticket: str) -> int:
             os.close(fd)
         raise ValueError("the node did not accept the ticket")
     return fds[0]
-
-
-def _is_settled(fd: int, size: int) -> bool:
-    return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS and os.fstat(fd).st_size == size
 
 
 def _mapped(fd: int, size: int) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from meshsdk.client.transport import Request, json_request
+from meshsdk.client.request import Request, json_request
 from meshsdk.errors import MeshError
 from meshwire.cluster.routes import frame_address
 

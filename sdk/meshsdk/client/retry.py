@@ -1,26 +1,33 @@
-"""Retry policy: back-off, deadlines, and liveness checks of a silent node.
+"""Retry policy: back-off, deadlines, liveness checks of a silent node, and the queue of failed steps.
 
 Law: this module decides how long to wait and the caller sleeps; a long wait logs a warning (logger
 `meshsdk`). A node that does not answer a liveness check is abandoned early; a node that is working gets its
-full timeout.
+full timeout. A failed step goes to another node at once, and waits only after every node failed.
 Invariant: a wait never extends past the deadline and is never shorter than the server's Retry-After.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import random
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from meshsdk.client.routing import mark_failed
+from meshsdk.client.settings import replacement_keys
 from meshsdk.errors import BusyError, ConnectError, DeadlineError, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshsdk.client.http_connection import Connection
+    from meshsdk.client.request import Request
+    from meshsdk.client.routing import Router
+    from meshsdk.client.settings import Endpoint, RenewableKeys
     from meshsdk.errors import MeshError
+    from meshwire.sigv4 import Credential
 
 
 _log = logging.getLogger("meshsdk")
@@ -168,3 +175,90 @@ def await_answer(connection: Connection, silence: float, timeout: float, there: 
         if left > silence and not there():
             raise ConnectError(f"{connection.endpoint}: {ABSENT}")
     raise ConnectError(f"{connection.endpoint}: no answer within {timeout:g} s")
+
+
+class RetryQueue:
+    """The failed steps of one prefetcher, by when to retry them; `deadline` is in seconds per step."""
+
+    def __init__(self, router: Router, keys: RenewableKeys, deadline: float) -> None:
+        self._router, self._keys, self._policy = router, keys, BackOff(deadline)
+        self._due: list[tuple[float, int]] = []
+        self._tried: dict[int, set[Endpoint]] = {}
+        self._patience: dict[int, Patience] = {}
+        self._refused: dict[int, Credential] = {}
+
+    def __len__(self) -> int:
+        """The number of steps that wait for a retry."""
+        return len(self._due)
+
+    def __repr__(self) -> str:
+        return f"RetryQueue({len(self._due)} steps)"
+
+    @property
+    def next_due(self) -> float | None:
+        """The monotonic time of the first retry; None if no step waits."""
+        return self._due[0][0] if self._due else None
+
+    def pop(self) -> int:
+        """Remove and return the step to retry first."""
+        return heapq.heappop(self._due)[1]
+
+    def schedule_retry(self, step: int, when: float) -> None:
+        """Schedule a retry of a step at a monotonic time."""
+        heapq.heappush(self._due, (when, step))
+
+    def tried_endpoints(self, step: int) -> set[Endpoint]:
+        """Return the endpoints that failed for a step."""
+        return self._tried.get(step, set())
+
+    def silence_limit(self, step: int, sent: float, timeout: float) -> float:
+        """Return the seconds of silence after `sent` before checking that the node of a step is alive."""
+        patience, deadline = self._patience.get(step), self._policy.deadline
+        return silence(timeout, deadline, deadline if patience is None else patience.ends - sent)
+
+    def record_failure(
+        self,
+        step: int,
+        error: MeshError,
+        request: Request,
+        endpoint: Endpoint,
+        now: float,
+        since: float | None = None,
+    ) -> None:
+        """Schedule a retry of a step: at once if another node is untried, else after a wait.
+
+        `since`: when the node became unavailable, if that was noticed later. Raises the error, or
+        DeadlineError, if a retry cannot help or the deadline has passed.
+        """
+        if since is not None:
+            self._patience_with(step, since)
+        if isinstance(error, ServerError) and error.blames_keys:
+            self._keys_failed(step, error, now)
+            return
+        tried = self._tried.setdefault(step, set())
+        if mark_failed(self._router, request, tried, endpoint, error):
+            self.schedule_retry(step, now)
+            return
+        tried.clear()
+        self.schedule_retry(step, now + self._patience_with(step, now).delay(error, now))
+
+    def _keys_failed(self, step: int, error: ServerError, now: float) -> None:
+        """Retry at once with renewed keys. Expired keys from a file are waited for, since their renewal may
+        be late. Raises the error otherwise."""
+        try:
+            self._refused[step] = replacement_keys(self._keys, error, self._refused.get(step))
+        except ServerError as final:
+            if final.code != "ExpiredToken" or not self._keys.path:
+                raise
+            self.schedule_retry(step, now + self._patience_with(step, now).wait(final, now))
+        else:
+            self.schedule_retry(step, now)
+
+    def _patience_with(self, step: int, now: float) -> Patience:
+        return self._patience.setdefault(step, Patience(self._policy, started=now))
+
+    def record_success(self, step: int) -> None:
+        """Forget the failures of a step that has arrived."""
+        self._patience.pop(step, None)
+        self._tried.pop(step, None)
+        self._refused.pop(step, None)

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from meshsdk.client.settings import parse_endpoint
-from meshsdk.errors import MeshError
+from meshsdk.errors import ConnectError, MeshError, is_clock_skewed
 from meshwire.cluster import parse_map, routes
 from meshwire.cluster.routes import batch_nodes, rendezvous_order
 from meshwire.http_values import percent_encoding
@@ -28,8 +28,8 @@ from meshwire.strict_json import PlanError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from meshsdk.client.request import Request
     from meshsdk.client.settings import Endpoint
-    from meshsdk.client.transport import Request
     from meshwire.cluster import ClusterMap, Node
 
 
@@ -190,6 +190,23 @@ class Router:
             known = [directory.endpoint(node) for node in _in_order(cluster, request)]
             found = list(dict.fromkeys([*known, *directory.configured]))
         return sorted(found, key=directory.is_shunned) if len(found) > 1 else found
+
+
+def mark_failed(
+    router: Router, request: Request, tried: set[Endpoint], endpoint: Endpoint | None, error: MeshError
+) -> bool:
+    """Record a failed endpoint in `tried`, and return whether to try another node at once.
+
+    A refusal because of clock skew counts as such a failure: the node's clock may be the wrong one, so every
+    node is tried once.
+    """
+    if endpoint is None or not (isinstance(error, ConnectError) or is_clock_skewed(error)):
+        return False
+    tried.add(endpoint)
+    router.directory.mark_failed(endpoint)
+    if router.directory.map is not None or len(router.directory.configured) > 1:
+        router.directory.refresh()
+    return router.has_untried(request, tried)
 
 
 def _in_order(cluster: ClusterMap, request: Request) -> list[Node]:

@@ -13,12 +13,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from meshsdk.client import gather
+from meshsdk.client.error_responses import explained, missing, parsed
+from meshsdk.client.request import (
+    Request,
+    crc64,
+    get_request,
+    object_headers,
+    object_path,
+    query_string,
+    write_conditions,
+)
 from meshsdk.client.settings import load_settings
-from meshsdk.client.transport import Request, Transport, parsed
+from meshsdk.client.transport import Transport
 from meshsdk.errors import ConfigurationError, NotFoundError
-from meshwire.checksums.body_checksums import new_hasher as new_checksum
-from meshwire.http_values import conditional_requests, dates, percent_encoding
-from meshwire.names import check_bucket_name, check_key
+from meshwire.http_values import conditional_requests, dates
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     from meshsdk.client.settings import Settings
     from meshwire.s3.results import (
         BucketEntry,
+        CopyResult,
         DeleteFailure,
         MemberEntry,
         MemberListing,
@@ -58,34 +67,6 @@ class ObjectInfo:
     content_type: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-
-
-def object_path(bucket: str, key: str = "") -> str:
-    """Return the encoded path of an object or bucket. Raises ConfigurationError for an invalid S3 name."""
-    try:
-        check_bucket_name(bucket)
-        if key:
-            check_key(key)
-    except ValueError as error:
-        hint = "; pass the bucket's name and the key as separate arguments" if "://" in bucket else ""
-        place = bucket[:80] if hint else f"s3://{bucket[:80]}/{key[:80]}"
-        raise ConfigurationError(f"{place}: {error}{hint}") from error
-    return f"/{bucket}/{percent_encoding.encode(key, safe='/')}" if key else f"/{bucket}"
-
-
-def query_string(**parameters: str | int) -> str:
-    """Return an encoded query; underscores in names become hyphens, and an empty value gives `name=`."""
-    return "&".join(
-        f"{name.replace('_', '-')}={percent_encoding.encode(str(value))}"
-        for name, value in sorted(parameters.items())
-    )
-
-
-def crc64(data: Buffer) -> str:
-    """Return the crc64nvme of `data` in base64: the checksum that S3 recommends and the store keeps."""
-    hasher = new_checksum("crc64nvme")
-    hasher.update(data)
-    return hasher.base64()
 
 
 class Client:
@@ -221,7 +202,7 @@ class Client:
         """Return size, ETag, type and metadata of an object, without its bytes. Raises NotFoundError."""
         request = Request("HEAD", object_path(bucket, key))
         try:
-            return self.transport.call(request, lambda response: read_info(response, response_size(response)))
+            return self.transport.call(request, _read_head)
         except NotFoundError as error:
             raise missing(bucket, key) from error
 
@@ -296,7 +277,7 @@ class Client:
             headers["x-amz-copy-source-if-match"] = f'"{etag}"'
         request = Request("PUT", object_path(to_bucket, to_key), "", headers)
         try:
-            return self.transport.call(request, _read_copied)
+            return self.transport.call(request, read_copied).etag
         except NotFoundError as error:
             raise explained(error, bucket, key) from error
 
@@ -369,17 +350,6 @@ class Client:
 # --- shared with transfers ------------------------------------------------------------------------
 
 
-def get_request(bucket: str, key: str, offset: int, length: int | None, etag: str | None) -> Request:
-    """Return a GET for `length` bytes (None: to the end) from `offset`, of the version `etag` if given."""
-    headers = {}
-    if offset or length is not None:
-        last = "" if length is None else str(offset + length - 1)
-        headers["range"] = f"bytes={offset}-{last}"
-    if etag is not None:
-        headers["if-match"] = conditional_requests.quote_etag(etag)
-    return Request("GET", object_path(bucket, key), "", headers)
-
-
 def _check_bytes(data: Any) -> None:
     try:
         memoryview(data)
@@ -390,43 +360,22 @@ def _check_bytes(data: Any) -> None:
         ) from error
 
 
-def object_headers(metadata: Mapping[str, str] | None, content_type: str | None) -> dict[str, str]:
-    """Return the headers with an object's metadata and type.
-
-    Raises ConfigurationError for text that a header cannot carry.
-    """
-    headers = {f"x-amz-meta-{name.lower()}": value for name, value in (metadata or {}).items()}
-    if content_type is not None:
-        headers["content-type"] = content_type
-    for name, value in headers.items():
-        if not (name + value).isprintable():
-            raise ConfigurationError(f"{name!r}: metadata must be one line of printable text")
-    return headers
-
-
-def write_conditions(etag: str | None, *, if_absent: bool) -> dict[str, str]:
-    """Return the headers of a conditional write: create only, or replace only the version `etag`."""
-    found = {"if-none-match": "*"} if if_absent else {}
-    return found if etag is None else found | {"if-match": f'"{etag}"'}
-
-
 def read_etag(response: Response) -> str:
     """Return the ETag of a stored object or part."""
     response.read()
     return conditional_requests.unquote_etag(response.headers.get("etag", ""))
 
 
-def _read_copied(response: Response) -> str:
-    """Return the ETag of a copy. Raises ServerError, as the body may report a failure despite status 200."""
+def read_copied(response: Response) -> CopyResult:
+    """Return the facts of a copy. Raises ServerError, as the body may report a failure despite status 200."""
     from meshwire.s3 import xml_documents
 
-    return parsed(xml_documents.parse_copy_result, response.read()).etag
+    return parsed(xml_documents.parse_copy_result, response.read())
 
 
-def response_size(response: Response) -> int:
-    """Return the size in bytes that the response to a HEAD declares."""
+def _read_head(response: Response) -> ObjectInfo:
     text = response.headers.get("content-length", "0")
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return read_info(response, int(text) if text.isascii() and text.isdigit() else 0)
 
 
 def read_info(response: Response, size: int) -> ObjectInfo:
@@ -440,21 +389,6 @@ def read_info(response: Response, size: int) -> ObjectInfo:
     }
     etag = conditional_requests.unquote_etag(headers.get("etag", ""))
     return ObjectInfo(size, etag, modified * 1000, headers.get("content-type", ""), metadata, headers)
-
-
-def missing(bucket: str, key: str) -> NotFoundError:
-    """Return the error for an object that does not exist."""
-    folder = key[: key.rfind("/") + 1]
-    return NotFoundError(
-        f"no object s3://{bucket}/{key}; list the objects with `mesh ls s3://{bucket}/{folder}`",
-        status=404,
-        code="NoSuchKey",
-    )
-
-
-def explained(error: NotFoundError, bucket: str, key: str) -> NotFoundError:
-    """Return the 404 of a GET with a message that names the key and says what to do."""
-    return error if error.code == "NoSuchBucket" else missing(bucket, key)
 
 
 def connect(

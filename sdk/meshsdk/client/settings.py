@@ -20,6 +20,8 @@ from meshwire.sigv4 import Credential
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from meshsdk.errors import ServerError
+
 
 CREDENTIALS_VARIABLE: Final = "MESH_CREDENTIALS_FILE"
 _AWS: Final = ("AccessKeyId", "SecretAccessKey", "SessionToken")
@@ -95,6 +97,17 @@ class RenewableKeys:
             self._trouble = f"{CREDENTIALS_VARIABLE}={self.path} cannot be read ({type(error).__name__})."
         except ConfigurationError as error:
             self._trouble = f"{error}."
+
+
+def replacement_keys(keys: RenewableKeys, error: ServerError, refused: Credential | None) -> Credential:
+    """Return renewed keys for an immediate retry; raise the error if there are none.
+
+    `refused`: the keys that this function returned for the last retry of the same request, if any.
+    """
+    found = keys.replacement(refused)
+    if found is None:
+        raise error.saying(told) if (told := keys.expiry_hint()) else error
+    return found
 
 
 ENDPOINT_VARIABLES = ("MESH_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")

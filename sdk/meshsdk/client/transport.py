@@ -1,83 +1,43 @@
-"""Signed requests over pooled connections, with retries and failover.
+"""Signed requests over pooled connections, with retries and failover, one by one or several in flight.
 
 Law: requests are idempotent (reads, whole-object writes, content-addressed POSTs), so a retry is safe; a
 request that is not idempotent says so with `idempotent=False` and is not retried.
-Invariant: a connection returns to the pool only after its response was read to the end.
+Invariant: a connection is used again only after its response was read to the end.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
+import select
 import time
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from meshsdk.client.error_responses import read_error
 from meshsdk.client.http_connection import Pool
 from meshsdk.client.local_handover import LocalHandover
+from meshsdk.client.request import Request
 from meshsdk.client.retry import PRESENCE, BackOff, Patience, await_answer, progress_of, silence
-from meshsdk.client.routing import MAP_HEADER, ClusterDirectory, Router
-from meshsdk.client.settings import RenewableKeys
-from meshsdk.errors import ConnectError, MeshError, ServerError, server_error
-from meshwire.errors import S3Error
+from meshsdk.client.routing import MAP_HEADER, ClusterDirectory, Router, mark_failed
+from meshsdk.client.settings import RenewableKeys, replacement_keys
+from meshsdk.earlier_paths import earlier_names
+from meshsdk.errors import ConnectError, MeshError, ServerError, is_clock_skewed
 from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as LOCAL
 from meshwire.s3.request_head import RequestHead
 from meshwire.sigv4 import Credential, sign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
-    from meshsdk.client.http_connection import Buffer, Connection, Response
+    from meshsdk.client.arena import Waker
+    from meshsdk.client.http_connection import Connection, Response
     from meshsdk.client.settings import Endpoint, Settings
 
 T = TypeVar("T")
-EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+Tag = TypeVar("Tag")
 UNSIGNED = "UNSIGNED-PAYLOAD"
-_MAX_ERROR_BODY = 1 << 20
 _SMALL = 16 << 10
-_TAG = re.compile("<[^>]*>?")
-_REFUSALS = frozenset({400, 403, 404, 405, 501})
-_UNKNOWN = frozenset({400, 404, 405, 410, 501})
-_UNEQUAL = (
-    "The node is of release {theirs}, this SDK of {ours}: if the older one lacks this feature, upgrade it."
-)
-_STRANGER = (
-    "The endpoint does not seem to be a meshd: its Server header says {name}. Datasets and loaders need a "
-    "meshd: set MESH_ENDPOINT, which takes precedence over AWS_ENDPOINT_URL."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request to a node. `path` and `query` are already percent-encoded, header names lower-case.
-
-    Attributes:
-        sha256: hex digest of the body; None leaves the payload unsigned (large bodies carry a checksum header
-            instead).
-        toward: the id of the node to try first, if the mesh has it.
-        meets: the frame address whose hash chooses the node that assembles the frame.
-    """
-
-    method: str
-    path: str
-    query: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: Buffer = b""
-    sha256: str | None = EMPTY_SHA256
-    idempotent: bool = True
-    toward: str = ""
-    meets: str = ""
-
-
-def json_request(method: str, path: str, document: Any, query: str = "") -> Request:
-    """Return a request with a small JSON body."""
-    body = json.dumps(document, separators=(",", ":")).encode()
-    digest = hashlib.sha256(body).hexdigest()
-    return Request(method, path, query, {"content-type": "application/json"}, body, digest)
 
 
 class Signer:
@@ -247,7 +207,7 @@ class Transport:
                     connection = line.pool.acquire()
                     line.send(connection, request)
                 asking.wait_for_answer(connection)
-                response = self._received(line, connection, request)
+                response = self.receive(connection, request)
                 if response.status >= 300:
                     raise read_error(response, request)
             except MeshError as error:
@@ -272,20 +232,20 @@ class Transport:
                 line.send(connection, request)
             if asking is not None:
                 asking.wait_for_answer(connection)
-            response = self._received(line, connection, request)
+            response = self.receive(connection, request)
             if response.status >= 300:
                 raise read_error(response, request)
             return consume(response)
         finally:
             line.hand_back(connection, response)
 
-    def _received(self, line: EndpointClient, connection: Connection, request: Request) -> Response:
+    def receive(self, connection: Connection, request: Request) -> Response:
+        """Receive the head of a response, and record what it says about the node and the mesh."""
         response = connection.receive(bodiless=request.method == "HEAD")
         directory = self.router.directory
-        directory.mark_working(line.endpoint)
-        if MAP_HEADER in response.headers:
-            directory.record_version(response.headers[MAP_HEADER])
-        self.local_handover.record_directory(line.endpoint, response.headers.get(LOCAL, ""))
+        directory.mark_working(connection.endpoint)
+        directory.record_version(response.headers.get(MAP_HEADER, ""))
+        self.local_handover.record_directory(connection.endpoint, response.headers.get(LOCAL, ""))
         return response
 
     def wait(self, seconds: float) -> None:
@@ -350,7 +310,7 @@ class RequestAttempts:
             self._refused = replacement_keys(self._transport.keys, error, self._refused)
             self._transport.retries += 1
             return
-        if not (self._request.idempotent or _is_skewed(error)):
+        if not (self._request.idempotent or is_clock_skewed(error)):
             raise error
         again = mark_failed(self._transport.router, self._request, self._tried, self._last, error)
         wait = 0.0 if again else self._patience.delay(error, time.monotonic())
@@ -363,120 +323,90 @@ class RequestAttempts:
             self._transport.wait(wait)
 
 
-def mark_failed(
-    router: Router, request: Request, tried: set[Endpoint], endpoint: Endpoint | None, error: MeshError
-) -> bool:
-    """Record a failed endpoint in `tried`, and return whether to try another node at once.
+@dataclass(slots=True, eq=False)
+class InFlightRequest(Generic[Tag]):
+    """A request on its connection. `tag` is the sender's own; `sent`: monotonic seconds."""
 
-    A refusal because of clock skew counts as such a failure: the node's clock may be the wrong one, so every
-    node is tried once.
+    tag: Tag
+    connection: Connection
+    sent: float
+    request: Request
+
+
+class InFlightRequests(Generic[Tag]):
+    """The requests that one thread has in flight, one per connection, and its idle connections.
+
+    `waker` interrupts the wait for responses; `timeout` is the longest silence within a response, in seconds.
+    Not thread-safe, except that any thread may call `abort`.
     """
-    if endpoint is None or not (isinstance(error, ConnectError) or _is_skewed(error)):
-        return False
-    tried.add(endpoint)
-    router.directory.mark_failed(endpoint)
-    if router.directory.map is not None or len(router.directory.configured) > 1:
-        router.directory.refresh()
-    return router.has_untried(request, tried)
 
+    def __init__(self, transport: Transport, waker: Waker, timeout: float) -> None:
+        self._transport, self._waker, self._timeout = transport, waker, timeout
+        self._idle: dict[Endpoint, list[Connection]] = {}
+        self._flying: dict[int, InFlightRequest[Tag]] = {}  # by descriptor
+        self._poll = select.poll()
+        self._poll.register(waker, select.POLLIN)
 
-def replacement_keys(keys: RenewableKeys, error: ServerError, refused: Credential | None) -> Credential:
-    """Return renewed keys for an immediate retry; raise the error if there are none.
+    def __len__(self) -> int:
+        return len(self._flying)
 
-    `refused`: the keys that this function returned for the last retry of the same request, if any.
-    """
-    found = keys.replacement(refused)
-    if found is None:
-        raise error.saying(told) if (told := keys.expiry_hint()) else error
-    return found
+    def __iter__(self) -> Iterator[InFlightRequest[Tag]]:
+        return iter(list(self._flying.values()))
 
+    def __contains__(self, flight: InFlightRequest[Tag]) -> bool:
+        return any(other is flight for other in self._flying.values())
 
-def _is_skewed(error: MeshError) -> bool:
-    return isinstance(error, ServerError) and error.code == "RequestTimeTooSkewed"
+    def __repr__(self) -> str:
+        return f"InFlightRequests({len(self._flying)})"
 
-
-def parsed(reader: Callable[[bytes], T], body: bytes) -> T:
-    """Parse an S3 document. Raises ServerError if it is invalid, or an error despite a success status."""
-    try:
-        return reader(body)
-    except S3Error as error:
-        raise server_error(error.status, error.code, error.message) from error
-
-
-def read_error(response: Response, request: Request) -> MeshError:
-    """Return the error for a response of status ≥ 300, whose body (S3's XML or our JSON) it reads.
-
-    If a request that only a meshd can serve was refused by a server that does not call itself meshd, the
-    message says so.
-    """
-    body = response.read(_MAX_ERROR_BODY)
-    after = _retry_after(response.headers.get("retry-after"))
-    if body[:1] == b"{":
-        error = _json_error(response.status, body, after)
-        return error.saying(told) if (told := _other_release(response)) else error
-    name = response.headers.get("server", "")
-    strange = request.path.startswith("/-/") and response.status in _REFUSALS and not name.startswith("meshd")
-    advice = _STRANGER.format(name=name or "no name") if strange else ""
-    return _xml_error(response.status, body, after, response.headers.get("x-amz-request-id", ""), advice)
-
-
-def _other_release(response: Response) -> str:
-    """Return a hint for a refusal by a node of another release; "" if that cannot be the reason."""
-    if response.status not in _UNKNOWN:
-        return ""
-    from meshwire.http_values.mesh_headers import RELEASE, RELEASE_HEADER  # needed for refusals only
-
-    theirs = response.headers.get(RELEASE_HEADER, RELEASE)[:40]
-    return "" if theirs == RELEASE else _UNEQUAL.format(theirs=theirs, ours=RELEASE)
-
-
-def _json_error(status: int, body: bytes, after: float | None) -> ServerError:
-    try:
-        error = json.loads(body)["error"]
-        detail = error.get("detail") or {}
-        return server_error(
-            status,
-            str(error.get("code", "")),
-            str(error.get("message", "")),
-            request_id=str(error.get("request_id", "")),
-            detail=detail if isinstance(detail, dict) else {},
-            advice=str(error.get("help") or ""),
-            retry_after=after,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return server_error(status, "", body[:200].decode("utf-8", "replace"), retry_after=after)
-
-
-def _xml_error(status: int, body: bytes, after: float | None, request_id: str, advice: str) -> MeshError:
-    from meshwire.s3.xml_documents import parse_error  # only refused requests pay for the XML parsers
-
-    try:
-        error = parse_error(body)
-    except (S3Error, ValueError):
-        text = body[:200].decode("utf-8", "replace").strip()
-        if text[:5].lower() in ("<!doc", "<html"):
-            text = f"the server answered with an HTML page: {' '.join(_TAG.sub(' ', text).split())}"
-        code = _bare_code(status)
-        return server_error(status, code, text, request_id=request_id, advice=advice, retry_after=after)
-    return server_error(
-        status, error.code, error.message, request_id=request_id, advice=advice, retry_after=after
-    )
-
-
-def _bare_code(status: int) -> str:
-    """Return the error code of a response without a body, such as the refusal of a HEAD."""
-    return {404: "NotFound", 403: "Forbidden", 304: "NotModified", 412: "PreconditionFailed"}.get(status, "")
-
-
-def _retry_after(text: str | None) -> float | None:
-    """Parse a Retry-After header in either form (RFC 9110 §10.2.3) into seconds, capped at one hour."""
-    if text is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
+    def send_request(self, tag: Tag, request: Request, endpoint: Endpoint) -> None:
+        """Send a request. Raises MeshError if that fails; the request is then not in flight."""
+        line, idle = self._transport.endpoint_client(endpoint), self._idle.get(endpoint)
+        connection = idle.pop() if idle else line.pool.dial(self._timeout)
+        flight = InFlightRequest(tag, connection, time.monotonic(), request)
+        self._flying[connection.fileno()] = flight
+        self._poll.register(connection, select.POLLIN)
         try:
-            seconds = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
-        except (ValueError, TypeError):
+            connection.send([line.signer.head(request), request.body])
+        except MeshError:
+            self.finish_request(flight)
+            raise
+
+    def answered(self, seconds: float | None) -> list[InFlightRequest[Tag]] | None:
+        """Wait for responses to begin, and return their requests in any order.
+
+        Returns early, perhaps with an empty list, if the waker was woken; returns None after `seconds`.
+        """
+        events = self._poll.poll(None if seconds is None else max(seconds, 0.0) * 1000 + 1)
+        self._waker.drain()
+        if not events:
             return None
-    return min(max(seconds, 0.0), 3600.0)
+        readable = [self._flying[descriptor] for descriptor, _ in events if descriptor in self._flying]
+        return [flight for flight in readable if flight.connection.began()]
+
+    def finish_request(self, flight: InFlightRequest[Tag], *, keep: bool = False) -> None:
+        """Remove a request; `keep` its connection for another request, or close it."""
+        descriptor = next((each for each, other in self._flying.items() if other is flight), -1)
+        self._poll.unregister(descriptor)
+        del self._flying[descriptor]
+        if keep:
+            self._idle.setdefault(flight.connection.endpoint, []).append(flight.connection)
+        else:
+            flight.connection.close()
+
+    def abort(self) -> None:
+        """Abort all requests; a blocked reader gets an error at once. Any thread may call this."""
+        for flight in self:
+            flight.connection.abort()
+
+    def close(self) -> None:
+        """Close all connections."""
+        idle = [connection for kept in self._idle.values() for connection in kept]
+        for connection in [*idle, *(flight.connection for flight in self)]:
+            connection.close()
+        self._idle.clear()
+        self._flying.clear()
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
+    __getattr__ = earlier_names(__name__)

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from meshsdk.client.arena import Arena
     from meshsdk.client.http_connection import Response
     from meshsdk.client.native_api import PlanInfo
+    from meshsdk.client.request import Request
     from meshsdk.client.routing import ClusterDirectory
     from meshsdk.client.settings import Endpoint
-    from meshsdk.client.transport import Request
     from meshsdk.meters import LoaderStats
     from meshwire.cluster import ClusterMap
     from meshwire.plan.loader_state import Tail

@@ -13,7 +13,8 @@ from meshsdk.client.native_api import FrameAddress
 if TYPE_CHECKING:
     from meshsdk.client.arena import Arena
     from meshsdk.client.native_api import PlanInfo
-    from meshsdk.client.transport import Request, Transport
+    from meshsdk.client.request import Request
+    from meshsdk.client.transport import Transport
     from meshsdk.loader.output_stage import OutputStage
 
 

@@ -15,18 +15,17 @@ import time
 import weakref
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from meshsdk.client.arena import Waker
+from meshsdk.client.error_responses import read_error
 from meshsdk.client.local_handover import HandoverError
-from meshsdk.client.retry import ABSENT, SUSPICIOUS
-from meshsdk.client.routing import MAP_HEADER
-from meshsdk.client.transport import read_error
+from meshsdk.client.retry import ABSENT, SUSPICIOUS, RetryQueue
+from meshsdk.client.transport import InFlightRequests
 from meshsdk.datasets.batch import Frame, open_frame
 from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshError
 from meshsdk.loader import interpreter_exit
 from meshsdk.loader.frame_requests import SplitPlanner
-from meshsdk.loader.inflight import InFlightRequests, RetryQueue
 from meshsdk.meters import Arrival, Tally
 from meshwire.http_values.mesh_headers import HANDOVER_TICKET_HEADER, parse_timing
 from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as LOCAL
@@ -37,10 +36,19 @@ if TYPE_CHECKING:
 
     from meshsdk.client.arena import Arena
     from meshsdk.client.http_connection import Response
+    from meshsdk.client.request import Request
     from meshsdk.client.settings import Endpoint
-    from meshsdk.client.transport import Request, Transport
+    from meshsdk.client.transport import InFlightRequest, Transport
     from meshsdk.loader.frame_requests import SplitFrame, SplitRequest
-    from meshsdk.loader.inflight import InFlightRequest
+
+    Flight = InFlightRequest["WantedFrame"]
+
+
+class WantedFrame(NamedTuple):
+    """What a request in flight is for: the frame of a step, or a part of it if the frame is split."""
+
+    step: int
+    joint: SplitFrame | None
 
 
 class PrefetchWorker:
@@ -54,7 +62,7 @@ class PrefetchWorker:
         self.closing = False
         self.taken = 0
         self._timeout = transport.settings.timeout
-        self.flights = InFlightRequests(
+        self.flights: InFlightRequests[WantedFrame] = InFlightRequests(
             transport, self.waker, min(self._timeout, max(SUSPICIOUS, order.deadline / 2))
         )
         self._transport = transport
@@ -99,7 +107,7 @@ class PrefetchWorker:
 
     def _under_way(self) -> int:
         """Return the number of frames that were requested and have not arrived."""
-        alone = sum(flight.joint is None for flight in self.flights)
+        alone = sum(flight.tag.joint is None for flight in self.flights)
         return alone + len(self._joints)
 
     def _may_ask(self) -> bool:
@@ -136,13 +144,13 @@ class PrefetchWorker:
         if joint is None and (word := self._transport.local_handover.handover_id(endpoint)):
             request = replace(request, headers={**request.headers, LOCAL: word})
         try:
-            self.flights.send_request(step, request, endpoint, joint)
+            self.flights.send_request(WantedFrame(step, joint), request, endpoint)
         except MeshError as error:
             self._failed(step, error, request, endpoint)
 
     # --- receiving --------------------------------------------------------------------------------
 
-    def _wait(self) -> list[InFlightRequest]:
+    def _wait(self) -> list[Flight]:
         """Wait for a response, for free memory or for a retry; return the answered requests in step order."""
         now = time.monotonic()
         until = [] if self._attempts.next_due is None else [self._attempts.next_due]
@@ -152,11 +160,12 @@ class PrefetchWorker:
         answered = self.flights.answered(min(until) - now if until else None)
         if answered is None:
             self._drop_silent()
-        return answered or []
+            return []
+        return sorted(answered, key=lambda flight: flight.tag.step)
 
-    def _silence(self, flight: InFlightRequest) -> float:
+    def _silence(self, flight: Flight) -> float:
         """Return the seconds without a response after which to check a request."""
-        seconds = self._attempts.silence_limit(flight.step, flight.sent, self._timeout)
+        seconds = self._attempts.silence_limit(flight.tag.step, flight.sent, self._timeout)
         return seconds if self._transport.router.directory.map is None else min(seconds, SUSPICIOUS)
 
     def _drop_silent(self) -> None:
@@ -179,27 +188,27 @@ class PrefetchWorker:
             if now - flight.sent >= self._timeout:
                 self.flights.finish_request(flight)
                 why = f"no answer within {self._timeout:g} s"
-                self._failed(flight.step, ConnectError(why), flight.request, endpoint)
+                self._failed(flight.tag.step, ConnectError(why), flight.request, endpoint)
             elif directory.state(endpoint) in ("away", "down"):
                 self.flights.finish_request(flight)
                 error = ConnectError(f"{endpoint}: the cluster map says that this node is away")
-                self._failed(flight.step, error, flight.request, endpoint)
+                self._failed(flight.tag.step, error, flight.request, endpoint)
             elif not self._is_there(flight, now, there):
                 self.flights.finish_request(flight)
                 error = ConnectError(f"{endpoint}: {ABSENT}")
-                self._failed(flight.step, error, flight.request, endpoint, flight.sent)
+                self._failed(flight.tag.step, error, flight.request, endpoint, flight.sent)
                 self._looked = -SUSPICIOUS  # the next node may be away as well
 
-    def _is_there(self, flight: InFlightRequest, now: float, there: dict[Endpoint, bool]) -> bool:
+    def _is_there(self, flight: Flight, now: float, there: dict[Endpoint, bool]) -> bool:
         """Return whether the node of a request seems alive; `there` has the endpoints already checked."""
         endpoint = flight.connection.endpoint
-        if now - flight.sent < self._attempts.silence_limit(flight.step, flight.sent, self._timeout):
+        if now - flight.sent < self._attempts.silence_limit(flight.tag.step, flight.sent, self._timeout):
             return True
         if endpoint not in there:
             there[endpoint] = self._transport.answers(endpoint)
         return there[endpoint]
 
-    def _receive(self, answered: list[InFlightRequest]) -> None:
+    def _receive(self, answered: list[Flight]) -> None:
         for flight in answered:
             if self.closing:
                 return
@@ -209,39 +218,34 @@ class PrefetchWorker:
                 frame = self._read(flight)
             except HandoverError:
                 self.tally.retries += 1
-                self._attempts.schedule_retry(flight.step, time.monotonic())
+                self._attempts.schedule_retry(flight.tag.step, time.monotonic())
                 continue
             except MeshError as error:
-                self._failed(flight.step, error, flight.request, flight.connection.endpoint)
+                self._failed(flight.tag.step, error, flight.request, flight.connection.endpoint)
                 continue
             if frame is not None:
-                self._attempts.record_success(flight.step)
-                self._finish(flight.step, frame)
+                self._attempts.record_success(flight.tag.step)
+                self._finish(flight.tag.step, frame)
 
-    def _read(self, flight: InFlightRequest) -> Frame | None:
+    def _read(self, flight: Flight) -> Frame | None:
         """Receive a response and return its frame; None while parts of the frame are missing."""
         response = None
         try:
-            response = flight.connection.receive()
-            directory = self._transport.router.directory
-            directory.mark_working(flight.connection.endpoint)
-            directory.record_version(response.headers.get(MAP_HEADER, ""))
-            said = response.headers.get(LOCAL, "")
-            self._transport.local_handover.record_directory(flight.connection.endpoint, said)
+            response = self._transport.receive(flight.connection, flight.request)
             if response.status != 200:
                 raise read_error(response, flight.request)
-            if flight.joint is not None:
-                return self._read_part(flight.joint, response)
+            if flight.tag.joint is not None:
+                return self._read_part(flight.tag.joint, response)
             return self._read_frame(flight, response)
         finally:
             self.flights.finish_request(flight, keep=response is not None and response.reusable)
 
-    def _read_frame(self, flight: InFlightRequest, response: Response) -> Frame:
+    def _read_frame(self, flight: Flight, response: Response) -> Frame:
         """Receive a frame from the socket into its slot, or adopt it from the node's shared memory.
 
         It is not copied afterwards.
         """
-        step, began, verify = self._order.named(flight.step), time.monotonic(), bool(self._order.verify)
+        step, began, verify = self._order.named(flight.tag.step), time.monotonic(), bool(self._order.verify)
         handed = response.headers.get(HANDOVER_TICKET_HEADER, "")
         if handed and response.length == 0:
             lease = self._transport.local_handover.receive_frame(
@@ -310,7 +314,7 @@ class PrefetchWorker:
     def _give_up_parts(self, step: int, error: MeshError, endpoint: Endpoint, now: float) -> None:
         """Drop the parts of a frame and request it whole, from one node."""
         for flight in self.flights:
-            if flight.step == step:
+            if flight.tag.step == step:
                 self.flights.finish_request(flight)
         directory = self._transport.router.directory
         if isinstance(error, ConnectError):

@@ -10,9 +10,9 @@ import pytest
 import meshsdk as mesh
 from meshsdk import ops
 from meshsdk.client import native_api
+from meshsdk.client.request import Request, json_request
 from meshsdk.client.routing import ClusterDirectory
 from meshsdk.client.settings import parse_endpoint
-from meshsdk.client.transport import Request, json_request
 from meshsdk.errors import ConfigurationError, InvalidPlanError, MeshError, NotFoundError
 from meshwire.dataset import snapshot
 from meshwire.frame import tensor_frame

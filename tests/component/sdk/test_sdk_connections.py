@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshsdk.client.http_connection import Connection, Pool
+from meshsdk.client.request import Request
 from meshsdk.client.s3_client import Client
 from meshsdk.client.settings import load_settings, parse_endpoint
-from meshsdk.client.transport import Request, Transport
+from meshsdk.client.transport import Transport
 from meshsdk.errors import ConnectError, DeadlineError, NotFoundError, ServerError
 from meshsdk.transfers import stream
 from tests.support.bounded_wait import await_end

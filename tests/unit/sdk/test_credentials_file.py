@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from meshsdk.client.request import Request
 from meshsdk.client.settings import load_settings
-from meshsdk.client.transport import Request, Signer
+from meshsdk.client.transport import Signer
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:

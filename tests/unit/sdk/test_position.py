@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshsdk.client.request import Request
+from meshsdk.client.retry import RetryQueue
 from meshsdk.client.settings import Endpoint, RenewableKeys
-from meshsdk.client.transport import Request
 from meshsdk.errors import ConnectError
-from meshsdk.loader.inflight import RetryQueue
 from meshsdk.loader.position import Position
 from meshwire.plan.plan_spec import LoaderState
 from meshwire.sigv4 import Credential

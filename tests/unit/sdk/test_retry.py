@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from meshsdk.client.error_responses import _retry_after, read_error
 from meshsdk.client.http_connection import parse_head
+from meshsdk.client.request import Request
 from meshsdk.client.retry import BackOff, Patience, retryable, silence
-from meshsdk.client.transport import Request, _retry_after, read_error
 from meshsdk.errors import (
     AccessError,
     BusyError,

@@ -12,8 +12,8 @@ import pytest
 
 import meshsdk
 from meshsdk.admin import documents, jobs
+from meshsdk.client.request import Request
 from meshsdk.client.s3_client import Client
-from meshsdk.client.transport import Request
 from meshsdk.datasets.dataset import Dataset
 from meshsdk.earlier_paths import ELSEWHERE, MOVED, RENAMED, SPLIT, present_path
 from meshsdk.loader.loader import Loader
@@ -62,7 +62,7 @@ def test_the_ways_to_import() -> None:
 
     with pytest.warns(DeprecationWarning, match=r"use meshsdk\.admin\.jobs\.reshard_job"):
         assert earlier_jobs.reshard_job is jobs.reshard_job
-    with pytest.warns(DeprecationWarning, match=r"use meshsdk\.client\.transport\.Request"):
+    with pytest.warns(DeprecationWarning, match=r"use meshsdk\.client\.request\.Request"):
         from meshsdk.transport import (  # type: ignore[import-not-found]
             Request as earlier_request,
         )

@@ -14,7 +14,7 @@ from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import exit_code
 from meshsdk.cli.locations import Local, Remote, Standard, parse_location, relative_name
 from meshsdk.cli.sync import Entry, compare_listings
-from meshsdk.client.s3_client import object_path, query_string
+from meshsdk.client.request import object_path, query_string
 from meshsdk.errors import ConfigurationError, ConnectError, NotFoundError
 
 A, B = "a" * 32, "b" * 32

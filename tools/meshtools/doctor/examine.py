@@ -19,7 +19,7 @@ from meshsdk.admin.op_catalog import show_op
 from meshsdk.admin.views import show_view
 from meshsdk.client.arena import Arena
 from meshsdk.client.native_api import register_plan
-from meshsdk.client.transport import Request
+from meshsdk.client.request import Request
 from meshsdk.errors import ConfigurationError, MeshError
 from meshsdk.loader.measured_plan import MeasuredPlan
 from meshsdk.loader.output_stage import NumpyStage

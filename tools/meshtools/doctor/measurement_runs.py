@@ -26,7 +26,7 @@ from meshtools.doctor.stage_times import RUNS, Measured, measure_pace, run_lengt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from meshsdk.client.transport import Request
+    from meshsdk.client.request import Request
     from meshsdk.datasets.batch import Batch
     from meshsdk.loader.measured_plan import MeasuredPlan
     from meshtools.doctor.stage_times import Length
