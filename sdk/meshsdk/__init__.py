@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from meshsdk.client.gather import Gathered, Item
     from meshsdk.client.s3_client import Client, connect
     from meshsdk.datasets.batch import Batch, Ragged
-    from meshsdk.datasets.dataset import Dataset
+    from meshsdk.datasets.dataset import Dataset, mix
     from meshsdk.datasets.fields import class_of_prefix
     from meshsdk.datasets.shuffle import Blocks, LengthBuckets
-    from meshsdk.datasets.split_mix import Stage, mix
+    from meshsdk.datasets.split_mix import Stage
     from meshsdk.errors import MeshError
     from meshsdk.loader.loader import Loader
     from meshsdk.loader.output_stage import Normalize
@@ -66,7 +66,7 @@ _HOMES = {
     "Stage": "datasets.split_mix",
     "class_of_prefix": "datasets.fields",
     "connect": "client.s3_client",
-    "mix": "datasets.split_mix",
+    "mix": "datasets.dataset",
     "open": "open_dataset",
 }
 

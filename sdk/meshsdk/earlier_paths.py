@@ -103,6 +103,7 @@ RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
 
 ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
     "loader.measurement_runs": {"MeasuredPlan": "loader.measured_plan.MeasuredPlan"},
+    "mixing": {"mix": "datasets.dataset.mix"},
     "top.shared_page": {
         "read_page": "meshtools.top.page_reader.read_page",
         "read_pages": "meshtools.top.page_reader.read_pages",
@@ -127,6 +128,7 @@ SPLIT: Final[Mapping[str, Mapping[str, str]]] = {
         "parsed": "client.error_responses",
     },
     "datasets": {"Dataset": "datasets.dataset"},
+    "datasets.split_mix": {"mix": "datasets.dataset"},
 }
 """Modules that became packages of the same name, or lost public names: the current module of each name."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,12 +29,13 @@ _ENTRY = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*)")
 @dataclass(frozen=True, slots=True)
 class Entry:
     """`home` is MODULE.NAME below sdk/, or MODULE.* for all it has; `title` how users write it. `made`: users
-    call the class themselves."""
+    call the class themselves; `base`: a class of its own module whose members it inherits."""
 
     home: str
     title: str = ""
     made: bool = True
     members: bool = True
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,13 @@ SECTIONS = (
         "Samples, their fields, and the ops that nodes apply to them: [guide](sdk.md#datasets).",
         (
             Entry("meshsdk.open_dataset.open", "mesh.open"),
-            _given("meshsdk.datasets.dataset.Dataset", "mesh.Dataset"),
-            Entry("meshsdk.datasets.split_mix.mix", "mesh.mix"),
+            Entry(
+                "meshsdk.datasets.dataset.Dataset",
+                "mesh.Dataset",
+                made=False,
+                base="meshsdk.datasets.sample_sequence.SampleSequence",
+            ),
+            Entry("meshsdk.datasets.dataset.mix", "mesh.mix"),
             Entry("meshsdk.datasets.split_mix.Stage", "mesh.Stage", members=False),
             Entry("meshsdk.datasets.fields.class_of_prefix", "mesh.class_of_prefix"),
             _given("meshsdk.client.native_api.SnapshotInfo"),
@@ -168,11 +174,19 @@ def page() -> str:
 def _found(section: Section) -> Iterator[tuple[str, Documented]]:
     for entry in section.entries:
         home, _, name = entry.home.rpartition(".")
-        source = _SDK / home.replace(".", "/")
-        module = Module(source / "__init__.py" if source.is_dir() else source.with_suffix(".py"))
+        module = _module(home)
         for each in module.names() if name == "*" else (name,):
             title = entry.title + each if name == "*" else entry.title or each
-            yield home, module.find(each, title, made=entry.made, members=entry.members)
+            found = module.find(each, title, made=entry.made, members=entry.members)
+            if entry.base:
+                base, _, inherited = entry.base.rpartition(".")
+                found = replace(found, members=found.members + _module(base).members(inherited, each))
+            yield home, found
+
+
+def _module(home: str) -> Module:
+    source = _SDK / home.replace(".", "/")
+    return Module(source / "__init__.py" if source.is_dir() else source.with_suffix(".py"))
 
 
 def _object(home: str, found: Documented) -> Iterator[str]:

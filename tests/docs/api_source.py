@@ -68,7 +68,7 @@ class Module:
             return Documented(title, self._call(title, node), text)
         bases = tuple(self._quote(base) for base in node.bases)
         signature = self._construction(title, node) if made else self._attributes(node)
-        found = tuple(self._members(node)) if members else ()
+        found = self.members(name, name) if members else ()
         return Documented(title, signature, text, bases, found)
 
     def _text(self, node: Function | ast.ClassDef, name: str) -> str:
@@ -77,15 +77,20 @@ class Module:
             raise UndocumentedError(f"{self.path}:{node.lineno}: {name} is public and has no docstring")
         return inspect.cleandoc(text)
 
-    def _members(self, node: ast.ClassDef) -> Iterator[Member]:
+    def members(self, name: str, owner: str) -> tuple[Member, ...]:
+        """The public methods and properties of a class, as those of `owner`, which may be a subclass."""
+        node = self._named[name]
+        return tuple(self._members(node, owner)) if isinstance(node, ast.ClassDef) else ()
+
+    def _members(self, node: ast.ClassDef, owner: str) -> Iterator[Member]:
         for item in node.body:
             if not isinstance(item, ast.FunctionDef):
                 continue
             if item.name in SPECIAL:
                 if ast.get_docstring(item):
-                    yield Member(SPECIAL[item.name].format(node.name), "", self._text(item, item.name))
+                    yield Member(SPECIAL[item.name].format(owner), "", self._text(item, item.name))
             elif not item.name.startswith("_"):
-                name = f"{node.name}.{item.name}"
+                name = f"{owner}.{item.name}"
                 yield Member(name, self._member(item), self._text(item, name))
 
     def _member(self, node: ast.FunctionDef) -> str:

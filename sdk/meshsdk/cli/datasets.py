@@ -250,7 +250,7 @@ def mix(
     mesh mix s3://web/=0.7 s3://books/=0.3
     mesh mix s3://photos/=3 s3://sketches/=1 --positions 1000000 --epochs 10
     """
-    from meshsdk.datasets.split_mix import mix as mixed
+    from meshsdk.datasets.dataset import mix as mixed
     from meshsdk.open_dataset import open as open_dataset
     from meshwire.plan.mix import draw_counts, parse_mix
 

@@ -1,36 +1,30 @@
-"""Dataset: an immutable view of a snapshot with its fields and ops.
+"""Dataset: an immutable view of a snapshot with its fields and ops, and `mix`, which makes one of several.
 
 Law: methods never change a dataset but return another; batches come from `Loader`, single samples from
 `ds[i]`. An invalid argument raises a ConfigurationError that says what to write instead.
-Invariant: a dataset pickles without sockets, so forked and spawned workers can use it.
 """
 
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
-from meshsdk.client.native_api import derive_snapshot, fetch_snapshot, register_plan
-from meshsdk.datasets.batch import fetch_rows
-from meshsdk.datasets.shuffle import buckets_spec, shuffle_spec
-from meshsdk.errors import BadSampleError, ConfigurationError, MeshError
+from meshsdk.client.native_api import derive_snapshot
+from meshsdk.datasets.sample_sequence import SampleSequence
+from meshsdk.datasets.split_mix import MixSpec, staged
+from meshsdk.errors import ConfigurationError
 from meshsdk.ops.field_checks import checked_ops, narrow_op, op_text, rename_op_fields
-from meshwire.plan.plan_spec import PlanError, op_document, parse_spec, spec_document
+from meshwire.plan.mix import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch.utils.data import Dataset as TorchDataset
 
-    from meshsdk.client.native_api import FieldSchema, PlanInfo, SnapshotInfo
-    from meshsdk.client.s3_client import Client
+    from meshsdk.client.native_api import SnapshotInfo
     from meshsdk.datasets.preflight import Preflight
-    from meshsdk.datasets.shuffle import LengthBuckets, Shuffle
-    from meshsdk.datasets.split_mix import MixSpec
-    from meshwire.dataset.snapshot import Snapshot
-    from meshwire.dataset.snapshot_stats import SnapshotStats
+    from meshsdk.datasets.split_mix import Stage, Weight
     from meshwire.plan.plan_spec import OpSpec
 
 
@@ -47,14 +41,6 @@ def checked_on(on: object) -> str | list[str] | None:
         f"join: on={on!r}: expected an expression, such as on='stem', or two, one for each side: "
         "on=('stem', 'part(name, \"_\", 0)')"
     )
-
-
-def checked_by(by: object) -> None:
-    """Check the `by` argument of a split. Raises ConfigurationError if it is not an expression."""
-    if not isinstance(by, str):
-        raise ConfigurationError(
-            f"split: by={by!r}: expected an expression, such as by='part(name, \"_\", 0)'"
-        )
 
 
 def checked_classes(maps: Mapping[str, object]) -> dict[str, dict[str, str | None]]:
@@ -91,11 +77,9 @@ _LOADERS = {
     "take": "ds.head(n) returns the first n samples",
     "shard": "the loader of each rank reads its part, mesh.Loader(ds, global_batch=…)",
 }
-_ROWS_AHEAD = 64
-_PATIENCE = 600.0  # deadline in seconds while a node measures the samples for packing
 
 
-class Dataset:
+class Dataset(SampleSequence):
     """A sequence of samples in stored order; create one with `mesh.open`.
 
     `len(ds)` counts the samples, `ds[i]` is one of them as a dict of numpy values, and `ds.map(...)` adds
@@ -109,23 +93,6 @@ class Dataset:
         ops: the ops applied to each sample, in order.
         client: the client that requests go through.
     """
-
-    def __init__(
-        self,
-        client: Client,
-        snapshot: SnapshotInfo,
-        ops: tuple[OpSpec, ...] = (),
-        epoch: int = 0,
-        packing: Mapping[str, Any] | None = None,
-        mixing: MixSpec | None = None,
-    ) -> None:
-        self.client = client
-        self.snapshot = snapshot
-        self.ops = ops
-        self.epoch = epoch
-        self.packing = None if packing is None else dict(packing)
-        self.mixing = mixing
-        self._plan: PlanInfo | None = None
 
     def map(self, *ops: OpSpec) -> Dataset:
         """Return a dataset with these ops (see `meshsdk.ops`) after its present ones; they run on the nodes.
@@ -159,22 +126,6 @@ class Dataset:
         """
         packing = {"fields": sorted(fields), "length": length, "value": value, "long": long}
         return self._with(packing=packing)
-
-    def _with(
-        self,
-        *,
-        ops: tuple[OpSpec, ...] | None = None,
-        epoch: int | None = None,
-        packing: Mapping[str, Any] | None = None,
-    ) -> Dataset:
-        return Dataset(
-            self.client,
-            self.snapshot,
-            self.ops if ops is None else ops,
-            self.epoch if epoch is None else epoch,
-            self.packing if packing is None else packing,
-            self.mixing,
-        )
 
     def select(self, *fields: str) -> Dataset:
         """Return a dataset with only these fields; ops on the others are dropped.
@@ -274,7 +225,10 @@ class Dataset:
                 "split before mix and pack: split each dataset with the same fractions, then mix the parts, "
                 "such as mesh.mix(web['train'], books['train'])"
             )
-        checked_by(by)
+        if not isinstance(by, str):
+            raise ConfigurationError(
+                f"split: by={by!r}: expected an expression, such as by='part(name, \"_\", 0)'"
+            )
         return split(self, {**(fractions or {}), **more}, by, seed, deadline)
 
     def join(
@@ -313,90 +267,6 @@ class Dataset:
         made = derive_snapshot(self.client.transport, self.snapshot, change, deadline)
         return Dataset(self.client, made, tuple(ops), self.epoch, None, self.mixing)
 
-    def at_epoch(self, epoch: int) -> Dataset:
-        """Return the dataset with `ds[i]` as in another epoch, which changes the draws of random ops."""
-        return self._with(epoch=operator.index(epoch))
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The names of a sample's fields, before ops."""
-        return tuple(self.snapshot.fields)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The class names of the label field, indexed by the label's value.
-
-        Raises MeshError unless exactly one field has classes.
-        """
-        named = {name: field.classes for name, field in self.snapshot.fields.items() if field.classes}
-        if len(named) != 1:
-            has = f"{len(named)} fields have" if named else "no field has"
-            raise MeshError(f"{has} classes: use ds.snapshot.fields[name].classes")
-        return next(iter(named.values()))
-
-    def spec(
-        self,
-        *,
-        seed: int = 0,
-        shuffle: Shuffle = False,
-        tail: str = "pad",
-        on_bad: str = "raise",
-        max_bad: float = 0.01,
-        batch: int | None = None,
-        buckets: LengthBuckets | None = None,
-    ) -> dict[str, Any]:
-        """Return the plan of this dataset as the document of the protocol.
-
-        `batch` is the rows of a step; mixes with stages that begin at a step, and length buckets, need it.
-        The other arguments are those of `Loader`. Raises ConfigurationError, which names the invalid value.
-        """
-        document = {
-            "ops": [op_document(op) for op in self.ops],
-            "seed": seed,
-            "shuffle": shuffle_spec(shuffle),
-            "tail": tail,
-            "on_bad": on_bad,
-            "max_bad": max_bad,
-            "pack": self.packing,
-            "mix": None if self.mixing is None else self.mixing.document(batch),
-            "buckets": buckets_spec(buckets, batch),
-        }
-        try:
-            return spec_document(parse_spec(document))
-        except PlanError as error:
-            raise ConfigurationError(str(error)) from error
-
-    def plan(self) -> PlanInfo:
-        """Return the plan behind `ds[i]` and `schema`, registered on first use.
-
-        It has the stored order, no mix, seed 0, and raises on bad samples. Raises InvalidPlanError if the ops
-        do not fit the fields or each other.
-        """
-        if self._plan is None:
-            patience = None if self.packing is None else _PATIENCE
-            unmixed = Dataset(self.client, self.snapshot, self.ops, self.epoch, self.packing)
-            self._plan = register_plan(
-                self.client.transport, self.snapshot.hash, unmixed.spec(), deadline=patience
-            )
-        return self._plan
-
-    def schema(self) -> Mapping[str, FieldSchema]:
-        """Return dtype and shape of each field of a row after all ops; a ragged field has the shape None."""
-        return self.plan().fields
-
-    def head(self, count: int = 5) -> list[dict[str, Any]]:
-        """Return the first `count` samples in stored order (all if there are fewer), as `ds[i]` does."""
-        return self.__getitems__(range(min(operator.index(count), len(self))))
-
-    def stats(self) -> SnapshotStats:
-        """Return stored bytes by field, and samples by class and by shard.
-
-        Downloads the snapshot's document, but reads no sample.
-        """
-        from meshwire.dataset.snapshot_stats import snapshot_stats
-
-        return snapshot_stats(self.manifest())
-
     def preflight(self, global_batch: int | None = None, *, world: int = 1, rows: int = 8) -> Preflight:
         """Prepare `rows` samples, evenly spread over the dataset, and report the result.
 
@@ -418,68 +288,12 @@ class Dataset:
         """
         return cast("TorchDataset[dict[str, Any]]", self)
 
-    def unmapped(self) -> Dataset:
-        """Return the dataset without its ops and `pack`: the stored data. A mix stays a mix."""
-        return Dataset(self.client, self.snapshot, (), self.epoch, None, self.mixing)
-
-    def unpacked(self) -> Dataset:
-        """Return the dataset without `pack`."""
-        return Dataset(self.client, self.snapshot, self.ops, self.epoch, None, self.mixing)
-
-    def manifest(self) -> Snapshot:
-        """Download the snapshot's document: objects, ETags and the location of each sample."""
-        return fetch_snapshot(self.client.transport, self.snapshot.hash)
-
-    def __len__(self) -> int:
-        """The number of samples; of a packed dataset the rows, which makes the node measure every sample."""
-        return self.snapshot.samples if self.packing is None else self.plan().positions
-
-    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        """Return sample `index` in stored order, as a dict of numpy arrays and scalars; sends one request.
-
-        Raises IndexError, BadSampleError if the sample cannot be prepared, and SnapshotChangedError if an
-        object was replaced since the dataset was opened.
-        """
-        return self.__getitems__([index])[0]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Iterate over the samples in stored order, as `ds[i]` returns them.
-
-        Requests fetch 1, 2, 4 and so on up to 64 samples. This is for inspecting a dataset; a training job
-        uses a Loader.
-        """
-        start, count, end = 0, 1, len(self)
-        while start < end:
-            numbers = range(start, min(start + count, end))
-            try:
-                rows: Iterable[dict[str, Any]] = self.__getitems__(numbers)
-            except BadSampleError:  # yield the samples before the bad one first
-                rows = map(self.__getitem__, numbers)
-            yield from rows
-            start, count = numbers.stop, min(2 * count, _ROWS_AHEAD)
-
-    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
-        """Return samples in the given order, in one request; torch's DataLoader calls this for each batch."""
-        wanted = [self._index(index) for index in indices]
-        return fetch_rows(self.client.transport, self.plan().hash, self.epoch, wanted)
-
     if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise AttributeError, with a hint for methods of other libraries that a Loader replaces."""
             hint = f": {_LOADERS[name]}" if name in _LOADERS else ""
             raise AttributeError(f"a Dataset has no attribute {name!r}{hint}", name=name, obj=self)
-
-    def _index(self, index: object) -> int:
-        if not isinstance(index, SupportsIndex):
-            raise TypeError(
-                f"ds[i] takes an integer; got {type(index).__name__}. Use ds.head(8) for the first samples, "
-                "torch.utils.data.Subset(ds, indices) for others, and mesh.Loader(ds, …) for batches"
-            )
-        value = operator.index(index)
-        if not -len(self) <= value < len(self):
-            raise IndexError(f"no sample {value}: the dataset has {len(self)}")
-        return value % len(self)
 
     def __repr__(self) -> str:
         ops = "".join(f".{op_text(op)}" for op in self.ops)
@@ -489,7 +303,77 @@ class Dataset:
         epoch = f".at_epoch({self.epoch})" if self.epoch else ""
         return f"Dataset({self.snapshot.source}, {samples} samples, {fields}){mix}{ops}{pack}{epoch}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (
-            self.client, self.snapshot, self.ops, self.epoch, self.packing, self.mixing,
-        )  # fmt: skip
+
+def mix(
+    *datasets: Dataset,
+    weights: Sequence[Weight] | None = None,
+    schedule: Sequence[Stage] = (),
+    positions: int | None = None,
+    block: int = BLOCK,
+    deadline: float = 600.0,
+) -> Dataset:
+    """Mix several datasets with the same fields and ops into one, sampled by weight.
+
+    In every block of positions each dataset has exactly its share, shuffled within the block. A dataset of n
+    samples that is drawn K times in an epoch yields each sample ⌊K/n⌋ or ⌈K/n⌉ times; the next epoch
+    continues with the samples that were drawn less often. `ds[i]` and `len` of the mix count all samples, one
+    dataset after the other.
+
+    Arguments:
+        datasets: two or more.
+        weights: one number per dataset, such as [3, 1]. Default: proportional to the sizes, so that an epoch
+            has every sample once.
+        schedule: stages with other weights later in the training.
+        positions: length of an epoch. Default: the number of samples.
+        block: number of positions in which the shares are exact; use `block=global_batch` to have them in
+            every batch.
+        deadline: seconds for which an unavailable server is retried.
+
+    Raises ConfigurationError.
+
+    Example:
+        ds = mesh.mix(web, books, weights=[3, 1], schedule=[mesh.Stage([1, 1], epoch=2)])
+    """
+    ops = _common_ops(datasets)
+    if positions == 0:
+        raise ConfigurationError(
+            "positions=0: an epoch needs at least 1 position; leave it out to have one per sample"
+        )
+    given = [dataset.snapshot.samples for dataset in datasets] if weights is None else weights
+    stages = staged(given, schedule, len(datasets))
+    first = datasets[0]
+    change = {"concat": [dataset.snapshot.hash for dataset in datasets[1:]]}
+    snapshot = derive_snapshot(first.client.transport, first.snapshot, change, deadline)
+    parts = tuple(dataset.snapshot.samples for dataset in datasets)
+    made = MixSpec(parts, stages, 0 if positions is None else positions, block)
+    mixed = Dataset(first.client, snapshot, ops, first.epoch, None, made)
+    if all(stage.step is None for stage in stages):
+        mixed.spec()  # reports invalid numbers now
+    return mixed
+
+
+def _common_ops(datasets: Sequence[Dataset]) -> tuple[OpSpec, ...]:
+    """Check that the datasets can be mixed, and return their common ops. Raises ConfigurationError."""
+    other = next((given for given in datasets if not isinstance(given, Dataset)), None)
+    if len(datasets) < 2 or other is not None:
+        given = "" if other is None else f"; got {type(other).__name__}"
+        raise ConfigurationError(
+            f"mix takes two or more datasets, such as mesh.mix(web, books, weights=[3, 1]){given}"
+        )
+    first = datasets[0]
+    for number, dataset in enumerate(datasets):
+        if dataset.packing is not None or dataset.mixing is not None:
+            raise ConfigurationError(
+                f"dataset {number} is already packed or mixed: mix all datasets in one call, then pack"
+            )
+        if dataset.ops != first.ops:
+            raise ConfigurationError(
+                f"dataset {number} has other ops than the first: map after mixing, with "
+                "mesh.mix(...).map(...)"
+            )
+        if sorted(dataset.fields) != sorted(first.fields):
+            raise ConfigurationError(
+                f"dataset {number} has the fields {', '.join(dataset.fields)}, the first "
+                f"{', '.join(first.fields)}: select and rename until all have the same"
+            )
+    return first.ops

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshsdk.client.native_api import FieldSchema
-    from meshsdk.datasets.dataset import Dataset
+    from meshsdk.datasets.sample_sequence import SampleSequence
 
 ROWS = 8
 _AHEAD = 4
@@ -70,7 +70,9 @@ class Preflight:
         )
 
 
-def preflight(ds: Dataset, global_batch: int | None = None, *, world: int = 1, rows: int = ROWS) -> Preflight:
+def preflight(
+    ds: SampleSequence, global_batch: int | None = None, *, world: int = 1, rows: int = ROWS
+) -> Preflight:
     """Prepare `rows` samples, evenly spread over the dataset.
 
     Raises PreflightError if no sample can be prepared or a batch does not fit in memory, ConfigurationError
@@ -97,7 +99,7 @@ def preflight(ds: Dataset, global_batch: int | None = None, *, world: int = 1, r
     return Preflight(len(ds), schema, len(picks), row_bytes, batch_bytes, seconds, told, tuple(notes))
 
 
-def _schema(ds: Dataset) -> Mapping[str, FieldSchema]:
+def _schema(ds: SampleSequence) -> Mapping[str, FieldSchema]:
     try:
         return ds.schema()
     except InvalidPlanError as error:
@@ -120,7 +122,9 @@ def _check_batch(batch: int | None, world: int) -> None:
         )
 
 
-def _prepared(ds: Dataset, picks: Sequence[int]) -> tuple[list[Mapping[str, Any]], dict[int, BadSampleError]]:
+def _prepared(
+    ds: SampleSequence, picks: Sequence[int]
+) -> tuple[list[Mapping[str, Any]], dict[int, BadSampleError]]:
     """Return the rows, and the errors of bad samples; sends one request unless a sample is bad."""
     try:
         return list(ds.__getitems__(picks)), {}
@@ -136,7 +140,9 @@ def _prepared(ds: Dataset, picks: Sequence[int]) -> tuple[list[Mapping[str, Any]
     return found, bad
 
 
-def _fatal_error(ds: Dataset, picks: Sequence[int], bad: Mapping[int, BadSampleError]) -> PreflightError:
+def _fatal_error(
+    ds: SampleSequence, picks: Sequence[int], bad: Mapping[int, BadSampleError]
+) -> PreflightError:
     pick, error = next(iter(bad.items()))
     count = (
         "its only sample cannot" if len(picks) == 1 else f"none of {len(picks)} samples from across it can"
@@ -149,13 +155,13 @@ def _fatal_error(ds: Dataset, picks: Sequence[int], bad: Mapping[int, BadSampleE
     return PreflightError(f"{ds.snapshot.source}: {count} be prepared. {told}{hint}")
 
 
-def _meets_stored(ds: Dataset, field: str, op: str) -> bool:
+def _meets_stored(ds: SampleSequence, field: str, op: str) -> bool:
     """Return whether the op that failed is the field's first, so that the stored form may be the cause."""
     first = next((each.op for each in ds.ops if field in each.all_fields), op)
     return field in ds.fields and first == op
 
 
-def _hint(ds: Dataset, pick: int, field: str, op: str) -> str:
+def _hint(ds: SampleSequence, pick: int, field: str, op: str) -> str:
     """Return what a field's stored bytes look like and which op to use; "" if `op` is that op."""
     seen = _seen(ds, ds.unmapped()[pick][field])
     if seen is None or f"ops.{op}(" in seen.fix:
@@ -163,7 +169,7 @@ def _hint(ds: Dataset, pick: int, field: str, op: str) -> str:
     return f" {field!r} is {seen.what}: {seen.fix.format(field=field)}."
 
 
-def _seen(ds: Dataset, data: Any) -> ContentHint | None:
+def _seen(ds: SampleSequence, data: Any) -> ContentHint | None:
     if ds.snapshot.kind == "zarr":  # the output of its codecs looks like compressed files
         place = f"{ds.snapshot.source.rstrip('/')}/ARRAY/zarr.json"
         return ContentHint(
@@ -211,7 +217,7 @@ def _bad_notes(bad: Mapping[int, BadSampleError], tried: int) -> list[str]:
     ]
 
 
-def _raw_notes(ds: Dataset, row: Mapping[str, Any]) -> list[str]:
+def _raw_notes(ds: SampleSequence, row: Mapping[str, Any]) -> list[str]:
     """Return notes on bytes fields without any op whose content is recognized."""
     mapped = {name for op in ds.ops for name in op.all_fields}
     notes = []
@@ -225,7 +231,7 @@ def _raw_notes(ds: Dataset, row: Mapping[str, Any]) -> list[str]:
 
 
 def _ragged_notes(
-    ds: Dataset, schema: Mapping[str, FieldSchema], rows: Sequence[Mapping[str, Any]]
+    ds: SampleSequence, schema: Mapping[str, FieldSchema], rows: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """Return notes on arrays of several dimensions, such as images, that are delivered ragged."""
     notes = []

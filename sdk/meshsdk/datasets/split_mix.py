@@ -1,4 +1,4 @@
-"""Splits a dataset into train and validation parts by a hash, and mixes datasets in exact shares.
+"""Splits a dataset into train and validation parts by a hash; the weights of a mix of datasets, as values.
 
 Law: the split of a sample depends only on the value it is split by, the seed and the fractions, so it does
 not change when other samples are added or removed. `meshwire` computes which sample each position of a mix
@@ -13,30 +13,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from meshsdk.client.native_api import derive_snapshot
-from meshsdk.datasets.dataset import Dataset
+from meshsdk.earlier_paths import earlier_names
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshwire.plan.mix import BLOCK, MAX_WEIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from meshwire.plan.plan_spec import OpSpec
+
+class Divisible(Protocol):
+    """What `split` needs of a dataset."""
+
+    def __len__(self) -> int: ...
+
+    def _filtered(self, expression: str, deadline: float) -> Self: ...
 
 
+Part = TypeVar("Part", bound=Divisible)
 _VALUES = 1 << 53  # the values of `hash` are below this
 
 
 def split(
-    dataset: Dataset,
+    dataset: Part,
     fractions: Mapping[str, float],
     by: str,
     seed: int,
     deadline: float,
     done: Callable[[str], None] = lambda _: None,
-) -> dict[str, Dataset]:
+) -> dict[str, Part]:
     """Split a dataset as `Dataset.split` does; `done` is called with the name of each finished part."""
     edges = _edges(fractions)
     key = f'hash("{seed}:" + text({by}))'
@@ -136,54 +142,6 @@ class MixSpec:
         }
 
 
-def mix(
-    *datasets: Dataset,
-    weights: Sequence[Weight] | None = None,
-    schedule: Sequence[Stage] = (),
-    positions: int | None = None,
-    block: int = BLOCK,
-    deadline: float = 600.0,
-) -> Dataset:
-    """Mix several datasets with the same fields and ops into one, sampled by weight.
-
-    In every block of positions each dataset has exactly its share, shuffled within the block. A dataset of n
-    samples that is drawn K times in an epoch yields each sample ⌊K/n⌋ or ⌈K/n⌉ times; the next epoch
-    continues with the samples that were drawn less often. `ds[i]` and `len` of the mix count all samples, one
-    dataset after the other.
-
-    Arguments:
-        datasets: two or more.
-        weights: one number per dataset, such as [3, 1]. Default: proportional to the sizes, so that an epoch
-            has every sample once.
-        schedule: stages with other weights later in the training.
-        positions: length of an epoch. Default: the number of samples.
-        block: number of positions in which the shares are exact; use `block=global_batch` to have them in
-            every batch.
-        deadline: seconds for which an unavailable server is retried.
-
-    Raises ConfigurationError.
-
-    Example:
-        ds = mesh.mix(web, books, weights=[3, 1], schedule=[mesh.Stage([1, 1], epoch=2)])
-    """
-    ops = _checked(datasets)
-    if positions == 0:
-        raise ConfigurationError(
-            "positions=0: an epoch needs at least 1 position; leave it out to have one per sample"
-        )
-    given = [dataset.snapshot.samples for dataset in datasets] if weights is None else weights
-    stages = staged(given, schedule, len(datasets))
-    first = datasets[0]
-    change = {"concat": [dataset.snapshot.hash for dataset in datasets[1:]]}
-    snapshot = derive_snapshot(first.client.transport, first.snapshot, change, deadline)
-    parts = tuple(dataset.snapshot.samples for dataset in datasets)
-    made = MixSpec(parts, stages, 0 if positions is None else positions, block)
-    mixed = Dataset(first.client, snapshot, ops, first.epoch, None, made)
-    if all(stage.step is None for stage in stages):
-        mixed.spec()  # reports invalid numbers now
-    return mixed
-
-
 def staged(weights: Sequence[Weight], schedule: Sequence[Stage], datasets: int) -> tuple[Stage, ...]:
     """Return all stages: the initial weights, then those of the schedule. Raises ConfigurationError."""
     listed: Sequence[object] = schedule if isinstance(schedule, Sequence) else [schedule]
@@ -217,33 +175,6 @@ def _check_step(stage: Stage) -> None:
         raise ConfigurationError("Stage: pass `position` or `step`, not both")
 
 
-def _checked(datasets: Sequence[Dataset]) -> tuple[OpSpec, ...]:
-    """Check that the datasets can be mixed, and return their common ops. Raises ConfigurationError."""
-    other = next((given for given in datasets if not isinstance(given, Dataset)), None)
-    if len(datasets) < 2 or other is not None:
-        given = "" if other is None else f"; got {type(other).__name__}"
-        raise ConfigurationError(
-            f"mix takes two or more datasets, such as mesh.mix(web, books, weights=[3, 1]){given}"
-        )
-    first = datasets[0]
-    for number, dataset in enumerate(datasets):
-        if dataset.packing is not None or dataset.mixing is not None:
-            raise ConfigurationError(
-                f"dataset {number} is already packed or mixed: mix all datasets in one call, then pack"
-            )
-        if dataset.ops != first.ops:
-            raise ConfigurationError(
-                f"dataset {number} has other ops than the first: map after mixing, with "
-                "mesh.mix(...).map(...)"
-            )
-        if sorted(dataset.fields) != sorted(first.fields):
-            raise ConfigurationError(
-                f"dataset {number} has the fields {', '.join(dataset.fields)}, the first "
-                f"{', '.join(first.fields)}: select and rename until all have the same"
-            )
-    return first.ops
-
-
 def _whole(weights: Sequence[Weight]) -> list[int]:
     """Return integers in exactly the same ratio: 0.7 and 0.3 become 7 and 3. Raises ConfigurationError."""
     try:
@@ -263,3 +194,7 @@ def _whole(weights: Sequence[Weight]) -> list[int]:
             f"weights={list(weights)!r}: too many digits for an exact ratio; round the weights"
         )
     return whole
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
+    __getattr__ = earlier_names(__name__)

@@ -95,6 +95,12 @@ def test_modules_that_became_packages_keep_their_names() -> None:
             assert hasattr(import_module(f"meshsdk.{home}"), name), package
 
 
+def test_names_that_left_a_module_are_found_through_it() -> None:
+    with pytest.warns(DeprecationWarning, match=r"use meshsdk\.datasets\.dataset\.mix"):
+        from meshsdk.datasets.split_mix import mix as earlier_mix  # type: ignore[attr-defined]
+    assert earlier_mix == meshsdk.mix
+
+
 def test_what_was_pickled_under_an_earlier_path_is_read() -> None:
     with pytest.warns(DeprecationWarning, match=r"meshsdk\.orders\.Blocks"):
         assert pickle.loads(b"cmeshsdk.orders\nBlocks\n.") is meshsdk.Blocks
