@@ -8,12 +8,11 @@ content of batches are decided by `meshwire` and the nodes. Public names load on
 
 from __future__ import annotations
 
-import gc
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from meshsdk.earlier_paths import install_earlier_paths
+from meshsdk.lazy_import import load_module
 
 if TYPE_CHECKING:
     from meshsdk import errors, ops
@@ -77,29 +76,14 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept any name
     def __getattr__(name: str) -> Any:
         """Load a public name on first use, so that `import meshsdk` alone takes a millisecond."""
         if name in _MODULES:
-            return _loaded(name)
+            return load_module(name)
         if name in _HOMES:
-            value = globals()[name] = getattr(_loaded(_HOMES[name]), name)
+            value = globals()[name] = getattr(load_module(_HOMES[name]), name)
             return value
         # `obj` lets Python suggest a similar name.
         raise AttributeError(
             f"module 'meshsdk' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
         )
-
-
-def _loaded(module: str) -> Any:
-    """Import a module with the garbage collector disabled.
-
-    An import creates no garbage, and a collection that scans all objects of torch takes as long as the
-    imports of the SDK.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return import_module(f"meshsdk.{module}")
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def __dir__() -> list[str]:

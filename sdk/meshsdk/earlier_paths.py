@@ -35,7 +35,9 @@ MOVED: Final[Mapping[str, str]] = {
     "keeping": "admin.documents",
     "keyfiles": "client.settings",
     "library": "admin.op_catalog",
+    "loader.measured_plan": "loader.loader_setup",
     "loader.measurement_runs": "meshtools.doctor.measurement_runs",
+    "loader.plain_batches": "adapters.plain",
     "loader.stage_times": "meshtools.doctor.stage_times",
     "loaders": "loader.loader",
     "mixing": "datasets.split_mix",
@@ -71,7 +73,7 @@ MOVED: Final[Mapping[str, str]] = {
     "traces.nvtx": "meshtools.traces.nvtx",
     "traces.ranges": "meshtools.traces.nvtx",
     "transport": "client.transport",
-    "unpacking": "datasets.unpack_warning",
+    "unpacking": "datasets.batch",
     "views": "admin.views",
 }
 """Modules by their earlier path, below `meshsdk`. The present path is below `meshsdk`, or in `meshtools`."""
@@ -102,8 +104,9 @@ RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
 """The current name of each renamed public name, by earlier path."""
 
 ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
-    "loader.measurement_runs": {"MeasuredPlan": "loader.measured_plan.MeasuredPlan"},
+    "loader.measurement_runs": {"MeasuredPlan": "loader.loader_setup.MeasuredPlan"},
     "mixing": {"mix": "datasets.dataset.mix"},
+    "native": {"FrameAddress": "loader.frame_requests.FrameAddress"},
     "top.shared_page": {
         "read_page": "meshtools.top.page_reader.read_page",
         "read_pages": "meshtools.top.page_reader.read_pages",
@@ -123,6 +126,7 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
 
 SPLIT: Final[Mapping[str, Mapping[str, str]]] = {
     "client": dict.fromkeys(("Client", "ObjectInfo"), "client.s3_client"),
+    "client.native_api": {"FrameAddress": "loader.frame_requests"},
     "client.transport": {
         "json_request": "client.request",
         "parsed": "client.error_responses",

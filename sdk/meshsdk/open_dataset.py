@@ -9,7 +9,6 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import meshsdk
 from meshsdk.client.native_api import describe_snapshot, fetch_snapshot, pin_snapshot
 from meshsdk.client.settings import checked_seconds
 from meshsdk.datasets.dataset import Dataset
@@ -25,11 +24,11 @@ from meshsdk.datasets.fields import (
     select_fields,
 )
 from meshsdk.errors import ConfigurationError, NotFoundError
+from meshsdk.lazy_import import load_module
 
 if TYPE_CHECKING:
     from meshsdk.client.native_api import SnapshotInfo
     from meshsdk.client.s3_client import Client
-    from meshsdk.loader.loader import Loader
 
 _log = logging.getLogger("meshsdk")
 
@@ -125,6 +124,6 @@ def _pinned(
     return pinned
 
 
-def _load_loader() -> type[Loader]:
+def _load_loader() -> None:
     """Import the loader, which takes about as long as a node needs to list a few thousand objects."""
-    return meshsdk.Loader
+    load_module("loader.loader")

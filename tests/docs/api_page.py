@@ -118,8 +118,12 @@ SECTIONS = (
         "Adapters",
         "One module per library; import the one you need: [guide](adapters.md).",
         tuple(
-            Entry(f"meshsdk.loader.plain_batches.{name}", f"plain.{name}", members=False)
-            for name in ("PlainLoader", "as_dict", "plain_types")
+            Entry(f"meshsdk.{home}.{name}", f"plain.{name}", members=False)
+            for home, name in (
+                ("loader.loader", "PlainLoader"),
+                ("datasets.batch", "as_dict"),
+                ("adapters.plain", "plain_types"),
+            )
         )
         + tuple(
             Entry(f"meshsdk.adapters.{name}", name, members=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.loader.plain_batches import as_dict
+from meshsdk.datasets.batch import as_dict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

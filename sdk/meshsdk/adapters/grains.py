@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grain
 
-from meshsdk.loader.plain_batches import as_dict
+from meshsdk.datasets.batch import as_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.loader.plain_batches import PlainLoader
+from meshsdk.loader.loader import PlainLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.loader.plain_batches import PlainLoader, plain_types
+from meshsdk.adapters.plain import plain_types
+from meshsdk.loader.loader import PlainLoader
 
 if TYPE_CHECKING:
     from meshsdk.loader.loader import Loader

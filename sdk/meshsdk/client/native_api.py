@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from meshsdk.client.request import Request, json_request
+from meshsdk.earlier_paths import earlier_names
 from meshsdk.errors import MeshError
-from meshwire.cluster.routes import frame_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,29 +92,6 @@ class PlanInfo:
     positions: int
     fields: Mapping[str, FieldSchema]
     ops: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FrameAddress:
-    """The address of a rank's rows of a step, valid at any node and at any time."""
-
-    plan: str
-    epoch: int
-    step: int
-    rank: int
-    world: int
-    batch: int
-    origin: int = 0
-    share: str | None = None
-
-    def request(self) -> Request:
-        query = f"batch={self.batch}&format=tensors&origin={self.origin}&rank={self.rank}"
-        if self.share:
-            query += f"&share={quote(self.share, safe='')}"
-        query += f"&world={self.world}"
-        place = self.rank, self.world, self.batch, self.origin
-        meets = frame_address(self.plan, self.epoch, self.step, *place)
-        return Request("GET", f"/-/plans/{self.plan}/{self.epoch}/{self.step}", query, meets=meets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,3 +219,7 @@ def _read(make: Callable[[], T], what: str) -> T:
         raise MeshError(
             f"cannot parse the {what} from the server ({error!r}): upgrade the older of SDK and server"
         ) from error
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
+    __getattr__ = earlier_names(__name__)

@@ -1,4 +1,4 @@
-"""Batches: received frames as fields by name, ragged fields, and single rows.
+"""Batches: received frames as fields by name, ragged fields, plain dictionaries, and single rows.
 
 Law: fields are views of the frame's memory, never copies; holding a batch, a tensor or a slice keeps its
 arena slot. A frame is accepted only if its layout, length, step and, if requested, its checksums are right.
@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from opcode import opmap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -21,6 +22,7 @@ from meshwire.frame import tensor_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
 
     import numpy.typing as npt
 
@@ -87,6 +89,7 @@ def read_frame(response: Response, step: int = 0, *, verify: bool = True) -> Fra
 
 
 _DATA, _OFFSETS, _SHAPES = ".data", ".offsets", ".shapes"
+_UNPACK = opmap.get("UNPACK_SEQUENCE", -1)
 
 
 _UNEQUAL = (
@@ -204,8 +207,6 @@ class Batch(Mapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the field names. Warns if the batch is unpacked like a tuple of tensors."""
-        from meshsdk.datasets.unpack_warning import is_unpacking  # not needed by a loop over batches
-
         if is_unpacking(sys._getframe(1)):
             warnings.warn(_unpacked(tuple(self._fields)), stacklevel=2)
         return iter(self._fields)
@@ -219,6 +220,15 @@ class Batch(Mapping[str, Any]):
         flagged = int((self.status != 0).sum())
         rows = f"{self.rows} ({flagged} flagged)" if flagged else str(self.rows)
         return f"Batch(epoch={self.epoch}, step={self.step}, rows={rows}, {shapes})"
+
+
+def is_unpacking(frame: FrameType) -> bool:
+    """Return whether `frame` is currently unpacking an iterable into two or more names (`a, b = batch`).
+
+    It reads the caller's bytecode. This is for advice only: an interpreter or a debugger may hide it.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti
+    return 0 <= at < len(code) - 1 and code[at] == _UNPACK and code[at + 1] >= 2
 
 
 def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
@@ -270,6 +280,32 @@ def make_batch(frame: Frame, epoch: int, convert: Callable[[Any], Any]) -> Batch
     return Batch(fields, positions.copy(), status.copy(), epoch, frame.step)
 
 
+POSITIONS, STATUS = "__pos", "__status"
+
+
+def as_dict(batch: Batch) -> dict[str, Any]:
+    """Return the batch as a plain dict: the fields in their order, then "__pos" and "__status".
+
+    A ragged field becomes `NAME.data`, `NAME.offsets` and, if its rows have several dimensions,
+    `NAME.shapes`. Nothing is copied.
+    """
+    plain: dict[str, Any] = {}
+    for name, value in batch.items():
+        if not isinstance(value, Ragged):
+            plain[name] = value
+            continue
+        plain[f"{name}.data"], plain[f"{name}.offsets"] = value.data, value.offsets
+        if value.shapes is not None:
+            plain[f"{name}.shapes"] = value.shapes
+    return {**plain, POSITIONS: batch.positions, STATUS: batch.status}
+
+
+def as_tuple(batch: Batch, names: Sequence[str]) -> tuple[Any, ...]:
+    """Return these fields of a batch as a tuple; "__pos" and "__status" are its positions and status."""
+    rows = {POSITIONS: batch.positions, STATUS: batch.status}
+    return tuple(rows[name] if name in rows else batch[name] for name in names)
+
+
 _ROWS_A_REQUEST = 512
 
 
@@ -277,14 +313,11 @@ def fetch_rows(transport: Transport, plan: str, epoch: int, samples: Sequence[in
     """Fetch rows of a plan by sample index in stored order, each as a dict of numpy arrays and scalars."""
     rows: list[dict[str, Any]] = []
     for start in range(0, len(samples), _ROWS_A_REQUEST):
-        rows += _fetched(transport, plan, epoch, samples[start : start + _ROWS_A_REQUEST])
+        asked = samples[start : start + _ROWS_A_REQUEST]
+        frame = transport.call(rows_request(plan, epoch, asked), read_frame)
+        fields, _, _ = split_frame(frame.arrays, lambda array: array)
+        rows += [{name: _row(value, row) for name, value in fields.items()} for row in range(len(asked))]
     return rows
-
-
-def _fetched(transport: Transport, plan: str, epoch: int, samples: Sequence[int]) -> list[dict[str, Any]]:
-    frame = transport.call(rows_request(plan, epoch, samples), read_frame)
-    fields, _, _ = split_frame(frame.arrays, lambda array: array)
-    return [{name: _row(value, row) for name, value in fields.items()} for row in range(len(samples))]
 
 
 def _row(value: Any, row: int) -> Any:

@@ -8,15 +8,17 @@ failures pause splitting. Batches are identical either way.
 from __future__ import annotations
 
 import math
+import operator
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import quote
 
-from meshsdk.client.native_api import FrameAddress
+from meshsdk.client.request import Request
 from meshsdk.client.routing import near_caches
 from meshsdk.errors import ConfigurationError, CorruptFrameError
 from meshsdk.meters import Arrival
-from meshwire.cluster.routes import batch_nodes
+from meshwire.cluster.routes import batch_nodes, frame_address
 from meshwire.frame.split_frames import SplitFrameReader
 from meshwire.frame.tensor_frame import FrameError
 from meshwire.http_values.mesh_headers import (
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from meshsdk.client.arena import Arena
     from meshsdk.client.http_connection import Response
     from meshsdk.client.native_api import PlanInfo
-    from meshsdk.client.request import Request
     from meshsdk.client.routing import ClusterDirectory
     from meshsdk.client.settings import Endpoint
     from meshsdk.meters import LoaderStats
@@ -52,6 +53,29 @@ _ORIGINS = ("miss", "joined", "hit")  # if the parts differ, the first of these 
 
 
 @dataclass(frozen=True, slots=True)
+class FrameAddress:
+    """The address of a rank's rows of a step, valid at any node and at any time."""
+
+    plan: str
+    epoch: int
+    step: int
+    rank: int
+    world: int
+    batch: int
+    origin: int = 0
+    share: str | None = None
+
+    def request(self) -> Request:
+        query = f"batch={self.batch}&format=tensors&origin={self.origin}&rank={self.rank}"
+        if self.share:
+            query += f"&share={quote(self.share, safe='')}"
+        query += f"&world={self.world}"
+        place = self.rank, self.world, self.batch, self.origin
+        meets = frame_address(self.plan, self.epoch, self.step, *place)
+        return Request("GET", f"/-/plans/{self.plan}/{self.epoch}/{self.step}", query, meets=meets)
+
+
+@dataclass(frozen=True, slots=True)
 class SplitRequest:
     """How to request parts of frames.
 
@@ -61,6 +85,31 @@ class SplitRequest:
 
     ask: Callable[[int, int], Request]
     rows: Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpec:
+    """What to fetch.
+
+    Attributes:
+        ask: returns the request for a step.
+        steps: an ascending range of any stride.
+        expected: bytes of a frame if known, else 0.
+        verify: whether to verify the checksums of received frames; "all" includes those in shared memory.
+        connections: maximum number of frames in flight.
+        deadline: seconds for which a step is retried.
+        named: returns the step number that the frame of a step carries.
+        parts: how to request frames in parts; None to request whole frames.
+    """
+
+    ask: Callable[[int], Request]
+    steps: range
+    expected: int = 0
+    verify: Literal[True, False, "all"] = True
+    connections: int = 4
+    deadline: float = 600.0
+    named: Callable[[int], int] = operator.index
+    parts: SplitRequest | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Loader: the resumable iterator over this rank's slice of every global batch.
+"""Loader: the resumable iterator over this rank's slice of every global batch; `PlainLoader` wraps one.
 
 Law: the state is a position in an epoch and counts the batches that were returned. World size, prefetching
 and failures never change the content of a step, because each batch is fetched by its address.
@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 import operator
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from meshsdk.client.native_api import bad_samples
+from meshsdk.datasets.batch import POSITIONS, STATUS, as_dict, as_tuple
 from meshsdk.errors import ClosedError, ConfigurationError
 from meshsdk.loader.arguments import (
     FOREIGN_ARGUMENTS,
@@ -23,21 +25,20 @@ from meshsdk.loader.arguments import (
     lost_position_hint,
     oversized_batch_hint,
 )
+from meshsdk.loader.epoch_iterator import Position
 from meshsdk.loader.frame_requests import LoaderReporter
 from meshsdk.loader.loader_setup import (
     DOCTOR_VARIABLE,
     TRACE_LIMIT,
-    LoaderObservers,
     checked_arguments,
     make_setup,
 )
-from meshsdk.loader.position import Position
 from meshsdk.meters import Meter
 from meshsdk.optional_tools import LOADER_HOOKS, load_tool
 from meshwire.plan.plan_spec import LoaderState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
@@ -46,10 +47,8 @@ if TYPE_CHECKING:
     from meshsdk.datasets.dataset import Dataset
     from meshsdk.datasets.shuffle import LengthBuckets, Shuffle
     from meshsdk.loader.epoch_iterator import EpochIterator
-    from meshsdk.loader.loader_setup import LoaderArguments
-    from meshsdk.loader.measured_plan import MeasuredPlan
+    from meshsdk.loader.loader_setup import LoaderArguments, MeasuredPlan
     from meshsdk.loader.output_stage import Normalize
-    from meshsdk.loader.plain_batches import PlainLoader
     from meshsdk.loader.torch_iterable import LoaderIterable
     from meshsdk.meters import LoaderStats
 
@@ -141,10 +140,10 @@ class Loader:
         self.global_batch = found.global_batch
         self.report = name = os.environ.get("MESH_REPORT", "") if report is None else report
         self._meter = Meter()
-        self._watchers = LoaderObservers(self)
         reporter = LoaderReporter(name, self.stats) if name else None
-        rig = make_setup(dataset, found, self._meter, self._watchers, reporter)
+        rig = make_setup(dataset, found, self._meter, name, reporter)
         self.plan, self._arena, self._feed = rig.plan, rig.arena, rig.step_reader
+        self._watchers = rig.step_reader.watchers
         self._transport = dataset.client.transport
         state = LoaderState(self.plan.hash, dataset.snapshot.hash, found.seed)
         self._place = Position(state, self.plan.positions, self.global_batch, tail)
@@ -252,8 +251,12 @@ class Loader:
         self._check_open()
         if self._found:
             check_rank_unchanged(self.rank, self.world)
-        if DOCTOR_VARIABLE in os.environ and (looked_into := self._looked_into()) is not None:
-            return looked_into
+        if DOCTOR_VARIABLE in os.environ:
+            measured_batches = load_tool(LOADER_HOOKS, "doctor", f"a script that runs with {DOCTOR_VARIABLE}")
+            self._end_pass()
+            measured: Iterator[Batch] | None = measured_batches(self)
+            if measured is not None:  # else `mesh doctor` does not measure this loader
+                return measured
         return self._iterate()
 
     def _iterate(self) -> Iterator[Batch]:
@@ -262,7 +265,10 @@ class Loader:
             self._place = self._place.after_epochs(1)
             return
         self._moves += 1
-        running = self._begin()
+        self._check_open()
+        self._resumed = False
+        place = self._place
+        running = self._pass = self._feed.begin_epoch(place, range(place.step, place.steps), self._arena)
         try:
             for _ in range(self.remaining):
                 if self._pass is not running:
@@ -278,23 +284,9 @@ class Loader:
             if self._pass is running:
                 self._end_pass()
 
-    def _looked_into(self) -> Iterator[Batch] | None:
-        """Returns the batches that `mesh doctor` measures; None if it does not measure this loader."""
-        measured_batches = load_tool(LOADER_HOOKS, "doctor", f"a script that runs with {DOCTOR_VARIABLE}")
-        self._end_pass()
-        found: Iterator[Batch] | None = measured_batches(self)
-        return found
-
     def subject(self) -> MeasuredPlan:
         """Returns the plan that `mesh doctor` measures, as this rank reads it."""
         return self._feed.measured_plan(self._arena, self.dataset.snapshot.source)
-
-    def _begin(self) -> EpochIterator:
-        self._check_open()
-        self._resumed = False
-        place = self._place
-        self._pass = self._feed.begin_epoch(place, range(place.step, place.steps), self._arena)
-        return self._pass
 
     def as_iterable(self) -> LoaderIterable:
         """Return the loader as a torch IterableDataset, for code that requires torch's DataLoader.
@@ -316,9 +308,15 @@ class Loader:
             for images, labels in loader.as_tuples("image", "label"):
                 train_step(images, labels)
         """
-        from meshsdk.loader.plain_batches import as_tuples
-
-        return as_tuples(self, fields)
+        known = (*self.plan.fields, POSITIONS, STATUS)
+        unknown = [name for name in fields if name not in known]
+        if unknown or not fields:
+            wrong = f"no field {unknown[0]!r}" if unknown else "no fields given"
+            raise ConfigurationError(
+                f"as_tuples: {wrong}; a batch has {', '.join(known)}. Example: "
+                "loader.as_tuples('image', 'label')"
+            )
+        return PlainLoader(self, partial(as_tuple, names=fields))
 
     def part(self, passes: int, part: int, parts: int) -> Iterator[Batch]:
         """Iterate over every `parts`-th remaining batch, from the `part`-th, without moving the loader.
@@ -367,12 +365,12 @@ class Loader:
         return self._meter.snapshot(running, self._arena.overflows)
 
     def trace(self, path: str | os.PathLike[str] | None, *, limit: int = TRACE_LIMIT) -> None:
-        """Writes what each step waited for, and what became of each request, to a file that Perfetto
-        (ui.perfetto.dev) opens, from the next `for` on until the loader is closed, or `trace(None)`.
-        Raises ConfigurationError without the package shardmesh-tools (`pip install 'shardmesh[tools]'`).
+        """Write what each step waits for, and what becomes of each request, to a file that Perfetto
+        (ui.perfetto.dev) opens.
 
-        The trace begins with the next `for` and ends when the loader is closed or with `trace(None)`. Open it
-        at ui.perfetto.dev. Raises ConfigurationError if another loader is writing the file.
+        The trace begins with the next `for` and ends when the loader is closed or with `trace(None)`. Raises
+        ConfigurationError if another loader is writing the file, and without the package shardmesh-tools
+        (`pip install 'shardmesh[tools]'`).
 
         Arguments:
             path: the file. With several ranks `.rankN` is added to the name, so that each has its own.
@@ -422,3 +420,29 @@ def _copied(dataset: Dataset, arguments: LoaderArguments, place: Position, moves
     made = Loader(dataset, **arguments.to_kwargs())
     made._place, made._moves = place, moves
     return made
+
+
+class PlainLoader:
+    """Wraps a loader so that its batches are plain dictionaries, or whatever `convert` returns.
+
+    Length and state are those of the loader.
+    """
+
+    def __init__(self, loader: Loader, convert: Callable[[Batch], Any] = as_dict) -> None:
+        self.loader = loader
+        self.convert = convert
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.convert, self.loader)  # a generator would keep the last batch's slot
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.loader.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return f"PlainLoader({self.loader!r})"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import weakref
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -33,25 +33,24 @@ from meshsdk.loader.arguments import (
     small_arena_hint,
 )
 from meshsdk.loader.epoch_iterator import EpochIterator
-from meshsdk.loader.frame_requests import FrameRequests
-from meshsdk.loader.measured_plan import MeasuredPlan
+from meshsdk.loader.frame_requests import FetchSpec, FrameAddress, FrameRequests
 from meshsdk.loader.output_stage import device_name, make_stage
-from meshsdk.loader.prefetcher import FetchSpec
 from meshsdk.loader.stats_page import describe, open_page
 from meshsdk.optional_tools import LOADER_HOOKS, find_tool, load_tool
+from meshwire.plan.plan_spec import step_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from meshsdk.client.native_api import PlanInfo
+    from meshsdk.client.request import Request
     from meshsdk.client.transport import Transport
     from meshsdk.datasets.batch import Batch
     from meshsdk.datasets.dataset import Dataset
     from meshsdk.datasets.shuffle import LengthBuckets, Shuffle
+    from meshsdk.loader.epoch_iterator import Position
     from meshsdk.loader.frame_requests import LoaderReporter
-    from meshsdk.loader.loader import Loader
     from meshsdk.loader.output_stage import Normalize, OutputStage
-    from meshsdk.loader.position import Position
     from meshsdk.meters import Meter, Observer
     from meshwire.plan.loader_state import Tail
 
@@ -65,11 +64,24 @@ PAGE_VARIABLE: Final = "MESH_TOP"
 """`off` turns the shared page for `mesh top` off."""
 
 
+@dataclass(frozen=True, slots=True)
+class ObservedLoader:
+    """What the observers of a loader say about it. `batch`: the global batch; `steps`: of a whole epoch."""
+
+    source: str
+    plan: str
+    rank: int
+    world: int
+    batch: int
+    steps: int
+    report: str
+
+
 class LoaderObservers:
     """The observers of a loader: the page for `mesh top`, NVTX ranges and a trace."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = weakref.ref(loader)
+    def __init__(self, loader: ObservedLoader) -> None:
+        self._loader = loader
         self._pid = 0
         self._usual: list[Observer] = []
         self._trace: Observer | None = None
@@ -79,14 +91,13 @@ class LoaderObservers:
 
     def active_observers(self) -> tuple[Observer, ...]:
         """Return the observers of this process, built if necessary; called when a loop begins."""
-        loader = self._loader()
-        if loader is not None and self._pid != os.getpid():
+        if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._usual = _usual(loader)
+            self._usual = _usual(self._loader)
             self._trace = None
             path = os.environ.get(TRACE_VARIABLE, "")
             if path:
-                self._trace = _open_trace(loader, Path(path), TRACE_LIMIT, next_free=True)
+                self._trace = _open_trace(self._loader, Path(path), TRACE_LIMIT, next_free=True)
         return (*self._usual, *(() if self._trace is None else (self._trace,)))
 
     def set_trace(self, path: str | os.PathLike[str] | None, limit: int) -> None:
@@ -95,9 +106,8 @@ class LoaderObservers:
         if self._trace is not None:
             self._trace.close()
             self._trace = None
-        loader = self._loader()
-        if path is not None and loader is not None:
-            self._trace = _open_trace(loader, Path(path), limit, next_free=False)
+        if path is not None:
+            self._trace = _open_trace(self._loader, Path(path), limit, next_free=False)
 
     def close(self) -> None:
         """Close all observers of this process. Idempotent."""
@@ -107,12 +117,11 @@ class LoaderObservers:
         self._pid, self._usual, self._trace = 0, [], None
 
 
-def _usual(loader: Loader) -> list[Observer]:
+def _usual(loader: ObservedLoader) -> list[Observer]:
     found: list[Observer] = []
     if os.environ.get(PAGE_VARIABLE, "") != "off":
-        source, plan = loader.dataset.snapshot.source, loader.plan.hash
-        job = describe(loader.rank, loader.world, source, plan, loader.global_batch, loader.report)
-        page = open_page(job, len(loader))
+        job = describe(loader.rank, loader.world, loader.source, loader.plan, loader.batch, loader.report)
+        page = open_page(job, loader.steps)
         found += [] if page is None else [page]
     if _uses_gpu() and (nvtx := find_tool(LOADER_HOOKS, "nvtx")) is not None:
         ranges: Observer | None = nvtx(sys.modules["torch"])
@@ -127,16 +136,47 @@ def _uses_gpu() -> bool:
     return cuda is not None and bool(cuda.is_initialized())
 
 
-def _open_trace(loader: Loader, path: Path, limit: int, *, next_free: bool) -> Observer:
+def _open_trace(loader: ObservedLoader, path: Path, limit: int, *, next_free: bool) -> Observer:
     """Raises ConfigurationError if the trace cannot be written, or `shardmesh-tools` is not installed."""
     if loader.world > 1:
         path = path.with_name(f"{path.stem}.rank{loader.rank}{path.suffix}")
-    name = loader.report or loader.dataset.snapshot.source
+    name = loader.report or loader.source
     open_trace = load_tool(LOADER_HOOKS, "trace", "a trace of steps (loader.trace or MESH_TRACE)")
     found: Observer = open_trace(
         path, rank=loader.rank, world=loader.world, name=name, limit=limit, next_free=next_free
     )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPlan:
+    """A plan as one rank reads it: what `mesh doctor` measures. It holds no position.
+
+    `batch`: the global batch; `expected`: bytes of a frame, 0 if unknown; `deadline`: in seconds.
+    """
+
+    transport: Transport
+    plan: PlanInfo
+    batch: int
+    rank: int
+    world: int
+    stage: OutputStage
+    arena: Arena
+    expected: int
+    connections: int = 4
+    verify: bool = True
+    deadline: float = 600.0
+    source: str = ""
+
+    def frame_request(self, epoch: int, step: int, *, moved: bool = False) -> Request:
+        """Returns the request for a step's rows. With `moved` it has another address, for the same node: a
+        frame that the node has prepared under the first address does not answer it."""
+        plain = FrameAddress(self.plan.hash, epoch, step, self.rank, self.world, self.batch).request()
+        if not moved:
+            return plain
+        origin = step * self.batch
+        other = FrameAddress(self.plan.hash, epoch, 0, self.rank, self.world, self.batch, origin).request()
+        return replace(other, meets=plain.meets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +205,7 @@ class StepReader:
         """Start an iterator over these steps of the position's epoch; the caller closes it."""
         addresses, epoch, origin = self.addresses, place.state.epoch, place.origin
         order = FetchSpec(
-            lambda step: addresses.frame_request(epoch, step, origin),
+            partial(addresses.frame_request, epoch, origin=origin),
             steps,
             self.expected,
             self.verify,
@@ -296,10 +336,10 @@ def make_setup(
     dataset: Dataset,
     arguments: LoaderArguments,
     meter: Meter,
-    watchers: LoaderObservers,
+    report: str,
     reporter: LoaderReporter | None,
 ) -> LoaderSetup:
-    """Register the plan and build the setup.
+    """Register the plan and build the setup; `report` is the name of the job, or "".
 
     Raises ConfigurationError, and the errors of registering: InvalidPlanError, AccessError,
     SnapshotChangedError, DeadlineError.
@@ -320,13 +360,26 @@ def make_setup(
         may_split_frames(arguments.rows_from) and alike,
         reporter,
     )
-    arena = _arena(arguments, stage, expected)
+    slot = stage.memory.capacity(expected)
+    arena = Arena(arena_bytes(arguments.prefetch_bytes, slot), stage.memory)
+    if expected and (told := small_arena_hint(arena.budget, slot)):
+        _log.warning("%s", told)
+    steps = step_count(plan.positions, arguments.global_batch, 0, arguments.tail)
+    observed = ObservedLoader(
+        dataset.snapshot.source,
+        plan.hash,
+        arguments.rank,
+        arguments.world,
+        arguments.global_batch,
+        steps,
+        report,
+    )
     feed = StepReader(
         transport,
         addresses,
         stage,
         meter,
-        watchers,
+        LoaderObservers(observed),
         expected,
         arena.budget,
         arguments.connections,
@@ -334,11 +387,3 @@ def make_setup(
         arguments.verify,
     )
     return LoaderSetup(plan, arena, feed)
-
-
-def _arena(arguments: LoaderArguments, stage: OutputStage, expected: int) -> Arena:
-    slot = stage.memory.capacity(expected)
-    budget = arena_bytes(arguments.prefetch_bytes, slot)
-    if expected and (told := small_arena_hint(budget, slot)):
-        _log.warning("%s", told)
-    return Arena(budget, stage.memory)

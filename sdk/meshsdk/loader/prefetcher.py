@@ -8,14 +8,13 @@ prefetcher closes itself.
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 import time
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshsdk.client.arena import Waker
 from meshsdk.client.error_responses import read_error
@@ -32,14 +31,12 @@ from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as LOCAL
 from meshwire.http_values.mesh_headers import SERVER_TIMING_HEADER as TIMING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from meshsdk.client.arena import Arena
     from meshsdk.client.http_connection import Response
     from meshsdk.client.request import Request
     from meshsdk.client.settings import Endpoint
     from meshsdk.client.transport import InFlightRequest, Transport
-    from meshsdk.loader.frame_requests import SplitFrame, SplitRequest
+    from meshsdk.loader.frame_requests import FetchSpec, SplitFrame
 
     Flight = InFlightRequest["WantedFrame"]
 
@@ -329,31 +326,6 @@ class PrefetchWorker:
         while self._given in self._done:
             self.out.put(self._done.pop(self._given))
             self._given += self._stride
-
-
-@dataclass(frozen=True, slots=True)
-class FetchSpec:
-    """What to fetch.
-
-    Attributes:
-        ask: returns the request for a step.
-        steps: an ascending range of any stride.
-        expected: bytes of a frame if known, else 0.
-        verify: whether to verify the checksums of received frames; "all" includes those in shared memory.
-        connections: maximum number of frames in flight.
-        deadline: seconds for which a step is retried.
-        named: returns the step number that the frame of a step carries.
-        parts: how to request frames in parts; None to request whole frames.
-    """
-
-    ask: Callable[[int], Request]
-    steps: range
-    expected: int = 0
-    verify: Literal[True, False, "all"] = True
-    connections: int = 4
-    deadline: float = 600.0
-    named: Callable[[int], int] = operator.index
-    parts: SplitRequest | None = None
 
 
 def _shut(reader: PrefetchWorker, thread: threading.Thread, pid: int) -> None:

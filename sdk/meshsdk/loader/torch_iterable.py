@@ -12,7 +12,7 @@ import os
 import struct
 import weakref
 from multiprocessing.reduction import DupFd
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -22,8 +22,6 @@ from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from meshsdk.loader.loader import Loader
 
 _WORKERS = 1024
 _PASSES = struct.Struct("=qq")  # the loader's count of moves, and the epochs finished since the last move
@@ -82,6 +80,22 @@ def _attach_counter(descriptor: Any) -> EpochCounter:
     return EpochCounter(cast("int", descriptor.detach()))
 
 
+class SharedLoader(Protocol):
+    """What worker processes need of a `Loader`, of which each has a copy."""
+
+    device: str | None
+    _moves: int
+
+    @property
+    def _under_way(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def part(self, passes: int, part: int, parts: int) -> Iterator[Batch]: ...
+
+
 class LoaderIterable(IterableDataset):
     """A loader as an IterableDataset; created by `Loader.as_iterable`.
 
@@ -89,7 +103,7 @@ class LoaderIterable(IterableDataset):
     between (`seek`, `set_epoch`, `load_state_dict`).
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: SharedLoader) -> None:
         self.loader = loader
         self._passes = EpochCounter()
         self._number = 0

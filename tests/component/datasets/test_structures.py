@@ -11,7 +11,6 @@ import pytest
 
 import meshsdk as mesh
 from meshsdk import ops
-from meshsdk.client.native_api import FrameAddress
 from meshsdk.errors import (
     AccessError,
     ConfigurationError,
@@ -19,6 +18,7 @@ from meshsdk.errors import (
     NotFoundError,
     SnapshotChangedError,
 )
+from meshsdk.loader.frame_requests import FrameAddress
 from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:

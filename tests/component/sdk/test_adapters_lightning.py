@@ -116,7 +116,7 @@ def test_a_loader_that_is_given_as_it_is(dataset: mesh.Dataset) -> None:
 
 
 def test_a_ragged_field_is_plain_in_its_parts(dataset: mesh.Dataset) -> None:
-    from meshsdk.loader.plain_batches import as_dict
+    from meshsdk.datasets.batch import as_dict
 
     with mesh.Loader(dataset, 20, shuffle=False, output="numpy") as loader:
         batch = loader.at(0)

@@ -17,8 +17,8 @@ import pytest
 import meshsdk as mesh
 from meshsdk import ops
 from meshsdk.adapters.dali import ExternalSource
+from meshsdk.adapters.plain import plain_types
 from meshsdk.adapters.rays import FetchSamples
-from meshsdk.loader.plain_batches import plain_types
 from tests.support.required import required_module
 
 if TYPE_CHECKING:

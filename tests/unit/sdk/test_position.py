@@ -12,7 +12,7 @@ from meshsdk.client.request import Request
 from meshsdk.client.retry import RetryQueue
 from meshsdk.client.settings import Endpoint, RenewableKeys
 from meshsdk.errors import ConnectError
-from meshsdk.loader.position import Position
+from meshsdk.loader.epoch_iterator import Position
 from meshwire.plan.plan_spec import LoaderState
 from meshwire.sigv4 import Credential
 

@@ -11,11 +11,13 @@ from importlib import import_module
 import pytest
 
 import meshsdk
+from meshsdk.adapters.plain import as_dict
 from meshsdk.admin import documents, jobs
 from meshsdk.client.request import Request
 from meshsdk.client.s3_client import Client
 from meshsdk.datasets.dataset import Dataset
 from meshsdk.earlier_paths import ELSEWHERE, MOVED, RENAMED, SPLIT, present_path
+from meshsdk.loader.frame_requests import FrameAddress
 from meshsdk.loader.loader import Loader
 from meshtools.top import page_reader
 
@@ -96,9 +98,17 @@ def test_modules_that_became_packages_keep_their_names() -> None:
 
 
 def test_names_that_left_a_module_are_found_through_it() -> None:
+    with pytest.warns(DeprecationWarning, match=r"use meshsdk\.loader\.frame_requests\.FrameAddress"):
+        from meshsdk.client.native_api import (  # type: ignore[attr-defined]
+            FrameAddress as earlier_address,
+        )
     with pytest.warns(DeprecationWarning, match=r"use meshsdk\.datasets\.dataset\.mix"):
         from meshsdk.datasets.split_mix import mix as earlier_mix  # type: ignore[attr-defined]
-    assert earlier_mix == meshsdk.mix
+    with pytest.warns(DeprecationWarning, match=r"use meshsdk\.adapters\.plain\.as_dict"):
+        from meshsdk.loader.plain_batches import (  # type: ignore[import-not-found]
+            as_dict as earlier_as_dict,
+        )
+    assert (earlier_address, earlier_mix, earlier_as_dict) == (FrameAddress, meshsdk.mix, as_dict)
 
 
 def test_what_was_pickled_under_an_earlier_path_is_read() -> None:

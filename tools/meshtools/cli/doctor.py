@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from meshsdk.cli.command_base import Session
     from meshsdk.client.s3_client import Client
-    from meshsdk.loader.measured_plan import MeasuredPlan
+    from meshsdk.loader.loader_setup import MeasuredPlan
     from meshsdk.open_dataset import Kind
     from meshtools.doctor.advice import Diagnosis
 

@@ -21,7 +21,7 @@ from meshsdk.client.arena import Arena
 from meshsdk.client.native_api import register_plan
 from meshsdk.client.request import Request
 from meshsdk.errors import ConfigurationError, MeshError
-from meshsdk.loader.measured_plan import MeasuredPlan
+from meshsdk.loader.loader_setup import MeasuredPlan
 from meshsdk.loader.output_stage import NumpyStage
 from meshtools.doctor.advice import Diagnosis, PlanFacts, advise
 from meshtools.doctor.measurement_runs import MeasurementRuns

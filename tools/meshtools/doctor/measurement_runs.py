@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from meshsdk.datasets.batch import read_frame
 from meshsdk.errors import ConfigurationError
 from meshsdk.loader.epoch_iterator import EpochIterator
-from meshsdk.loader.prefetcher import FetchSpec
+from meshsdk.loader.frame_requests import FetchSpec
 from meshsdk.meters import Meter
 from meshtools.doctor.stage_times import RUNS, Measured, measure_pace, run_length
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from meshsdk.client.request import Request
     from meshsdk.datasets.batch import Batch
-    from meshsdk.loader.measured_plan import MeasuredPlan
+    from meshsdk.loader.loader_setup import MeasuredPlan
     from meshtools.doctor.stage_times import Length
 
 WARM_UP: Final = 3  # untimed steps: compilers, allocators, learning rates
