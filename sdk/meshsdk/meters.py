@@ -240,21 +240,18 @@ class Meter:
             now.absorb(running)
         if self._began is not None:
             now.seconds += time.monotonic() - self._began
+        seconds, waited = self.steady_seconds(time.monotonic())
         return LoaderStats(
             **{name: getattr(now, name) for name in _NAMES},
             frames=now.frames,
             overflows=overflows,
-            au=self._utilisation(),
+            au=max(1 - waited / seconds, 0.0) if seconds > 0 else 0.0,
         )
 
     def steady_seconds(self, now: float) -> tuple[float, float]:
         """Return the seconds of loops without their first steps, and the part of them spent waiting."""
         since = self._steady_since
         return self._steady + (now - since if since is not None else 0.0), self._steady_waited
-
-    def _utilisation(self) -> float:
-        seconds, waited = self.steady_seconds(time.monotonic())
-        return max(1 - waited / seconds, 0.0) if seconds > 0 else 0.0
 
 
 _NAMES = (

@@ -396,7 +396,7 @@ def _notes(node: dict[str, Any], *, hurt: bool, asked: str) -> Iterator[str]:
     if told and told["running"]:
         yield f"scrub: {_percent(told)}"
     if told and told["quarantined"]:
-        yield _lacks(told)
+        yield f"{_count(told['quarantined'], 'damaged or lost object')} to be restored"
     yield from (f"{disk['path']} {disk['why']}" for disk in _disks(told) if not disk["serves"])
 
 
@@ -426,10 +426,6 @@ def _is_full(node: dict[str, Any]) -> bool:
 
 def _disks(told: dict[str, Any] | None) -> list[dict[str, Any]]:
     return list(told.get("disks", ())) if told else []
-
-
-def _lacks(told: dict[str, Any]) -> str:
-    return f"{_count(told['quarantined'], 'damaged or lost object')} to be restored"
 
 
 def _work(work: dict[str, Any]) -> Iterator[str]:
