@@ -6,7 +6,6 @@ Invariant: every printed number was measured in this run; nothing is extrapolate
 
 from __future__ import annotations
 
-import json
 import re
 import resource
 import time
@@ -20,7 +19,7 @@ import click
 from meshsdk import ops as op_constructors
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.cat import parse_fields
-from meshsdk.cli.command_base import shared_options
+from meshsdk.cli.command_base import json_or_text, shared_options
 from meshsdk.cli.locations import RemoteType
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshwire.strict_json import suggestion
@@ -85,7 +84,7 @@ def parse_op(text: str) -> OpSpec:
             f"--op {text}: write OP:FIELD, OP:FIELD:SIZE or 'OP:FIELD NAME=VALUE …', such as "
             "center_crop:image:224 or 'pad_to:text length=128'"
         )
-    args = {key: _value(value) for key, value in zip(more[::2], more[1::2], strict=True)}
+    args = {key: json_or_text(value) for key, value in zip(more[::2], more[1::2], strict=True)}
     try:
         return _constructor(name)(field, **args | ({"size": int(size)} if size else {}))
     except TypeError as error:
@@ -109,13 +108,6 @@ def _constructor(name: str) -> Callable[..., OpSpec]:
     if name not in plain:
         raise ConfigurationError(f"no op {name!r}{suggestion(name, plain)}")
     return known[name]
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _bench_loader(

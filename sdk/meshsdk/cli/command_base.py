@@ -196,6 +196,14 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def json_or_text(text: str) -> Any:
+    """Return the value of an op's argument: JSON, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def exit_code(error: MeshError) -> int:
     if isinstance(error, NotFoundError):
         return EXIT_MISSING

@@ -16,7 +16,7 @@ import click
 from meshsdk.admin import jobs, views
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli import view_options
-from meshsdk.cli.command_base import EXIT_FAILED, shared_options
+from meshsdk.cli.command_base import EXIT_FAILED, json_or_text, shared_options
 from meshsdk.cli.jobs import detach_option, follow_job, report_started
 from meshsdk.cli.locations import RemoteType
 from meshsdk.cli.view_options import SampleChoices, sample_options, sample_view, shard_options
@@ -213,15 +213,8 @@ def parse_op(text: str) -> dict[str, Any]:
         raise ConfigurationError(f"--op {text!r}: expected NAME KEY=VALUE …, such as 'resize size=256'")
     pairs = zip(rest[::2], rest[1::2], strict=True)
     op, _, version = name.partition("@")
-    found: dict[str, Any] = {"op": op, "args": {key: _value(value) for key, value in pairs}}
+    found: dict[str, Any] = {"op": op, "args": {key: json_or_text(value) for key, value in pairs}}
     return found | {"version": version} if version else found
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _split(name: str) -> tuple[str, str]:

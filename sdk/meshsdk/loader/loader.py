@@ -141,9 +141,8 @@ class Loader:
         self.report = name = os.environ.get("MESH_REPORT", "") if report is None else report
         self._meter = Meter()
         reporter = LoaderReporter(name, self.stats) if name else None
-        rig = make_setup(dataset, found, self._meter, name, reporter)
-        self.plan, self._arena, self._feed = rig.plan, rig.arena, rig.step_reader
-        self._watchers = rig.step_reader.watchers
+        self._feed, self._arena = make_setup(dataset, found, self._meter, name, reporter)
+        self.plan, self._watchers = self._feed.addresses.plan, self._feed.watchers
         self._transport = dataset.client.transport
         state = LoaderState(self.plan.hash, dataset.snapshot.hash, found.seed)
         self._place = Position(state, self.plan.positions, self.global_batch, tail)

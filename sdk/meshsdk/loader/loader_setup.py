@@ -323,23 +323,16 @@ def checked_arguments(given: Mapping[str, Any]) -> LoaderArguments:
     return LoaderArguments(**{**given, **found})
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderSetup:
-    """The registered plan, the arena for the loader's own iterations, and the step reader."""
-
-    plan: PlanInfo
-    arena: Arena
-    step_reader: StepReader
-
-
 def make_setup(
     dataset: Dataset,
     arguments: LoaderArguments,
     meter: Meter,
     report: str,
     reporter: LoaderReporter | None,
-) -> LoaderSetup:
-    """Register the plan and build the setup; `report` is the name of the job, or "".
+) -> tuple[StepReader, Arena]:
+    """Register the plan and return its step reader, and the arena for the loader's own iterations.
+
+    `report` is the name of the job, or "".
 
     Raises ConfigurationError, and the errors of registering: InvalidPlanError, AccessError,
     SnapshotChangedError, DeadlineError.
@@ -374,7 +367,7 @@ def make_setup(
         steps,
         report,
     )
-    feed = StepReader(
+    reader = StepReader(
         transport,
         addresses,
         stage,
@@ -386,4 +379,4 @@ def make_setup(
         arguments.deadline,
         arguments.verify,
     )
-    return LoaderSetup(plan, arena, feed)
+    return reader, arena
