@@ -148,7 +148,7 @@ def shared_store(one: Running) -> ReplicatedStore:
 def accept_map(nodes: Iterable[Running]) -> None:
     """Of the deciders before the present map nobody is asked for a handover."""
     for one in nodes:
-        handover = shared_store(one).handover
+        handover = shared_store(one).primary.handover
         window, handover.window = handover.window, 0.0
         handover.observe_map()
         handover.window = window
@@ -173,7 +173,7 @@ def among(
         async with running_nodes(asyncio.get_running_loop(), number, copies=copies) as nodes:
             accept_map(nodes)
             for node in nodes:
-                shared_store(node).replicator.timeout = patience
+                shared_store(node).primary.replicator.timeout = patience
             await test(nodes)
 
     asyncio.run(run())

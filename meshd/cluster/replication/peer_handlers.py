@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.cluster.replication.primary_handover import HandedName
-    from meshd.cluster.replication.replicated_store import ReplicatedStore
+    from meshd.cluster.replication.primary_writes import PrimaryWrites
     from meshd.cluster.replication.replicator import ReplicaData
     from meshd.cluster.replication.write_forwarding import ForwardedData, ForwardedRequest
     from meshd.rpc.peer_rpc import CallContext
@@ -133,10 +133,10 @@ class ReplicaHandlers:
 
 
 class HandoverHandler:
-    """One a process. `store`: the one that tells the other nodes."""
+    """One per process."""
 
-    def __init__(self, store: ReplicatedStore, mesh: ClusterView) -> None:
-        self._store, self._mesh = store, mesh
+    def __init__(self, primary: PrimaryWrites, mesh: ClusterView) -> None:
+        self._primary, self._mesh = primary, mesh
 
     @handler(HAND_OVER)
     async def hand_over(self, name: HandedName, context: CallContext) -> None:
@@ -144,7 +144,7 @@ class HandoverHandler:
         node = cluster.node(context.node_id)
         if context.map_version != cluster.version or node is None:
             raise StaleMapError(cluster.version)
-        await self._store.hand_over(name.bucket, name.key, context.map_version, node)
+        await self._primary.hand_over(name.bucket, name.key, context.map_version, node)
 
 
 class ForwardedWriteHandlers:

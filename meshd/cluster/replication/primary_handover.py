@@ -1,18 +1,14 @@
-"""Change of primary: hands a name from its former primary to the new one, and restamps conflicting writes.
+"""Change of primary: has names handed over by their former primaries.
 
 Law: before its first write to a name under a new map, the primary asks every recent primary that still
 answers to hand the name over: that node stops committing under older maps (`write_context`), then sends
 what it has of the name. It reports one that does not answer as suspect. Without this a condition would
-be checked against stale data. A check costs two dictionary look-ups while the map does not change. A
-replica may hold an unacknowledged write of an earlier primary with a higher stamp. The current primary
-then writes the null version again above that stamp; other versions coexist and need no restamping.
+be checked against stale data. A check costs two dictionary look-ups while the map does not change.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from contextlib import contextmanager
 from types import NoneType
 from typing import TYPE_CHECKING, Final
 
@@ -22,21 +18,14 @@ from meshd.cluster.replication.replicator import WRITE_TIMEOUT
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import IN_QUERY, PeerCall
-from meshd.store.errors import NotReplicatedError, StaleEpochError
-from meshd.store.records import NULL
-from meshd.store.replica.changes import Marked, VersionGone, without_local_fields
-from meshd.store.write_context import WriteContext
+from meshd.store.errors import NotReplicatedError
 from meshd.telemetry import metrics
 from meshwire.cluster import routes
 from meshwire.cluster.cluster_map import REACHABLE_STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.cluster.replication.replicated_store import ReplicatedStore
     from meshd.rpc.peer_client import PeerClient
-    from meshd.store.records import Record
     from meshd.util.clock import Clock
     from meshwire.cluster import ClusterMap, Node, Routes
 
@@ -168,75 +157,3 @@ class PrimaryHandover:
             result = "unknown" if error.status == _NOT_FOUND else "refused"
         metrics.replication_handovers.labels(result).inc()
         return result in ("done", "unknown")  # nodes of an earlier release do not have this call
-
-
-_log = logging.getLogger(__name__)
-_RESTAMP_ATTEMPTS = 3
-
-
-async def restamp_if_behind(
-    store: ReplicatedStore, bucket: str, key: str, record: Record, newest: int
-) -> Record:
-    """Returns `record`, which every node of the write set has, or the same version rewritten above `newest`,
-    the highest stamp that any of them knows of its name.
-
-    If the version was replaced here meanwhile, that write takes care of it: rewriting would undo it. Raises
-    NotReplicatedError.
-    """
-    for _ in range(_RESTAMP_ATTEMPTS):
-        if newest <= record.stamp or record.version or store.knows_stamp(bucket, key, newest):
-            return record
-        found = store.get_version(bucket, key, NULL)
-        if found is None or found.stamp != record.stamp:
-            return record
-        epoch = store.require_still_primary(bucket, key)
-        _log.warning("a replica has a newer version of a name than its primary: rewriting it above")
-        again = msgspec.structs.replace(without_local_fields(record), stamp=newest + 1)
-        if record.marker:
-            with under_fence(epoch) as fenced:
-                await store.apply_change(Marked(bucket, key, again), context=fenced)
-            newest = await store.replicate_change(Marked(bucket, key, again), bucket, key)
-        else:
-            with under_fence(epoch) as fenced:
-                await _rewrite_data(store, bucket, key, record, again, fenced)
-            newest = await store.replicate_version(bucket, key, again)
-        record = store.newest_version(bucket, key) or again
-        if record.stamp != again.stamp:
-            return again  # overwritten meanwhile
-    raise NotReplicatedError("other nodes write to this name at the same time; try again shortly")
-
-
-async def restamp_removal(store: ReplicatedStore, gone: VersionGone, newest: int) -> None:
-    """Rewrites a deletion of the null version above `newest`, as `restamp_if_behind` does with a version,
-    unless a newer version was put since. Raises NotReplicatedError."""
-    bucket, key = gone.bucket, gone.key
-    found = store.get_version(bucket, key, NULL)
-    if gone.version or newest <= gone.stamp or (found is not None and found.stamp > gone.stamp):
-        return
-    if not store.knows_stamp(bucket, key, newest):
-        again = VersionGone(bucket, key, "", newest + 1)
-        with under_fence(store.require_still_primary(bucket, key)) as fenced:
-            await store.apply_change(again, context=fenced)
-        await store.replicate_change(again, bucket, key)
-
-
-@contextmanager
-def under_fence(epoch: int) -> Iterator[WriteContext]:
-    """Yields the context that binds a rewrite to this map version. Raises NotReplicatedError instead of
-    StaleEpochError."""
-    try:
-        yield WriteContext(epoch=epoch)
-    except StaleEpochError as error:
-        raise NotReplicatedError(f"{error}; the write may or may not have taken effect; try again") from error
-
-
-async def _rewrite_data(
-    store: ReplicatedStore, bucket: str, key: str, record: Record, again: Record, fenced: WriteContext
-) -> None:
-    writer = store.replica_writer(bucket, key, size=record.size)
-    try:
-        async for piece in store.replicator.read_chunks(record):
-            await writer.write(piece)
-        await writer.commit_at_stamp(again, context=fenced)
-    finally:
-        await writer.abort()

@@ -24,7 +24,7 @@ from meshd.store.write_context import INTERNAL_WRITE
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from meshd.cluster.replication.replicated_store import ReplicatedStore
+    from meshd.cluster.replication.primary_writes import PrimaryWrites
     from meshd.cluster.replication.replicator import Replicator
     from meshd.store.api import Buffer, ObjectWriter
     from meshd.store.records import Meta, Record, Upload
@@ -101,21 +101,21 @@ class ReplicatedWriter:
 
     def __init__(
         self,
-        store: ReplicatedStore,
+        primary: PrimaryWrites,
         local: ObjectWriter,
         bucket: str,
         key: str,
         size: int | None,
         part: tuple[Upload, int] | None = None,
     ) -> None:
-        self._store, self._local, self._part = store, local, part
+        self._primary, self._local, self._part = primary, local, part
         self._bucket, self._key = bucket, key
         self._streams: list[ReplicaStream] = []
         self._total = 0
         if size is not None and size > INLINE_BYTES:
             data = ReplicaData(bucket, key, size)
             self._streams = [
-                ReplicaStream(store.replicator, node, data) for node in store.other_replicas(bucket, key)
+                ReplicaStream(primary.replicator, node, data) for node in primary.other_replicas(bucket, key)
             ]
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ class ReplicatedWriter:
         context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
         spec = WriteSpec(meta, conditions, versioning)
-        return await self._store.run_to_completion(self._commit(spec, context))
+        return await self._primary.run_to_completion(self._commit(spec, context))
 
     def read_back(self) -> AsyncGenerator[bytes, None]:
         return self._local.read_back()
@@ -164,7 +164,7 @@ class ReplicatedWriter:
     async def _commit(self, spec: WriteSpec, context: WriteContext) -> Record:
         try:
             await asyncio.gather(*[stream.put_chunk(None) for stream in self._streams])
-            record, epoch = await self._store.forwarder.run_on_primary(
+            record, epoch = await self._primary.forwarder.run_on_primary(
                 self._bucket,
                 self._key,
                 partial(self._commit_locally, spec, context),
@@ -189,10 +189,10 @@ class ReplicatedWriter:
             return record, fenced.epoch
 
         try:
-            return await self._store.run_as_primary(self._bucket, self._key, commit, context)
+            return await self._primary.run_as_primary(self._bucket, self._key, commit, context)
         except (ConditionFailedError, ConditionMissingError):
             await self._abort_streams()
-            await self._store.confirm_newest(self._bucket, self._key)
+            await self._primary.confirm_newest(self._bucket, self._key)
             raise
 
     async def _commit_on_primary(
@@ -203,18 +203,18 @@ class ReplicatedWriter:
         await self._abort_streams()
         part = None if self._part is None else (self._part[0].upload_id, self._part[1])
         name = (self._bucket, self._key)
-        record = await self._store.forwarder.forward_write(
+        record = await self._primary.forwarder.forward_write(
             node, name, self._total, self._local.read_back(), spec, context, part
         )
         return record, 0
 
     async def _replicate(self, record: Record, epoch: int) -> Record:
-        store, part = self._store, None
+        primary, part = self._primary, None
         if self._part is not None:
-            part = store.committed_part(*self._part, record)
+            part = primary.committed_part(*self._part, record)
             if part is None:  # replaced, or the upload has ended: the other nodes must get that instead
                 await self._abort_streams()
-                await store.replicate_part(*self._part)
+                await primary.replicate_part(*self._part)
                 return record
         facts = ReplicaFacts(epoch, without_local_fields(record), part)
         answers = await asyncio.gather(*[stream.send_metadata(facts) for stream in self._streams])
@@ -229,6 +229,6 @@ class ReplicatedWriter:
             max([ack.newest for _, ack in accepted], default=0),
         )
         if self._part is not None:
-            await store.replicate_part(*self._part, had)
+            await primary.replicate_part(*self._part, had)
             return record
-        return await store.replicate_and_restamp(self._bucket, self._key, record, had, newest)
+        return await primary.replicate_and_restamp(self._bucket, self._key, record, had, newest)

@@ -155,7 +155,7 @@ class PeerServices:
         node, backed = self._node, self._backed
         store, handover = node.replicated_store, list[object]()
         if isinstance(store, ReplicatedStore):
-            handover = [HandoverHandler(store, node.mesh)]
+            handover = [HandoverHandler(store.primary, node.mesh)]
         origins: list[object] = []
         if backed is not None:
             origins = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshd.cluster.replication import primary_handover
 from meshd.cluster.replication.primary_handover import HAND_OVER, PrimaryHandover
-from meshd.cluster.replication.replicated_store import ReplicatedStore
+from meshd.cluster.replication.primary_writes import PrimaryWrites
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -42,11 +42,11 @@ def _among(test: Callable[[Running, Running], Awaitable[None]]) -> None:
             other = next(node for node in nodes if node is not back)
             accept_map(nodes)
             for node in nodes:
-                shared_store(node).replicator.timeout = 1.0
+                shared_store(node).primary.replicator.timeout = 1.0
             await change_map(nodes, lambda cluster: mark_node_away(cluster, name))
             await change_map(nodes, lambda cluster: join_node(cluster, back.member))
             for node in nodes:
-                shared_store(node).handover.observe_map()
+                shared_store(node).primary.handover.observe_map()
             await test(back, other)
 
     asyncio.run(run())
@@ -129,18 +129,18 @@ def test_the_former_decider_commits_nothing_more_by_an_older_map() -> None:
 def test_nobody_is_asked_twice_about_a_name_by_one_map(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(back: Running, other: Running) -> None:
         asked: list[tuple[str, str]] = []
-        hand_over = ReplicatedStore.hand_over
+        hand_over = PrimaryWrites.hand_over
 
-        async def counted(self: ReplicatedStore, bucket: str, key: str, version: int, to: Node) -> None:
+        async def counted(self: PrimaryWrites, bucket: str, key: str, version: int, to: Node) -> None:
             asked.append((bucket, key))
             await hand_over(self, bucket, key, version, to)
 
-        monkeypatch.setattr(ReplicatedStore, "hand_over", counted)
+        monkeypatch.setattr(PrimaryWrites, "hand_over", counted)
         await _up(back, other)
         for data in (b"1", b"2", b"3"):
             await put_object(shared_store(back), "k", data)
         assert asked == [("b", "k")]
-        shared_store(back).handover.window = 0.0
+        shared_store(back).primary.handover.window = 0.0
         for until in range(2):
             await change_map([back, other], lambda cluster: join_node(cluster, other.member))
             await put_object(shared_store(back), "k", b"%d" % until)
@@ -170,14 +170,14 @@ def test_who_saw_no_former_map_asks_all_other_owners() -> None:
         await put_object(shared_store(other), "k", b"first")
         await _commit(other, b"second")
         await _up(back, other)
-        store, node = shared_store(back), back.node
-        store.handover = PrimaryHandover(node.mesh, node.peers, node.clock)  # a process that has just begun
+        primary, node = shared_store(back).primary, back.node
+        primary.handover = PrimaryHandover(node.mesh, node.peers, node.clock)  # a process that has just begun
         version = node.mesh.current_map().version
-        assert not store.handover.is_complete("b", "k", version)
-        await store.handover.wait_until_received("b", "k", 1.0)
+        assert not primary.handover.is_complete("b", "k", version)
+        await primary.handover.wait_until_received("b", "k", 1.0)
         assert _read(back) == b"second"
-        assert store.handover.is_complete("b", "k", version)
-        assert not store.handover.is_complete("b", "k", version + 1)
+        assert primary.handover.is_complete("b", "k", version)
+        assert not primary.handover.is_complete("b", "k", version + 1)
 
     _among(test)
 

@@ -206,7 +206,7 @@ def test_a_process_that_stands_still_before_it_commits_asks_again_whether_it_may
             until = clock.monotonic() + (0.0 if held == ANSWER_VALID_SECONDS else held)
             mesh._lease_state = partial(_left, clock, until)
             acts, before = 0, clock.stamp()
-            writing = asyncio.ensure_future(store.run_as_primary("b", "k", act, INTERNAL_WRITE))
+            writing = asyncio.ensure_future(store.primary.run_as_primary("b", "k", act, INTERNAL_WRITE))
             await asyncio.sleep(held)
             record = await writing
             assert acts > 1

@@ -191,7 +191,7 @@ def test_nobody_joins_the_transfer_of_an_older_version(monkeypatch: pytest.Monke
     on its way."""
 
     async def test(pair: Pair) -> None:
-        delivery, store = pair.store.replicator, pair.store
+        delivery, store = pair.store.primary.replicator, pair.store
         data, goes_on = delivery.send_data, dict[int, asyncio.Event]()
 
         async def held(node: Node, bucket: str, key: str, facts: ReplicaFacts, *more: Any) -> Any:
@@ -203,7 +203,7 @@ def test_nobody_joins_the_transfer_of_an_older_version(monkeypatch: pytest.Monke
         records: list[Record] = []
         for first in (b"0", b"2"):
             records += [await put_object(pair.here, "k", first), await put_object(pair.here, "k", first * 2)]
-            settling.append(asyncio.ensure_future(store.replicate_and_restamp("b", "k", records[-2])))
+            settling.append(asyncio.ensure_future(store.primary.replicate_and_restamp("b", "k", records[-2])))
             await _none_returns(*settling)
         goes_on[records[1].stamp].set()
         await settling[0]
@@ -223,12 +223,12 @@ def test_a_version_that_nobody_has_any_more_is_not_acknowledged() -> None:
 
     async def test(pair: Pair) -> None:
         kept = await put_object(pair.there, "k", b"kept")
-        delivery, member = pair.store.replicator, pair.other.member
+        delivery, member = pair.store.primary.replicator, pair.other.member
         await delivery.send_version(member, "b", "k", kept)
         lost = await put_object(pair.there, "lost", b"lost")
         await error_of(PeerRefusedError, delivery.send_version(member, "b", "nowhere", lost))
         delivery.timeout = 0.1
-        await error_of(NotReplicatedError, pair.store.replicate_version("b", "nowhere", lost))
+        await error_of(NotReplicatedError, pair.store.primary.replicate_version("b", "nowhere", lost))
 
     _pair(test)
 
@@ -270,7 +270,7 @@ def test_a_deletion_is_not_entered_again_over_a_write_that_followed_it() -> None
         found = pair.here.get("b", "k")
         assert found is not None
         assert found.etag == fake_etag(b"second")
-        await pair.store.replicate_and_restamp("b", "k", record)
+        await pair.store.primary.replicate_and_restamp("b", "k", record)
         pair.same()
 
     _pair(test)

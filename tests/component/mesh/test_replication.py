@@ -172,9 +172,9 @@ def test_a_write_that_cannot_be_replicated_is_refused_and_mended_by_the_next() -
         await stop_listening(other.listener)
         await decider.node.peers.aclose()
         assert isinstance(store, ReplicatedStore)
-        patience, store.replicator.timeout = store.replicator.timeout, 0.5
+        patience, store.primary.replicator.timeout = store.primary.replicator.timeout, 0.5
         await error_of(NotReplicatedError, store.delete("b", "k"))
-        store.replicator.timeout = patience
+        store.primary.replicator.timeout = patience
         loop = asyncio.get_running_loop()
         other.listener = await loop.create_server(other.server, "127.0.0.1", int(port))
         assert other.node.store.get("b", "k") is not None
@@ -194,7 +194,7 @@ def test_of_writes_that_wait_for_a_node_the_log_tells_once(caplog: pytest.LogCap
         await stop_listening(other.listener)
         await decider.node.peers.aclose()
         silent = metrics.replication_retries.labels("silent")
-        before, store.replicator.timeout = silent._value.get(), 0.5
+        before, store.primary.replicator.timeout = silent._value.get(), 0.5
         keys = [f"k{n}" for n in range(40) if decider_of(nodes, "b", f"k{n}") is decider][:3]
         await asyncio.gather(*(error_of(NotReplicatedError, put_object(store, key, b"data")) for key in keys))
         assert silent._value.get() >= before + 2 * len(keys)
@@ -307,7 +307,7 @@ def test_nothing_is_acknowledged_while_nobody_decides() -> None:
         assert [node.node_id for node in decider.node.mesh.route_for("b", "k").write_set] == [
             decider.node.settings.node_id
         ]
-        await error_of(NotReplicatedError, store.replicate_and_restamp("b", "k", record))
+        await error_of(NotReplicatedError, store.primary.replicate_and_restamp("b", "k", record))
 
     among(2, test, patience=0.5)
 
@@ -324,7 +324,7 @@ def test_what_another_decider_acknowledged_meanwhile_is_not_overtaken() -> None:
         await put_object(heir.node.replicated_store, "k", b"acknowledged")
         await change_map(nodes, lambda cluster: join_node(cluster, decider.member))
         assert decider_of(nodes, "b", "k") is heir
-        await error_of(NotReplicatedError, store.replicate_and_restamp("b", "k", late))
+        await error_of(NotReplicatedError, store.primary.replicate_and_restamp("b", "k", late))
         found = heir.node.store.get("b", "k")
         assert found is not None
         assert heir.node.store.read_range(found, 0, found.size) == b"acknowledged"
