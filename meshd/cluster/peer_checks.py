@@ -106,7 +106,7 @@ async def survey_peers(
         for node in mesh.current_map().nodes
         if node.node_id != mesh.node_id and node.state not in ("away", "down")
     ]
-    refusals = asyncio.gather(*[peers.certificate_error(node, max_wait) for node in others])
+    refusals = asyncio.gather(*[peers.connector.certificate_error(node, max_wait) for node in others])
     clocks = asyncio.gather(*[_clock_offset(node, clock, max_wait) for node in others])
     why, answer = await refusals, await clocks
     return PeerSurvey(

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Final, cast
 from msgspec import Meta, Struct
 
 from meshd.core.frame_address import AnyFrameAddress
-from meshd.rpc.peer_client import PREFIX
-from meshd.rpc.peer_rpc import PeerCall, ResponseStream
+from meshd.rpc.peer_rpc import PREFIX, PeerCall, ResponseStream
 from meshd.store.records import Record
 from meshwire.http_values import percent_encoding
 

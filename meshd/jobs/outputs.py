@@ -21,8 +21,7 @@ import msgspec
 from meshd.cluster.replication.write_forwarding import WriteNotTakenError
 from meshd.core.api_errors import BatchError, busy
 from meshd.jobs.authorization import BucketGrant
-from meshd.rpc.peer_client import PREFIX
-from meshd.rpc.peer_rpc import PeerCall, QueryTarget, decode_message
+from meshd.rpc.peer_rpc import PREFIX, PeerCall, QueryTarget, decode_message
 from meshd.store.records import NULL, Meta
 from meshd.store.write_context import INTERNAL_WRITE
 from meshd.util import failpoints

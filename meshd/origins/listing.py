@@ -16,8 +16,8 @@ from meshd.origins.cache.cache_store import cache_name
 from meshd.origins.client.origin_api import OriginEntry, OriginError, OriginListing
 from meshd.origins.read_sources import s3_error_for
 from meshd.rpc.http_connection import PeerUnreachableError
-from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
-from meshd.rpc.peer_rpc import PeerCall, handler
+from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
+from meshd.rpc.peer_rpc import PREFIX, PeerCall, handler
 from meshd.util.async_tasks import SingleFlight
 from meshwire.s3.results import ObjectEntry, ObjectListing, Owner
 

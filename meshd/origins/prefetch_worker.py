@@ -17,8 +17,7 @@ from msgspec import Meta, Struct
 
 from meshd.origins.cache.cache_store import CHUNK_BYTES
 from meshd.origins.client.origin_api import ObjectFacts, OriginDownError, OriginError
-from meshd.rpc.peer_client import PREFIX
-from meshd.rpc.peer_rpc import PeerCall, ResponseStream, stream_handler
+from meshd.rpc.peer_rpc import PREFIX, PeerCall, ResponseStream, stream_handler
 from meshd.util.async_tasks import BackgroundTasks
 from meshwire.errors import S3Error
 

@@ -15,8 +15,7 @@ import msgspec
 from meshd.cluster.replication.write_forwarding import WriteForwarder
 from meshd.origins.client.origin_api import OriginDownError, OriginError, OriginMissingError
 from meshd.origins.worker_shards import WorkerError, decode_error, encode_error  # noqa: TC001  msgspec reads annotations
-from meshd.rpc.peer_client import PREFIX
-from meshd.rpc.peer_rpc import PeerCall
+from meshd.rpc.peer_rpc import PREFIX, PeerCall
 from meshd.store.errors import NotPrimaryError, StoreError
 from meshd.store.write_context import INTERNAL_WRITE
 from meshd.telemetry import metrics

@@ -18,8 +18,8 @@ from meshd.core.error_mapping import store_errors
 from meshd.errors import MeshdError
 from meshd.peer_reads import page_merge
 from meshd.rpc.http_connection import PeerUnreachableError
-from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
-from meshd.rpc.peer_rpc import PeerCall, encode_message, handler
+from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
+from meshd.rpc.peer_rpc import PREFIX, PeerCall, encode_message, handler
 from meshd.store.records import EntryPage, Page, UploadPage, VersionPage
 from meshwire.cluster import routes, slot_of
 from meshwire.errors import S3Error

@@ -25,8 +25,8 @@ from meshd.objects.copy_object import (
 )
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.http_connection import PeerUnreachableError
-from meshd.rpc.peer_client import PREFIX, PeerRefusedError, StaleMapError
-from meshd.rpc.peer_rpc import PeerCall, ResponseStream
+from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
+from meshd.rpc.peer_rpc import PREFIX, PeerCall, ResponseStream
 from meshd.store.records import Record
 from meshd.views.copy_out import AssembledBody, copy_as_upload_part
 from meshd.views.view_kind import AssembledObject

@@ -8,8 +8,6 @@ request is idempotent. Use `call_typed` for calls between nodes, `acquire_connec
 from __future__ import annotations
 
 import asyncio
-import logging
-import ssl
 from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -19,8 +17,9 @@ import msgspec
 
 from meshd.errors import MeshdError
 from meshd.rpc import checksummed_framing as framing
-from meshd.rpc.http_connection import HttpConnection, PeerUnreachableError
-from meshd.rpc.tcp_congestion import unpaced_socket
+from meshd.rpc.http_connection import PeerUnreachableError
+from meshd.rpc.peer_connector import CONNECT_TIMEOUT, PeerConnector
+from meshd.rpc.peer_rpc import SILENCE_TIMEOUT
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import UNSIGNED_PAYLOAD, Credential, sign
 
@@ -28,15 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
     from pathlib import Path
 
-    from meshd.rpc.http_connection import ResponseHead
+    from meshd.rpc.http_connection import HttpConnection, ResponseHead
     from meshd.rpc.peer_rpc import PeerCall
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
-_log = logging.getLogger("meshd.peers")
-PREFIX: Final = "/-/peer/"
 PEER_KEY: Final = "mesh-peer:"
 PURPOSE: Final = "peer calls"
 """Purpose under which the key of peer calls is derived from the cluster's secret."""
@@ -46,11 +43,8 @@ POOL_HEADER: Final = "x-mesh-lane"
 """Says that all calls on this connection belong to one pool, so that the connection may be handed to the
 process that answers them."""
 REGION: Final = "mesh"
-SILENCE_TIMEOUT = 30.0  # seconds of silence
-_CONNECT = 3.0
 _MAX_IDLE = 128  # idle connections per node
 _IDLE_SECONDS = 20.0  # seconds for which an idle connection is reused; servers close theirs later
-_LOG_INTERVAL = 60.0  # seconds between two log lines about one certificate
 _BACKLOG = 1 << 20  # bytes of a response that may wait for their reader
 
 __all__ = ["PeerClient", "PeerRefusedError", "PeerResponse", "PeerUnreachableError", "StaleMapError"]
@@ -191,8 +185,7 @@ class PeerResponse:
 class PeerClient:
     """Calls other nodes; one per process. `derive` derives keys from the cluster's secret
     (`ClusterSecret.derive_key`); `map_version` returns the version of the cluster map that this process uses.
-    `ca` is a file of certificates that are trusted for nodes with an https endpoint, in addition to those
-    that the machine trusts; it is read again when it changes."""
+    `ca`: see `PeerConnector`."""
 
     def __init__(
         self,
@@ -204,13 +197,11 @@ class PeerClient:
         ca: Path | None = None,
     ) -> None:
         self.node_id, self._derive, self._clock = node_id, derive, clock
-        self._map_version, self._ca = map_version, ca
+        self._map_version = map_version
+        self.connector = PeerConnector(clock, ca)
         self._idle: dict[tuple[str, str], deque[HttpConnection]] = {}
         self._open: set[HttpConnection] = set()
         self._credential: Credential | None = None
-        self._told: dict[str, float] = {}
-        self._tls: ssl.SSLContext | None = None
-        self._ca_seen: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
         return f"<Peers of {self.node_id}, {len(self._open)} connections>"
@@ -300,76 +291,17 @@ class PeerClient:
             return call.decode_response(await response.read_body())
 
     async def acquire_connection(
-        self, node: Node, patience: float = _CONNECT, lane: str = ""
+        self, node: Node, patience: float = CONNECT_TIMEOUT, lane: str = ""
     ) -> HttpConnection:
         """Return an idle or a new connection to a node. Raises PeerUnreachableError."""
         wire = self.idle_connection(node, lane)
         if wire is not None:
             return wire
-        endpoint = node.endpoint
-        try:
-            async with asyncio.timeout(patience):
-                wire = await self._connect(
-                    endpoint,
-                    lambda: HttpConnection(node.node_id, lambda free: self._keep((endpoint, lane), free)),
-                )
-        except (OSError, TimeoutError) as error:
-            why = self._why(node, error)
-            raise PeerUnreachableError(f"node {node.node_id} at {node.endpoint}: {why}") from error
+        place = (node.endpoint, lane)
+        wire = await self.connector.open_connection(node, lambda free: self._keep(place, free), patience)
         if len(self._open) > 4 * _MAX_IDLE:
             self._open = {wire for wire in self._open if not wire.closed}
         self._open.add(wire)
-        return wire
-
-    def _why(self, node: Node, error: OSError) -> str:
-        """Return the reason in words. A refused certificate is logged, because it stays refused until an
-        operator acts."""
-        if isinstance(error, TimeoutError):
-            return "it does not answer"
-        if not isinstance(error, ssl.SSLCertVerificationError):
-            return str(error)
-        why, now = _refused(error), self._clock.monotonic()
-        if now - self._told.get(node.node_id, -_LOG_INTERVAL) >= _LOG_INTERVAL:
-            self._told[node.node_id] = now
-            _log.warning(
-                "the certificate of another node is refused", extra={"node": node.node_id, "why": why}
-            )
-        return why
-
-    async def certificate_error(self, node: Node, patience: float = _CONNECT) -> str:
-        """Return why this node refuses another node's certificate; "" if it accepts it, if there is none, and
-        if the node does not answer."""
-        where = urlsplit(node.endpoint)
-        if where.scheme != "https":
-            return ""
-        try:
-            async with asyncio.timeout(patience):
-                _, writer = await asyncio.open_connection(
-                    where.hostname, where.port or 443, ssl=self._context()
-                )
-        except ssl.SSLCertVerificationError as error:
-            return self._why(node, error)
-        except (OSError, TimeoutError):
-            return ""
-        writer.transport.abort()
-        return ""
-
-    async def _connect(self, endpoint: str, protocol: Callable[[], HttpConnection]) -> HttpConnection:
-        """Connect to an endpoint. Raises OSError."""
-        where, loop = urlsplit(endpoint), asyncio.get_running_loop()
-        tls = self._context() if where.scheme == "https" else None
-        host, port = where.hostname or "", where.port or (443 if tls else 80)
-        own = unpaced_socket(host)
-        if own is None:
-            _, wire = await loop.create_connection(protocol, host, port, ssl=tls)
-            return wire
-        try:
-            await loop.sock_connect(own, (host, port))
-            name = host if tls else None
-            _, wire = await loop.create_connection(protocol, sock=own, ssl=tls, server_hostname=name)
-        except BaseException:
-            own.close()
-            raise
         return wire
 
     def idle_connection(self, node: Node, lane: str = "") -> HttpConnection | None:
@@ -406,7 +338,7 @@ class PeerClient:
     ) -> HttpConnection:
         """Send the request, except a body that is an iterable."""
         head = self._head(node, method, target, None if whole is None else len(whole), lane)
-        wire = answer.wire = await self.acquire_connection(node, min(patience, _CONNECT), lane)
+        wire = answer.wire = await self.acquire_connection(node, min(patience, CONNECT_TIMEOUT), lane)
         if whole is not None and method not in ("GET", "HEAD"):
             head += whole
         wire.send_request(answer, head, patience=patience, head_only=method == "HEAD", more=whole is None)
@@ -431,38 +363,6 @@ class PeerClient:
             headers["content-length"] = str(length)
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode()
-
-    def _context(self) -> ssl.SSLContext:
-        seen = _seen(self._ca)
-        if self._tls is None or seen != self._ca_seen:
-            found = ssl.create_default_context()
-            try:
-                if self._ca is not None and seen is not None:
-                    found.load_verify_locations(self._ca)
-            except ssl.SSLError as error:  # perhaps being written: it is read again when it changes
-                _log.warning(
-                    "peer-ca has no usable certificates", extra={"file": str(self._ca), "why": str(error)}
-                )
-            self._tls, self._ca_seen = found, seen
-        return self._tls
-
-
-def _refused(error: ssl.SSLCertVerificationError) -> str:
-    return (
-        f"its certificate is refused ({error.verify_message}): renew it, issue it for the name under which "
-        "nodes reach it (--advertise), or add its authority to --peer-ca"
-    )
-
-
-def _seen(ca: Path | None) -> tuple[int, int] | None:
-    """Return a value that changes with the file; None: it is missing or empty."""
-    if ca is None:
-        return None
-    try:
-        found = ca.stat()
-    except OSError:
-        return None
-    return (found.st_mtime_ns, found.st_size) if found.st_size else None
 
 
 async def _either(sending: asyncio.Future[None], answer: PeerResponse) -> None:

@@ -16,7 +16,6 @@ import msgspec
 
 from meshd.errors import MeshdError
 from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PREFIX, SILENCE_TIMEOUT
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
@@ -30,6 +29,9 @@ Service = TypeVar("Service")
 Result = TypeVar("Result")
 ErrorFormat = Literal["s3", "batch"]
 """How a handler's errors are answered: with the codes of S3, or with those of the batch API."""
+PREFIX: Final = "/-/peer/"
+SILENCE_TIMEOUT: Final = 30.0
+"""Seconds of silence after which a caller gives up."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 _CALL_ATTRIBUTE: Final = "__peer_call__"
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
-from meshd.rpc.peer_rpc import IN_QUERY, PeerCall, encode_message
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, PeerCall, encode_message
 from meshd.store.errors import ExtentGoneError, NotReplicatedError
 from meshd.store.integrity.verification import read_chunks
 from meshd.store.records import NULL, Record

@@ -20,8 +20,8 @@ import msgspec
 
 from meshd.errors import MeshdError
 from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PREFIX, PeerRefusedError, PeerUnreachableError, StaleMapError
-from meshd.rpc.peer_rpc import IN_QUERY, PeerCall, encode_message
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, PeerCall, encode_message
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,

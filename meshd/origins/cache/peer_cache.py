@@ -16,8 +16,7 @@ from msgspec import Meta, Struct
 from meshd.errors import MeshdError
 from meshd.origins.cache.cache_store import CHUNK_BYTES
 from meshd.origins.client.origin_api import ObjectFacts, OriginDownError, OriginResponse  # noqa: TC001  msgspec reads the annotations
-from meshd.rpc.peer_client import PREFIX
-from meshd.rpc.peer_rpc import PeerCall, ResponseStream, stream_handler
+from meshd.rpc.peer_rpc import PREFIX, PeerCall, ResponseStream, stream_handler
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:

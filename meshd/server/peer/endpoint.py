@@ -15,11 +15,11 @@ from meshd.rpc.peer_client import (
     FRAMED_HEADER,
     MAP_HEADER,
     PEER_KEY,
-    PREFIX,
     PURPOSE,
     StaleMapError,
     peer_secret,
 )
+from meshd.rpc.peer_rpc import PREFIX
 from meshd.server.http_server import HttpRoute
 from meshd.server.proxy.hop_headers import stale_map_reply
 from meshd.server.request import RequestBody

@@ -380,12 +380,12 @@ def test_a_certificate_that_is_refused_is_named(tmp_path: Path, caplog: pytest.L
             for _ in range(2):
                 with pytest.raises(PeerUnreachableError, match=f"certificate is refused .*{why}"):
                     await peers.acquire_connection(node)
-            assert why in await peers.certificate_error(node)
+            assert why in await peers.connector.certificate_error(node)
         pair = authority.issue()
         context.load_cert_chain(pair.cert, pair.key)
-        assert await peers.certificate_error(node) == ""
+        assert await peers.connector.certificate_error(node) == ""
         listener.close()
-        assert await peers.certificate_error(node) == ""
+        assert await peers.connector.certificate_error(node) == ""
         await peers.aclose()
 
     asyncio.run(run())
