@@ -1,4 +1,4 @@
-"""Authorizer: admits or refuses S3 operations; identities and request contexts, on which it decides.
+"""Authorizer: admits or refuses S3 operations.
 
 Root may do everything, a bucket's owner everything in it, others what policies and ACLs allow. An
 explicit deny wins, and a key's bounds limit what its user may do. The authorizer decides from tables
@@ -10,10 +10,10 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.htm
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from meshd.auth import acls
+from meshd.auth.identity import NO_CONTEXT
 from meshd.auth.policy_evaluator import NOTHING_ALLOWS, PolicyEvaluator, access_denied, is_owner
 from meshd.auth.required_actions import (
     RequiredAction,
@@ -25,7 +25,6 @@ from meshd.auth.required_actions import (
 from meshd.util.async_tasks import CooperativeYield
 from meshd.util.clock import SystemClock
 from meshwire.errors import S3Error
-from meshwire.iam import parse_policy
 from meshwire.s3 import operations as ops
 from meshwire.s3.results import DeleteFailure
 from meshwire.s3.xml_documents import DeleteKey
@@ -33,13 +32,10 @@ from meshwire.s3.xml_documents import DeleteKey
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from meshd.auth.identity import Caller, FindRecord, Identity, RequestContext
     from meshd.auth.policy_evaluator import BulkAccess
-    from meshd.auth.request_facts import FindRecord
     from meshd.control.buckets import Bucket, BucketTable
-    from meshd.control.identities import Signer
-    from meshd.store.records import Record
     from meshd.util.clock import Clock
-    from meshwire.iam import Policy
     from meshwire.iam.statements import Values
     from meshwire.s3.operations import Operation
 
@@ -61,119 +57,6 @@ def _check_owner(buckets: BucketTable, name: str, expected: str) -> None:
     bucket = buckets.get(name)
     if bucket is not None and bucket.owner != expected.strip():
         raise S3Error("AccessDenied", "The bucket has another owner than the request expects.")
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What makes an identity temporary: the access key that created it, when it expires and was issued
-    (seconds since 1970), its name, its policies as text, and the revocation `rounds` of its user and key
-    at that time; a later revocation ends it."""
-
-    parent: str
-    expires: int
-    name: str = ""
-    policies: tuple[str, ...] = ()
-    issued: int = 0
-    rounds: tuple[int, int] = (0, 0)
-
-
-ALLOW_ALL_POLICY: Final = parse_policy(
-    '{"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}',
-    kind="identity",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The signer of a request. Carries no secret.
-
-    `policies` are the user's: they add rights to those of ownership, and may deny. `bounds` are those of the
-    key and of the temporary credential: each of them must allow an action.
-    """
-
-    user_id: str
-    display_name: str
-    access_key: str
-    root: bool = False
-    policies: tuple[Policy, ...] = ()
-    bounds: tuple[Policy, ...] = ()
-    session: Session | None = None
-
-    @property
-    def account(self) -> str:
-        """The permanent key that work is charged to, so that temporary credentials gain no extra share."""
-        return self.access_key if self.session is None else self.session.parent
-
-    @classmethod
-    def from_signer(cls, signer: Signer) -> Identity:
-        """The identity of a permanent key."""
-        user, key = signer.user, signer.key
-        full = cls(user.user_id, user.display_name, key.access_key, user.root, signer.policies)
-        return full.with_bounds(signer.bounds)
-
-    def with_bounds(self, bounds: tuple[Policy, ...]) -> Identity:
-        """This identity with further bounds. A bounded root is no longer root, but may do all that the bounds
-        allow."""
-        if not bounds:
-            return self
-        policies = (*self.policies, ALLOW_ALL_POLICY) if self.root else self.policies
-        return replace(self, root=False, policies=policies, bounds=self.bounds + bounds)
-
-    def with_session(self, session: Session, access_key: str, bounds: tuple[Policy, ...]) -> Identity:
-        """The identity of temporary credentials made with this one's key."""
-        return replace(self.with_bounds(bounds), access_key=access_key, session=session)
-
-
-ANONYMOUS_IDENTITY: Final = Identity("", "anonymous", "")
-"""The identity of an unsigned request."""
-
-
-class RemoteRecord(NamedTuple):
-    """The record of an object, or of one of its versions, that this node does not hold."""
-
-    bucket: str
-    key: str
-    version: str | None
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class RequestContext:
-    """What policies may ask about a request, besides its operation.
-
-    `headers` have lower-case names and include those hoisted into a presigned query. `signature` names the
-    algorithm (empty: none), and `signed` is its time in SigV4's form. `form`: the request comes from an HTML
-    form. `tls`: the version of a secure connection, such as `1.3`. `remote_record`: the object that the
-    request reads, if another node holds it.
-    """
-
-    source_ip: str = ""
-    secure: bool = False
-    presigned: bool = False
-    headers: Mapping[str, str] = field(default_factory=dict)
-    signature: str = ""
-    signed: str = ""
-    form: bool = False
-    tls: str = ""
-    remote_record: RemoteRecord | None = None
-
-    def find_record(self, find: FindRecord, bucket: str, key: str, version: str | None) -> Record | None:
-        """Returns `remote_record` if it is the one looked for, otherwise what `find` returns."""
-        remote = self.remote_record
-        if remote is not None and remote[:3] == (bucket, key, version):
-            return remote.record
-        return find(bucket, key, version)
-
-
-NO_CONTEXT: Final = RequestContext()
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """An identity and its request context, for code that authorizes key by key."""
-
-    identity: Identity
-    context: RequestContext = NO_CONTEXT
 
 
 # Operations on exactly one bucket: its owner and root need no further check.

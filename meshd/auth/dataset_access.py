@@ -15,7 +15,8 @@ from meshwire.errors import S3Error
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-    from meshd.auth.authorizer import Authorizer, Caller
+    from meshd.auth.authorizer import Authorizer
+    from meshd.auth.identity import Caller
     from meshd.auth.policy_evaluator import BulkAccess
     from meshd.core.api_errors import Code
     from meshwire.dataset.build_snapshot import Snapshot

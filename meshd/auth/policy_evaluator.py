@@ -32,8 +32,7 @@ from meshwire.iam import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from meshd.auth.authorizer import Identity, RequestContext
-    from meshd.auth.request_facts import FindRecord
+    from meshd.auth.identity import FindRecord, Identity, RequestContext
     from meshd.control.buckets import Bucket
     from meshd.util.clock import Clock
     from meshwire.iam import Policy

@@ -19,14 +19,12 @@ from meshwire.iam.parse import user_arn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshd.auth.authorizer import Identity, RequestContext
+    from meshd.auth.identity import FindRecord, Identity, RequestContext
     from meshd.auth.required_actions import RequiredAction
     from meshd.control.buckets import Bucket
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
     from meshwire.iam.statements import Values
-
-    FindRecord = Callable[[str, str, str | None], Record | None]
 
 _EXISTING_TAG: Final = "s3:existingobjecttag/"
 _BUCKET_TAG: Final = "s3:buckettag/"

@@ -24,8 +24,8 @@ from meshwire.strict_json import PlanError, shown_value
 if TYPE_CHECKING:
     from typing import Any
 
-    from meshd.auth.authorizer import Caller
     from meshd.auth.dataset_access import DatasetAccess
+    from meshd.auth.identity import Caller
     from meshd.batches.user_modules import UserModules
     from meshd.core.document_store import DocumentStore
     from meshd.peer_reads.remote_objects import RemoteObjects

@@ -29,8 +29,8 @@ from meshwire.strict_json import PlanError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.auth.authorizer import Caller
     from meshd.auth.dataset_access import DatasetAccess
+    from meshd.auth.identity import Caller
     from meshd.auth.policy_evaluator import BulkAccess
     from meshd.batches.sample_stream import StreamBody
     from meshd.datasets.archives.archive_service import ArchiveService

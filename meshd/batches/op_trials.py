@@ -32,8 +32,8 @@ from meshwire.strict_json import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from meshd.auth.authorizer import Caller
     from meshd.auth.dataset_access import DatasetAccess
+    from meshd.auth.identity import Caller
     from meshd.batches.assets import AssetService
     from meshd.batches.user_modules import UserModules
     from meshd.core.frame_address import FrameSource

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.auth.authorizer import Caller
     from meshd.auth.dataset_access import DatasetAccess
+    from meshd.auth.identity import Caller
     from meshd.batches.assets import AssetService
     from meshd.batches.sample_stream import StreamBody
     from meshd.core.document_store import DocumentStore

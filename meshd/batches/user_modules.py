@@ -27,7 +27,8 @@ from meshwire.strict_json import PlanError, join_path, shown_value, suggestion
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshd.auth.authorizer import Authorizer, Caller
+    from meshd.auth.authorizer import Authorizer
+    from meshd.auth.identity import Caller
     from meshd.control.user_modules import ModuleTable
     from meshd.core.document_store import DocumentStore
     from meshd.store.api import ObjectStore

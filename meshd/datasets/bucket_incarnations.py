@@ -20,7 +20,7 @@ from meshwire.strict_json import canonical_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from meshd.auth.authorizer import Caller
+    from meshd.auth.identity import Caller
     from meshd.control.buckets import BucketTable
     from meshd.core.document_store import DocumentStore
     from meshd.peer_reads.remote_objects import RemoteObjects

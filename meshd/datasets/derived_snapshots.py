@@ -38,8 +38,8 @@ from meshwire.strict_json import PlanError, checked_object, required_field, show
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from meshd.auth.authorizer import Caller
     from meshd.auth.dataset_access import DatasetAccess
+    from meshd.auth.identity import Caller
     from meshd.core.document_store import DocumentStore
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.datasets.bucket_incarnations import SnapshotIncarnations

@@ -31,8 +31,8 @@ from meshwire.strict_json import PlanError, checked_choice, checked_object, read
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from meshd.auth.authorizer import Caller
     from meshd.auth.dataset_access import DatasetAccess
+    from meshd.auth.identity import Caller
     from meshd.core.api_errors import Code
     from meshd.core.document_store import DocumentStore
     from meshd.datasets.archives.archive_service import ArchiveService

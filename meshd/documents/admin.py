@@ -25,7 +25,8 @@ from meshwire.strict_json import PlanError, read_json
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from meshd.auth.authorizer import Authorizer, Caller
+    from meshd.auth.authorizer import Authorizer
+    from meshd.auth.identity import Caller
     from meshd.control.deleted_documents import DeletedDocumentTable
     from meshd.core.document_store import DocumentStore
     from meshd.documents.gc_policy import DocumentUsage

@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from meshd.auth.authorizer import Caller, Identity, RequestContext, Session
+from meshd.auth.identity import Caller, Identity, RequestContext, Session
 from meshd.control.jobs import Principal
 from meshd.core.api_errors import BatchError
 from meshwire.iam import parse_policy

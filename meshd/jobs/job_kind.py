@@ -15,7 +15,8 @@ from meshd.telemetry import metrics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.auth.authorizer import Authorizer, Caller
+    from meshd.auth.authorizer import Authorizer
+    from meshd.auth.identity import Caller
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.jobs.outputs import OutputStore
     from meshd.objects.version_lookup import VersionLookup

@@ -24,7 +24,8 @@ from meshwire.jobs.job_spec import parse_job
 from meshwire.strict_json import PlanError, suggestion
 
 if TYPE_CHECKING:
-    from meshd.auth.authorizer import Authorizer, Caller
+    from meshd.auth.authorizer import Authorizer
+    from meshd.auth.identity import Caller
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import BucketTable
     from meshd.control.control_api import ControlStore

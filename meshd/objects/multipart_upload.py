@@ -10,7 +10,7 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from meshd.auth.authorizer import ANONYMOUS_IDENTITY
+from meshd.auth.identity import ANONYMOUS_IDENTITY
 from meshd.core.error_mapping import store_errors
 from meshd.core.object_io import MAX_PUT_BYTES, check_put_size
 from meshd.objects.copy_object import check_source_conditions, copy_part_range, read_chunks, retry_if_moved
@@ -35,7 +35,7 @@ from meshwire.s3.results import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.core.object_io import Body
     from meshd.objects.service import ObjectService
     from meshd.objects.version_lookup import VersionLookup

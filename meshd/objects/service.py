@@ -22,7 +22,7 @@ from meshwire.s3.results import CopyResult, ObjectStored
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.core.object_io import Body, LookupResult, StoredCallback
     from meshd.objects.delete import OriginWriteBack
     from meshd.objects.version_lookup import VersionLookup

@@ -18,7 +18,7 @@ from meshwire import origin as descriptions
 from meshwire.names import BucketNameError, check_bucket_name
 
 if TYPE_CHECKING:
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.control.buckets import BucketTable
     from meshd.origins.client.origin_pool import OriginPool
     from meshd.util.clock import Clock

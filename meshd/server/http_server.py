@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from meshd.auth.authorizer import Identity
+from meshd.auth.identity import Identity
 from meshd.config import HttpSettings
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3

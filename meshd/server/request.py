@@ -23,7 +23,7 @@ from meshwire.sigv4.parse_authorization import read_payload_hash
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
-    from meshd.auth.authorizer import RequestContext
+    from meshd.auth.identity import RequestContext
     from meshd.server.body_stream import BodyStream
     from meshd.server.connection import Connection
     from meshd.server.http_parser import ParsedHead

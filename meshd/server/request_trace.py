@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshd.auth.authorizer import ANONYMOUS_IDENTITY
+from meshd.auth.identity import ANONYMOUS_IDENTITY
 from meshd.server.response import new_request_id
 from meshd.telemetry import logs, metrics
 from meshd.telemetry.audit_log import AuditEntry, format_audit_time

@@ -30,7 +30,7 @@ from meshwire.strict_json import PlanError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
-    from meshd.auth.authorizer import Caller
+    from meshd.auth.identity import Caller
     from meshd.batches.service import BatchService
     from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import AnyFrameAddress, Frame, FrameSource

@@ -37,7 +37,8 @@ from meshwire.views.zarr_view import ZarrView
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshd.auth.authorizer import Authorizer, Caller, Identity
+    from meshd.auth.authorizer import Authorizer
+    from meshd.auth.identity import Caller, Identity
     from meshd.batches.assets import AssetService
     from meshd.control.buckets import BucketTable
     from meshd.util.clock import Clock

@@ -22,7 +22,7 @@ from meshwire.errors import S3Error
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
-    from meshd.auth.authorizer import Caller
+    from meshd.auth.identity import Caller
     from meshd.core.read_source import ReadSource
     from meshd.store.integrity.verification import VerifiedExtents
     from meshd.store.records import Record, Span

@@ -6,7 +6,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from meshd.auth.authorizer import Authorizer, Identity, RequestContext
+from meshd.auth.authorizer import Authorizer
+from meshd.auth.identity import Identity, RequestContext
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.store.records import Record
 from meshd.util.clock import ManualClock

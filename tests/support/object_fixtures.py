@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshd.auth.authorizer import Identity
+from meshd.auth.identity import Identity
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.identities import IdentityTable
 from meshd.datasets.archives.background_indexer import IndexQueue

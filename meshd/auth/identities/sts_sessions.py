@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from meshd.auth.authorizer import Identity, Session
 from meshd.auth.identities.admin_responses import AdminError, iso_time, no_such_key, no_such_user
 from meshd.auth.identities.named_policies import check_policy
+from meshd.auth.identity import Identity, Session
 from meshd.control.identities import Key, Revocation, User, new_access_key
 from meshwire.errors import S3Error
 from meshwire.iam import PolicyError, parse_policy

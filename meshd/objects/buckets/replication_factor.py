@@ -15,7 +15,7 @@ from meshwire.cluster.cluster_map import MAX_COPIES, read_and_write_copies
 from meshwire.names import BucketNameError, check_bucket_name
 
 if TYPE_CHECKING:
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import BucketTable
     from meshd.control.cluster_map_store import ClusterMapStore

@@ -36,7 +36,7 @@ from meshwire.s3.results import (
 )
 
 if TYPE_CHECKING:
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import BucketTable
     from meshd.control.control_api import ControlStore

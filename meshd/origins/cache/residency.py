@@ -14,7 +14,7 @@ from meshd.origins.cache.cache_store import CHUNK_BYTES, cache_name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.origins.cache.cache_store import CacheStore

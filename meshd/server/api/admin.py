@@ -23,11 +23,11 @@ from meshd.server.response import Reply
 from meshwire.sigv4.parse_authorization import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD, Claim
 
 if TYPE_CHECKING:
-    from meshd.auth.authorizer import Identity
     from meshd.auth.identities.admin_responses import Code, Page
     from meshd.auth.identities.named_policies import PolicyAdmin
     from meshd.auth.identities.sts_sessions import CredentialService, SessionRevocation
     from meshd.auth.identities.users import IdentityAdmin
+    from meshd.auth.identity import Identity
     from meshd.server.api.log_level import LogLevelService
     from meshd.server.request import MeshRequest
     from meshd.server.response import Header

@@ -18,7 +18,7 @@ from meshd.server.http_server import HttpRoute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.objects.buckets.replication_factor import ReplicationFactors
     from meshd.origins.admin import BackedAdmin
     from meshd.origins.cache.residency import CacheResidency

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from meshd.auth.authorizer import NO_CONTEXT, Caller
+from meshd.auth.identity import NO_CONTEXT, Caller
 from meshd.batches.sample_stream import UnreadableError
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.frame_address import FrameAddress
@@ -42,7 +42,7 @@ from meshwire.strict_json import PlanError, checked_choice, suggestion
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.batches.gather import GatherService
     from meshd.batches.sample_stream import StreamBody
     from meshd.batches.service import BatchService

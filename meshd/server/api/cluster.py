@@ -24,7 +24,7 @@ from meshd.server.http_server import HttpRoute
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.cluster.cluster_view import ClusterView
     from meshd.server.api.cluster_admin import ClusterAdmin
     from meshd.server.request import MeshRequest

@@ -18,7 +18,7 @@ from meshd.server.response import Reply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.documents.admin import DocumentAdmin, Kind
     from meshd.server.api.batches import BatchEndpoint, Handler
     from meshd.server.request import MeshRequest

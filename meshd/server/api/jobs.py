@@ -15,7 +15,7 @@ from meshd.server.http_server import HttpRoute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.jobs.job_service import JobService
     from meshd.server.api.batches import BatchEndpoint
     from meshd.server.request import MeshRequest

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.batches.op_trials import OpTrials
     from meshd.batches.user_modules import UserModules
     from meshd.server.api.batches import BatchEndpoint

@@ -17,7 +17,8 @@ from meshwire.s3.operations import Preflight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.auth.authorizer import Authorizer, RemoteRecord, RequestContext
+    from meshd.auth.authorizer import Authorizer
+    from meshd.auth.identity import RemoteRecord, RequestContext
     from meshd.server.connection import Connection
     from meshd.server.proxy.hop_headers import Hop
     from meshd.server.request import MeshRequest

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshd.auth.authorizer import ANONYMOUS_IDENTITY, RequestContext
+from meshd.auth.identity import ANONYMOUS_IDENTITY, RequestContext
 from meshd.server.proxy.hop_headers import Hop
 from meshwire.errors import S3Error
 from meshwire.s3.parse_request import RequestHead
@@ -24,8 +24,8 @@ from meshwire.sigv4.sigv2 import SigV2Claim, read_sigv2_claim, verify_sigv2
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from meshd.auth.authorizer import Identity
     from meshd.auth.identities.sts_sessions import CredentialService
+    from meshd.auth.identity import Identity
     from meshd.server.connection import Connection
     from meshd.server.request import MeshRequest
     from meshd.server.request_trace import RequestTrace

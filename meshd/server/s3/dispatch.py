@@ -25,7 +25,7 @@ from meshwire.s3.settings_xml import parse_tagging
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from meshd.auth.authorizer import Identity, RequestContext
+    from meshd.auth.identity import Identity, RequestContext
     from meshd.reads.copy_source import RemoteCopySources
     from meshd.server.http_server import ServerServices
     from meshd.server.request import MeshRequest, RequestBody

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from meshd.auth.authorizer import ANONYMOUS_IDENTITY, RemoteRecord
+from meshd.auth.identity import ANONYMOUS_IDENTITY, RemoteRecord
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3, retry_if_written_back, to_s3_error
 from meshd.core.read_source import FailoverRead, ReadLostError
@@ -48,7 +48,7 @@ from meshwire.s3.responses import object_response_headers, render, render_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.auth.authorizer import Identity, RequestContext
+    from meshd.auth.identity import Identity, RequestContext
     from meshd.core.object_io import LookupResult
     from meshd.server.http_server import ServerServices
     from meshd.server.proxy.forwarder import Forwarder, ObjectName

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshd.auth.authorizer import ANONYMOUS_IDENTITY, EXPECTED_OWNER_HEADERS
+from meshd.auth.authorizer import EXPECTED_OWNER_HEADERS
+from meshd.auth.identity import ANONYMOUS_IDENTITY
 from meshd.server.proxy.forwarder import AlreadyAnsweredError, ObjectName
 from meshd.server.proxy.upstream_request import PartialBody
 from meshd.server.request import hashed_blocks
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
     from typing import Any
 
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshd.server.http_server import ServerServices
     from meshd.server.s3.authentication import Authenticator
     from meshd.server.s3.dispatch import S3Call

@@ -24,7 +24,7 @@ from meshwire.strict_json import PlanError
 from meshwire.views.view_kinds import source_buckets
 
 if TYPE_CHECKING:
-    from meshd.auth.authorizer import Caller
+    from meshd.auth.identity import Caller
     from meshd.batches.service import BatchService
     from meshd.core.document_store import DocumentStore
     from meshd.datasets.service import DatasetService

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.auth.authorizer import Identity
 from meshd.auth.identities.sts_sessions import (
     MAX_TOKEN,
     CredentialService,
@@ -19,6 +18,7 @@ from meshd.auth.identities.sts_sessions import (
     TokenError,
     TokenSeal,
 )
+from meshd.auth.identity import Identity
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.identities import IdentityTable, Key, KeyLastUsed, User
 from meshd.util.clock import ManualClock

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from meshd.auth.authorizer import ANONYMOUS_IDENTITY
+from meshd.auth.identity import ANONYMOUS_IDENTITY
 from meshd.server.s3.authentication import ANONYMOUS, VerifiedSigner, request_context
 from meshwire.errors import S3Error
 from meshwire.s3.parse_request import RequestHead, parse_request

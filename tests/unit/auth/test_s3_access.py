@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from meshd.auth.authorizer import ANONYMOUS_IDENTITY, Authorizer, Identity
+from meshd.auth.authorizer import Authorizer
+from meshd.auth.identity import ANONYMOUS_IDENTITY, Identity
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.identities import Key, Signer, User
 from meshd.util.clock import ManualClock

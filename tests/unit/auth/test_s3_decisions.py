@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.auth.authorizer import ANONYMOUS_IDENTITY, RemoteRecord, RequestContext, Session
+from meshd.auth.identity import ANONYMOUS_IDENTITY, RemoteRecord, RequestContext, Session
 from meshd.control.buckets import Bucket
 from meshd.store.records import Record
 from meshwire.errors import S3Error
@@ -36,7 +36,7 @@ from tests.support.access_world import (
 from tests.unit.auth.test_s3_permissions import PLAIN
 
 if TYPE_CHECKING:
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
 
 # --- the default ------------------------------------------------------------------------------------------
 

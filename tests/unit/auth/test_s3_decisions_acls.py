@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.auth.authorizer import ANONYMOUS_IDENTITY, Caller, RequestContext
 from meshd.auth.dataset_access import DatasetAccess
+from meshd.auth.identity import ANONYMOUS_IDENTITY, Caller, RequestContext
 from meshd.util import async_tasks
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
@@ -36,7 +36,7 @@ from tests.support.access_world import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from meshd.auth.authorizer import Identity
+    from meshd.auth.identity import Identity
     from meshwire.s3.results import DeleteFailure
 
 # --- ACLs -------------------------------------------------------------------------------------------------

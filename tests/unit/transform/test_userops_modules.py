@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from meshd.auth.authorizer import Authorizer, Identity
+from meshd.auth.authorizer import Authorizer
+from meshd.auth.identity import Identity
 from meshd.auth.required_actions import RequiredAction
 from meshd.batches.user_modules import MAX_BUILDS, MAX_DRAFTS, _with
 from meshd.control.user_modules import Build, ModuleTable, PushedModule
