@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from meshd.auth.authorizer import Authorizer
     from meshd.auth.identity import Caller
     from meshd.datasets.archives.archive_service import ArchiveService
-    from meshd.jobs.outputs import OutputStore
+    from meshd.jobs.output_store import OutputStore
     from meshd.objects.version_lookup import VersionLookup
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore

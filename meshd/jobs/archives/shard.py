@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from meshd.jobs.archives.archive_layout import ArchiveGroup
     from meshd.jobs.job_kind import JobRun, JobServices
-    from meshd.jobs.outputs import BodyPiece
+    from meshd.jobs.output_store import BodyPiece
     from meshd.jobs.scratch import PlanStore
     from meshd.jobs.source_inventory import SmallFileReader, SourceInventory
     from meshd.jobs.source_reader import ReadableSource

@@ -26,8 +26,7 @@ from meshd.jobs.archives.shard import ShardJob
 from meshd.jobs.job_kind import JobServices
 from meshd.jobs.job_service import JobService
 from meshd.jobs.materialize import MaterializeJob
-from meshd.jobs.outputs import ClusterOutputStore, LocalOutputStore
-from meshd.jobs.peer_handlers import JobOutputHandlers
+from meshd.jobs.output_store import ClusterOutputStore, JobOutputHandlers, LocalOutputStore
 from meshd.jobs.runner import JobRunner
 from meshd.jobs.scratch import PlanStore
 from meshd.jobs.source_inventory import SourceInventory

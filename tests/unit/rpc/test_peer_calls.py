@@ -25,8 +25,7 @@ from meshd.cluster.replication.write_forwarding import (
 from meshd.core import peer_messages
 from meshd.core.frame_address import FrameAddress
 from meshd.core.peer_messages import DocumentName
-from meshd.jobs.outputs import REMOVE_OUTPUTS, WRITE_OUTPUT, OutputName
-from meshd.jobs.peer_handlers import JobOutputHandlers
+from meshd.jobs.output_store import REMOVE_OUTPUTS, WRITE_OUTPUT, JobOutputHandlers, OutputName
 from meshd.objects.buckets.peer_handlers import BucketHandlers
 from meshd.objects.buckets.service import ANNOUNCE_CHANGES, DROP_UPLOADS
 from meshd.origins.cache.peer_cache import FETCH_PIECE, PeerCacheServer

@@ -1,0 +1,326 @@
+"""Output store: stores and removes the outputs of jobs on the owner of each key, of this node or another.
+
+Law: an output is written completely or not at all, under the current settings of the target; when the
+write returns, it is durable on every required replica. Unreachable or disagreeing nodes raise Busy, and
+the job retries. For another node only names are written that this node owns; otherwise the response is
+421 with this node's map version, and nothing was changed. The node that runs the job has authorized it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import NoneType
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from meshd.cluster.replication.write_forwarding import WriteNotTakenError
+from meshd.core.api_errors import BatchError, busy
+from meshd.rpc.peer_rpc import PREFIX, PeerCall, QueryTarget, decode_message, handler
+from meshd.store.records import NULL, Meta
+from meshd.store.write_context import INTERNAL_WRITE
+from meshd.util import failpoints
+from meshwire.errors import CODES, S3Error
+from meshwire.http_values.conditional_requests import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.cluster.replication.write_forwarding import WriteForwarder
+    from meshd.core.object_io import StoredCallback
+    from meshd.objects.version_lookup import VersionLookup
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.rpc.peer_client import PeerRefusedError
+    from meshd.rpc.peer_rpc import CallContext
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Page, Record
+    from meshwire.cluster import Node
+
+
+MAX_METADATA_BYTES: Final = 64 << 10
+_LENGTH: Final = 4
+_TIMEOUT: Final = 90.0
+"""Seconds of silence: the primary of a name may wait for its replicas before it answers."""
+BodyPiece = bytes | memoryview
+Request = TypeVar("Request")
+
+
+class OutputMetadata(msgspec.Struct, frozen=True):
+    """The metadata that is stored with the bytes of an output."""
+
+    etag: str
+    headers: dict[str, str]
+    metadata: dict[str, str]
+    checksums: dict[str, str]
+    owner: str
+
+    def meta(self) -> Meta:
+        return Meta(self.etag, self.headers, self.metadata, self.checksums, "FULL_OBJECT", self.owner)
+
+
+_decode_metadata: Final = msgspec.msgpack.Decoder(OutputMetadata).decode
+
+
+class RemoveOutputs(msgspec.Struct, frozen=True):
+    """The objects to remove."""
+
+    bucket: str
+    keys: list[str]
+
+
+class OutputName(msgspec.Struct, frozen=True):
+    """An object whose bytes and `OutputMetadata` follow in the body; `size` is -1 if unknown."""
+
+    bucket: str
+    key: str
+    size: int
+
+
+WRITE_OUTPUT: Final = PeerCall(
+    f"{PREFIX}outputs/write",
+    request=OutputName,
+    response=NoneType,
+    target=QueryTarget(quote),
+    max_bytes=None,
+    timeout=_TIMEOUT,
+    map_wait=1.0,
+)
+REMOVE_OUTPUTS: Final = PeerCall(
+    f"{PREFIX}outputs/remove",
+    request=RemoveOutputs,
+    response=NoneType,
+    max_bytes=16 << 20,
+    timeout=_TIMEOUT,
+    map_wait=1.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTarget:
+    """An object to write; `size` in bytes if it is known in advance."""
+
+    bucket: str
+    key: str
+    size: int | None
+
+
+class OutputStore(Protocol):
+    """Stores the outputs of jobs."""
+
+    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
+        """Return the present records of these keys."""
+        ...
+
+    async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+        """Return a page of the objects under a prefix."""
+        ...
+
+    async def write_output(
+        self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
+    ) -> None:
+        """Store the body. `facts` is called after all of it was taken.
+
+        A piece that is a memoryview must not change until the second piece after it is requested. Raises
+        BatchError NoSuchBucket, Busy; StoreError, S3Error, and what the body raises.
+        """
+        ...
+
+    async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
+        """Remove objects."""
+        ...
+
+
+class LocalOutputStore:
+    """Writes outputs whose primary is this node. One per process.
+
+    `store` replicates to the other nodes; `stored` is called for every output.
+    """
+
+    def __init__(self, store: ObjectStore, versions: VersionLookup, stored: StoredCallback) -> None:
+        self._store, self._versions, self._stored = store, versions, stored
+
+    def __repr__(self) -> str:
+        return f"<LocalOutputStore to {self._store!r}>"
+
+    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
+        """See `OutputStore.lookup_outputs`."""
+        return [self._store.get(bucket, key) for key in keys]
+
+    async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+        """See `OutputStore.list_outputs`."""
+        return await asyncio.to_thread(self._store.list, bucket, prefix=prefix, after=after, limit=limit)
+
+    async def write_output(
+        self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
+    ) -> None:
+        """See `OutputStore.write_output`."""
+        writer = self._store.writer(target.bucket, target.key, size=target.size)
+        try:
+            async for piece in body:
+                await (writer.write(piece) if isinstance(piece, bytes) else writer.write_borrowed(piece))
+            failpoints.hit("jobs.output.written")
+            setting = self._versions.versioning_of(target.bucket)
+            record = await writer.commit(facts().meta(), versioning=setting)
+        except BaseException:
+            await writer.abort()
+            raise
+        failpoints.hit("jobs.output.committed")
+        await self._settle(target, record)
+
+    async def _settle(self, target: OutputTarget, record: Record) -> None:
+        """Finish a write; if the bucket was deleted in the meantime, delete the output again."""
+        if not self._versions.has_bucket(target.bucket):
+            same = Conditions(if_match=(record.etag,))
+            await self._store.delete_version(
+                target.bucket, target.key, record.version or NULL, conditions=same
+            )
+            raise BatchError("NoSuchBucket", f"the bucket {target.bucket!r} was deleted while the job ran")
+        await self._stored(target.bucket, target.key, record)
+
+    async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
+        """See `OutputStore.remove_outputs`."""
+        await self._store.delete_many(bucket, keys, versioning=self._versions.versioning_of(bucket))
+
+
+class ClusterOutputStore:
+    """Writes outputs in a cluster: sends each to the primary of its name, in one call."""
+
+    def __init__(
+        self, own: LocalOutputStore, objects: RemoteObjects, mesh: ClusterView, forwarder: WriteForwarder
+    ) -> None:
+        self._own, self._objects, self._mesh, self._forwarder = own, objects, mesh, forwarder
+
+    def __repr__(self) -> str:
+        return f"<ClusterOutputStore of {self._mesh.node_id}>"
+
+    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
+        """See `OutputStore.lookup_outputs`. Raises BatchError Busy."""
+        if self._mesh.single_node:
+            return await self._own.lookup_outputs(bucket, keys)
+        return await self._objects.find_many([(bucket, key) for key in keys])
+
+    async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+        """See `OutputStore.list_outputs`. Raises BatchError Busy."""
+        if self._mesh.single_node:
+            return await self._own.list_outputs(bucket, prefix, after, limit)
+        return await self._objects.list_page(bucket, prefix, after, limit)
+
+    async def write_output(
+        self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
+    ) -> None:
+        """See `OutputStore.write_output`."""
+        node = self._forwarder.owner(target.bucket, target.key)
+        if node is None:
+            await self._own.write_output(target, body, facts)
+            return
+        name = OutputName(target.bucket, target.key, -1 if target.size is None else target.size)
+        await self._send(node, WRITE_OUTPUT, name, _body_with_metadata(body, facts))
+        failpoints.hit("jobs.output.committed")
+
+    async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
+        """See `OutputStore.remove_outputs`."""
+        groups: dict[str, list[str]] = defaultdict(list)
+        nodes: dict[str, Node | None] = {}
+        for key in keys:
+            node = self._forwarder.owner(bucket, key)
+            name = "" if node is None else node.node_id
+            nodes[name] = node
+            groups[name].append(key)
+        async with asyncio.TaskGroup() as group:
+            for name, some in groups.items():
+                group.create_task(self._remove(nodes[name], bucket, some))
+
+    async def _remove(self, node: Node | None, bucket: str, keys: Sequence[str]) -> None:
+        if node is None:
+            await self._own.remove_outputs(bucket, keys)
+            return
+        await self._send(node, REMOVE_OUTPUTS, RemoveOutputs(bucket, list(keys)))
+
+    async def _send(
+        self,
+        node: Node,
+        call: PeerCall[Request, None],
+        request: Request,
+        body: AsyncGenerator[bytes, None] | None = None,
+    ) -> None:
+        """Raises BatchError Busy if the node did not act: the job sends the output again, and it is the same
+        then. Raises as `WriteForwarder.send`."""
+        try:
+            await self._forwarder.send(
+                node, call, request, INTERNAL_WRITE, body, repeatable=True, refused=_refusal
+            )
+        except WriteNotTakenError as error:
+            raise busy(f"an output cannot be written now: {error}") from error
+
+
+def _refusal(_: Node, refused: PeerRefusedError) -> Exception:
+    if refused.code == "NoSuchBucket":
+        return BatchError("NoSuchBucket", refused.message)
+    return S3Error(refused.code if refused.code in CODES else "SlowDown", refused.message)
+
+
+async def _body_with_metadata(
+    body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes, the encoded metadata, and its length."""
+    async with aclosing(body):
+        async for piece in body:
+            yield bytes(piece)
+    told = msgspec.msgpack.encode(facts())
+    yield told + len(told).to_bytes(_LENGTH, "big")
+
+
+class OutputBodyParser:
+    """Parses a body that `ClusterOutputStore.write_output` sends: read `pieces` first, then `metadata`."""
+
+    def __init__(self, source: AsyncIterable[bytes]) -> None:
+        self._source, self._ending = source, bytearray()
+
+    def __repr__(self) -> str:
+        return f"<OutputBodyParser, {len(self._ending)} bytes held>"
+
+    async def pieces(self) -> AsyncGenerator[BodyPiece, None]:
+        """Yield the bytes of the output."""
+        kept = MAX_METADATA_BYTES + _LENGTH
+        async for piece in self._source:
+            self._ending += piece
+            if len(self._ending) > 2 * kept:
+                yield bytes(self._ending[:-kept])
+                del self._ending[:-kept]
+        length = int.from_bytes(self._ending[-_LENGTH:], "big")
+        end = len(self._ending) - _LENGTH - length
+        if end < 0 or length > MAX_METADATA_BYTES:
+            raise S3Error("InvalidArgument", "an output was received without its metadata")
+        if end:
+            yield bytes(self._ending[:end])
+        del self._ending[:end]
+
+    def metadata(self) -> OutputMetadata:
+        """Return the metadata at the end of the body. Raises S3Error InvalidArgument."""
+        return decode_message(bytes(self._ending[:-_LENGTH]), _decode_metadata)
+
+
+class JobOutputHandlers:
+    """Writes and removes outputs for other nodes. One per process."""
+
+    def __init__(self, own: LocalOutputStore, mesh: ClusterView) -> None:
+        self._own, self._mesh = own, mesh
+
+    @handler(WRITE_OUTPUT)
+    async def write_output(self, name: OutputName, context: CallContext) -> None:
+        self._mesh.require_primary(name.bucket, name.key)
+        target = OutputTarget(name.bucket, name.key, None if name.size < 0 else name.size)
+        body = OutputBodyParser(context.iter_body())
+        async with aclosing(body.pieces()) as pieces:
+            await self._own.write_output(target, pieces, body.metadata)
+
+    @handler(REMOVE_OUTPUTS)
+    async def remove_outputs(self, asked: RemoveOutputs, context: CallContext) -> None:
+        for key in asked.keys:
+            self._mesh.require_primary(asked.bucket, key)
+        await self._own.remove_outputs(asked.bucket, asked.keys)
