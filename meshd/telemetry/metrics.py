@@ -30,11 +30,7 @@ _LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 OTHER: Final = "other"
 _MAX_NAMES: Final = 200
 # Labels whose values users choose.
-_names: dict[str, set[str]] = {
-    "op": set(),
-    "loader": set(),
-    "view": set(),
-}
+_names: dict[str, set[str]] = {"op": set(), "loader": set(), "view": set()}
 
 
 class _BoundedCounter(Counter):  # type: ignore[misc]  # the library has no types here
@@ -433,9 +429,10 @@ def _bounded_label(kind: str, name: str) -> str:
 def render_metrics(*, legacy_names: bool = True) -> bytes:
     """Render all metrics as Prometheus text: of every process if a shared directory is set, otherwise of this
     one. With `legacy_names`, renamed metrics also appear under their earlier names (see `legacy_names`)."""
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+    directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if directory is None:
         return _render(_registry, legacy_names)
-    with scrape_lock(_directory()):
+    with scrape_lock(Path(directory)):
         return _render(MultiProcessCollector(CollectorRegistry()), legacy_names)
 
 
@@ -447,9 +444,6 @@ def _render(source: MetricSource, legacy_names: bool) -> bytes:
 
 def drop_dead_processes() -> None:
     """Drop the live gauges of dead processes; their counters stay in the sums. For the supervisor only."""
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        merge_dead_processes(_directory())
-
-
-def _directory() -> Path:
-    return Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+    directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if directory is not None:
+        merge_dead_processes(Path(directory))
