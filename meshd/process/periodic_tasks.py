@@ -103,7 +103,7 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
         PeriodicTask("disks", 5.0, lambda: watch_disks(node)),
         PeriodicTask("gone disks", 0.5, lambda: replace_disks(node)),
         PeriodicTask("compact", 60.0, lambda: compact(node.store, node.clock)),
-        PeriodicTask("removals", 3600.0, node.store.prune_tombstones),
+        PeriodicTask("removals", 3600.0, node.store.compactor.prune_tombstones),
     ]
 
 
@@ -180,12 +180,12 @@ async def compact(store: Store, clock: Clock) -> int:
     """Rewrite segments that are mostly dead, one after the other, and remove those emptied earlier. Returns
     how many were emptied now."""
     emptied = 0
-    for file in store.compaction_candidates(_COMPACTION_SHARE):
+    for file in store.compactor.candidates(_COMPACTION_SHARE):
         began = clock.monotonic()
         try:
-            emptied += await store.compact(file)
+            emptied += await store.compactor.compact(file)
         except StoreError as error:
             _log.warning("a segment cannot be compacted", extra={"file": file, "why": str(error)})
         await asyncio.sleep(clock.monotonic() - began)
-    await store.purge_retired_files()
+    await store.compactor.purge()
     return emptied

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from meshd.cluster.rebalance.anti_entropy import RemoteSyncPeer
+from meshd.cluster.rebalance.sync_source import RemoteSyncPeer
 from meshd.cluster.rebalance.worker import ERRORS, SYNC, LocalWorker, WorkerSocket
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.process.periodic_tasks import process_tasks, start_periodic_tasks

@@ -1,4 +1,4 @@
-"""Interfaces of the object store: ObjectStore, ObjectWriter and ReplicaWriter.
+"""Interfaces of the object store: ObjectStore, ObjectWriter and ReplicaWriter; CacheLookup, which it calls.
 
 `Store` implements them on disks; the tests' reference store implements them in memory. A process has
 one store object and calls it from one event loop. Methods without `async` never wait for a disk write.
@@ -423,4 +423,17 @@ class ObjectStore(Protocol):
 
     def stats(self) -> StoreStats:
         """Returns current counts and byte totals."""
+        ...
+
+
+class CacheLookup(Protocol):
+    """Looks up objects of buckets that are backed by an origin, in the cache."""
+
+    def get(self, bucket: str, key: str) -> Record | None:
+        """Returns the record of a cached object, whose extents are in the cache's files. Raises
+        NotCachedError for a bucket with an origin."""
+        ...
+
+    def require_listable(self, bucket: str) -> None:
+        """Raises NotCachedError for a bucket with an origin, because no store can list it."""
         ...

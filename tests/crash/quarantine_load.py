@@ -34,7 +34,7 @@ async def scrub_and_restore(store: Store) -> None:
     await store.scrub.start_pass()
     while await store.scrub.scrub_next_file(_rest):
         pass
-    for name, stamp, _ in store.quarantined():
+    for name, stamp, _ in store.quarantine.entries():
         bucket, key = name.decode().split("\0")
         record = store.version_at(name, stamp)
         assert record is not None

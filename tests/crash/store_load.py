@@ -61,8 +61,8 @@ class Load:
 
     async def compact(self) -> None:
         while True:
-            for file in self.store.compaction_candidates(0.3):
-                await self.store.compact(file)
+            for file in self.store.compactor.candidates(0.3):
+                await self.store.compactor.compact(file)
             await asyncio.sleep(0.005)
 
     async def task(self, number: int) -> None:

@@ -60,7 +60,7 @@ async def create_versions(store: Store, keys: list[str]) -> int:
 
 
 def _pass(store: Store, seconds: float) -> None:
-    clock = store._clock
+    clock = store._committer._clock
     assert isinstance(clock, ManualClock)
     clock.advance(seconds)
 
@@ -88,7 +88,7 @@ async def obey(store: Store, command: dict[str, Any]) -> Any:
     if command["do"] == "create versions":
         return await create_versions(store, command["keys"])
     if command["do"] == "compact":
-        return [await store.compact(file) for file in store.compaction_candidates(0.0)]
+        return [await store.compactor.compact(file) for file in store.compactor.candidates(0.0)]
     raise ValueError(command)
 
 

@@ -11,24 +11,19 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
 from meshd.cluster.rebalance.sync_plan import Item, missing_items, surplus_items
 from meshd.cluster.rebalance.sync_source import (
-    FETCH_ITEMS,
-    LIST_DOCUMENTS,
-    READ_DIGESTS,
-    READ_INVENTORY,
     DigestsRequest,
     FetchFrame,
     FetchRequest,
     InventoryRequest,
+    SyncPeerLostError,
 )
-from meshd.rpc.checksummed_framing import BodyFramingError
-from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
 from meshd.store.errors import DiskFailedError, DiskFullError, StoreError
 from meshd.store.records import Record
 from meshd.store.replica.changes import Amended, Marked, PartOf, UploadBegun, UploadEnded, VersionGone
@@ -43,20 +38,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.cluster.rebalance.sync_plan import RemovalItem, Scope
-    from meshd.cluster.rebalance.sync_source import (
-        DigestsResponse,
-        DocumentsRequest,
-        SyncSource,
-    )
-    from meshd.rpc.peer_client import PeerClient
-    from meshd.rpc.peer_rpc import PeerCall
+    from meshd.cluster.rebalance.sync_source import SyncPeer, SyncSource
     from meshd.store.replica.changes import Change
     from meshd.store.replica.inventory import HeldName, InventoryPage
     from meshd.store.store import Store
-    from meshwire.cluster import Node
 
-Request = TypeVar("Request")
-Response = TypeVar("Response")
 _STREAMS: Final = 4  # parallel fetches from one peer
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_ITEMS: Final = 256
@@ -66,55 +52,6 @@ _IN_FLIGHT_BYTES: Final = 32 << 20  # bytes of small items being written
 _ITEM_OVERHEAD: Final = 64 << 10  # memory cost of an item besides its bytes
 _PAGE: Final = 1000
 _SLICE: Final = 100  # names compared before yielding to the event loop
-
-
-class SyncPeerLostError(Exception):
-    """The peer does not answer or sent incomplete data: try again later."""
-
-
-class SyncPeer(Protocol):
-    """A node to compare with; see `SyncSource`. Raises SyncPeerLostError."""
-
-    async def read_digests(self, wanted: DigestsRequest) -> DigestsResponse: ...
-
-    async def read_inventory(self, wanted: InventoryRequest) -> InventoryPage: ...
-
-    async def list_documents(self, wanted: DocumentsRequest) -> list[str]: ...
-
-    def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]: ...
-
-
-class RemoteSyncPeer:
-    """Compares with another node over the network."""
-
-    def __init__(self, peers: PeerClient, node: Node) -> None:
-        self._peers, self._node = peers, node
-
-    def __repr__(self) -> str:
-        return f"<RemoteSyncPeer {self._node.node_id}>"
-
-    async def read_digests(self, wanted: DigestsRequest) -> DigestsResponse:
-        return await self._call(READ_DIGESTS, wanted)
-
-    async def read_inventory(self, wanted: InventoryRequest) -> InventoryPage:
-        return await self._call(READ_INVENTORY, wanted)
-
-    async def list_documents(self, wanted: DocumentsRequest) -> list[str]:
-        return await self._call(LIST_DOCUMENTS, wanted)
-
-    async def _call(self, call: PeerCall[Request, Response], wanted: Request) -> Response:
-        try:
-            return await self._peers.call_typed(self._node, call, wanted)
-        except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
-            raise SyncPeerLostError(str(error)) from error
-
-    async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
-        try:
-            async with self._peers.open_typed(self._node, FETCH_ITEMS, wanted) as answer:
-                async for piece in answer.iter_body():
-                    yield piece
-        except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
-            raise SyncPeerLostError(str(error)) from error
 
 
 @dataclass(slots=True)
@@ -235,7 +172,7 @@ class AntiEntropySync:
     # comparing slots-----------------------------------------------------------------------------------------
 
     async def _differing(self) -> Scope:
-        forgotten = self._store.tombstones_complete_since()
+        forgotten = self._store.inventory.tombstones_complete_since()
         theirs = await self._summed(self._holder, forgotten)
         if theirs.since <= self._standing:
             self._drop = None

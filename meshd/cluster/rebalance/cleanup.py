@@ -19,9 +19,8 @@ from meshd.telemetry import metrics
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from meshd.cluster.rebalance.anti_entropy import SyncPeer
     from meshd.cluster.rebalance.sync_plan import Scope
-    from meshd.cluster.rebalance.sync_source import SyncSource
+    from meshd.cluster.rebalance.sync_source import SyncPeer, SyncSource
     from meshd.store.replica.inventory import HeldName
     from meshd.store.store import Store
 
@@ -75,7 +74,7 @@ class Cleanup:
 
     async def _drop(self, gone: list[HeldName]) -> None:
         for start in range(0, len(gone), _PAGE):
-            await self._store.drop_unowned(gone[start : start + _PAGE])
+            await self._store.inventory.drop_unowned(gone[start : start + _PAGE])
             metrics.rebalance_dropped.inc(len(gone[start : start + _PAGE]))
             await self._throttle(0)
 

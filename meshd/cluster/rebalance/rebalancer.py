@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
-from meshd.cluster.rebalance.anti_entropy import SyncPeerLostError, SyncStats
+from meshd.cluster.rebalance.anti_entropy import SyncStats
 from meshd.cluster.rebalance.cleanup import Cleanup
 from meshd.cluster.rebalance.progress import ProgressReporter
 from meshd.cluster.rebalance.sync_plan import full_scope, plan_sync, unowned_scopes
-from meshd.cluster.rebalance.sync_source import DocumentsRequest, InventoryRequest
+from meshd.cluster.rebalance.sync_source import DocumentsRequest, InventoryRequest, SyncPeerLostError
 from meshd.cluster.rebalance.worker import LocalWorker, WorkerProcessClient
 from meshd.control.control_api import ControlError
 from meshd.errors import MeshdError
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.cluster.rebalance.anti_entropy import SyncPeer
     from meshd.cluster.rebalance.sync_plan import Scope
-    from meshd.cluster.rebalance.sync_source import SyncSource
+    from meshd.cluster.rebalance.sync_source import SyncPeer, SyncSource
     from meshd.cluster.rebalance.worker import RebalanceWorker, WorkerSocket
     from meshd.control.cluster_map_store import ClusterMapStore
     from meshd.control.control_api import ControlStore
@@ -262,7 +261,10 @@ class Rebalancer:
     async def _drop_stale_if_forgotten(self, cluster: ClusterMap, peers: Mapping[str, Scope]) -> None:
         """Treats this node as empty if it was away for longer than its peers keep tombstones: anything it
         holds, in any slot, may have been removed meanwhile."""
-        scope, standing = full_scope(cluster, self._replica_counts(cluster)), self._store.synced_stamp()
+        scope, standing = (
+            full_scope(cluster, self._replica_counts(cluster)),
+            self._store.inventory.synced_stamp(),
+        )
         if not await self._cleanup.has_any(scope):
             return
         for peer_id, asked in peers.items():
@@ -358,7 +360,7 @@ class Rebalancer:
         entry = await self._control.get("cluster/map")
         known = None if entry is None else parse_map(entry.value).node(me.node_id)
         if known is not None and (known.state, known.turned) == (me.state, me.turned):
-            await self._store.record_synced_stamp(stamp)
+            await self._store.inventory.record_synced_stamp(stamp)
             self._standing_recorded_at = now
 
     async def _throttle(self, size: int) -> None:

@@ -1,5 +1,7 @@
 """Sync source: serves digests, inventories, metadata and data to nodes that compare with this one.
 
+`SyncPeer` is the other side of a comparison; `RemoteSyncPeer` asks another node over the network.
+
 Law: read-only. Index scans yield to the event loop after every slice; data is read in threads and
 verified against its checksums before it is sent.
 """
@@ -7,12 +9,14 @@ verified against its checksums before it is sent.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from meshd.cluster.rebalance.sync_plan import INTERNAL_BUCKET, Item, Scope, ScopeFilter, SlotDigests  # noqa: TC001  msgspec reads annotations
+from meshd.rpc.checksummed_framing import BodyFramingError
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, ResponseStream
 from meshd.store.errors import CorruptExtentError, StoreError
 from meshd.store.integrity.verification import StreamVerifier, read_chunks, read_spans
@@ -28,8 +32,10 @@ from meshd.util.shared_counters import PIECE_BYTES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from meshd.rpc.peer_client import PeerClient
     from meshd.store.records import Span
     from meshd.store.store import Store
+    from meshwire.cluster import Node
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -146,14 +152,16 @@ class SyncSource:
         wants, after = ScopeFilter(wanted.scope, self._copies_of), wanted.after
         found = SlotDigests(wanted.scope.slots, wanted.forgotten)
         for _ in range(_MAX_LOOKUPS // _SLICE):
-            page = self._store.inventory(wants, after, limit=_SLICE, max_visited=_SLICE)
+            page = self._store.inventory.read_page(wants, after, limit=_SLICE, max_visited=_SLICE)
             found.add_names(page.names)
             after = page.after
             if not after:
                 break
             await self._rest(PIECE_BYTES)
         sums, sizes = (each.astype(_U64).tobytes() for each in (found.sums(), found.sizes()))
-        return DigestsResponse(sums, found.names, self._store.tombstones_complete_since(), after, sizes)
+        return DigestsResponse(
+            sums, found.names, self._store.inventory.tombstones_complete_since(), after, sizes
+        )
 
     async def list_documents(self, wanted: DocumentsRequest) -> list[str]:
         """Returns the next names; fewer than the limit means that they are the last."""
@@ -172,13 +180,13 @@ class SyncSource:
         names: list[Any] = []
         for _ in range(_MAX_LOOKUPS // _SLICE):
             room = min(_SLICE, wanted.limit - len(names))
-            page = self._store.inventory(wants, after, limit=room, max_visited=_SLICE)
+            page = self._store.inventory.read_page(wants, after, limit=room, max_visited=_SLICE)
             names += page.names
             after = page.after
             if not after or len(names) >= wanted.limit:
                 break
             await self._rest(PIECE_BYTES)
-        return InventoryPage(tuple(names), after, self._store.tombstones_complete_since())
+        return InventoryPage(tuple(names), after, self._store.inventory.tombstones_complete_since())
 
     async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
         """Yields four bytes of length, the frame and the bytes of each item. A failure within a large item
@@ -271,3 +279,52 @@ def _read_small(found: Sequence[Sequence[Span] | None]) -> list[bytes | None]:
         except (StoreError, OSError):
             bodies.append(None)
     return bodies
+
+
+class SyncPeerLostError(Exception):
+    """The peer does not answer or sent incomplete data: try again later."""
+
+
+class SyncPeer(Protocol):
+    """A node to compare with; see `SyncSource`. Raises SyncPeerLostError."""
+
+    async def read_digests(self, wanted: DigestsRequest) -> DigestsResponse: ...
+
+    async def read_inventory(self, wanted: InventoryRequest) -> InventoryPage: ...
+
+    async def list_documents(self, wanted: DocumentsRequest) -> list[str]: ...
+
+    def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]: ...
+
+
+class RemoteSyncPeer:
+    """Compares with another node over the network."""
+
+    def __init__(self, peers: PeerClient, node: Node) -> None:
+        self._peers, self._node = peers, node
+
+    def __repr__(self) -> str:
+        return f"<RemoteSyncPeer {self._node.node_id}>"
+
+    async def read_digests(self, wanted: DigestsRequest) -> DigestsResponse:
+        return await self._call(READ_DIGESTS, wanted)
+
+    async def read_inventory(self, wanted: InventoryRequest) -> InventoryPage:
+        return await self._call(READ_INVENTORY, wanted)
+
+    async def list_documents(self, wanted: DocumentsRequest) -> list[str]:
+        return await self._call(LIST_DOCUMENTS, wanted)
+
+    async def _call(self, call: PeerCall[Request, Response], wanted: Request) -> Response:
+        try:
+            return await self._peers.call_typed(self._node, call, wanted)
+        except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
+            raise SyncPeerLostError(str(error)) from error
+
+    async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+        try:
+            async with self._peers.open_typed(self._node, FETCH_ITEMS, wanted) as answer:
+                async for piece in answer.iter_body():
+                    yield piece
+        except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
+            raise SyncPeerLostError(str(error)) from error

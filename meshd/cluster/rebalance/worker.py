@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from meshd.cluster.rebalance.anti_entropy import AntiEntropySync, SyncPeerLostError, SyncStats
+from meshd.cluster.rebalance.anti_entropy import AntiEntropySync, SyncStats
 from meshd.cluster.rebalance.cleanup import SKEW, without_recent
 from meshd.cluster.rebalance.sync_plan import Scope  # noqa: TC001  msgspec reads annotations
+from meshd.cluster.rebalance.sync_source import SyncPeerLostError
 from meshd.errors import MeshdError
 from meshd.rpc.process_client import ProcessClient
 from meshd.rpc.process_rpc import ErrorTypes, StreamMethod
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.cluster.rebalance.anti_entropy import SyncPeer
-    from meshd.cluster.rebalance.sync_source import SyncSource
+    from meshd.cluster.rebalance.sync_source import SyncPeer, SyncSource
     from meshd.rpc.process_server import ServerCall
     from meshd.store.replica.inventory import HeldName
     from meshd.store.store import Store
@@ -74,7 +74,7 @@ class LocalWorker:
         async def drop(names: list[HeldName]) -> None:
             if self._mesh.current_map().counts != cluster.counts:
                 return  # the sides may not mean the same names
-            await self._store.drop_unowned([without_recent(held, cut) for held in names])
+            await self._store.inventory.drop_unowned([without_recent(held, cut) for held in names])
 
         node = cluster.node(holder)
         assert node is not None
@@ -85,7 +85,7 @@ class LocalWorker:
             scope,
             rest=self._rest,
             tally=tally,
-            standing=self._store.synced_stamp(),
+            standing=self._store.inventory.synced_stamp(),
             drop=drop,
         )
         await pull.run_sync()

@@ -12,9 +12,9 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.rebalance.anti_entropy import AntiEntropySync, SyncPeerLostError, SyncStats
+from meshd.cluster.rebalance.anti_entropy import AntiEntropySync, SyncStats
 from meshd.cluster.rebalance.sync_plan import Item, scope_of
-from meshd.cluster.rebalance.sync_source import InventoryRequest
+from meshd.cluster.rebalance.sync_source import InventoryRequest, SyncPeerLostError
 from meshd.cluster.replica_counts import under_replicated_slots
 from meshd.telemetry import metrics
 from meshwire.cluster import routes
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.cluster.rebalance.anti_entropy import SyncPeer
     from meshd.cluster.rebalance.sync_plan import Scope
-    from meshd.cluster.rebalance.sync_source import SyncSource
+    from meshd.cluster.rebalance.sync_source import SyncPeer, SyncSource
     from meshd.store.integrity.quarantine import Quarantined
     from meshd.store.store import Store
     from meshd.util.clock import Clock
@@ -116,7 +115,7 @@ class Repairer:
         if self._mesh.single_node:
             return
         repaired, after = 0, None
-        while found := self._store.quarantined(_BATCH, after):
+        while found := self._store.quarantine.entries(_BATCH, after):
             repaired += await self._repair_batch(found, count)
             after = found[-1][:2]
         if repaired:

@@ -224,8 +224,8 @@ class ScrubScheduler:
         with the other owners instead, because more than the quarantine is missing."""
         began = self._clock.monotonic()
         if began >= self._sweep_at:
-            await self._store.prune_quarantine()
-            self._lacking = await self._store.quarantined_bytes()
+            await self._store.quarantine.prune()
+            self._lacking = await self._store.quarantine.damaged_bytes()
             now = self._clock.monotonic()
             self._sweep_at = now + _IDLE_FACTOR * (now - began)
         self._repair_eta.observe_remaining(self._lacking)
@@ -236,7 +236,7 @@ class ScrubScheduler:
         ended, self._repairing = self._repairing, None
         if ended is not None:
             ended.result()
-        left = self._store.quarantined_count()
+        left = self._store.quarantine.count()
         if left and (left > self._expected or began - self._repaired_at > _RETRY_INTERVAL):
             self._repaired_at, self._expected = began, left
             self._repairing = asyncio.ensure_future(self._repair(self._count_repaired))
@@ -276,7 +276,7 @@ class ScrubScheduler:
             await self._total(),
             state.damaged,
             self._repaired,
-            self._store.quarantined_count(),
+            self._store.quarantine.count(),
             not state.running and not busy,
             self._lacking,
             self._repair_eta.eta_seconds(),

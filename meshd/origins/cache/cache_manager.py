@@ -284,13 +284,13 @@ class CacheManager:
 
     async def _compact(self, *, pressed: bool) -> None:
         cache = self._cache_store.cache
-        for file in cache.compaction_candidates(_DEAD_SHARE / 3 if pressed else _DEAD_SHARE):
+        for file in cache.compactor.candidates(_DEAD_SHARE / 3 if pressed else _DEAD_SHARE):
             try:
-                await cache.compact(file)
+                await cache.compactor.compact(file)
             except StoreError as error:
                 _log.warning("cannot compact a segment of the cache", extra={"why": str(error)})
             await asyncio.sleep(0)
-        await cache.purge_retired_files()
+        await cache.compactor.purge()
 
     # --- future reads
 

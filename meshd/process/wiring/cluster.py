@@ -19,10 +19,9 @@ from meshd.cluster.failure_detector import FailureDetector, NodeStateWriter, Sus
 from meshd.cluster.membership import Membership
 from meshd.cluster.node_identity import increment_generation_hourly, read_identity
 from meshd.cluster.peer_checks import domain_mismatches, publish_domains
-from meshd.cluster.rebalance.anti_entropy import RemoteSyncPeer
 from meshd.cluster.rebalance.peer_handlers import RebalanceHandlers
 from meshd.cluster.rebalance.rebalancer import Rebalancer, RebalancerDeps
-from meshd.cluster.rebalance.sync_source import SyncSource
+from meshd.cluster.rebalance.sync_source import RemoteSyncPeer, SyncSource
 from meshd.cluster.repair.repairer import Repairer, UnderReplication
 from meshd.cluster.repair.scrub_scheduler import RateLimiter, ScrubScheduler, publish_disks
 from meshd.cluster.replication.peer_handlers import (
@@ -353,12 +352,12 @@ async def quarantine_damaged(node: NodeContext) -> None:
     """Quarantine what readers of this process found damaged; damaged cache entries are removed. Also take
     disks out of service that the coordinator found failing."""
     node.store.disk_health.apply_published_changes()
-    await node.store.process_damage_reports()
+    await node.store.quarantine.process_damage_reports()
     if node.cache_store is None:
         return
     node.cache_store.cache.disk_health.apply_published_changes()
     if (
-        await node.cache_store.cache.process_damage_reports()
+        await node.cache_store.cache.quarantine.process_damage_reports()
         or node.cache_store.cache.disk_health.take_data_lost_flag()
     ):
         await _evict_damaged(node.cache_store.cache)
@@ -366,10 +365,10 @@ async def quarantine_damaged(node: NodeContext) -> None:
 
 async def _evict_damaged(cache: Store) -> None:
     after = None
-    while found := cache.quarantined(after=after):
+    while found := cache.quarantine.entries(after=after):
         records = [(name, stamp, cache.version_at(name, stamp)) for name, stamp, _ in found]
-        await cache.drop_unowned(
+        await cache.inventory.drop_unowned(
             [HeldName(name, (HeldVersion(each.version, stamp),)) for name, stamp, each in records if each]
         )
         after = found[-1][:2]
-    await cache.prune_quarantine()
+    await cache.quarantine.prune()

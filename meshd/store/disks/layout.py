@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.store.errors import DiskFailedError, FormatError
+from meshd.store.records import DiskStats
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from meshd.config import StoreSettings
 
 
 FORMAT = 1
@@ -72,6 +75,25 @@ def write_marker(root: Path, marker: DiskMarker) -> None:
         os.fsync(file.fileno())  # before the rename: a crash must not leave an empty marker
     temporary.rename(base / MARKER)
     sync_directory(base)
+
+
+def find_disks(settings: StoreSettings) -> tuple[str, dict[int, Path]]:
+    """Returns the store's id and its disks by number, read from the markers. Raises FormatError."""
+    stores, disks, count, lost = set(), {}, 0, set[int]()
+    for root in settings.disks:
+        marker = read_marker(root)
+        if marker is None:
+            raise FormatError(f"{root} has no store marker; pass exactly the disks that hold the data")
+        stores.add(marker.store)
+        disks[marker.disk] = root
+        lost |= set(marker.lost)
+        count = max(count, marker.disks, marker.disk + 1)
+    if len(stores) != 1 or len(disks) != len(settings.disks):
+        raise FormatError("the disks belong to different stores; pass exactly the disks of one store")
+    missing = set(range(count)) - set(disks) - lost
+    if missing:
+        raise FormatError(f"disk number {min(missing)} of this store is missing; add it with --disk")
+    return stores.pop(), disks
 
 
 def write_lost_disks(disks: Disks) -> None:
@@ -176,6 +198,14 @@ class Disks:
             return hashlib.blake2b(name, digest_size=8, key=b"%d" % disk).digest()
 
         return tuple(sorted(self._numbers, key=weight, reverse=True))
+
+    def usage(self) -> tuple[DiskStats, ...]:
+        """Returns the space of every disk in service. Raises OSError."""
+        found = [(str(root), os.statvfs(root)) for root in self.roots.values()]
+        return tuple(
+            DiskStats(path, stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize)
+            for path, stats in found
+        )
 
     def drafts(self) -> Iterator[os.DirEntry[str]]:
         """Yields all unfinished files, abandoned ones included."""

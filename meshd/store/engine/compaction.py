@@ -22,6 +22,7 @@ from meshd.store.engine.member_header import cancels_others, stamp_of_version_id
 from meshd.store.engine.mutations import Mutation, replace_version, version_using_extent, write_manifest
 from meshd.store.errors import CorruptExtentError, DiskFullError
 from meshd.store.index.index import object_key
+from meshd.store.index.tombstones import prunable_before
 from meshd.telemetry import metrics
 from meshd.util import failpoints
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 GRACE = 60.0  # seconds that a retired file stays for processes that hold its path
 _GROUP_BYTES = 4 << 20
 _PASSES = 3
+_TOMBSTONES_PER_BATCH = 2000
+_TOMBSTONES_PAUSE = 0.05
 
 
 @dataclass(slots=True)
@@ -185,6 +188,19 @@ class ForgetRetiredFiles(Mutation):
         return paths
 
 
+class PruneTombstones(Mutation):
+    """Drops one batch of tombstones below a stamp; returns where the next batch begins, b"" after the
+    last."""
+
+    exclusive = True
+
+    def __init__(self, before: int, start: bytes) -> None:
+        self.before, self.start = before, start
+
+    def update_index(self, batch: WriteBatch, txn: Any) -> bytes:
+        return batch.tombstones(txn).prune(txn, self.before, self.start, _TOMBSTONES_PER_BATCH)
+
+
 class Compactor:
     """Compacts one file at a time. Only the coordinator process uses it."""
 
@@ -205,7 +221,7 @@ class Compactor:
             run,
         )
         self._retired: dict[int, float] = {}
-        self._tombstone_ms = round(tombstone_seconds * 1e3)
+        self._tombstone_seconds, self._tombstone_ms = tombstone_seconds, round(tombstone_seconds * 1e3)
 
     def candidates(self, dead_share: float) -> list[int]:
         """Returns the sealed segments of which at least this share is dead, those with the most dead bytes
@@ -222,7 +238,8 @@ class Compactor:
         return [file for share, file in sorted(shares, reverse=True) if share >= dead_share]
 
     async def compact(self, file: int) -> bool:
-        """Empties a sealed segment and retires it; returns True if it is retired or gone.
+        """Moves the live members out of a sealed segment and retires it; call `purge` later. Returns True if
+        it is retired or gone.
 
         Raises CorruptExtentError, DiskFullError, DiskFailedError; the file then stays as it is.
         """
@@ -262,6 +279,16 @@ class Compactor:
         for file in due:
             del self._retired[file]
         return len(paths)
+
+    async def prune_tombstones(self) -> None:
+        """Drops tombstones that every node has had time to receive."""
+        with self._index.read_transaction() as txn:
+            now = self._clock.now_ms() * 1_000_000
+            before = prunable_before(self._index, txn, now, self._tombstone_seconds)
+        start = await self._committer.submit(PruneTombstones(before, b""))
+        while start:
+            await asyncio.sleep(_TOMBSTONES_PAUSE)
+            start = await self._committer.submit(PruneTombstones(before, start))
 
     async def _move_live_members(self, file: int, info: DataFile) -> None:
         with DataFileScan(info.disk, file, self._disks.path(info.disk, file)) as scan:

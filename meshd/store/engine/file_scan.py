@@ -19,7 +19,7 @@ from awscrt import checksums
 from awscrt.checksums import crc32c
 
 from meshd.store.engine.member_header import RESERVE, parse_member_header
-from meshd.store.records import Extent
+from meshd.store.records import Extent, Record
 from meshd.util import failpoints
 from meshwire.formats import tar
 
@@ -42,6 +42,29 @@ class ScannedMember(NamedTuple):
     extent: Extent
     start: int
     next: int
+
+    def as_record(self) -> Record:
+        """Returns the record of the object or delete marker that the member describes."""
+        member = self.member
+        return Record(
+            self.extent.length,
+            member.etag,
+            int(member.stamp),
+            member.modified,
+            (self.extent,),
+            member.headers,
+            member.metadata,
+            member.checksums,
+            member.checksum_type,
+            (),
+            member.owner,
+            moves=member.moves,
+            version=member.version,
+            marker=member.kind == "marker",
+            tags=member.tags,
+            acl=member.acl,
+            amended=member.amended,
+        )
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ the data files, as a member without data, so that an index rebuild knows of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,11 +26,7 @@ from meshd.util import failpoints
 from meshwire.http_values.conditional_requests import failed_write_condition
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from meshd.store.api import Buffer
-    from meshd.store.engine.data_files import LargeObjectFile
-    from meshd.store.engine.write_batch import StagedMember, WriteBatch
+    from meshd.store.engine.write_batch import Payload, StagedMember, WriteBatch
     from meshd.store.index.index import Index
     from meshd.store.records import Extent, Meta, Part
     from meshwire.http_values.conditional_requests import Conditions
@@ -144,21 +139,6 @@ def make_record(
         tags=meta.tags,
         acl=meta.acl,
     )
-
-
-@dataclass(slots=True)
-class Payload:
-    """Bytes to be stored: either chunks in memory or a finished large object file."""
-
-    size: int
-    crc: int
-    chunks: Sequence[Buffer] = ()
-    large_file: LargeObjectFile | None = None
-
-    def stage_member(self, batch: WriteBatch, member: Member, stamp: int) -> StagedMember:
-        if self.large_file is not None:
-            return batch.publish_file(self.large_file, member, stamp)
-        return batch.append_member(member, stamp, self.chunks, self.size)
 
 
 class PutObject(Mutation):
@@ -326,16 +306,6 @@ class LinkObject(Mutation):
         return self.record
 
 
-class RefillFileIds(Mutation):
-    """Does nothing: every commit refills the free file numbers."""
-
-    def update_index(self, batch: WriteBatch, txn: Any) -> None:
-        return None
-
-
-_TOMBSTONES_PER_BATCH = 2000
-
-
 class RemoveVersion(Mutation):
     """Removes one version for good; the next older version becomes the newest."""
 
@@ -459,16 +429,3 @@ class UpdateTagsAndAcl(Mutation):
         assert self.existing is not None
         assert self.record is not None
         return replace_version(batch, txn, object_key(self.bucket, self.key), self.record, self.existing)
-
-
-class PruneTombstones(Mutation):
-    """Drops one batch of tombstones below a stamp; returns where the next batch begins, b"" after the
-    last."""
-
-    exclusive = True
-
-    def __init__(self, before: int, start: bytes) -> None:
-        self.before, self.start = before, start
-
-    def update_index(self, batch: WriteBatch, txn: Any) -> bytes:
-        return batch.tombstones(txn).prune(txn, self.before, self.start, _TOMBSTONES_PER_BATCH)

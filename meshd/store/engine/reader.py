@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from meshd.store.disks.layout import Disks
+    from meshd.store.index.index import Index
     from meshd.store.records import Extent, Record
 
 _log = logging.getLogger(__name__)
@@ -243,3 +244,14 @@ class ExtentReader:
 
 def _lost() -> QuarantinedError:
     return QuarantinedError("the disk with these bytes is lost: another node restores them if it has a copy")
+
+
+def read_segment_extents(disks: Disks, index: Index, record: Record) -> dict[Extent, bytes]:
+    """Returns the bytes of those extents of a record that are in segments, not in files of their own
+    (blocking)."""
+    # Caches nothing: the shared reader belongs to the event loop's thread.
+    reader = ExtentReader(disks, small=-1)
+    with index.read_transaction() as txn:
+        files = {extent.file: index.get_file(txn, extent.file) for extent in record.extents}
+    own = {file for file, info in files.items() if info is not None and info.kind == "own"}
+    return {extent: reader.read_extent(extent) for extent in record.extents if extent.file not in own}

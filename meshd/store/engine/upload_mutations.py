@@ -28,8 +28,7 @@ from meshd.util import failpoints
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.store.engine.mutations import Payload
-    from meshd.store.engine.write_batch import StagedMember, WriteBatch
+    from meshd.store.engine.write_batch import Payload, StagedMember, WriteBatch
     from meshd.store.records import Meta, Upload
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Versioning

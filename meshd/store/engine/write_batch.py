@@ -347,3 +347,18 @@ class WriteBatch:
         for large_file in self._published:
             with suppress(OSError):
                 large_file.discard()
+
+
+@dataclass(slots=True)
+class Payload:
+    """Bytes to be stored: either chunks in memory or a finished large object file."""
+
+    size: int
+    crc: int
+    chunks: Sequence[Buffer] = ()
+    large_file: LargeObjectFile | None = None
+
+    def stage_member(self, batch: WriteBatch, member: Member, stamp: int) -> StagedMember:
+        if self.large_file is not None:
+            return batch.publish_file(self.large_file, member, stamp)
+        return batch.append_member(member, stamp, self.chunks, self.size)

@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from awscrt import checksums
 
 from meshd.store.disks.layout import has_free_space
 from meshd.store.engine.data_files import LargeObjectFile
 from meshd.store.engine.group_commit import store_error_from
-from meshd.store.engine.mutations import Payload, PutObject, PutWithManifest, RefillFileIds
+from meshd.store.engine.mutations import Mutation, PutObject, PutWithManifest
 from meshd.store.engine.upload_mutations import PutPart
-from meshd.store.engine.write_batch import timed_sync
+from meshd.store.engine.write_batch import Payload, timed_sync
 from meshd.store.errors import (
     CorruptExtentError,
     DiskFailedError,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from meshd.store.api import Buffer
     from meshd.store.disks.layout import Disks
     from meshd.store.engine.group_commit import Committer
+    from meshd.store.engine.write_batch import WriteBatch
     from meshd.store.records import Meta, Record, Upload
     from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
@@ -49,6 +50,13 @@ if TYPE_CHECKING:
 _PIECE, _SMALLEST_PIECE = 1 << 20, 128 << 10
 _GATHERED = 32 << 20  # limit of the chunks of all writers of a process together
 _IOV_MAX = 900
+
+
+class _RefillFileIds(Mutation):
+    """Does nothing: every commit refills the free file numbers."""
+
+    def update_index(self, batch: WriteBatch, txn: Any) -> None:
+        return None
 
 
 class WriterResources:
@@ -89,7 +97,7 @@ class WriterResources:
 
     async def next_file_id(self) -> int:
         while (number := self.committer.next_file_id()) is None:
-            await self.committer.submit(RefillFileIds())
+            await self.committer.submit(_RefillFileIds())
         return number
 
     def create_draft(self, order: Sequence[int], file: int, size: int | None) -> LargeObjectFile:

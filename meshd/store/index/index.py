@@ -26,7 +26,7 @@ from meshd.store.index.listing import (
 )
 from meshd.store.index.ordered_table import OrderedTable, SlotBatchReader, SlotCursor, slot_filter
 from meshd.store.index.versions import Versions
-from meshd.store.records import DataFile, Record, Upload, UploadedPart, UploadPage
+from meshd.store.records import DataFile, PartPage, Record, StoreStats, Upload, UploadedPart, UploadPage
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from meshd.config import StoreSettings
     from meshd.store.index.ordered_table import Cursor
-    from meshd.store.records import EntryPage, Page, VersionPage
+    from meshd.store.records import DiskStats, EntryPage, Page, VersionPage
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -261,6 +261,16 @@ class Index:
                 yield _part(cursor.value())
                 found = cursor.next()
 
+    def list_parts(self, upload_id: str, after: int, limit: int) -> PartPage:
+        """Returns a page of the parts with numbers above `after`, in order."""
+        parts: list[UploadedPart] = []
+        with self.read_transaction() as txn:
+            for part in self.parts_of(txn, upload_id, after):
+                if len(parts) == limit:
+                    return PartPage(tuple(parts), limit > 0, parts[-1].number if parts else after)
+                parts.append(part)
+        return PartPage(tuple(parts))
+
     def all_parts(self, txn: Any) -> Iterator[tuple[str, UploadedPart]]:
         """Yields (upload id, part) of all parts, orphans included."""
         with txn.cursor(self.parts) as cursor:
@@ -301,6 +311,28 @@ class Index:
         with txn.cursor(self.files) as cursor:
             for name, raw in cursor:
                 yield int.from_bytes(name, "big"), _file(raw)
+
+    def stats(self, disks: tuple[DiskStats, ...]) -> StoreStats:
+        """Returns the counts and byte totals of a store on these disks."""
+        with self.read_transaction() as txn:
+            count = own = live = dead = 0
+            for _, info in self.all_files(txn):
+                count += 1
+                own += info.kind == "own"
+                live += info.live
+                dead += info.dead
+            return StoreStats(
+                objects=self.objects.count(txn),
+                uploads=self.uploads.count(txn),
+                segments=count - own,
+                own_files=own,
+                live_bytes=live,
+                dead_bytes=dead,
+                index_bytes=self.size(),
+                disks=disks,
+                versions=self.versions.older.count(txn),
+                quarantined=self.quarantine.count(txn),
+            )
 
 
 @contextmanager

@@ -12,12 +12,15 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from meshd.store.engine.member_header import is_version_id
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshd.store.index.index import Index
 
 _IN_FLIGHT = 4096  # tombstones that a single node keeps
+_MAX_OF_NAME = 10_000  # read for one name
 _MOST = 10_000_000  # above this, tombstones expire early, so that they do not fill the index
 _META = "graves"
 _STAMP = 8
@@ -116,3 +119,10 @@ def tombstones_of_name(index: Index, txn: Any, name: bytes) -> Iterator[Tombston
         if what and what[0]:
             return  # belongs to a longer key
         yield Tombstone(what[1:].decode(), int.from_bytes(raw, "big"))
+
+
+def removals_since(index: Index, txn: Any, name: bytes, after: int) -> list[tuple[str, int]]:
+    """Returns (id, stamp) of the removed versions of a name with stamps above `after`, among the first
+    tombstones of the name."""
+    tombstones = islice(tombstones_of_name(index, txn, name), _MAX_OF_NAME)
+    return [(what, stamp) for what, stamp in tombstones if stamp > after and is_version_id(what)]

@@ -7,7 +7,7 @@ most one null version, and `nulls` says which entry of `older` it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -30,6 +30,12 @@ TAIL = 9  # NUL and the inverted stamp after each name
 def older_version_key(name: bytes, stamp: int) -> bytes:
     """Returns the key of a version in `older`: the newest version of a name sorts first."""
     return name + b"\0" + (_NEWEST - stamp).to_bytes(8, "big")
+
+
+VersionStatus = Literal["new", "known", "stale", "amended", "gone", "overtaken"]
+"""The state of a received version on a replica: `known` as received, `stale` if its tags here are older,
+`amended` if they are newer, `gone` if it was removed for good, `overtaken` if it is a null version under a
+newer one."""
 
 
 class Versions:
@@ -76,6 +82,21 @@ class Versions:
             return current if current.stamp == stamp else None
         raw = self.older.get(txn, older_version_key(name, stamp))
         return None if raw is None else decode(raw)
+
+    def status_of(self, txn: Any, name: bytes, record: Record, tombstone: int) -> VersionStatus:
+        """Returns the VersionStatus of a received version. `tombstone`: the stamp of its recorded
+        deletion."""
+        existing = self.version_at(txn, name, record.stamp)
+        if existing is not None and existing.version == record.version:
+            if existing.amended == record.amended:
+                return "known"
+            return "stale" if existing.amended < record.amended else "amended"
+        if tombstone and (record.version or tombstone > record.stamp):
+            return "gone"
+        if record.version:
+            return "new"
+        null = self.null_version(txn, name)
+        return "new" if null is None or null.stamp < record.stamp else "overtaken"
 
     def older_versions(self, txn: Any, name: bytes, below: int = _NEWEST) -> Iterator[Record]:
         """Yields the versions below stamp `below`, without the current one, newest first."""

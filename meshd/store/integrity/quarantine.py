@@ -9,8 +9,10 @@ Any process of a node may do that: the committer's transaction decides what ente
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import defaultdict
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -18,6 +20,7 @@ import msgspec
 from meshd.store.engine.file_scan import DataFileScan, DirectFile
 from meshd.store.engine.mutations import Mutation, used_extents, version_using_extent, write_manifest
 from meshd.store.errors import QuarantinedError, is_exhausted
+from meshd.store.integrity.verification import drain_damage_reports
 from meshd.store.records import Extent  # noqa: TC001  msgspec reads the annotations
 from meshd.telemetry import metrics
 from meshd.util import failpoints
@@ -336,3 +339,59 @@ class DamageAttributor:
                 for extent in part.extents:
                     if extent in wanted:
                         yield ExtentUse(b"", upload=upload_id, part=part.number), extent
+
+
+class Quarantine:
+    """The quarantined versions of a store. One per process."""
+
+    def __init__(
+        self,
+        index: Index,
+        disks: Disks,
+        committer: Committer,
+        clock: Clock,
+        run: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._index, self._disks, self._committer, self._run = index, disks, committer, run
+        self.attributor = DamageAttributor(index, disks, committer, clock, run)
+
+    def entries(
+        self, limit: int = 1000, after: tuple[bytes, int] | None = None
+    ) -> Sequence[tuple[bytes, int, Quarantined]]:
+        """Returns (name, stamp, damage) of quarantined versions after `after`, in order."""
+        with self._index.read_transaction() as txn:
+            return tuple(islice(all_quarantined(self._index, txn, after), limit))
+
+    def count(self) -> int:
+        """Returns the number of quarantined versions."""
+        with self._index.read_transaction() as txn:
+            return self._index.quarantine.count(txn)
+
+    async def process_damage_reports(self) -> int:
+        """Checks what readers of this process found damaged and quarantines it; returns how many versions and
+        parts were quarantined."""
+        noticed = drain_damage_reports(
+            lambda extent: extent.disk in self._disks.roots or extent.disk in self._disks.lost
+        )
+        return await self.attributor.attribute_damage(noticed) if noticed else 0
+
+    async def prune(self) -> int:
+        """Drops entries of versions that were removed or overwritten; returns how many."""
+        if not await self._run(self._has_stale_entries):
+            return 0
+        swept: int = await asyncio.shield(self._committer.submit(PruneQuarantine()))
+        return swept
+
+    def _has_stale_entries(self) -> bool:
+        with self._index.read_transaction() as txn:
+            return any(True for _ in stale_entries(self._index, txn))
+
+    async def damaged_bytes(self) -> int:
+        """Returns the number of damaged bytes in quarantine. Scans all of it, like `prune`."""
+        size: int = await self._run(self._damaged_bytes)
+        return size
+
+    def _damaged_bytes(self) -> int:
+        with self._index.read_transaction() as txn:
+            found = all_quarantined(self._index, txn)
+            return sum(extent.length for *_, about in found for extent in about.extents)

@@ -9,6 +9,7 @@ again.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,14 @@ import msgspec
 from meshd.store.engine.mutations import Mutation, used_extents
 from meshd.store.engine.upload_mutations import drop_unowned_upload
 from meshd.store.index.index import UPLOAD_ID_LENGTH
-from meshd.store.index.tombstones import Tombstone
+from meshd.store.index.tombstones import Tombstone, tombstones_complete_since
 from meshd.store.index.versions import TAIL
 from meshd.store.integrity.quarantine import release_from_quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from meshd.store.engine.group_commit import Committer
     from meshd.store.engine.write_batch import WriteBatch
     from meshd.store.index.index import Index
     from meshd.store.index.ordered_table import OrderedTable, TableCursor
@@ -263,3 +265,46 @@ class RecordSyncedStamp(Mutation):
 
     def update_index(self, batch: WriteBatch, txn: Any) -> None:
         batch.index.put_meta(txn, "standing", self.stamp)
+
+
+class ReplicaInventory:
+    """What a store holds as a replica, and up to when it is complete. One per process."""
+
+    def __init__(self, index: Index, committer: Committer) -> None:
+        self._index, self._committer = index, committer
+
+    def read_page(
+        self,
+        accepts: Callable[[bytes], bool],
+        after: bytes = b"",
+        *,
+        limit: int = 1000,
+        max_visited: int = 1000,
+    ) -> InventoryPage:
+        """Returns the next names (bucket, NUL, key) after `after` that `accepts` admits, with everything held
+        of them.
+
+        At most `limit` of them, out of at most `max_visited` visited; takes a few microseconds per name.
+        """
+        return read_inventory(self._index, accepts, after, limit, max_visited)
+
+    async def drop_unowned(self, names: Sequence[HeldName]) -> int:
+        """Drops these versions and uploads locally, because other nodes hold them or no node needs
+        them; returns how many were there."""
+        dropped: int = await asyncio.shield(self._committer.submit(DropUnowned(names)))
+        return dropped
+
+    def synced_stamp(self) -> int:
+        """Returns the stamp up to which this store has received every change that concerns it; 0 if
+        unknown."""
+        return int(self._index.get_meta("standing") or 0)
+
+    async def record_synced_stamp(self, stamp: int) -> None:
+        """Records that this store has received every change up to `stamp`."""
+        await asyncio.shield(self._committer.submit(RecordSyncedStamp(stamp)))
+
+    def tombstones_complete_since(self) -> int:
+        """Returns the stamp above which every removal is still recorded (see `index.tombstones`); 0 for a new
+        store."""
+        with self._index.read_transaction() as txn:
+            return tombstones_complete_since(self._index, txn)

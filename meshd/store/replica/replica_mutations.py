@@ -7,7 +7,7 @@ repetition ends in the same state, in the index as well as in one rebuilt from t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from awscrt import checksums
@@ -23,9 +23,8 @@ from meshd.store.replica.changes import Applied
 from meshd.util import failpoints
 
 if TYPE_CHECKING:
-    from meshd.store.engine.mutations import Payload
-    from meshd.store.engine.write_batch import StagedMember, WriteBatch
-    from meshd.store.index.index import Index
+    from meshd.store.engine.write_batch import Payload, StagedMember, WriteBatch
+    from meshd.store.index.versions import VersionStatus
     from meshd.store.records import Record, Upload, UploadedPart
     from meshd.store.replica.changes import (
         Amended,
@@ -37,32 +36,11 @@ if TYPE_CHECKING:
         VersionGone,
     )
 
-VersionStatus = Literal["new", "known", "stale", "amended", "gone", "overtaken"]
-"""The state of a received version on this replica: `known` as received, `stale` if its tags here are older,
-`amended` if they are newer, `gone` if it was removed for good, `overtaken` if it is a null version under a
-newer one."""
-
 
 def version_status(batch: WriteBatch, txn: Any, name: bytes, record: Record) -> VersionStatus:
     """Returns the VersionStatus of `record`."""
-    return version_status_in(
-        batch.index, txn, name, record, batch.tombstones(txn).stamp_of(txn, name, record.version)
-    )
-
-
-def version_status_in(index: Index, txn: Any, name: bytes, record: Record, tombstone: int) -> VersionStatus:
-    """Returns the VersionStatus of `record`; `tombstone` is the stamp of its recorded deletion."""
-    existing = index.versions.version_at(txn, name, record.stamp)
-    if existing is not None and existing.version == record.version:
-        if existing.amended == record.amended:
-            return "known"
-        return "stale" if existing.amended < record.amended else "amended"
-    if tombstone and (record.version or tombstone > record.stamp):
-        return "gone"
-    if record.version:
-        return "new"
-    null = index.versions.null_version(txn, name)
-    return "new" if null is None or null.stamp < record.stamp else "overtaken"
+    tombstone = batch.tombstones(txn).stamp_of(txn, name, record.version)
+    return batch.index.versions.status_of(txn, name, record, tombstone)
 
 
 def newest_stamp_of_name(batch: WriteBatch, txn: Any, name: bytes) -> int:

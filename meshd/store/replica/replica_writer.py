@@ -34,17 +34,17 @@ from meshd.store.replica.replica_mutations import (
     ApplyTagsAndAcl,
     ApplyUpload,
     ApplyVersion,
-    version_status_in,
 )
 from meshd.store.write_context import INTERNAL_WRITE
 
 if TYPE_CHECKING:
-    from meshd.store.engine.mutations import Mutation, Payload
+    from meshd.store.engine.mutations import Mutation
+    from meshd.store.engine.write_batch import Payload
     from meshd.store.engine.writer import WriterResources
     from meshd.store.index.index import Index
+    from meshd.store.index.versions import VersionStatus
     from meshd.store.records import Record
     from meshd.store.replica.changes import Change, PartOf
-    from meshd.store.replica.replica_mutations import VersionStatus
     from meshd.store.write_context import WriteContext
 
 
@@ -132,7 +132,7 @@ class DiskReplicaWriter(DiskObjectWriter):
             newest = self._index.versions.newest_version(txn, name)
             null_tombstone = tombstones.stamp_of(txn, name) if record.version else tombstone
             return (
-                version_status_in(self._index, txn, name, record, tombstone),
+                self._index.versions.status_of(txn, name, record, tombstone),
                 null_tombstone,
                 newest.stamp if newest is not None else 0,
                 self._is_quarantined(txn, name, record),
@@ -157,3 +157,16 @@ def mutation_for(change: Change) -> Mutation:
         return ApplyAbort(change)
     assert isinstance(change, UploadCompleted)
     return ApplyCompletion(msgspec.structs.replace(change, record=without_local_fields(change.record)))
+
+
+def ack_if_known(index: Index, change: Change) -> Applied | None:
+    """Returns the result of a change that is already known; None for any other change."""
+    if not isinstance(change, Amended | Marked):
+        return None
+    name, record = object_key(change.bucket, change.key), change.record
+    with index.read_transaction() as txn:
+        existing = index.versions.version_at(txn, name, record.stamp)
+        newest = index.versions.newest_version(txn, name)
+        if existing is None or newest is None or existing.version != record.version:
+            return None
+        return Applied(newest.stamp, False) if existing.amended >= record.amended else None

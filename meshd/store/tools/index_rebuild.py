@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from meshd.store.disks.data_dir_guards import DataDirLock
-from meshd.store.disks.layout import FORMAT, Disks, read_marker, sync_directory
+from meshd.store.disks.layout import FORMAT, Disks, find_disks, sync_directory
 from meshd.store.engine.file_scan import DataFileScan, is_large_object_file
 from meshd.store.engine.member_header import cancels_others, stamp_of_version_id
 from meshd.store.engine.mutations import used_extents
@@ -237,7 +237,7 @@ class IndexRebuilder:
         stamp = int(member.stamp)
         name = object_key(member.bucket, member.key)
         if member.kind in ("object", "marker"):
-            self._versions.add_version(txn, name, _record(found))
+            self._versions.add_version(txn, name, found.as_record())
         elif member.kind == "manifest":
             record = self._document(scan, found, Record)
             if record is not None:
@@ -397,50 +397,8 @@ class IndexRebuilder:
             self.index.put_file(txn, file, info)
 
 
-def _record(found: ScannedMember) -> Record:
-    member = found.member
-    return Record(
-        found.extent.length,
-        member.etag,
-        int(member.stamp),
-        member.modified,
-        (found.extent,),
-        member.headers,
-        member.metadata,
-        member.checksums,
-        member.checksum_type,
-        (),
-        member.owner,
-        moves=member.moves,
-        version=member.version,
-        marker=member.kind == "marker",
-        tags=member.tags,
-        acl=member.acl,
-        amended=member.amended,
-    )
-
-
 def _span(stamps: list[int], stamp: int) -> list[int]:
     return [min(stamps[0], stamp), max(stamps[1], stamp)] if stamps else [stamp, stamp]
-
-
-def find_disks(settings: StoreSettings) -> tuple[str, dict[int, Path]]:
-    """Returns the store's id and its disks by number, read from the markers. Raises FormatError."""
-    stores, disks, count, lost = set(), {}, 0, set[int]()
-    for root in settings.disks:
-        marker = read_marker(root)
-        if marker is None:
-            raise FormatError(f"{root} has no store marker; pass exactly the disks that hold the data")
-        stores.add(marker.store)
-        disks[marker.disk] = root
-        lost |= set(marker.lost)
-        count = max(count, marker.disks, marker.disk + 1)
-    if len(stores) != 1 or len(disks) != len(settings.disks):
-        raise FormatError("the disks belong to different stores; pass exactly the disks of one store")
-    missing = set(range(count)) - set(disks) - lost
-    if missing:
-        raise FormatError(f"disk number {min(missing)} of this store is missing; add it with --disk")
-    return stores.pop(), disks
 
 
 def rebuild_index(settings: StoreSettings, progress: Progress = lambda done, total: None) -> RebuildReport:

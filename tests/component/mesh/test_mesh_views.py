@@ -234,7 +234,7 @@ def test_what_is_made_goes_on_from_one_that_is_made_again(
     assert (took.status, took.body == whole) == (200, True)
     if how == "small":
         crew.run(
-            first.node.store.process_damage_reports()
+            first.node.store.quarantine.process_damage_reports()
         )  # it goes to quarantine, and is made again for whoever comes
         assert wire.call("GET", target).body == whole
         assert not _kept(crew, side * side).broken

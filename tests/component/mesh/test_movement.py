@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import uvloop
 
-from meshd.cluster.rebalance.anti_entropy import SyncPeerLostError
 from meshd.cluster.rebalance.progress import Progress
 from meshd.cluster.rebalance.sync_plan import INTERNAL_BUCKET, scope_of
-from meshd.cluster.rebalance.sync_source import InventoryRequest, SyncSource
+from meshd.cluster.rebalance.sync_source import InventoryRequest, SyncPeerLostError, SyncSource
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.process.wiring.cluster import rebalancer
-from meshd.store.engine.mutations import PruneTombstones
+from meshd.store.engine.compaction import PruneTombstones
 from meshd.store.errors import StaleEpochError
 from meshd.store.records import Meta
 from meshd.store.write_context import WriteContext
@@ -211,7 +210,7 @@ def test_a_node_joins_empty_after_it_was_given_up() -> None:
         await found.change(transitions.mark_node_away, "n2")
         await found.change(transitions.mark_node_down, "n2")
         await found.move(without=("n2",))
-        await found.store("n2").drop_unowned(list((await found.held("n2")).values()))
+        await found.store("n2").inventory.drop_unowned(list((await found.held("n2")).values()))
         await found.change(transitions.join_node, found.nodes["n2"].member)
         await found.write("while joining", b"x")
         await found.move()
@@ -288,7 +287,7 @@ def test_a_node_that_was_away_for_too_long_brings_nothing_back(
     monkeypatch.setattr("meshd.cluster.rebalance.cleanup.SKEW", 0)
 
     async def doing(found: World) -> None:
-        await found.store("n2").record_synced_stamp(found.nodes["n2"].node.clock.now_ms() * 10**6)
+        await found.store("n2").inventory.record_synced_stamp(found.nodes["n2"].node.clock.now_ms() * 10**6)
         await found.change(transitions.mark_node_away, "n2")
         if given_up:
             await found.change(transitions.mark_node_down, "n2")
@@ -412,7 +411,7 @@ def test_a_rebalancer_that_is_broken_off_goes_on_where_it_was() -> None:
         await found.change(transitions.mark_node_away, "n2")
         await found.change(transitions.mark_node_down, "n2")
         await found.move(without=("n2",))
-        await found.store("n2").drop_unowned(list((await found.held("n2")).values()))
+        await found.store("n2").inventory.drop_unowned(list((await found.held("n2")).values()))
         await found.change(transitions.join_node, found.nodes["n2"].member)
         one, seen = found.rebalancers["n2"], 0
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from meshd.cluster.rebalance.anti_entropy import SyncPeerLostError, SyncStats
+from meshd.cluster.rebalance.anti_entropy import SyncStats
 from meshd.cluster.rebalance.sync_plan import full_scope
+from meshd.cluster.rebalance.sync_source import SyncPeerLostError
 from meshd.cluster.rebalance.worker import (
     ERRORS,
     SYNC,

@@ -151,7 +151,7 @@ def test_the_last_word_of_a_node_stays(tmp_path: Path) -> None:
             node.control.put = slow  # type: ignore[method-assign]
             await put_object(node.store, "k", b"k")
             node.damage("k")
-            assert await node.store.process_damage_reports() == 1
+            assert await node.store.quarantine.process_damage_reports() == 1
             assert failed in (await node.told()).disks
             disks.index_failed = "Read-only file system"
             told = await node.turn()
@@ -170,15 +170,15 @@ def test_a_pass_that_ends_tells_what_is_in_quarantine_then(
         with closing(Node(tmp_path)) as node:
             await put_object(node.store, "a", b"a" * 5000)
             await node.turn()
-            look = node.store.quarantined_bytes
+            look = node.store.quarantine.damaged_bytes
 
             async def long_look() -> int:
                 node.clock.advance(10)
                 return await look()
 
-            monkeypatch.setattr(node.store, "quarantined_bytes", long_look)
+            monkeypatch.setattr(node.store.quarantine, "damaged_bytes", long_look)
             node.damage("a")
-            assert await node.store.process_damage_reports() == 1
+            assert await node.store.quarantine.process_damage_reports() == 1
             assert (await node.turn()).quarantined == 1
             await put_object(node.store, "a", b"again")
             assert (await node.turn()).quarantined == 1  # nobody has looked since
@@ -196,11 +196,11 @@ def test_what_is_new_in_quarantine_is_mended_at_once_and_the_rest_now_and_then(t
                 await put_object(node.store, key, key.encode() * 5000)
             await node.turn()
             node.damage("a")
-            assert await node.store.process_damage_reports() == 1
+            assert await node.store.quarantine.process_damage_reports() == 1
             assert (await node.turn()).quarantined == 1
             assert node.mended == 1
             node.damage("b")
-            assert await node.store.process_damage_reports() == 1
+            assert await node.store.quarantine.process_damage_reports() == 1
             assert (await node.turn()).quarantined == 2
             assert node.mended == 2
             node.clock.advance(31)
@@ -224,7 +224,7 @@ def test_what_was_restored_before_a_pass_is_not_counted_by_it(tmp_path: Path) ->
             for key in ("a", "b"):
                 await put_object(node.store, key, key.encode() * 5000)
             node.damage("a")
-            assert await node.store.process_damage_reports() == 1
+            assert await node.store.quarantine.process_damage_reports() == 1
             assert (await node.turn()).quarantined == 1
             node.count(1)
             await node.ask(1)

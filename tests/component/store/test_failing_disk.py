@@ -92,7 +92,7 @@ def test_what_was_on_it_is_refused_and_can_be_restored_to_the_others(tmp_path: P
             await put_object(store, "new", b"n" * LARGE, size=LARGE)
             await _restore(store, every, gone)
             assert all(record.extents[0].disk != number for record in _all(store).values())
-            assert store.quarantined() == ()
+            assert store.quarantine.entries() == ()
         shutil.rmtree(tmp_path / "two")
         for disks in (("one",), ("one", "two")):
             with closing(_open(tmp_path, *disks)) as store:
@@ -167,7 +167,7 @@ def test_an_empty_directory_takes_its_place_under_a_running_store(tmp_path: Path
             assert sorted(store._disks.roots) == [0, 2]
             await _restore(store, every, gone)
             assert {key: store.read_range(each, 0, each.size) for key, each in _all(store).items()} == BODIES
-            assert store.quarantined() == ()
+            assert store.quarantine.entries() == ()
 
     asyncio.run(run())
 

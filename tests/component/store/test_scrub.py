@@ -87,7 +87,7 @@ def test_what_is_damaged_is_found_and_only_that(tmp_path: Path) -> None:
         _flip(store, _get(store, "small-7").extents[0], 500)
         _flip(store, _get(store, "large").extents[0], LARGE - 1)
         assert await _scrub(store) == 2
-        assert [name for name, *_ in store.quarantined()] == [b"b\0large", b"b\0small-7"]
+        assert [name for name, *_ in store.quarantine.entries()] == [b"b\0large", b"b\0small-7"]
         for key in ("small-7", "large"):
             record = _get(store, key)
             assert record.broken
@@ -130,7 +130,7 @@ def test_a_restored_version_is_the_same_and_a_rebuild_believes_it(tmp_path: Path
             assert record.stamp == found[key].stamp
             assert store.read_range(record, 0, len(body)) == body
         assert _get(store, "tagged").tags == {"a": "3"}
-        assert store.quarantined() == ()
+        assert store.quarantine.entries() == ()
         assert await _scrub(store) == 0
 
     _on(tmp_path, test)
@@ -166,7 +166,7 @@ def test_multipart_objects_copies_versions_and_parts(tmp_path: Path) -> None:
         assert whole.manifest is not None
         _flip(store, whole.manifest, 20)
         assert await _scrub(store) == 4  # the manifest is written again
-        assert sorted(name for name, *_ in store.quarantined()) == [b"b\0copy", b"b\0v", b"b\0whole"]
+        assert sorted(name for name, *_ in store.quarantine.entries()) == [b"b\0copy", b"b\0v", b"b\0whole"]
         assert store.get_version("b", "v", old.version or "") is not None
         assert store.read_range(_get(store, "v"), 0, 300) == b"new" * 100
         assert store.list_parts(upload).parts == ()
@@ -178,8 +178,8 @@ def test_multipart_objects_copies_versions_and_parts(tmp_path: Path) -> None:
         restored = _get(store, "whole")
         assert store.read_range(restored, LARGE, 1000) == bodies[1]
         await put_object(store, "copy", b"written anew")
-        assert await store.prune_quarantine() == 1
-        assert [name for name, *_ in store.quarantined()] == [b"b\0v"]
+        assert await store.quarantine.prune() == 1
+        assert [name for name, *_ in store.quarantine.entries()] == [b"b\0v"]
         assert copy.extents[0] == whole.extents[0]
 
     _on(tmp_path, test)
@@ -198,7 +198,7 @@ def test_a_lost_file_and_a_damaged_header(tmp_path: Path) -> None:
         _flip(store, extent, -1024)  # in its header: nobody says what lies here
         _flip(store, extent)
         assert await _scrub(store) == 2
-        assert [name for name, *_ in store.quarantined()] == [b"b\0k1", b"b\0large"]
+        assert [name for name, *_ in store.quarantine.entries()] == [b"b\0k1", b"b\0large"]
         assert store.read_range(_get(store, "k2"), 0, 3000) == b"2" * 3000
 
     _on(tmp_path, test)
@@ -211,13 +211,13 @@ def test_damage_that_a_reader_finds_goes_the_same_way(tmp_path: Path) -> None:
         _flip(store, _get(store, "k").extents[0])
         with pytest.raises(CorruptExtentError):
             store.read_range(_get(store, "k"), 0, 3000)
-        assert await store.process_damage_reports() == 1
+        assert await store.quarantine.process_damage_reports() == 1
         assert _get(store, "k").broken
         assert not _get(store, "other").broken
-        page = store.inventory(lambda name: True)
+        page = store.inventory.read_page(lambda name: True)
         assert [held.versions[0].broken for held in page.names] == [True, False]
         assert isinstance(page.names[0].versions[0], HeldVersion)
-        assert await store.process_damage_reports() == 0
+        assert await store.quarantine.process_damage_reports() == 0
 
     _on(tmp_path, test)
 

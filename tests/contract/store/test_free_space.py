@@ -168,8 +168,8 @@ def test_uploads_copies_and_compaction_use_the_disk_with_room(settings: StoreSet
         source = store.get("b", KEYS[0])
         assert source is not None
         await store.link("b", "copy", source, Meta("e"))
-        for file in store.compaction_candidates(0.0):
-            assert await store.compact(file)
+        for file in store.compactor.candidates(0.0):
+            assert await store.compactor.compact(file)
         read_all(store, bodies | {"copy": bodies[KEYS[0]]})
         sealed = {extent.disk for key in KEYS[:12] for extent in store.get("b", key).extents}  # type: ignore[union-attr]
         assert sealed == {1}  # compaction made room on the full one

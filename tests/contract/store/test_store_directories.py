@@ -203,10 +203,10 @@ def test_dead_files_go_and_compaction_gives_back_room(tmp_path: Path) -> None:
             if number % 6:
                 await store.delete("b", f"k{number}")
         before = _used(tmp_path)
-        for file in store.compaction_candidates(0.5):
-            assert await store.compact(file)
+        for file in store.compactor.candidates(0.5):
+            assert await store.compactor.compact(file)
         clock.advance(61)
-        assert await store.purge_retired_files() > 5
+        assert await store.compactor.purge() > 5
         assert _used(tmp_path) < before / 2
         assert len(store.list("b").entries) == 10
 
@@ -232,8 +232,8 @@ def test_what_was_deleted_stays_deleted_until_nothing_could_bring_it_back(tmp_pa
         await put_object(store, "fills too", bytes(30_000))
         await put_object(store, "again in the next", b"")
         old = gone.extents[0].file
-        for file in sorted(set(store.compaction_candidates(0.0)) - {old}):
-            assert await store.compact(file)
+        for file in sorted(set(store.compactor.candidates(0.0)) - {old}):
+            assert await store.compactor.compact(file)
 
     def gone_for_good() -> None:
         assert rebuild_index(settings).problems == []
@@ -248,8 +248,8 @@ def test_what_was_deleted_stays_deleted_until_nothing_could_bring_it_back(tmp_pa
     gone_for_good()
     for _ in range(3):  # once the old bytes are gone the memory of their deletion goes too
         with opened(settings, "s") as store:
-            for file in store.compaction_candidates(0.0):
-                assert asyncio.run(store.compact(file))
+            for file in store.compactor.candidates(0.0):
+                assert asyncio.run(store.compactor.compact(file))
         Store.recover(settings)
         gone_for_good()
     assert (

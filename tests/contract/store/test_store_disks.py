@@ -189,16 +189,16 @@ def test_a_segment_that_cannot_be_read_does_not_stop_compaction(settings: StoreS
     async def doing(store: Store) -> None:
         for number in range(20):
             await put_object(store, f"k{number}", os.urandom(20_000))
-        files = store.compaction_candidates(0.0)
+        files = store.compactor.candidates(0.0)
         assert len(files) > 2
         before = _visible(store)
         with failing("store.survey.before_read=error(5)"):
-            await error_of(DiskFailedError, store.compact(files[0]))
+            await error_of(DiskFailedError, store.compactor.compact(files[0]))
         with failing("store.data.before_write=error(28)"):
-            await error_of(DiskFullError, store.compact(files[0]))
+            await error_of(DiskFullError, store.compactor.compact(files[0]))
         assert _visible(store) == before
         for file in files:
-            assert await store.compact(file)
+            assert await store.compactor.compact(file)
         assert _visible(store) == before
 
     run(settings, doing)
@@ -210,11 +210,11 @@ def test_compaction_wants_room_first(settings: StoreSettings, monkeypatch: pytes
     async def doing(store: Store) -> None:
         for number in range(8):
             await put_object(store, f"k{number}", bytes(20_000))
-        file = store.compaction_candidates(0.0)[0]
+        file = store.compactor.candidates(0.0)[0]
         monkeypatch.setattr("meshd.store.disks.layout.free_above_reserve", lambda path, reserves=1: 0)
-        await error_of(DiskFullError, store.compact(file))
+        await error_of(DiskFullError, store.compactor.compact(file))
         monkeypatch.undo()
-        assert await store.compact(file)
+        assert await store.compactor.compact(file)
 
     run(settings, doing)
 
@@ -297,8 +297,8 @@ def test_a_rebuild_keeps_what_it_cannot_account_for(
 
 
 async def _compact_all(store: Store) -> None:
-    for file in store.compaction_candidates(0.0):
-        await store.compact(file)
+    for file in store.compactor.candidates(0.0):
+        await store.compactor.compact(file)
 
 
 def test_metrics_count_writes_and_damage(settings: StoreSettings) -> None:

@@ -15,13 +15,13 @@ from click.testing import CliRunner
 from meshd.cli.fsck import fsck
 from meshd.cli.inspect_store import inspect
 from meshd.config import StoreSettings
-from meshd.store.disks.layout import Disks
+from meshd.store.disks.layout import Disks, find_disks
 from meshd.store.errors import DiskFailedError
 from meshd.store.index.index import Index, object_key
 from meshd.store.records import NULL, Meta, Part
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
-from meshd.store.tools.index_rebuild import IndexRebuilder, find_disks, rebuild_index
+from meshd.store.tools.index_rebuild import IndexRebuilder, rebuild_index
 from meshd.util import failpoints
 from meshd.util.clock import ManualClock
 from tests.support.store_calls import LARGE, error_of, put_object, put_part
@@ -92,8 +92,8 @@ async def fill(store: Store) -> None:
 
 
 async def compact(store: Store, *, but: int = 0) -> None:
-    for file in sorted(set(store.compaction_candidates(0.0)) - {but}):
-        assert await store.compact(file)
+    for file in sorted(set(store.compactor.candidates(0.0)) - {but}):
+        assert await store.compactor.compact(file)
 
 
 def test_a_deleted_version_stays_deleted_whatever_is_compacted(settings: StoreSettings) -> None:
@@ -321,8 +321,8 @@ def test_a_file_that_goes_while_another_is_compacted_counts_as_compacted(setting
         await put_object(store, "passing", bytes(20_000))
         for key in ("passing", "next", "filler"):
             await put_object(store, key, b"", bucket="b" if key == "passing" else "filler")
-        for file in sorted(store.compaction_candidates(0.0)):
-            assert await store.compact(file)
+        for file in sorted(store.compactor.candidates(0.0)):
+            assert await store.compactor.compact(file)
         found = store.get("b", "k")
         assert found is not None
         assert found.tags == {"t": "1"}

@@ -99,11 +99,11 @@ def test_removals_are_forgotten_after_their_time(settings: StoreSettings) -> Non
         clock.advance(HOUR / 2)
         await put_object(store, "later", b"1")
         await store.delete("b", "later")
-        await store.prune_tombstones()
-        early = store.tombstones_complete_since()
+        await store.compactor.prune_tombstones()
+        early = store.inventory.tombstones_complete_since()
         clock.advance(HOUR / 2 + 1)
-        await store.prune_tombstones()
-        assert early < store.tombstones_complete_since() < clock.now_ms() * 1_000_000
+        await store.compactor.prune_tombstones()
+        assert early < store.inventory.tombstones_complete_since() < clock.now_ms() * 1_000_000
 
     run(settings, clock, doing)
     assert graves(settings, "k") == []
@@ -121,7 +121,7 @@ def test_too_many_are_forgotten_early_and_it_is_told_since_when(
             await put_object(store, f"{number:02}", b"x")
             await store.delete("b", f"{number:02}")
             clock.advance(60)
-        await store.prune_tombstones()
+        await store.compactor.prune_tombstones()
 
     run(settings, clock, doing)
     kept = [number for number in range(40) if graves(settings, f"{number:02}")]
@@ -149,10 +149,10 @@ def test_a_rebuild_remembers_them_too(settings: StoreSettings, compacted: bool) 
         for number in range(12):  # seals the segments before
             await put_object(store, f"fill-{number}", bytes(9_000))
         if compacted:
-            for file in store.compaction_candidates(0.0):
-                assert await store.compact(file)
+            for file in store.compactor.candidates(0.0):
+                assert await store.compactor.compact(file)
             clock.advance(100)
-            assert await store.purge_retired_files()
+            assert await store.compactor.purge()
 
     run(settings, clock, doing)
     before = {key: graves(settings, key) for key in ("k", "k2")}

@@ -14,9 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshd.cluster.rebalance.anti_entropy import AntiEntropySync, SyncPeerLostError, SyncStats
+from meshd.cluster.rebalance.anti_entropy import AntiEntropySync, SyncStats
 from meshd.cluster.rebalance.sync_plan import missing_items, scope_of
-from meshd.cluster.rebalance.sync_source import DigestsRequest, InventoryRequest, SyncSource
+from meshd.cluster.rebalance.sync_source import (
+    DigestsRequest,
+    InventoryRequest,
+    SyncPeerLostError,
+    SyncSource,
+)
 from meshd.config import StoreSettings
 from meshd.store.errors import StoreError
 from meshd.store.records import Meta
@@ -172,14 +177,14 @@ def test_a_store_whose_word_counts_for_nothing_becomes_as_the_other(
                     clock.advance(1)
                     await act(store, step)
             clock.advance(4000)  # all removals are forgotten
-            await other.prune_tombstones()
+            await other.compactor.prune_tombstones()
             dropped: list[Any] = []
 
             async def drop(names: list[HeldName]) -> None:
-                dropped.append(await one.drop_unowned(names))
+                dropped.append(await one.inventory.drop_unowned(names))
 
             await pull(one, offers(other), drop=drop, standing=0)
-            await one.prune_tombstones()
+            await one.compactor.prune_tombstones()
             await pull(one, offers(other), drop=drop, standing=0)
             theirs_now = contents(other)
             assert {name: found for name, found in contents(one).items() if name in theirs_now} == theirs_now

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from meshd.config import StoreSettings
-from meshd.store.disks.layout import Disks
+from meshd.store.disks.layout import Disks, find_disks
 from meshd.store.errors import StoreError
 from meshd.store.index.index import Index
 from meshd.store.records import NULL, Meta
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
-from meshd.store.tools.index_rebuild import IndexRebuilder, find_disks, rebuild_index
+from meshd.store.tools.index_rebuild import IndexRebuilder, rebuild_index
 from meshd.util.clock import ManualClock
 from meshwire.http_values.conditional_requests import Conditions
 from meshwire.s3.bucket_settings import Acl, Grant
@@ -310,10 +310,10 @@ class Twins(RuleBasedStateMachine):
             filler = self.disk.writer("filler", "x", size=None)
             await filler.write(bytes(1900))
             await filler.commit(Meta("x"))
-            for file in self.disk.compaction_candidates(share):
-                assert await self.disk.compact(file)
+            for file in self.disk.compactor.candidates(share):
+                assert await self.disk.compactor.compact(file)
             self.clock.advance(100)
-            await self.disk.purge_retired_files()
+            await self.disk.compactor.purge()
 
         self.loop.run_until_complete(doing())
 
