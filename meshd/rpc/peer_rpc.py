@@ -8,6 +8,7 @@ upgraded, so a declaration may gain defaulted fields and must never change other
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, quote_plus, urlencode
@@ -19,7 +20,7 @@ from meshd.rpc.checksummed_framing import BodyFramingError
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 Message = TypeVar("Message")
 Request = TypeVar("Request")
@@ -150,6 +151,16 @@ def encode_message(message: object) -> bytes:
     if message is None:
         return b""
     return message if isinstance(message, bytes) else _encode(message)
+
+
+async def body_with_message(
+    pieces: AsyncGenerator[bytes, None], message: bytes
+) -> AsyncGenerator[bytes, None]:
+    """Yield the pieces of a body, then the encoded message that follows them."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield piece
+    yield message
 
 
 def decode_message(body: bytes, decode: Callable[[bytes], Message]) -> Message:

@@ -23,6 +23,7 @@ from meshd.cluster.rebalance.sync_source import (
     FetchRequest,
     InventoryRequest,
     SyncPeerLostError,
+    split_name,
 )
 from meshd.store.errors import DiskFailedError, DiskFullError, StoreError
 from meshd.store.records import Record
@@ -295,7 +296,7 @@ class AntiEntropySync:
 
     async def _apply_item(self, item: Item, frame: FetchFrame, body: bytes, room: _Reservation) -> None:
         try:
-            bucket, key = _split_name(item.name)
+            bucket, key = split_name(item.name)
             change = _metadata_change(bucket, key, item, frame)
             if change is not None:
                 await self._store.apply_change(change)
@@ -313,7 +314,7 @@ class AntiEntropySync:
         await self._rest(len(body))
 
     async def _stream_in(self, item: Item, frame: FetchFrame, stream: _FrameStream) -> None:
-        writer = self._store.replica_writer(*_split_name(item.name), size=frame.size)
+        writer = self._store.replica_writer(*split_name(item.name), size=frame.size)
         try:
             left = frame.size
             while left:
@@ -397,13 +398,8 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-def _split_name(name: bytes) -> tuple[str, str]:
-    bucket, _, key = name.partition(b"\0")
-    return bucket.decode(), key.decode()
-
-
 def _removal_change(ended: RemovalItem) -> Change:
-    bucket, key = _split_name(ended.name)
+    bucket, key = split_name(ended.name)
     if ended.is_upload:
         return UploadEnded(bucket, key, ended.what, ended.stamp)
     return VersionGone(bucket, key, ended.what, ended.stamp)

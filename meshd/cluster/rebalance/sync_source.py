@@ -213,7 +213,7 @@ class SyncSource:
 
     def _metadata(self, number: int, item: Item) -> tuple[FetchFrame, Record | None]:
         """Returns the frame and the record to read its bytes from."""
-        bucket, key = _split_name(item.name)
+        bucket, key = split_name(item.name)
         if item.kind in ("version", "amendment"):
             record = self._store.get_version(bucket, key, item.what or NULL)
             if record is None or record.stamp != item.stamp:
@@ -265,7 +265,7 @@ class SyncSource:
 _EMPTY: Final = Record(0, "", 0, 0, ())
 
 
-def _split_name(name: bytes) -> tuple[str, str]:
+def split_name(name: bytes) -> tuple[str, str]:
     bucket, _, key = name.partition(b"\0")
     return bucket.decode(), key.decode()
 

@@ -21,7 +21,7 @@ import msgspec
 
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
-from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, PeerCall, encode_message
+from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, PeerCall, body_with_message, encode_message
 from meshd.store.errors import ExtentGoneError, NotReplicatedError
 from meshd.store.integrity.verification import read_chunks
 from meshd.store.records import NULL, Record
@@ -302,7 +302,7 @@ class Replicator:
         data, ending = ReplicaData(bucket, key, size), encode_message(facts)
         if not isinstance(pieces, bytes):
             if size > INLINE_BYTES:
-                return await self.send_stream(node, data, _with_trailer(pieces, ending))
+                return await self.send_stream(node, data, body_with_message(pieces, ending))
             pieces = b"".join([piece async for piece in pieces])
         taken = await self._peers.call_typed(node, RECEIVE_DATA, data, body=pieces + ending)
         return _count_bytes(taken, size)
@@ -351,10 +351,3 @@ def _count_bytes(taken: ReplicaAck, size: int) -> ReplicaAck:
     metrics.replication_facts.labels("Bytes").inc()
     metrics.replication_bytes.inc(size)
     return taken
-
-
-async def _with_trailer(pieces: AsyncGenerator[bytes, None], ending: bytes) -> AsyncGenerator[bytes, None]:
-    async with aclosing(pieces):
-        async for piece in pieces:
-            yield piece
-    yield ending

@@ -21,7 +21,7 @@ import msgspec
 from meshd.errors import MeshdError
 from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
-from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, PeerCall, encode_message
+from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, PeerCall, body_with_message, encode_message
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -374,7 +374,7 @@ class StoreForwarder(WriteForwarder):
         """Forwards `size` bytes that become the object of this bucket and key, or the part with this upload
         id and number; see `send`. Raises the error that the primary met."""
         asked = ForwardedData(*name, size, *(part or ()))
-        body = _with_trailer(pieces, encode_message(written))
+        body = body_with_message(pieces, encode_message(written))
         with _counting():
             decided = await self.send(node, FORWARD_WRITE, asked, context, body)
         decided.raise_error()
@@ -405,12 +405,3 @@ def _outcome_unknown(node: Node) -> NotReplicatedError:
         f"node {node.node_id} is the primary of this name and did not answer; the write may or may not "
         "have taken effect; try again"
     )
-
-
-async def _with_trailer(pieces: AsyncGenerator[bytes, None], ending: bytes) -> AsyncGenerator[bytes, None]:
-    try:
-        async for piece in pieces:
-            yield piece
-    finally:
-        await pieces.aclose()
-    yield ending

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from meshd.auth.identities.admin_responses import AdminError
-from meshd.cluster.admin.rebalance_status import (
-    decode_progress,
-    decode_scrub_reports,
-    drain_status,
-    node_load,
-    rebalance_status,
-)
 from meshd.cluster.clock_skew import compare_clocks
 from meshd.cluster.membership import node_lease_name
 from meshd.cluster.node_identity import DIRECTORIES_TOPIC as DIRECTORIES
 from meshd.cluster.peer_checks import DOMAINS_TOPIC as DOMAINS
 from meshd.cluster.peer_checks import domain_mismatches, probe_map_version, survey_peers
 from meshd.cluster.rebalance.progress import PROGRESS_TOPIC
+from meshd.cluster.rebalance_status import (
+    decode_progress,
+    decode_scrub_reports,
+    drain_status,
+    node_load,
+    rebalance_status,
+)
 from meshd.cluster.repair.scrub_scheduler import REQUEST_TOPIC, STATUS_TOPIC, ScrubRequest
 from meshd.control.control_api import ControlError
 from meshd.core.document_store import INCARNATIONS_PREFIX

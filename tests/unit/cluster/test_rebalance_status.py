@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshd.cluster.admin.rebalance_status import decode_progress, drain_status, node_load, rebalance_status
 from meshd.cluster.rebalance.progress import Progress, ProgressReporter
+from meshd.cluster.rebalance_status import decode_progress, drain_status, node_load, rebalance_status
 from meshd.cluster.repair.scrub_scheduler import ScrubStatus
 from meshd.cluster.replica_counts import under_replicated_slots
 from meshd.util import shared_counters

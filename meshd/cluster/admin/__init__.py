@@ -1,1 +1,0 @@
-"""Cluster administration: pure summaries of what nodes report about rebalancing and scrubbing."""
