@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from meshd.jobs.job_kind import JobKind
     from meshd.jobs.scratch import PlanStore
     from meshd.util.clock import Clock
-    from meshwire.cluster import Node
 
 _log = logging.getLogger("meshd.jobs")
 AT_A_TIME: Final = 2
@@ -121,7 +120,9 @@ class JobRunner:
         node = cluster.node(job.node)
         if node is not None and node.state in _SERVING:
             return False
-        fit = tuple(each for each in cluster.nodes if each.state == "up" and _works(each))
+        fit = tuple(
+            each for each in cluster.nodes if each.state == "up" and (each.stores or "compute" in each.roles)
+        )
         heirs = rendezvous_order(fit, job.job_id)
         return bool(heirs) and heirs[0].node_id == self._mesh.node_id
 
@@ -289,10 +290,6 @@ def _saved(job: Job | None, tally: ProgressCounter, rate: float) -> Job:
     return msgspec.structs.replace(
         job, progress=tally.progress(rate), failed=tally.failed, failures=tuple(tally.failures)
     )
-
-
-def _works(node: Node) -> bool:
-    return node.stores or "compute" in node.roles
 
 
 def _first(error: Exception) -> Exception:

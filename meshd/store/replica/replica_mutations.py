@@ -25,7 +25,7 @@ from meshd.util import failpoints
 if TYPE_CHECKING:
     from meshd.store.engine.write_batch import Payload, StagedMember, WriteBatch
     from meshd.store.index.versions import VersionStatus
-    from meshd.store.records import Record, Upload, UploadedPart
+    from meshd.store.records import Record, UploadedPart
     from meshd.store.replica.changes import (
         Amended,
         Marked,
@@ -265,10 +265,6 @@ class ApplyRemoval(Mutation):
         return Applied(newest_stamp_of_name(batch, txn, name), self.wanted)
 
 
-def _upload_tombstone(batch: WriteBatch, txn: Any, upload: Upload) -> int:
-    return batch.tombstones(txn).stamp_of(txn, object_key(upload.bucket, upload.key), upload.upload_id)
-
-
 class ApplyUpload(Mutation):
     """Enters a multipart upload. Does nothing if it is known or has ended."""
 
@@ -283,7 +279,8 @@ class ApplyUpload(Mutation):
     def check(self, batch: WriteBatch, txn: Any) -> None:
         upload = self.upload
         known = batch.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
-        self.wanted = known is None and not _upload_tombstone(batch, txn, upload)
+        name = object_key(upload.bucket, upload.key)
+        self.wanted = known is None and not batch.tombstones(txn).stamp_of(txn, name, upload.upload_id)
 
     def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         upload = self.upload
