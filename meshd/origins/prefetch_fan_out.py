@@ -22,8 +22,8 @@ from meshd.origins.prefetch_worker import (
     PrefetchRequest,
     RateLimiter,
 )
-from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerUnreachableError
+from meshd.rpc.peer_rpc import BodyFramingError
 from meshwire.cluster.routes import COMPLETE_STATES
 
 if TYPE_CHECKING:

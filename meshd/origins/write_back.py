@@ -17,9 +17,8 @@ import msgspec
 from meshd.cluster.read_barrier import ReadBarrier
 from meshd.objects.copy_object import read_chunks
 from meshd.origins.client.origin_api import ObjectFacts
-from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
-from meshd.rpc.peer_rpc import PREFIX, PeerCall
+from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,

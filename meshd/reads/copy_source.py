@@ -23,10 +23,9 @@ from meshd.objects.copy_object import (
     copy_part_range,
     read_chunks,
 )
-from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
-from meshd.rpc.peer_rpc import PREFIX, PeerCall, ResponseStream
+from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall, ResponseStream
 from meshd.store.records import Record
 from meshd.views.copy_out import AssembledBody, copy_as_upload_part
 from meshd.views.view_kind import AssembledObject

@@ -16,10 +16,16 @@ from urllib.parse import urlsplit
 import msgspec
 
 from meshd.errors import MeshdError
-from meshd.rpc import checksummed_framing as framing
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_connector import CONNECT_TIMEOUT, PeerConnector
-from meshd.rpc.peer_rpc import SILENCE_TIMEOUT
+from meshd.rpc.peer_rpc import (
+    END_MARKER,
+    MAX_PIECE_BYTES,
+    SILENCE_TIMEOUT,
+    FrameDecoder,
+    frame_body,
+    piece_header,
+)
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import UNSIGNED_PAYLOAD, Credential, sign
 
@@ -102,7 +108,7 @@ class PeerResponse:
             async for data in self._arriving():
                 yield data
             return
-        frames = framing.FrameDecoder()
+        frames = FrameDecoder()
         async for data in self._arriving():
             for piece in frames.feed(data):
                 yield piece
@@ -236,7 +242,7 @@ class PeerClient:
         answer = PeerResponse()
         sending: asyncio.Future[None] | None = None
         try:
-            whole = framing.frame_body(body) if isinstance(body, bytes) else None
+            whole = frame_body(body) if isinstance(body, bytes) else None
             wire = await self._ask(answer, node, method, target, whole, timeout, lane)
             if not isinstance(body, bytes) and await answer.wait_body_requested():
                 sending = asyncio.ensure_future(_send(answer, wire, body))
@@ -391,14 +397,14 @@ async def _send(answer: PeerResponse, wire: HttpConnection, body: AsyncIterable[
 async def _send_pieces(wire: HttpConnection, body: AsyncIterable[bytes]) -> None:
     async for data in body:
         with memoryview(data) as view:
-            for start in range(0, len(view), framing.MAX_PIECE_BYTES):
-                piece = view[start : start + framing.MAX_PIECE_BYTES]
-                announced = framing.piece_header(piece)
+            for start in range(0, len(view), MAX_PIECE_BYTES):
+                piece = view[start : start + MAX_PIECE_BYTES]
+                announced = piece_header(piece)
                 wire.send_body(b"%x\r\n%b" % (len(piece) + len(announced), announced))
                 wire.send_body(bytes(piece))
                 wire.send_body(b"\r\n")
         await wire.drain()
-    wire.send_body(b"%x\r\n%b\r\n0\r\n\r\n" % (len(framing.END_MARKER), framing.END_MARKER))
+    wire.send_body(b"%x\r\n%b\r\n0\r\n\r\n" % (len(END_MARKER), END_MARKER))
     wire.finish_body()
 
 

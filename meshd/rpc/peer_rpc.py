@@ -1,22 +1,26 @@
-"""Typed calls between nodes: one declaration per call, shared by its caller and its handler.
+"""Typed calls between nodes: one declaration per call, shared by its caller and its handler; their framing.
 
 A `PeerCall` alone defines a call on the wire: method, path, messages, limits, timeout and connection pool.
 `PeerClient.call_typed` sends it, a method with `@handler(CALL)` answers it, and the server mounts registered
 handlers; none of the three repeats any of it. Nodes of two releases talk to each other while a cluster is
 upgraded, so a declaration may gain defaulted fields and must never change otherwise.
+
+Bodies are framed: u32 length and u32 crc32c, big-endian, then the piece; length 0 marks the end. So a body
+that was cut or corrupted never looks complete. This module does no I/O.
 """
 
 from __future__ import annotations
 
+import struct
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, quote_plus, urlencode
 
 import msgspec
+from awscrt import checksums
 
 from meshd.errors import MeshdError
-from meshd.rpc.checksummed_framing import BodyFramingError
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
@@ -33,8 +37,15 @@ ErrorFormat = Literal["s3", "batch"]
 PREFIX: Final = "/-/peer/"
 SILENCE_TIMEOUT: Final = 30.0
 """Seconds of silence after which a caller gives up."""
+_HEADER: Final = struct.Struct("!II")
+MAX_PIECE_BYTES: Final = 4 << 20
+END_MARKER: Final = _HEADER.pack(0, 0)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _CALL_ATTRIBUTE: Final = "__peer_call__"
+
+
+class BodyFramingError(MeshdError):
+    """A body from another node was cut, or does not match its checksums."""
 
 
 class NotHereError(MeshdError):
@@ -182,6 +193,78 @@ def _decoder(kind: type[Message]) -> Callable[[bytes], Any]:
     if kind is type(None):
         return lambda body: None
     return msgspec.msgpack.Decoder(kind).decode
+
+
+# --- the framing of bodies ---------------------------------------------------------------------------------
+
+
+def piece_header(piece: bytes | bytearray | memoryview) -> bytes:
+    """Return the header of a piece (1 to MAX_PIECE_BYTES bytes); the piece follows it."""
+    return _HEADER.pack(len(piece), checksums.crc32c(piece))
+
+
+def frame_body(body: bytes) -> bytes:
+    """Return a whole body, framed."""
+    parts = []
+    for start in range(0, len(body), MAX_PIECE_BYTES):
+        piece = body[start : start + MAX_PIECE_BYTES]
+        parts += [piece_header(piece), piece]
+    return b"".join([*parts, END_MARKER])
+
+
+class FrameDecoder:
+    """Decodes bytes as they arrive into complete pieces; `done` after the end marker."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._length = self._crc = 0
+        self.done = False
+
+    def __repr__(self) -> str:
+        return f"<FrameDecoder {len(self._held)} bytes held{', done' if self.done else ''}>"
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the pieces that are complete now. Raises BodyFramingError."""
+        self._held += data
+        found: list[bytes] = []
+        while True:
+            if not self._length:
+                if len(self._held) < _HEADER.size:
+                    return found
+                self._begin()
+                if self.done:
+                    return found
+            if len(self._held) < self._length:
+                return found
+            found.append(self._take())
+
+    def finish(self) -> None:
+        """Raise BodyFramingError unless the end marker has arrived."""
+        if not self.done:
+            raise BodyFramingError("a body between nodes was cut")
+
+    def _begin(self) -> None:
+        if self.done:
+            raise BodyFramingError("a body between nodes continues after its end marker")
+        self._length, self._crc = _HEADER.unpack_from(self._held)
+        del self._held[: _HEADER.size]
+        if not self._length:
+            self.done = True
+            if self._held or self._crc:
+                raise BodyFramingError("a body between nodes continues after its end marker")
+        if self._length > MAX_PIECE_BYTES:
+            raise BodyFramingError(
+                f"a piece of a body between nodes has {self._length} bytes; the limit is {MAX_PIECE_BYTES}"
+            )
+
+    def _take(self) -> bytes:
+        with memoryview(self._held) as view:
+            piece = bytes(view[: self._length])
+        del self._held[: self._length]
+        if checksums.crc32c(piece) != self._crc:
+            raise BodyFramingError("a piece of a body between nodes does not match its checksum")
+        self._length = 0
+        return piece
 
 
 # --- the answering side -----------------------------------------------------------------------------------

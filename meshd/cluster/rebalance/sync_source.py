@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 
 from meshd.cluster.rebalance.sync_plan import INTERNAL_BUCKET, Item, Scope, ScopeFilter, SlotDigests  # noqa: TC001  msgspec reads annotations
-from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
-from meshd.rpc.peer_rpc import PREFIX, PeerCall, ResponseStream
+from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall, ResponseStream
 from meshd.store.errors import CorruptExtentError, StoreError
 from meshd.store.integrity.verification import StreamVerifier, read_chunks, read_spans
 from meshd.store.records import NULL, Record, Upload, UploadedPart  # noqa: TC001  likewise

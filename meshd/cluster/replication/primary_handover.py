@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT
-from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
-from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, PeerCall
+from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, BodyFramingError, PeerCall
 from meshd.store.errors import NotReplicatedError
 from meshd.telemetry import metrics
 from meshwire.cluster import routes

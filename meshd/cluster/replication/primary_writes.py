@@ -22,8 +22,8 @@ from meshd.cluster.read_barrier import ANSWER_VALID_SECONDS, ReadBarrier
 from meshd.cluster.replication.primary_handover import PrimaryHandover
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT, Replicator
 from meshd.cluster.replication.write_forwarding import StoreForwarder
-from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
+from meshd.rpc.peer_rpc import BodyFramingError
 from meshd.store.engine.member_header import version_id_of
 from meshd.store.errors import (
     ConditionFailedError,

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
 import msgspec
 
 from meshd.errors import MeshdError
-from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
-from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, PeerCall, body_with_message, encode_message
+from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, BodyFramingError, PeerCall, body_with_message, encode_message
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Final
 from meshd.auth.acls import stored_bucket_acl
 from meshd.control.buckets import Bucket, BucketExistsError
 from meshd.core.error_mapping import store_errors
-from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
-from meshd.rpc.peer_rpc import PREFIX, PeerCall
+from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall
 from meshd.store.errors import NoSuchUploadError
 from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.errors import S3Error

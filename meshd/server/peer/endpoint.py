@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshd.rpc import checksummed_framing as framing
 from meshd.rpc.peer_client import (
     FRAMED_HEADER,
     MAP_HEADER,
@@ -19,7 +18,15 @@ from meshd.rpc.peer_client import (
     StaleMapError,
     peer_secret,
 )
-from meshd.rpc.peer_rpc import PREFIX
+from meshd.rpc.peer_rpc import (
+    END_MARKER,
+    MAX_PIECE_BYTES,
+    PREFIX,
+    BodyFramingError,
+    FrameDecoder,
+    frame_body,
+    piece_header,
+)
 from meshd.server.http_server import HttpRoute
 from meshd.server.proxy.hop_headers import stale_map_reply
 from meshd.server.request import RequestBody
@@ -49,13 +56,13 @@ class PeerCaller:
     async def iter_body(self, request: MeshRequest) -> AsyncIterator[bytes]:
         """Yield the body, verified. Raises S3Error BadDigest, IncompleteBody, RequestTimeout."""
         head = request_head(request, _MAX_HEADERS)
-        frames = framing.FrameDecoder()
+        frames = FrameDecoder()
         try:
             async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).iter_raw():
                 for piece in frames.feed(data):
                     yield piece
             frames.finish()
-        except framing.BodyFramingError as error:
+        except BodyFramingError as error:
             raise S3Error("BadDigest", str(error)) from error
 
     async def read_raw_body(self, request: MeshRequest, limit: int) -> bytes:
@@ -140,7 +147,7 @@ class PeerAuthenticator:
 
 def peer_reply(body: bytes, now: int, *, status: int = 200) -> Reply:
     """Return a complete response to a node, framed with its checksum."""
-    content = framing.frame_body(body)
+    content = frame_body(body)
     return Reply(status, [(FRAMED_HEADER, "1"), ("Content-Length", str(len(content)))], content, now)
 
 
@@ -154,9 +161,9 @@ async def stream_reply(request: MeshRequest, pieces: AsyncIterable[bytes], now: 
     head = head_bytes(200, headers, now, connection=connection_header(request, keep_alive))
     try:
         async for piece in pieces:
-            for start in range(0, len(piece), framing.MAX_PIECE_BYTES):
-                part = piece[start : start + framing.MAX_PIECE_BYTES]
-                announced = framing.piece_header(part)
+            for start in range(0, len(piece), MAX_PIECE_BYTES):
+                part = piece[start : start + MAX_PIECE_BYTES]
+                announced = piece_header(part)
                 transport.write(head + b"%x\r\n%b" % (len(part) + len(announced), announced))
                 head = b""
                 transport.write(part)
@@ -167,6 +174,6 @@ async def stream_reply(request: MeshRequest, pieces: AsyncIterable[bytes], now: 
             raise
         transport.abort()
         raise ConnectionAbortedError(f"a response in progress cannot be finished: {error}") from error
-    transport.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(framing.END_MARKER), framing.END_MARKER))
+    transport.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(END_MARKER), END_MARKER))
     await request.drain()
     return StreamedReply(200, keep_alive=keep_alive)

@@ -14,14 +14,16 @@ import pytest
 import uvloop
 
 from meshd.core.api_errors import BatchError
-from meshd.rpc import checksummed_framing as framing
 from meshd.rpc.peer_client import PeerClient, PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import (
     IN_QUERY,
+    BodyFramingError,
+    FrameDecoder,
     MalformedResponseError,
     NotHereError,
     PeerCall,
     ResponseStream,
+    frame_body,
     handler,
     stream_handler,
 )
@@ -395,18 +397,18 @@ def test_a_certificate_that_is_refused_is_named(tmp_path: Path, caplog: pytest.L
 
 
 def test_broken_pieces_are_noticed() -> None:
-    body = framing.frame_body(b"abc" * 100)
+    body = frame_body(b"abc" * 100)
     for at in range(len(body)):
         broken = bytearray(body)
         broken[at] ^= 1
-        with pytest.raises(framing.BodyFramingError):
+        with pytest.raises(BodyFramingError):
             _read(bytes(broken))
     for length in range(len(body)):
-        with pytest.raises(framing.BodyFramingError):
+        with pytest.raises(BodyFramingError):
             _read(body[:length])
 
 
 def _read(body: bytes) -> None:
-    frames = framing.FrameDecoder()
+    frames = FrameDecoder()
     frames.feed(body)
     frames.finish()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.cluster.replication.write_forwarding import WriteForwarder, WriteNotTakenError
-from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_rpc import BodyFramingError
 from meshd.store.errors import DiskFullError, NotPrimaryError, NotReplicatedError
 from meshd.store.write_context import INTERNAL_WRITE, WriteContext
 from meshwire.cluster import Node

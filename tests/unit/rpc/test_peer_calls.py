@@ -39,9 +39,9 @@ from meshd.peer_reads.resume_read import ResumeSource
 from meshd.reads.copy_source import FIND_SOURCE, READ_SOURCE, SOURCE_EXISTS
 from meshd.reads.peer_handlers import CopySourceHandlers, FrameHandlers
 from meshd.reads.peer_read_service import PeerReadService
-from meshd.rpc.checksummed_framing import BodyFramingError
 from meshd.rpc.peer_rpc import (
     IN_QUERY,
+    BodyFramingError,
     MalformedResponseError,
     PeerCall,
     ResponseStream,
