@@ -225,10 +225,6 @@ class Index:
         raw = self.uploads.get(txn, upload_key(bucket, key, upload_id))
         return None if raw is None else _upload(raw)
 
-    def decode_upload(self, raw: Any) -> Upload:
-        """Decodes a value of the uploads table."""
-        return _upload(raw)
-
     def put_upload(self, txn: Any, upload: Upload) -> None:
         self.uploads.put(txn, upload_key(upload.bucket, upload.key, upload.upload_id), _encode(upload))
 
@@ -394,7 +390,7 @@ def list_uploads(
             if len(uploads) + len(prefixes) >= limit:
                 return UploadPage(tuple(uploads), tuple(prefixes), limit > 0, *last)
             if rolled is None:
-                uploads.append(index.decode_upload(cursor.value))
+                uploads.append(_upload(cursor.value))
                 last = (name.decode(), upload_id.decode())
                 cursor.next()
             else:

@@ -62,11 +62,6 @@ def _key(name: bytes, stamp: int) -> bytes:
     return name + b"\0" + stamp.to_bytes(_STAMP - 1, "big")
 
 
-def add_to_quarantine(index: Index, txn: Any, name: bytes, stamp: int, about: Quarantined) -> None:
-    """Records a damaged version."""
-    index.quarantine.put(txn, _key(name, stamp), msgspec.msgpack.encode(about))
-
-
 def release_from_quarantine(index: Index, txn: Any, name: bytes, stamp: int) -> None:
     """Removes the record of a version that was repaired or removed."""
     index.quarantine.delete(txn, _key(name, stamp))
@@ -109,7 +104,7 @@ class QuarantineVersion(Mutation):
         raw = index.quarantine.get(txn, key)
         known = () if raw is None else msgspec.msgpack.decode(raw, type=Quarantined).extents
         bad = tuple(dict.fromkeys((*known, *bad)))
-        add_to_quarantine(index, txn, self.name, self.stamp, Quarantined(bad, self.found, self.why))
+        index.quarantine.put(txn, key, msgspec.msgpack.encode(Quarantined(bad, self.found, self.why)))
         failpoints.hit("store.quarantine.confined")
         if not record.broken:
             index.versions.replace_version(txn, self.name, msgspec.structs.replace(record, broken=True))
