@@ -106,10 +106,18 @@ class Child:
 
 
 def fork_child(spec: ChildSpec, close: Iterable[int]) -> tuple[int, int]:
-    """Start `spec.body` in a child that closes `close` first. Returns (pid, non-blocking end of its pipe)."""
+    """Start `spec.body` in a child that closes `close` first. Returns (pid, non-blocking end of its pipe).
+
+    Raises OSError if there is no room for a process, its memory or its pipe; nothing is left open then.
+    """
     mine, theirs = os.pipe()
     parent = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(mine)
+        os.close(theirs)
+        raise
     if pid == 0:
         _become(spec, theirs, parent, [mine, *(fd for fd in close if fd not in spec.fds)])
     os.close(theirs)

@@ -278,7 +278,11 @@ class _Accounts:
         except ConfigError as error:
             _log.error("users not reloaded", extra={"why": str(error)})
             return
-        _, pipe = fork_child(ChildSpec("users-0", lambda _: self._store_again()), ())
+        try:
+            _, pipe = fork_child(ChildSpec("users-0", lambda _: self._store_again()), ())
+        except OSError as error:
+            _log.error("users not reloaded", extra={"why": f"{error}; send SIGHUP again to retry"})
+            return
         os.close(pipe)
 
     def _store_again(self) -> None:
@@ -324,7 +328,10 @@ def _in_child(name: str, work: Callable[[ChildReporter], None]) -> None:
             reporter.report_failure(str(error))
             raise
 
-    pid, pipe = fork_child(ChildSpec(name, body), ())
+    try:
+        pid, pipe = fork_child(ChildSpec(name, body), ())
+    except OSError as error:
+        raise StartupError(f"{name} cannot be started: {error}") from error
     os.set_blocking(pipe, True)
     with os.fdopen(pipe, "rb") as reports:
         said = reports.read()

@@ -101,6 +101,7 @@ _log = logging.getLogger("meshd.supervisor")
 _INDEX_ROLES = frozenset({"worker", "coordinator"})  # roles that map the index into memory
 _MAX_INDEX_DEATHS = 3  # deaths of such processes within
 _DEATH_WINDOW = 600.0  # seconds
+_FORK_RETRY = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +213,15 @@ class Supervisor:
         pipes = [other.pipe for other in self._running()]
         close = [*pipes, *self._held(), self._wakeups.fileno(), self._selector.fileno()]
         child.reason, child.started, child.last_heard = "", now, 0.0
+        try:
+            child.pid, child.pipe = fork_child(child.spec, close)
+        except OSError as error:  # the limit of processes or descriptors, or no memory: not a reason to end
+            child.due = now + _FORK_RETRY
+            _log.error(
+                "%s cannot be started", child.spec.name, extra={"why": str(error), "retry_in": _FORK_RETRY}
+            )
+            return
         self._board[child.spec.name] = Phase.STARTING
-        child.pid, child.pipe = fork_child(child.spec, close)
         self._selector.register(child.pipe, selectors.EVENT_READ)
 
     def _read_reports(self, child: Child) -> None:

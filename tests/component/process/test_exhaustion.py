@@ -156,8 +156,9 @@ def _limit_processes(daemon: Daemon, room: int) -> None:
 def test_no_process_can_be_started(as_nobody: Daemon) -> None:
     client = as_nobody.client()
     client.put_object(Bucket=_BUCKET, Key="before", Body=b"before" * 100_000)
-    _limit_processes(as_nobody, room=0)
+    _limit_processes(as_nobody, room=-10)  # also after the death of one with its threads
     as_nobody.signal_child("transform-0")
+    _await(lambda: "transform-0 cannot be started" in as_nobody.output(), "the supervisor does not say so")
     with costs(as_nobody, "20 × PUT 1 KB, PUT 2 MiB, GET 2 MiB without room for a process"):
         for number in range(20):
             client.put_object(Bucket=_BUCKET, Key=f"small-{number}", Body=b"x" * 1000)
