@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import subprocess
-import tarfile
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.kubernetes.control_plane import ROOT
+from tests.support.earlier_release import EARLIER, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Before volumes that grow and neighbours on one disk: rights and definitions have changed since.
-EARLIER = "a78d64589d71f8770ebadb6a409fe819a39c6c10"
-
-
 def earlier(place: Path) -> Path:
     """This repository as it was at that commit. Skips the test where there is no history."""
-    parts = ("helm", "meshd", "operator", "sdk")
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", EARLIER, *parts], capture_output=True, check=False, timeout=60
-    )
-    if done.returncode:
-        pytest.skip(f"the history of this checkout does not reach back to {EARLIER[:7]}")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(place, filter="data")
-    return place
+    return unpack(EARLIER, place, "helm", "meshd", "operator", "sdk")
 
 
 def copied_chart(place: Path, root: Path = ROOT) -> Path:

@@ -18,6 +18,7 @@ from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap, Secret, ServiceAccountToken
 
+from tests.support.earlier_release import code_path
 from tests.support.fork_server import launch
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Starting:
         inherited = {
             k: v for k, v in os.environ.items() if not k.startswith(("MESHD_", "MESH_", "KUBERNETES_"))
         }
-        code = {"PYTHONPATH": _path(self._checkouts[tag])} if tag in self._checkouts else {}
+        code = {"PYTHONPATH": code_path(self._checkouts[tag])} if tag in self._checkouts else {}
         account = {"KUBECONFIG": str(self._kubeconfig(running)), "HOSTNAME": running.name}
         environment = inherited | code | account | own
         arguments = [self._here(running, _expanded(each, variables)) for each in container.get("args") or ()]
@@ -178,7 +179,3 @@ class Starting:
 
 def _expanded(text: str, variables: Mapping[str, str | None]) -> str:
     return re.sub(r"\$\(([A-Z_]+)\)", lambda found: variables.get(found[1]) or found[0], text)
-
-
-def _path(checkout: Path) -> str:
-    return os.pathsep.join(str(checkout / part) for part in ("", "sdk", "operator"))

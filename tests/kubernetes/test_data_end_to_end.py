@@ -19,7 +19,6 @@ from lightkube.resources.core_v1 import ConfigMap, Namespace, Node, Pod, Secret
 from lightkube.types import PatchType
 
 from meshoperator.planners.admission import DONE, LABEL, SECRET
-from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.releases import copied_chart, run_helm
@@ -36,6 +35,7 @@ from tests.kubernetes.test_webhook import (
     until,
 )
 from tests.support.certificates import Authority
+from tests.support.front import Front
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,11 +9,11 @@ import pytest
 
 from tests.kubernetes.apart import NAMESPACE, apart
 from tests.kubernetes.control_plane import GROUP_VERSION, define, undefine
-from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.releases import copied_chart, run_helm
 from tests.kubernetes.scenes import POOL, SPEC
 from tests.kubernetes.test_crds_served import BY_NAME, create, resource
+from tests.support.front import Front
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

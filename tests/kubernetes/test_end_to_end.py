@@ -17,11 +17,11 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap, Namespace, Node, Secret
 from lightkube.types import PatchType
 
-from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.releases import copied_chart, run_helm
 from tests.kubernetes.scenes import SPEC, MeshCluster, MeshNode, Reader, Scene, photographs
+from tests.support.front import Front
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

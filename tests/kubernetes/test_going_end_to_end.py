@@ -14,12 +14,12 @@ from lightkube.resources.core_v1 import Namespace, Pod
 from lightkube.resources.rbac_authorization_v1 import ClusterRole
 from lightkube.types import PatchType
 
-from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.releases import copied_chart, run_helm
 from tests.kubernetes.scenes import POOL, SPEC, Scene
 from tests.kubernetes.test_webhook import dataset, pod
+from tests.support.front import Front
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,13 +15,13 @@ from lightkube.resources.core_v1 import Namespace, PersistentVolumeClaim, Secret
 from lightkube.resources.storage_v1 import StorageClass
 from lightkube.types import PatchType
 
-from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.releases import copied_chart, run_helm
 from tests.kubernetes.scenes import POOL, SPEC, MeshNode, Scene
 from tests.kubernetes.test_data_end_to_end import status
 from tests.support.certificates import Authority
+from tests.support.front import Front
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,12 +14,12 @@ from lightkube.resources.core_v1 import Secret
 
 from tests.kubernetes.apart import NAMESPACE, apart
 from tests.kubernetes.control_plane import ROOT, define
-from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.releases import copied_chart, earlier, run_helm
 from tests.kubernetes.scenes import POOL, SPEC, Reader, photographs
 from tests.kubernetes.test_crds_served import BY_NAME, create, resource
 from tests.kubernetes.test_webhook import GROUP_VERSION
+from tests.support.front import Front
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -48,7 +48,8 @@ def running_nodes() -> set[int]:
 
 class DaemonCluster:
     """`nodes` by id; those that do not run are there, too. `args`: more flags of all, `own` of some. With
-    `tls` they speak https, each with a certificate of one `authority`."""
+    `tls` they speak https, each with a certificate of one `authority`. `checkout`: of an earlier release,
+    whose code they run."""
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class DaemonCluster:
         etcd_host: str = "127.0.0.1",
         etcd_flags: Sequence[str] = (),
         tls: bool = False,
+        checkout: Path | None = None,
     ) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="mesh-"))
         self.place = place or self._scratch
@@ -71,6 +73,7 @@ class DaemonCluster:
         self.etcd = EtcdCluster(self.place / "etcd", 1, *etcd_flags, host=etcd_host, ports=ports)
         self._args, self._own, self._workers, self._lease = tuple(args), dict(own or {}), workers, lease
         self.authority = authority_in(self.place / "tls") if tls else None
+        self._checkout = checkout
         self._env = dict(env or {})
         self._env.setdefault("MESHD_ROOT_ACCESS_KEY", "MESHROOT" + secrets.token_hex(4))
         self._env.setdefault("MESHD_ROOT_SECRET_KEY", secrets.token_urlsafe(24))
@@ -298,6 +301,7 @@ class DaemonCluster:
         args = ["--control", self.control, "--node-id", node_id, "--lease", str(self._lease)]
         args += ["--weight", "1", *self._args, *self._own.get(node_id, ())]
         daemon = Daemon(self.place / node_id, args, self._env | dict(env or {}), self._workers)
+        daemon.checkout = self._checkout
         if self.authority is not None:
             daemon.authority, daemon.pair = self.authority, self.authority.issue(node_id)
             daemon.args += ("--peer-ca", str(self.authority.cert))

@@ -30,6 +30,7 @@ from meshd.process.local_etcd import reserve_port
 from meshd.util.clock import SystemClock
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
+from tests.support.earlier_release import code_path
 from tests.support.fork_server import execute, launch
 
 if TYPE_CHECKING:
@@ -80,9 +81,9 @@ class Daemon:
 
     Without `data_dir`, a temporary one is used and removed at the end. `args` are more flags of `meshd serve`
     (a later one wins), `env` more environment; `host`, `namespace` (the file of the network namespace it
-    runs in) and `prefix` (a command before its own, as `prlimit`) may be set before it is up. Root keys are
-    `access_key` and `secret_key`. With `tls` it speaks https with a certificate of an `authority` of its own,
-    which its clients here trust.
+    runs in), `prefix` (a command before its own, as `prlimit`) and `checkout` (of an earlier release, whose
+    code it runs) may be set before it is up. Root keys are `access_key` and `secret_key`. With `tls` it
+    speaks https with a certificate of an `authority` of its own, which its clients here trust.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Daemon:
         self.endpoint = ""
         _all.add(self)
         self.host, self.namespace, self.prefix = "127.0.0.1", "", tuple[str, ...]()
+        self.checkout: Path | None = None
         self._stdout = ""
         self._process: Process | None = None
 
@@ -136,7 +138,8 @@ class Daemon:
         """Start the process (again); a restart keeps the port."""
         listen = urlsplit(self.endpoint).netloc or f"{self.host}:{reserve_port(self.host)}"
         arguments = ["serve", "--data-dir", str(self.data_dir), "--listen", listen]
-        arguments += ["--workers", str(self.workers), "--transform-workers", "1"]
+        transform_workers = "--transform-workers" if self.checkout is None else "--transforms"
+        arguments += ["--workers", str(self.workers), transform_workers, "1"]
         if self.pair is not None:
             arguments += ["--tls-cert", str(self.pair.cert), "--tls-key", str(self.pair.key)]
         self._process = self._launched([*arguments, *self.args])
@@ -147,6 +150,9 @@ class Daemon:
         if points := ",".join(filter(None, (*_failing, env.get(FAILPOINTS)))):
             env[FAILPOINTS] = points
         with self.stderr_path.open("ab") as stderr:
+            if self.checkout is not None:
+                env["PYTHONPATH"] = code_path(self.checkout)
+                return execute(arguments, env, stderr, folder=self.checkout, prefix=self.prefix)
             if self.prefix:
                 return execute(arguments, env, stderr, prefix=self.prefix)
             return launch(arguments, env, stderr, namespace=self.namespace)
