@@ -24,6 +24,7 @@ LONGEST: Final = (
     "component/mesh/test_mesh_control_lost",
     "examples/test_examples",
     "component/mesh/test_mesh_jobs",
+    "component/mesh/test_rolling_upgrade",
     "component/mesh/test_mesh_scrub",
     "component/mesh/test_mesh_writes",
     "component/store/test_integrity_copies",
