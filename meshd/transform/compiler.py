@@ -1,6 +1,7 @@
 """Plan compiler: turns the ops of a plan into a program that renders one row of a batch.
 
-Invariant: a canonical plan compiles to the same program on every node that has its op versions.
+A field that is mixed has two chains, before and after its mixing op. Invariant: a canonical plan compiles
+to the same program on every node that has its op versions.
 """
 
 from __future__ import annotations
@@ -8,31 +9,75 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from meshd.transform import registry
 from meshd.transform.assets import PREFIX, no_assets
 from meshd.transform.errors import BadSampleError
-from meshd.transform.mixup_pairs import compile_mixing, split_at_mixing
 from meshd.transform.multi_field_ops import FieldOps, SharedDraws
-from meshd.transform.op_chain import compile_chain
+from meshd.transform.op_chain import compile_chain, decode_hint
+from meshd.transform.op_types import BYTES, LABEL, FieldType
 from meshd.transform.sandbox.user_modules import MODULES
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.plan.op_declarations import is_user_op
 from meshwire.plan.plan_spec import parse_spec
-from meshwire.strict_json import PlanError, suggestion
+from meshwire.strict_json import PlanError, shown_value, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from meshd.transform.assets import AssetLoader
-    from meshd.transform.mixup_pairs import CompiledMixing, SplitChain
     from meshd.transform.multi_field_ops import CompiledMultiFieldOp
     from meshd.transform.op_chain import Draw, OpChain
-    from meshd.transform.op_types import FieldType
+    from meshd.transform.registry import MixingOp
     from meshwire.plan.plan_spec import OpSpec, PlanSpec
 
-__all__ = ["Program", "asset_digests", "compile_program", "complete_spec", "load_program"]
+__all__ = [
+    "CompiledMixing",
+    "Program",
+    "asset_digests",
+    "compile_program",
+    "complete_spec",
+    "load_program",
+    "partner_label_name",
+]
+
+
+WEIGHT = FieldType("array", "float32", ())
+_SOFT = ("float16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledMixing:
+    """A plan's mixing op, compiled. `before`: the chain of `field` before mixing.
+
+    `soft`: labels that are float vectors, mixed as the field is. `others` (bytes fields) and `class_labels`
+    (labels of the dataset): labels whose partner's value is delivered next to the row's own.
+    """
+
+    op: str
+    index: int
+    field: str
+    before: OpChain
+    mixing: MixingOp
+    soft: tuple[str, ...]
+    others: tuple[str, ...]
+    class_labels: tuple[str, ...]
+
+    @property
+    def outputs(self) -> dict[str, FieldType]:
+        """The columns that transform processes write in addition to the fields, ordered by name."""
+        added = {self.weight_name: WEIGHT} | {partner_label_name(label): LABEL for label in self.others}
+        return dict(sorted(added.items()))
+
+    @property
+    def weight_name(self) -> str:
+        return f"{self.field}.weight"
+
+
+def partner_label_name(label: str) -> str:
+    """Return the name of the column with the partner's value of a label."""
+    return f"{label}.other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +183,82 @@ def _check_field(name: str, path: str, known: Collection[str], labels: Sequence[
         raise PlanError(path, f"the dataset has no field {name!r}{suggestion(name, known)}")
 
 
+@dataclass(frozen=True, slots=True)
+class SplitChain:
+    """A field's chain, split at its mixing op: `after` is the chain of the mixed value."""
+
+    op: str
+    index: int
+    before: OpChain
+    mixing: MixingOp
+    after: OpChain
+
+
+def split_at_mixing(
+    ops: Sequence[tuple[int, OpSpec]], *, fuse: bool, load: AssetLoader, start: FieldType = BYTES
+) -> SplitChain | None:
+    """Split a field's ops, which begin with the type `start`, at the mixing op.
+
+    Returns None if none of them mixes. Raises PlanError.
+    """
+    at = [number for number, (index, op) in enumerate(ops) if _mixes(index, op)]
+    if not at:
+        return None
+    if len(at) > 1:
+        raise PlanError(
+            f"ops[{ops[at[1]][0]}]",
+            "a plan mixes rows only once; mixup_or_cutmix chooses one of the two at random",
+        )
+    index, op = ops[at[0]]
+    before = compile_chain(ops[: at[0]], fuse=fuse, load=load, start=start)
+    _, operation = registry.build(op, f"ops[{index}]", load)
+    try:
+        mixed = operation.infer(before.output)
+    except ValueError as error:
+        hint = decode_hint(operation, before.output)
+        raise PlanError(f"ops[{index}]", f"{op.op}: {error}{hint}") from None
+    after = compile_chain(ops[at[0] + 1 :], fuse=fuse, load=load, start=mixed)
+    return SplitChain(op.op, index, before, cast("MixingOp", operation), after)
+
+
+def _mixes(index: int, op: OpSpec) -> bool:
+    return registry.find(op.op, op.version, f"ops[{index}]").is_mixing
+
+
+def compile_mixing(
+    field: str, halves: SplitChain, chains: Mapping[str, OpChain], class_labels: Sequence[str]
+) -> CompiledMixing:
+    """Compile the mixing of a program. Raises PlanError for labels that it does not support."""
+    soft, others, own = list[str](), list[str](), list[str]()
+    given = halves.mixing.labels
+    for name in sorted({*chains, *class_labels}) if given is None else given:
+        path = f"ops[{halves.index}].args.labels"
+        if name in class_labels:
+            own.append(name)
+        elif name not in chains:
+            known = suggestion(name, [*chains, *class_labels])
+            raise PlanError(path, f"the dataset has no field {shown_value(name)}{known}")
+        elif chains[name].output.kind == "label":
+            others.append(name)
+        elif given is not None and name != field and _is_soft(chains[name].output):
+            soft.append(name)
+        elif given is not None:
+            found = chains[name].output
+            raise PlanError(
+                path, f"{name!r} is {found}; a label is an int64, or floats of a fixed shape (one_hot)"
+            )
+    return CompiledMixing(
+        halves.op,
+        halves.index,
+        field,
+        halves.before,
+        halves.mixing,
+        tuple(soft),
+        tuple(sorted(others)),
+        tuple(own),
+    )
+
+
 def _pairing(
     mixed: Mapping[str, SplitChain], chains: Mapping[str, OpChain], labels: Sequence[str]
 ) -> CompiledMixing | None:
@@ -149,6 +270,10 @@ def _pairing(
             f"ops[{more[0][1].index}]", f"a plan mixes only one field, and this one already mixes {field!r}"
         )
     return compile_mixing(field, halves, chains, labels)
+
+
+def _is_soft(field: FieldType) -> bool:
+    return field.kind == "array" and field.dtype in _SOFT and field.fixed is not None
 
 
 def asset_digests(spec: PlanSpec) -> tuple[str, ...]:

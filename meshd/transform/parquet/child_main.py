@@ -59,7 +59,7 @@ def _confined(memory: int) -> RowConverter:
 
 def _send_rows(link: _Link, rows: RowConverter, source: _Source) -> None:
     try:
-        for piece in rows.convert(source):
+        for piece in rows.convert(source, source.size):
             link.send_message(DATA, piece)
         link.send_message(DONE)
     except MemoryError:

@@ -22,7 +22,6 @@ from meshwire.formats.parquet_rows import MAX_CELLS, MAX_COLUMNS, RowLengths, re
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from meshd.transform.parquet.child_main import _Source
     from meshwire.frame.columns import Integers
 
 _BATCH_BYTES: Final = 8 << 20
@@ -57,12 +56,12 @@ class RowConverter:
         out = io.BytesIO()
         table = pa.table({"a": ["x", None], "b": [[1.0], [2.0]], "c": [{"d": b"y"}, None], "e": [True, None]})
         pq.write_table(table, out, compression="zstd", use_dictionary=["a"])
-        rows = RowConverter()
-        for _ in rows.convert(_Known(out.getvalue())):
+        data = out.getvalue()
+        for _ in RowConverter().convert(io.BytesIO(data), len(data)):
             pass
 
-    def convert(self, source: _Source | _Known) -> Iterator[bytes]:
-        """Yield the copy in pieces. Raises RowsError, and what pyarrow raises."""
+    def convert(self, source: io.IOBase, size: int) -> Iterator[bytes]:
+        """Yield the copy of a file of `size` bytes in pieces. Raises RowsError, and what pyarrow raises."""
         file = pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False, buffer_size=1 << 20)
         refused = self._look(file)
         total = 0
@@ -72,7 +71,7 @@ class RowConverter:
                 total += len(data)
                 yield from _cut(data)
         document = RowLengths(self._count(), self._kinds, self._arrays(), refused).to_bytes()
-        yield from _cut(render_footer(document, total, source.size))
+        yield from _cut(render_footer(document, total, size))
 
     def _look(self, file: pq.ParquetFile) -> dict[str, str]:
         """Select the columns to read and return the unsupported ones."""
@@ -122,14 +121,6 @@ class RowConverter:
 
     def _arrays(self) -> dict[str, Integers]:
         return {name: np.frombuffer(lengths, np.int64) for name, lengths in self._lengths.items()}
-
-
-class _Known(io.BytesIO):
-    """A file in memory."""
-
-    @property
-    def size(self) -> int:
-        return len(self.getbuffer())
 
 
 def kind_of(found: pa.DataType) -> str:

@@ -11,7 +11,7 @@ import json
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from meshd.transform.assets import MissingAssetError, asset, no_assets
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshd.transform.assets import AssetLoader
-    from meshd.transform.sandbox.client import SandboxProcessPool
     from meshwire.plan.keyed_random import KeyedRandom
     from meshwire.plan.op_declarations import Argument, OpDeclaration, ValueType
 
@@ -75,6 +74,16 @@ def parse_module(name: str, data: bytes) -> UserModule:
     return UserModule(version, name, str(value["source"]).encode(), parse_declarations(value["ops"]))
 
 
+class UserOpRunner(Protocol):
+    """Runs the ops of modules in sandbox processes: `SandboxProcessPool`, in a transform process."""
+
+    def run_op(
+        self, module: UserModule, declared: OpDeclaration, args: Mapping[str, Any], key: int, value: Any
+    ) -> Any:
+        """Return an op's result for a value. Raises BadSampleError, WrongOutputError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class UserOperation:
     """An op of a module with its arguments, as chains run it."""
@@ -82,7 +91,7 @@ class UserOperation:
     module: UserModule
     declared: OpDeclaration
     args: Mapping[str, Any]
-    processes: SandboxProcessPool | None
+    processes: UserOpRunner | None
 
     def infer(self, field: FieldType) -> FieldType:
         taken, made = self.declared.input, self.declared.output
@@ -145,7 +154,7 @@ class UserModuleCache:
     def __init__(self) -> None:
         self._known: OrderedDict[str, UserModule] = OrderedDict()
         self._load: AssetLoader = no_assets
-        self.processes: SandboxProcessPool | None = None
+        self.processes: UserOpRunner | None = None
 
     def __repr__(self) -> str:
         return f"<UserModuleCache {len(self._known)}>"
@@ -214,7 +223,7 @@ def missing_build_error(name: str, version: str, path: str) -> UnknownBuildError
 
 
 def op_definition(
-    module: UserModule, name: str, declared: OpDeclaration, processes: SandboxProcessPool | None = None
+    module: UserModule, name: str, declared: OpDeclaration, processes: UserOpRunner | None = None
 ) -> OpDefinition:
     """Return an op of a module as a definition of the registry."""
 
