@@ -12,7 +12,6 @@ import asyncio
 import json
 from collections import OrderedDict
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -20,18 +19,14 @@ import msgspec
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.core.peer_messages import RemoteRecord
-from meshd.datasets.archives.decompression import decompress
 from meshd.datasets.archives.reader import (
     SCATTERED,
-    UNLIMITED,
-    BufferedSpanReader,
     DecompressedSizeError,
-    ForwardReader,
-    limit_bytes,
-    member_pieces,
-    plausible_members,
-    read_spans,
-    span_pieces,
+    decompressed_pieces,
+    index_compressed_tar,
+    index_tar_archive,
+    index_zip_members,
+    inflate_members,
     stream_files,
     zip_files,
 )
@@ -39,25 +34,23 @@ from meshd.store.errors import ConditionFailedError
 from meshd.store.integrity.verification import damage_context, verify_extents
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
-from meshd.transform.parquet.client import ParquetError, ParquetUnsupportedError, parquet_rows
+from meshd.transform.parquet.client import ParquetUnsupportedError
 from meshd.util import failpoints
 from meshd.util.async_tasks import SingleFlight
-from meshwire.dataset.archive_index import ArchiveIndex, index_tar
+from meshwire.dataset.archive_index import ArchiveIndex
 from meshwire.dataset.archive_keys import ArchiveError, archive_kind, copy_kind
-from meshwire.formats.tar import TarError, scan_tar
-from meshwire.formats.zip_archive import STORED
+from meshwire.formats.tar import TarError
 from meshwire.frame.columns import ColumnError
 from meshwire.http_values.conditional_requests import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from meshd.datasets.archives.reader import StreamedFile
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
-    from meshd.store.records import Record, Span
+    from meshd.store.records import Record
     from meshwire.dataset.archive_keys import ArchiveKind, CopyKind
-    from meshwire.formats.zip_archive import ZipMember
 
 INDEXES_PREFIX: Final = "archives/"
 REFUSALS_PREFIX: Final = "archives/bad/"
@@ -269,19 +262,21 @@ class ArchiveService:
         if copy is not None:
             return await self._scanned(kind, copy, record.size)
         with self._store.open_spans(record, 0, record.size) as spans:
-            return await asyncio.to_thread(_run_through, kind, spans, record.size, self._believed(record))
+            return await asyncio.to_thread(
+                index_compressed_tar, kind, spans, record.size, self._believed(record)
+            )
 
     async def _scanned(self, kind: ArchiveKind, record: Record, packed: int) -> ArchiveIndex:
         with self._store.open_spans(record, 0, record.size) as spans:
-            return await asyncio.to_thread(_scan, kind, spans, record.size, packed)
+            return await asyncio.to_thread(index_tar_archive, kind, spans, record.size, packed)
 
     async def _zip(self, record: Record, most: int) -> ArchiveIndex:
         with self._store.open_spans(record, 0, record.size) as spans:
             members = await asyncio.to_thread(zip_files, spans, record.size, self._believed(record))
-            index = await asyncio.to_thread(_zip_index, members, record.size)
+            index = await asyncio.to_thread(index_zip_members, members, record.size)
             # The checksums of all members are verified now, not when a member is first read.
             if index.inflated and index.size > most:
-                await asyncio.to_thread(_inflate_all, spans, members)
+                await asyncio.to_thread(inflate_members, spans, members)
             elif index.inflated:
                 await self._written("zip", record, most)
         return index
@@ -322,7 +317,7 @@ class ArchiveService:
                     await verify_extents(spans, "")
                 rows = max(self._most, _ROWS_RATIO * record.size)
                 most = rows if kind == "parquet" else self._believed(record)
-                source = _plain_bytes(kind, spans, record.size, most)
+                source = decompressed_pieces(kind, spans, record.size, most)
                 while piece := await asyncio.to_thread(next, source, b""):
                     left -= len(piece)
                     if left < 0:
@@ -398,72 +393,3 @@ def _read(document: bytes) -> ArchiveIndex:
     index = ArchiveIndex.from_bytes(document)
     index.prepare()
     return index
-
-
-def _scan(kind: ArchiveKind, spans: Iterable[Span], size: int, packed: int) -> ArchiveIndex:
-    """Index a tar by its headers alone (blocking). Raises TarError."""
-    members = plausible_members(scan_tar(BufferedSpanReader(list(spans)).read_at, 0, size), packed)
-    return ArchiveIndex(kind, index_tar(members), size, inflated=kind != "tar")
-
-
-def _run_through(kind: ArchiveKind, spans: Iterable[Span], size: int, most: int) -> ArchiveIndex:
-    """Index a compressed tar without keeping a copy (blocking). Raises ArchiveError, TarError."""
-    source = ForwardReader(limit_bytes(decompress(kind, span_pieces(list(spans), 0, size)), most))
-    files = index_tar(plausible_members(scan_tar(source.read_at, 0, UNLIMITED), size))
-    source.skip_to_end()
-    return ArchiveIndex(kind, files, source.seen, inflated=True)
-
-
-def _plain_bytes(kind: CopyKind, spans: Iterable[Span], size: int, most: int) -> Iterator[bytes]:
-    spans = list(spans)
-    if kind == "parquet":
-        yield from limit_bytes(_rows(spans, size), most)
-        return
-    if kind != "zip":
-        yield from limit_bytes(decompress(kind, span_pieces(spans, 0, size)), most)
-        return
-    members = zip_files(spans, size, most)
-    for member in members:
-        yield from member_pieces(spans, member)
-    if _copy_size(members) == size:
-        yield b"\0"
-
-
-def _rows(spans: Sequence[Span], size: int) -> Iterator[bytes]:
-    """Yield the rows of a Parquet file. Raises ArchiveError, UnreadableError."""
-    try:
-        yield from parquet_rows(partial(read_spans, spans), size)
-    except ParquetError as error:
-        raise ArchiveError(str(error)) from error
-
-
-def _inflate_all(spans: Sequence[Span], members: Iterable[ZipMember]) -> None:
-    """Decompress every member to verify it (blocking). Raises ArchiveError if one is damaged."""
-    for member in members:
-        for _ in member_pieces(spans, member):
-            pass
-
-
-def _copy_size(members: Iterable[ZipMember]) -> int:
-    return sum(member.size for member in members)
-
-
-class _Copied(NamedTuple):
-    """A member of a zip's copy, as input of the index."""
-
-    name: str
-    size: int
-    data_offset: int
-    type: str = "0"
-
-
-def _zip_index(members: list[ZipMember], size: int) -> ArchiveIndex:
-    """Return the index of a zip: with offsets in the zip if all its files are stored, else in its copy."""
-    if all(member.method == STORED for member in members):
-        return ArchiveIndex("zip", index_tar(members), size, inflated=False)
-    at, found = 0, []
-    for member in members:
-        found.append(_Copied(member.name, member.size, at))
-        at += member.size
-    # One extra byte if the copy is as large as the archive: a snapshot tells the two apart by their size.
-    return ArchiveIndex("zip", index_tar(found), at + (at == size), inflated=True)

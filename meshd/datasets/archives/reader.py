@@ -1,4 +1,6 @@
-"""Reads archive bytes: by offset, forward only, in one sequential pass, or as an asynchronous stream.
+"""Reads archives: by offset, forward only, in one sequential pass, or as an asynchronous stream.
+
+It also makes the index of an archive and the bytes of its decompressed copy.
 
 Law: memory is bounded by a piece and the codec, whatever the archive claims. The asynchronous stream
 reads ahead by about one megabyte in a thread; everything else here blocks. Invariant: a file is yielded
@@ -10,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.core.api_errors import BatchError
 from meshd.datasets.archives.decompression import PIECE, decompress, decompress_member
 from meshd.store.errors import DiskFailedError
 from meshd.store.integrity.verification import StreamVerifier, damage_context, verify_extents
-from meshwire.dataset.archive_index import FILE_TYPES
+from meshd.transform.parquet.client import ParquetError, parquet_rows
+from meshwire.dataset.archive_index import FILE_TYPES, ArchiveIndex, index_tar
 from meshwire.dataset.archive_keys import ArchiveError
 from meshwire.formats.tar import TarError, scan_tar
 from meshwire.formats.zip_archive import STORED, scan_zip
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record, Span
-    from meshwire.dataset.archive_keys import ArchiveKind
+    from meshwire.dataset.archive_keys import ArchiveKind, CopyKind
     from meshwire.formats.tar import TarMember
     from meshwire.formats.zip_archive import ZipMember
 
@@ -251,6 +255,72 @@ def limit_members(members: Iterable[TarMember]) -> Iterator[TarMember]:
         if number >= MAX_MEMBERS:
             raise TarError(f"more than {MAX_MEMBERS} members", member.start)
         yield member
+
+
+def index_tar_archive(kind: ArchiveKind, spans: Iterable[Span], size: int, packed: int) -> ArchiveIndex:
+    """Index a tar by its headers alone (blocking). Raises TarError."""
+    members = plausible_members(scan_tar(BufferedSpanReader(list(spans)).read_at, 0, size), packed)
+    return ArchiveIndex(kind, index_tar(members), size, inflated=kind != "tar")
+
+
+def index_compressed_tar(kind: ArchiveKind, spans: Iterable[Span], size: int, most: int) -> ArchiveIndex:
+    """Index a compressed tar without keeping a copy (blocking). Raises ArchiveError, TarError."""
+    source = ForwardReader(limit_bytes(decompress(kind, span_pieces(list(spans), 0, size)), most))
+    files = index_tar(plausible_members(scan_tar(source.read_at, 0, UNLIMITED), size))
+    source.skip_to_end()
+    return ArchiveIndex(kind, files, source.seen, inflated=True)
+
+
+class _Copied(NamedTuple):
+    """A member of a zip's copy, as input of the index."""
+
+    name: str
+    size: int
+    data_offset: int
+    type: str = "0"
+
+
+def index_zip_members(members: list[ZipMember], size: int) -> ArchiveIndex:
+    """Return the index of a zip: with offsets in the zip if all its files are stored, else in its copy."""
+    if all(member.method == STORED for member in members):
+        return ArchiveIndex("zip", index_tar(members), size, inflated=False)
+    at, found = 0, []
+    for member in members:
+        found.append(_Copied(member.name, member.size, at))
+        at += member.size
+    # One extra byte if the copy is as large as the archive: a snapshot tells the two apart by their size.
+    return ArchiveIndex("zip", index_tar(found), at + (at == size), inflated=True)
+
+
+def inflate_members(spans: Sequence[Span], members: Iterable[ZipMember]) -> None:
+    """Decompress every member to verify it (blocking). Raises ArchiveError if one is damaged."""
+    for member in members:
+        for _ in member_pieces(spans, member):
+            pass
+
+
+def decompressed_pieces(kind: CopyKind, spans: Iterable[Span], size: int, most: int) -> Iterator[bytes]:
+    """Yield the decompressed copy of a file in pieces (blocking). Raises ArchiveError, UnreadableError."""
+    spans = list(spans)
+    if kind == "parquet":
+        yield from limit_bytes(_rows(spans, size), most)
+        return
+    if kind != "zip":
+        yield from limit_bytes(decompress(kind, span_pieces(spans, 0, size)), most)
+        return
+    members = zip_files(spans, size, most)
+    for member in members:
+        yield from member_pieces(spans, member)
+    if sum(member.size for member in members) == size:  # see `index_zip_members`
+        yield b"\0"
+
+
+def _rows(spans: Sequence[Span], size: int) -> Iterator[bytes]:
+    """Yield the rows of a Parquet file. Raises ArchiveError, UnreadableError."""
+    try:
+        yield from parquet_rows(partial(read_spans, spans), size)
+    except ParquetError as error:
+        raise ArchiveError(str(error)) from error
 
 
 _BYTES: Final = 1 << 20

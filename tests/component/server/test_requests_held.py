@@ -159,7 +159,7 @@ def test_no_member_is_copied_into_a_bucket_that_is_anothers_by_now(monkeypatch: 
             mesh.run(buckets.create(Bucket("given-up", "bob", 1)))
             return decompress(*args)
 
-        monkeypatch.setattr("meshd.datasets.archives.archive_service.decompress", taken)
+        monkeypatch.setattr("meshd.datasets.archives.reader.decompress", taken)
         with pytest.raises(ClientError, match="NoSuchBucket"):
             s3.copy_object(Bucket="given-up", Key="k", CopySource="bench/x.tgz/-/a")
         assert mesh.nodes[0].node.store.get("given-up", "k") is None
