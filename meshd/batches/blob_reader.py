@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
+import msgspec
 from awscrt.checksums import combine_crc32c, crc32c
 
 from meshd.batches.remote_parts import RemoteParts
@@ -27,8 +28,8 @@ from meshd.telemetry import metrics
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from meshd.batches.sample_stream import Blob
-    from meshd.core.remote_source import RemoteSource
+    from meshd.batches.remote_parts import Piece
+    from meshd.core.remote_source import ObjectRange, RemoteSource
     from meshd.store.api import ObjectStore
     from meshd.store.records import Extent, Record
 
@@ -41,6 +42,23 @@ _KEPT = 4  # idle buffers that a worker keeps
 _GROUP_PARTS = 1000
 _VECTORS = 1000  # buffers per preadv call; the kernel allows 1,024
 _GAP = bytearray(4096)  # receives the bytes between neighbours, such as member headers; never used
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """One item of a stream: `length` bytes at `offset` of an object, `data` itself, or a remote `part`.
+
+    `error`: an error code; the blob is then empty.
+    `status`: the status in the trailer if the bytes can be read.
+    """
+
+    name: str
+    length: int
+    record: Record | None = None
+    offset: int = 0
+    data: bytes = b""
+    status: int = 0
+    error: str = ""
+    part: ObjectRange | None = None
 
 
 @dataclass(slots=True)
@@ -130,7 +148,7 @@ async def read_blobs(
     With `direct`, groups of large objects are spans.
     """
     sums: dict[int, int] = {}  # of blobs that continue in the next group
-    async with _buffers.borrowed() as buffer, RemoteParts(elsewhere, blobs, _GROUP) as far:
+    async with _buffers.borrowed() as buffer, RemoteParts(elsewhere, _remote_pieces(blobs)) as far:
         for parts, end in _cut(blobs, starts, at, direct=direct):
             if direct and _is_direct(blobs[parts[0].number]):
                 with ExitStack() as files:
@@ -146,6 +164,16 @@ async def read_blobs(
                     _finish(blobs[part.number], part, group, sums, lost=part.number in lost)
                 at = end
                 yield group
+
+
+def _remote_pieces(blobs: Sequence[Blob]) -> Iterator[Piece]:
+    for number, blob in enumerate(blobs):
+        part = blob.part
+        if part is None:
+            continue
+        for offset in range(0, blob.length, _GROUP):
+            length = min(_GROUP, blob.length - offset)
+            yield (number, offset), part._replace(offset=part.offset + offset, length=length)
 
 
 def _is_direct(blob: Blob) -> bool:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from meshd.batches.sample_stream import Blob, samples_body, tar_body
+from meshd.batches.blob_reader import Blob
+from meshd.batches.sample_stream import samples_body, tar_body
 from meshd.core.api_errors import BatchError
 from meshd.core.peer_messages import RemoteRecord, to_remote_record
 from meshd.core.remote_source import ObjectRange

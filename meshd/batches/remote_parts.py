@@ -18,22 +18,22 @@ from meshd.core.shared_memory import MemoryAccount
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from meshd.batches.sample_stream import Blob
     from meshd.core.remote_source import FetchedRanges, ObjectRange, RemoteSource
     from meshd.store.records import Location
 
 _WINDOW: Final = 8 << 20
 _PARTS: Final = 2000
-_Piece = tuple[tuple[int, int], "ObjectRange"]
+Piece = tuple[tuple[int, int], "ObjectRange"]
+"""The (blob number, offset) of a piece, and where its bytes are."""
 _Window = dict[tuple[int, int], "Location | ReadFailure"]
 
 
 class RemoteParts:
-    """The `blobs` that other nodes hold, fetched in pieces of at most `most` bytes."""
+    """The `pieces` of blobs that other nodes hold, in stream order."""
 
-    def __init__(self, elsewhere: RemoteSource, blobs: Sequence[Blob], most: int) -> None:
+    def __init__(self, elsewhere: RemoteSource, pieces: Iterator[Piece]) -> None:
         self._remote = elsewhere
-        self._windows = _windows(_pieces(blobs, most))
+        self._windows = _windows(pieces)
         self._memory = MemoryAccount()
         self._held: FetchedRanges | None = None
         self._window: _Window = {}
@@ -76,7 +76,7 @@ class RemoteParts:
         window = next(self._windows, None)
         self._ahead = None if window is None else asyncio.create_task(self._fetch(window))
 
-    async def _fetch(self, window: Sequence[_Piece]) -> tuple[FetchedRanges, _Window]:
+    async def _fetch(self, window: Sequence[Piece]) -> tuple[FetchedRanges, _Window]:
         fetched = await self._remote.fetch_parts([part for _, part in window], self._memory)
         return fetched, {name: place for (name, _), place in zip(window, fetched.places, strict=True)}
 
@@ -86,18 +86,8 @@ class RemoteParts:
         self._held, self._window = None, {}
 
 
-def _pieces(blobs: Sequence[Blob], most: int) -> Iterator[_Piece]:
-    for number, blob in enumerate(blobs):
-        part = blob.part
-        if part is None:
-            continue
-        for offset in range(0, blob.length, most):
-            length = min(most, blob.length - offset)
-            yield (number, offset), part._replace(offset=part.offset + offset, length=length)
-
-
-def _windows(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
-    window: list[_Piece] = []
+def _windows(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    window: list[Piece] = []
     size = 0
     for piece in pieces:
         window.append(piece)

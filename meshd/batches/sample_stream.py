@@ -7,17 +7,19 @@ or other bytes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
-from meshd.batches.blob_reader import read_blobs
+from meshd.batches.blob_reader import Blob, read_blobs
 from meshd.core.remote_source import SINGLE_NODE
 from meshd.store.records import Span
+from meshwire.dataset.build_snapshot import LabelColumn
+from meshwire.dataset.fields import sample_key
 from meshwire.formats.tar import END, padding, tar_member_header
 from meshwire.frame import sample_frames
 from meshwire.frame.tensor_frame import Status
@@ -25,31 +27,17 @@ from meshwire.frame.tensor_frame import Status
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from meshd.core.remote_source import ObjectRange, RemoteSource
+    import numpy.typing as npt
+
+    from meshd.core.remote_source import RemoteSource
+    from meshd.core.sample_locations import PinnedObjects
     from meshd.store.api import ObjectStore
-    from meshd.store.records import Record
+    from meshwire.dataset.build_snapshot import Snapshot
 
 Chunk = bytes | memoryview | Sequence[Span]
 """Bytes, or ranges of open files."""
 TAR_TYPE = "application/x-tar"
 TAG_KEY = "SHARDMESH.tag"
-
-
-class Blob(msgspec.Struct, frozen=True):
-    """One item of a stream: `length` bytes at `offset` of an object, `data` itself, or a remote `part`.
-
-    `error`: an error code; the blob is then empty.
-    `status`: the status in the trailer if the bytes can be read.
-    """
-
-    name: str
-    length: int
-    record: Record | None = None
-    offset: int = 0
-    data: bytes = b""
-    status: int = 0
-    error: str = ""
-    part: ObjectRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +55,51 @@ class StreamBody:
 
 class UnreadableError(Exception):
     """Announced bytes cannot be read any more; the connection must be closed."""
+
+
+async def sample_blobs(
+    snapshot: Snapshot, pinned: PinnedObjects, samples: npt.NDArray[np.int64], pad: npt.NDArray[np.bool_]
+) -> list[Blob]:
+    """Return the blobs of samples of a snapshot: sample by sample, the fields ordered by name.
+
+    `pad`: the rows that only fill up the last batch.
+    """
+    names, blobs = sorted(snapshot.fields), list[Blob]()
+    for number, (sample, is_pad) in enumerate(zip(samples.tolist(), pad.tolist(), strict=True)):
+        status = int(Status.PAD if is_pad else Status.OK)
+        blobs += [_field_blob(snapshot, pinned, sample, name, status) for name in names]
+        if number % 500 == 499:
+            await asyncio.sleep(0)  # give other requests a turn
+    return blobs
+
+
+def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: str, status: int) -> Blob:
+    column = snapshot.fields[name]
+    stem = snapshot.sample_name(sample)
+    if isinstance(column, LabelColumn):
+        text = str(int(column.values[sample])).encode()
+        labels = sum(isinstance(other, LabelColumn) for other in snapshot.fields.values())
+        return Blob(f"{stem}.{'cls' if labels == 1 else name}", len(text), data=text, status=status)
+    number = int(column.object[sample])
+    if snapshot.kind == "objects":
+        ext = sample_key(snapshot.objects.keys[number])[1]
+    else:
+        ext = _own_extension(snapshot, name)
+    length, offset = int(column.length[sample]), int(column.offset[sample])
+    if pinned.is_remote(number):
+        return Blob(f"{stem}.{ext}", length, part=pinned.range_of(number, offset, length), status=status)
+    return Blob(f"{stem}.{ext}", length, pinned.record(number), offset, status=status)
+
+
+def _own_extension(snapshot: Snapshot, name: str) -> str:
+    """Return the extension of a field, or its name if several fields have the same extension."""
+    if snapshot.specs[name].array is not None:
+        return f"{name}.row"
+    if not snapshot.specs[name].ext:
+        return name
+    ext = snapshot.specs[name].ext[0]
+    alike = sum(spec.ext[:1] == (ext,) for spec in snapshot.specs.values())
+    return ext if alike == 1 else name
 
 
 def samples_body(

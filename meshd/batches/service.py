@@ -18,7 +18,7 @@ import numpy as np
 from meshd.batches.assembly.assembler import count_rows
 from meshd.batches.assembly.bad_sample_ledger import merge_ledgers, read_ledger
 from meshd.batches.pack_plans import PackPlanner, inner_spec
-from meshd.batches.sample_stream import Blob, samples_body, tar_body
+from meshd.batches.sample_stream import sample_blobs, samples_body, tar_body
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import unknown_document
 from meshd.core.frame_address import FrameAddress, PartAddress, RowsAddress
@@ -28,7 +28,6 @@ from meshd.datasets.service import invalid_plan
 from meshd.transform.compiler import asset_digests, compile_program, complete_spec
 from meshd.transform.source_files import SourceGoneError
 from meshwire.dataset.build_snapshot import LabelColumn
-from meshwire.dataset.fields import sample_key
 from meshwire.frame.tensor_frame import FRAME_VERSION, Status
 from meshwire.plan.epoch_order import bucket_lengths, mix_bounds, snapshot_order
 from meshwire.plan.loader_state import checked_hash
@@ -45,11 +44,10 @@ from meshwire.strict_json import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy.typing as npt
-
     from meshd.auth.dataset_access import DatasetAccess
     from meshd.auth.identity import Caller
     from meshd.batches.assets import AssetService
+    from meshd.batches.blob_reader import Blob
     from meshd.batches.sample_stream import StreamBody
     from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import Address, Frame, FrameSource
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.transform.assets import AssetLoader
-    from meshd.transform.mixup_pairs import CompiledMixing
+    from meshd.transform.compiler import CompiledMixing
     from meshd.transform.op_types import FieldType
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.plan.plan_spec import PlanSpec, RankSlice
@@ -344,7 +342,7 @@ class BatchService:
         samples = order.samples_at(piece.positions)
         pinned = self._pinned(snapshot)
         await pinned.look_up(samples.tolist())
-        return snapshot, piece, await _sample_blobs(snapshot, pinned, samples, piece.pad)
+        return snapshot, piece, await sample_blobs(snapshot, pinned, samples, piece.pad)
 
 
 def slice_of(plan: Plan, address: FrameAddress) -> RankSlice:
@@ -361,47 +359,6 @@ def slice_of(plan: Plan, address: FrameAddress) -> RankSlice:
         )
     except PlanError as error:
         raise invalid_plan(error) from error
-
-
-async def _sample_blobs(
-    snapshot: Snapshot, pinned: PinnedObjects, samples: npt.NDArray[np.int64], pad: npt.NDArray[np.bool_]
-) -> list[Blob]:
-    names, blobs = sorted(snapshot.fields), list[Blob]()
-    for number, (sample, padding) in enumerate(zip(samples.tolist(), pad.tolist(), strict=True)):
-        status = int(Status.PAD if padding else Status.OK)
-        blobs += [_field_blob(snapshot, pinned, sample, name, status) for name in names]
-        if number % 500 == 499:
-            await asyncio.sleep(0)  # give other requests a turn
-    return blobs
-
-
-def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: str, status: int) -> Blob:
-    column = snapshot.fields[name]
-    stem = snapshot.sample_name(sample)
-    if isinstance(column, LabelColumn):
-        text = str(int(column.values[sample])).encode()
-        labels = sum(isinstance(other, LabelColumn) for other in snapshot.fields.values())
-        return Blob(f"{stem}.{'cls' if labels == 1 else name}", len(text), data=text, status=status)
-    number = int(column.object[sample])
-    if snapshot.kind == "objects":
-        ext = sample_key(snapshot.objects.keys[number])[1]
-    else:
-        ext = _own_extension(snapshot, name)
-    length, offset = int(column.length[sample]), int(column.offset[sample])
-    if pinned.is_remote(number):
-        return Blob(f"{stem}.{ext}", length, part=pinned.range_of(number, offset, length), status=status)
-    return Blob(f"{stem}.{ext}", length, pinned.record(number), offset, status=status)
-
-
-def _own_extension(snapshot: Snapshot, name: str) -> str:
-    """Return the extension of a field, or its name if several fields have the same extension."""
-    if snapshot.specs[name].array is not None:
-        return f"{name}.row"
-    if not snapshot.specs[name].ext:
-        return name
-    ext = snapshot.specs[name].ext[0]
-    alike = sum(spec.ext[:1] == (ext,) for spec in snapshot.specs.values())
-    return ext if alike == 1 else name
 
 
 def _check_mix(snapshot: Snapshot, spec: PlanSpec) -> None:

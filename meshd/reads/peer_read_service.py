@@ -10,8 +10,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from meshd.batches.blob_reader import stored_crc32c
-from meshd.batches.sample_stream import Blob, samples_body
+from meshd.batches.blob_reader import Blob, stored_crc32c
+from meshd.batches.sample_stream import samples_body
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import SHARED_PREFIXES
 from meshd.core.peer_messages import (
