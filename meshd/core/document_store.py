@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from meshd.core.remote_source import RemoteSource
-    from meshd.core.renderer_protocol import AssetPlace
     from meshd.store.api import ObjectStore
+    from meshd.transform.source_files import AssetPlace
 
 
 RESERVED_BUCKET = "-mesh-"

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from meshd.core.remote_source import FetchedRanges, RemoteSource
-    from meshd.core.renderer_protocol import Pieces
     from meshd.store.api import ObjectStore
     from meshd.store.records import Location, Record
+    from meshd.transform.source_files import Piece, Pieces
     from meshwire.dataset.build_snapshot import Snapshot
 
 
@@ -255,7 +255,7 @@ def read_location(place: Location) -> bytes:
 def slice_locations(locations: Sequence[Location], offset: int, length: int) -> Pieces:
     """Returns the part [offset, offset + length) of consecutive locations, with the checksum for each
     location that is included whole."""
-    pieces: list[tuple[str, int, int] | tuple[str, int, int, int]] = []
+    pieces: list[Piece] = []
     for location in locations:
         if length <= 0:
             break

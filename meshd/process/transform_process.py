@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshd.telemetry import logs
-from meshd.transform import worker_main
+from meshd.transform import worker
 from meshd.transform.resource_limits import RowLimits
 from meshd.transform.sandbox.client import SandboxPolicy, SandboxProcessPool
 from meshd.transform.sandbox.user_modules import MODULES
@@ -42,4 +42,4 @@ def run_transform(
     if granted is not None:
         MODULES.processes = SandboxProcessPool(granted)
     reporter.report_ready()
-    worker_main.main(listener, RowLimits(memory=settings.transform.process_bytes))
+    worker.main(listener, RowLimits(memory=settings.transform.process_bytes))

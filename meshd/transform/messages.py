@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from meshd.transform.source_files import Piece
 
 
+MAX_PROGRAMS = 64
+"""Compiled programs that a worker keeps; the pool resends a program's text after at most half as many."""
 _PROGRESS = struct.Struct("=qq")
 FailureKind = Literal["bad", "op", "read", "damaged"]
 

@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import os
+import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from meshd.rpc.process_client import ProcessClient, Reconnect
+from meshd.rpc.process_rpc import ProcessLostError
 from meshd.telemetry import metrics
 from meshd.transform.errors import PoolClosedError
-from meshd.transform.messages import Failure, record_reply_metrics
+from meshd.transform.messages import MAX_PROGRAMS, RENDER, Failure, read_progress, record_reply_metrics
 from meshd.transform.render_calls import (
     RaggedPart,
     RenderCall,
@@ -26,21 +32,23 @@ from meshd.transform.render_calls import (
     RowSlice,
 )
 from meshd.transform.scheduling import FairQueue, SliceSizer
-from meshd.transform.worker_client import WorkerClient
-from meshd.transform.worker_main import program_key
 from meshd.util.async_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from meshd.rpc.process_client import Answer
     from meshd.transform.messages import FailureKind, RenderReply
     from meshd.transform.render_calls import RowWork
-    from meshd.transform.source_files import Piece
+    from meshd.transform.source_files import AssetPlace
 
 SLICE_ROWS = 32  # maximum; slices are smaller if fewer rows wait
 SLOW_SLICE_SECONDS = 5.0  # a job with a slower slice leaves some processes to other accounts
 DISTRUST_SECONDS = 60.0  # time after a crash until the job that caused it may use all processes again
+IN_FLIGHT = 2  # slices per process: one in progress, and one so that it never waits
+QUICK_SLICE_SECONDS = 0.25  # a slice that is expected to take longer has its process for itself
+_RECONNECT = Reconnect((0.02, 0.05, 0.1, 0.2, 0.5, 1.0), forever=True)
 _LOST = 2 * SLICE_ROWS  # crashes that a slice sees while waiting behind one in which each row kills two
 _SILENT = "the transform process returned no row"
 
@@ -95,12 +103,12 @@ class TransformPool:
         frame_fd: int,
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
-        assets: Sequence[tuple[str, tuple[Piece, ...]]] = (),
+        assets: Sequence[AssetPlace] = (),
         account: str = "",
     ) -> RenderResult:
         """Render rows into the frame at `frame_fd`, which the caller keeps and closes.
 
-        `targets`, `assets`: see RenderRequest; `account`: whose share of the processes' time to use.
+        `targets`, `assets`: see `Renderer`; `account`: whose share of the processes' time to use.
         Cancellation drops rows that have not begun; rows in progress still write into the frame. Raises
         PoolClosedError.
         """
@@ -109,7 +117,7 @@ class TransformPool:
         if not rows:
             return RenderResult()
         now = self._asked[account] = asyncio.get_running_loop().time()
-        program = program_key(program_text)
+        program = hashlib.sha256(program_text.encode()).hexdigest()[:32]
         order = RenderSpec(
             now, account, job, program_text, program, epoch, frame_bytes, tuple(targets), tuple(assets)
         )
@@ -258,3 +266,103 @@ def _failures(item: RowSlice, kind: FailureKind, reason: str) -> tuple[Failure, 
 
 def _closed() -> PoolClosedError:
     return PoolClosedError("the node is shutting down; retry")
+
+
+class WorkerClient:
+    """The client of one transform process. `brave`: the process takes slices of jobs that kill processes.
+
+    When the process dies, its slices return to the pool once: the current one as crashed, with the row, the
+    others as lost. No slice waits in line behind a long one.
+    """
+
+    def __init__(self, path: Path, pool: TransformPool, *, brave: bool) -> None:
+        self._path, self._pool, self._brave = path, pool, brave
+        self._sent: deque[RowSlice] = deque()
+        self._number = 0
+        self._progress = os.memfd_create("mesh-progress", os.MFD_CLOEXEC)
+        self._finalizer = weakref.finalize(self, os.close, self._progress)
+        self._room = asyncio.Event()
+        self._since = 0.0
+        """When the process began the first of its slices, at the earliest."""
+
+    async def run(self) -> None:
+        client = ProcessClient(self._path, reconnect=_RECONNECT)
+        try:
+            while not self._pool.closed:
+                await client.connect()
+                await self._serve_connection(client)
+        finally:
+            await client.aclose()
+            for item in self._sent:
+                self._pool.abandon_slice(item)
+            self._finalizer()
+
+    async def _serve_connection(self, client: ProcessClient) -> None:
+        """Send slices until the process dies; then blame the slice it was working on."""
+        self._update_room()
+        sending = asyncio.ensure_future(self._send_all(client))
+        lost = asyncio.ensure_future(client.wait_until_lost())
+        try:
+            await asyncio.wait((sending, lost), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()  # raises if sending failed
+            await lost
+        finally:
+            sending.cancel()
+            lost.cancel()
+            await asyncio.gather(sending, lost, return_exceptions=True)
+        self._return_slices()
+
+    def _return_slices(self) -> None:
+        """Return the slices of the dead process; the row it was working on is the suspect."""
+        number, row = read_progress(self._progress)
+        left, self._sent = list(self._sent), deque()
+        for item in reversed(left):
+            if item.number == number:
+                self._pool.on_worker_crash(item, row, self._now() - self._since)
+            else:
+                self._pool.on_slice_lost(item)
+
+    async def _send_all(self, client: ProcessClient) -> None:
+        texts: set[str] = set()
+        while True:
+            await self._room.wait()
+            item = await self._pool.next_slice(brave=self._brave)
+            program = item.call.order.program
+            if len(texts) > MAX_PROGRAMS // 2:
+                texts.clear()
+            self._number += 1
+            if not self._sent:
+                self._since = self._now()
+            self._sent.append(item)
+            self._update_room()
+            request = item.to_request(self._number, with_text=program not in texts)
+            texts.add(program)
+            try:
+                fds = (item.call.frame_fd, self._progress)
+                call = await client.start(RENDER, request, fds, connect=False)
+            except ProcessLostError:
+                return  # replies already received are handled before the loss is
+            call.answer.add_done_callback(self._on_answer)
+
+    def _on_answer(self, answer: asyncio.Future[Answer[RenderReply]]) -> None:
+        """Handle a reply; they arrive in order. A slice without one is returned when the connection ends."""
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        item = self._sent.popleft()
+        self._since = self._now()
+        self._update_room()
+        reply = answer.result()
+        self._pool.on_reply(item, reply.message, reply.fds)
+
+    def _update_room(self) -> None:
+        """Set whether the process gets another slice. No slice waits behind one expected to take long."""
+        quick = all(item.turn is None or item.turn.expected < QUICK_SLICE_SECONDS for item in self._sent)
+        if not self._sent or (quick and len(self._sent) < IN_FLIGHT):
+            self._room.set()
+        else:
+            self._room.clear()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Render calls: the rows of one call, split into slices, and the result as it accumulates.
+"""Render calls: what callers ask a renderer for, and a call's slices and result while the pool works on it.
 
 Law: the result of a call is set once, when all its rows are done. Replies after a cancellation are
 dropped, and every descriptor is closed once.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol
 
 from meshd.transform.messages import RenderRequest, Row
 from meshd.transform.scheduling import QueuePosition
@@ -19,22 +19,25 @@ if TYPE_CHECKING:
 
     from meshd.transform.messages import Failure, RaggedColumn
     from meshd.transform.scheduling import QueueTicket
-    from meshd.transform.source_files import Piece
+    from meshd.transform.source_files import AssetPlace, Piece, Pieces
 
+UNREADABLE_KINDS: Final = frozenset({"read", "damaged"})
+"""Kinds of failure after which the location of the bytes is looked up once more."""
 PlacedPieces = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """One row to render. `sources`: for each field, ordered by name, the pieces of its bytes.
+    """One row to render: its number in the frame, its epoch position, and the pieces of its bytes.
 
-    `partner`: the pieces of the row to mix with it.
+    `sources`: for each bytes field, ordered by name. `partner`: the same of the row at position ^ 1, if the
+    plan mixes the two and that row exists.
     """
 
     row: int
     position: int
-    sources: tuple[tuple[Piece, ...], ...]
-    partner: tuple[tuple[Piece, ...], ...] = ()
+    sources: tuple[Pieces, ...]
+    partner: tuple[Pieces, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,31 @@ class RenderResult:
             os.close(self.parts.pop().fd)
 
 
+class Renderer(Protocol):
+    """Renders rows into a frame in shared memory: the transform pool, or a test."""
+
+    async def render(
+        self,
+        job: str,
+        program_text: str,
+        epoch: int,
+        rows: Sequence[RowWork],
+        *,
+        frame_fd: int,
+        frame_bytes: int,
+        targets: Sequence[tuple[int, int] | None],
+        assets: Sequence[AssetPlace] = (),
+        account: str = "",
+    ) -> RenderResult:
+        """Render the rows. `assets`: those that the program's ops are built with.
+
+        `targets`: for each field, ordered by name, then for each column that mixing adds, (offset of its
+        tensor, number of its rows), or None for a ragged field. `account`: the tenant whose share of the
+        processes is used.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RenderSpec:
     """The parameters that all rows of a call share; `asked`: the call's time by the event loop's clock."""
@@ -85,7 +113,7 @@ class RenderSpec:
     epoch: int
     frame_bytes: int
     targets: tuple[tuple[int, int] | None, ...]
-    assets: tuple[tuple[str, tuple[Piece, ...]], ...] = ()
+    assets: tuple[AssetPlace, ...] = ()
 
 
 class RenderCall:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 Piece = tuple[str, int, int] | tuple[str, int, int, int]
 """(path, offset, length): bytes of one file; a fourth number is their crc32c."""
-
+Pieces = tuple[Piece, ...]
+"""The bytes of one field or one asset, piece after piece."""
+AssetPlace = tuple[str, Pieces]
+"""(sha256 in hex, the pieces that hold the bytes)."""
 
 READAHEAD_BYTES: Final = 16 << 20  # bytes
 PROC_PREFIX = "/proc/"

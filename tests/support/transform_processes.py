@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from meshd.rpc.unix_messages import listen
-from meshd.transform import worker_main
+from meshd.transform import worker
 from meshd.transform.compiler import complete_spec
 from meshd.transform.pool import TransformPool
 from meshd.transform.resource_limits import RowLimits
@@ -52,7 +52,7 @@ class Crew:
         self.processes = [self._start(listener) for listener in self._listeners]
 
     def _start(self, listener: socket.socket) -> Any:
-        child = FORK.Process(target=worker_main.main, args=(listener, self._limits), daemon=True)
+        child = FORK.Process(target=worker.main, args=(listener, self._limits), daemon=True)
         child.start()
         return child
 

@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from meshd.config import TransformSettings
     from meshd.core.frame_address import Address, AnyFrameAddress, Frame, FrameResult
     from meshd.core.remote_source import RemoteSource
-    from meshd.core.renderer_protocol import Renderer
     from meshd.core.sample_locations import DecompressedArchives
     from meshd.core.shared_memory import MemoryFrame
     from meshd.store.api import ObjectStore
+    from meshd.transform.render_calls import Renderer
     from meshwire.plan.sequence_packing import PackTable
     from meshwire.plan.shuffle import SampleOrder
 

@@ -13,18 +13,20 @@ from meshd.batches.assembly.bad_sample_ledger import BadSample
 from meshd.core.api_errors import BatchError, busy, damaged
 from meshd.core.document_store import asset_places
 from meshd.core.remote_source import ObjectRange, ReadFailure
-from meshd.core.renderer_protocol import UNREADABLE_KINDS, RowWork
 from meshd.core.sample_locations import slice_locations
 from meshd.core.shared_memory import MemoryFrame
 from meshd.store.errors import NotCachedError
 from meshd.store.integrity.verification import report_damage
+from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
 from meshd.util.admission import current_tenant
 
 if TYPE_CHECKING:
     from meshd.batches.assembly.frame_builder import BuildContext
     from meshd.core.frame_address import DerivedAddress
     from meshd.core.remote_source import FetchedRanges
-    from meshd.core.renderer_protocol import Pieces, RaggedPart, Rendered, RowFailure
+    from meshd.transform.messages import Failure
+    from meshd.transform.render_calls import RaggedPart, RenderResult
+    from meshd.transform.source_files import Pieces
 
 
 async def render_derived_object(context: BuildContext, address: DerivedAddress) -> MemoryFrame:
@@ -46,7 +48,7 @@ async def render_derived_object(context: BuildContext, address: DerivedAddress) 
     return made
 
 
-async def _render(context: BuildContext, address: DerivedAddress, made: MemoryFrame) -> Rendered:
+async def _render(context: BuildContext, address: DerivedAddress, made: MemoryFrame) -> RenderResult:
     rendered = await _render_once(context, address, made)
     if _is_unread(rendered):  # compaction may have moved it: look the location up again
         rendered.close()
@@ -62,7 +64,7 @@ async def _render(context: BuildContext, address: DerivedAddress, made: MemoryFr
     return rendered
 
 
-def _is_unread(rendered: Rendered) -> bool:
+def _is_unread(rendered: RenderResult) -> bool:
     return bool(rendered.failures) and rendered.failures[0].kind in UNREADABLE_KINDS
 
 
@@ -75,7 +77,7 @@ def _notice(context: BuildContext, address: DerivedAddress) -> None:
 
 async def _render_once(
     context: BuildContext, address: DerivedAddress, made: MemoryFrame, *, here: bool = True
-) -> Rendered:
+) -> RenderResult:
     pieces, fetched = await _source(context, address, here=here)
     try:
         return await context.renderer.render(
@@ -132,7 +134,7 @@ def _copy(part: RaggedPart, made: MemoryFrame) -> None:
         at += os.pwrite(made.fd, os.pread(part.fd, 1 << 20, at), at)
 
 
-async def _refusal(context: BuildContext, address: DerivedAddress, failure: RowFailure) -> BatchError:
+async def _refusal(context: BuildContext, address: DerivedAddress, failure: Failure) -> BatchError:
     name = f"s3://{address.bucket}/{address.key}"
     detail = {"bucket": address.bucket, "key": address.key, "op": failure.op, "node": context.node}
     if failure.kind == "read":

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.core.plan_record import FieldOutput, Plan
-    from meshd.core.renderer_protocol import Rendered
     from meshd.core.shared_memory import MemoryAccount
+    from meshd.transform.render_calls import RenderResult
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.frame.tensor_frame import FrameLayout
 
@@ -135,7 +135,7 @@ class FrameBuffer:
         }
         self._sums = {name: np.zeros(len(rows), dtype=np.uint32) for name in self._fixed}
         self._blanks: list[int] = []
-        self._rendered: list[Rendered] = []
+        self._rendered: list[RenderResult] = []
         self._layout = self._lay_out()
         self._memory = memory
         self.frame = MemoryFrame(self._layout.size, memory)
@@ -158,7 +158,7 @@ class FrameBuffer:
             specs += _ragged_specs(name, self._plan.outputs[name], rows)
         return frame_layout(specs, self._metadata)
 
-    def add_rendered(self, rendered: Rendered) -> None:
+    def add_rendered(self, rendered: RenderResult) -> None:
         """Add rendered rows; for rows rendered twice, the last result counts. Raises BatchError TooLarge."""
         self._rendered.append(rendered)
         for sums in rendered.checksums:

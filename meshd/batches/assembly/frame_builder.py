@@ -18,10 +18,10 @@ from meshd.batches.assembly.frame_buffer import FrameBuffer, Rows
 from meshd.core.api_errors import BatchError, busy, damaged
 from meshd.core.document_store import asset_places
 from meshd.core.remote_source import SINGLE_NODE
-from meshd.core.renderer_protocol import UNREADABLE_KINDS, RowWork
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.core.shared_memory import MemoryAccount
 from meshd.store.integrity.verification import report_damage
+from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
 from meshd.util.admission import current_tenant
 from meshwire.frame.tensor_frame import Status
 from meshwire.http_values.mesh_headers import FrameTiming
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger
     from meshd.core.plan_record import Plan
     from meshd.core.remote_source import RemoteSource
-    from meshd.core.renderer_protocol import Rendered, Renderer, RowFailure
     from meshd.core.sample_locations import DecompressedArchives
     from meshd.core.shared_memory import MemoryFrame
     from meshd.store.api import ObjectStore
+    from meshd.transform.messages import Failure
+    from meshd.transform.render_calls import Renderer
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.plan.plan_spec import PlanSpec
 
@@ -120,9 +121,7 @@ class FrameBuilder:
         """
         return await self._finished(self._refuse)
 
-    async def _finished(
-        self, settle: Callable[[list[RowFailure]], Awaitable[list[int] | None]]
-    ) -> MemoryFrame:
+    async def _finished(self, settle: Callable[[list[Failure]], Awaitable[list[int] | None]]) -> MemoryFrame:
         try:
             rows = range(len(self._buffer.rows))
             failures = await self._render(rows) if rows else []
@@ -138,7 +137,7 @@ class FrameBuilder:
         finally:
             self._buffer.close()
 
-    async def _render(self, rows: Sequence[int]) -> list[RowFailure]:
+    async def _render(self, rows: Sequence[int]) -> list[Failure]:
         """Render these rows of the frame; the failures returned are bad samples."""
         failures = await self._render_once(rows)
         unread = [failure.row for failure in failures if failure.kind in UNREADABLE_KINDS]
@@ -159,9 +158,9 @@ class FrameBuilder:
                 raise self._broken(failure)
         return failures
 
-    async def _render_once(self, rows: Sequence[int]) -> list[RowFailure]:
+    async def _render_once(self, rows: Sequence[int]) -> list[Failure]:
         """Render one portion at a time, while the bytes of the next are fetched from other nodes."""
-        failures: list[RowFailure] = []
+        failures: list[Failure] = []
         ahead: asyncio.Task[_Work] | None = None
         work: _Work | None = None
         try:
@@ -213,9 +212,9 @@ class FrameBuilder:
             raise
         return work
 
-    async def _render_work(self, work: _Work) -> Sequence[RowFailure]:
+    async def _render_work(self, work: _Work) -> Sequence[Failure]:
         draft, began = self._buffer, self._clock()
-        rendered: Rendered = await self._context.renderer.render(
+        rendered = await self._context.renderer.render(
             self._plan.hash,
             self._plan.program_text,
             self._epoch,
@@ -240,7 +239,7 @@ class FrameBuilder:
             return {}
         return {row: int(partners[row]) for row in rows if partners[row] >= 0}
 
-    async def _settle(self, failures: list[RowFailure]) -> list[int] | None:
+    async def _settle(self, failures: list[Failure]) -> list[int] | None:
         """Apply the plan's policy to bad samples. Returns the rows to keep, None for all."""
         found = [self._entry(failure) for failure in failures]
         await self._context.ledger.record_bad_samples(self._plan.hash, found)
@@ -257,10 +256,10 @@ class FrameBuilder:
         self._mark(bad, Status.MASKED)
         return None
 
-    async def _refuse(self, failures: list[RowFailure]) -> None:
+    async def _refuse(self, failures: list[Failure]) -> None:
         raise self._bad(failures[0], " (a partial frame has no substitutes: request the whole frame)")
 
-    def _check_bound(self, failures: list[RowFailure]) -> None:
+    def _check_bound(self, failures: list[Failure]) -> None:
         """Check the bound for this slice alone; the assembler adds the bad rows of the other slices."""
         spec, status = self._plan.spec, self._buffer.rows.status
         if spec.on_bad == "raise":
@@ -276,7 +275,7 @@ class FrameBuilder:
         why = f" (with other ranks' slices, more than {bound} bad rows of {self._whole}; {bound} allowed)"
         self._complaint = self._bad(counted[0], why)
 
-    async def _substitute(self, failures: list[RowFailure]) -> None:
+    async def _substitute(self, failures: list[Failure]) -> None:
         rows = self._buffer.rows
         left = {failure.row: failure for failure in failures}
         draws = {
@@ -312,23 +311,23 @@ class FrameBuilder:
         found = self._buffer.rows.status
         found[rows] = np.where(found[rows] == Status.PAD, Status.PAD, status)
 
-    def _sample(self, failure: RowFailure) -> int:
+    def _sample(self, failure: Failure) -> int:
         """Return the sample that failed: the row's own, or the one that is mixed into it."""
         rows = self._buffer.rows
         beside = rows.partners if failure.partner else None
         return int((rows.samples if beside is None else beside)[failure.row])
 
-    def _name(self, failure: RowFailure) -> str:
+    def _name(self, failure: Failure) -> str:
         return self._snapshot.sample_name(self._sample(failure))
 
-    def _field_name(self, failure: RowFailure) -> str:
+    def _field_name(self, failure: Failure) -> str:
         return list(self._plan.outputs)[failure.field]
 
-    def _entry(self, failure: RowFailure) -> BadSample:
+    def _entry(self, failure: Failure) -> BadSample:
         position = int(self._buffer.rows.positions[failure.row])
         return BadSample(self._name(failure), failure.op, failure.message, position, self._epoch)
 
-    def _bad(self, failure: RowFailure, why: str) -> BatchError:
+    def _bad(self, failure: Failure, why: str) -> BatchError:
         name, field = self._name(failure), self._field_name(failure)
         return BatchError(
             "BadSample",
@@ -338,7 +337,7 @@ class FrameBuilder:
             detail=self._detail(failure),
         )
 
-    def _broken(self, failure: RowFailure) -> BatchError:
+    def _broken(self, failure: Failure) -> BatchError:
         return BatchError(
             "OpFailed",
             f"the op {failure.op!r} failed on the sample {self._name(failure)}: {failure.message}",
@@ -346,7 +345,7 @@ class FrameBuilder:
             detail=self._detail(failure),
         )
 
-    def _detail(self, failure: RowFailure) -> dict[str, Any]:
+    def _detail(self, failure: Failure) -> dict[str, Any]:
         return {
             "key": self._name(failure),
             "url": self._object_url(failure),
@@ -359,7 +358,7 @@ class FrameBuilder:
             "replay": f"GET {self._replay(failure)}",
         }
 
-    def _noticed(self, failure: RowFailure) -> bool:
+    def _noticed(self, failure: Failure) -> bool:
         """Report the extents of this node's copy as damaged.
 
         Returns whether another node may have a good copy.
@@ -372,18 +371,18 @@ class FrameBuilder:
             report_damage(extent)
         return record is not None
 
-    def _object_url(self, failure: RowFailure) -> str:
+    def _object_url(self, failure: Failure) -> str:
         sample = self._sample(failure)
         column: Any = self._snapshot.fields[self._field_name(failure)]
         objects = self._snapshot.objects
         number = int(column.object[sample])
         return f"s3://{objects.bucket_of(number)}/{objects.keys[number]}"
 
-    def _command(self, failure: RowFailure) -> str:
+    def _command(self, failure: Failure) -> str:
         position = int(self._buffer.rows.positions[failure.row])
         return f"mesh replay {self._plan.hash} {position} --epoch {self._epoch}"
 
-    def _replay(self, failure: RowFailure) -> str:
+    def _replay(self, failure: Failure) -> str:
         """Return the URL of the frame with only this row: the batch of one that begins at its position."""
         position = int(self._buffer.rows.positions[failure.row])
         return f"/-/plans/{self._plan.hash}/{self._epoch}/0?batch=1&origin={position}"

@@ -24,6 +24,8 @@ from meshd.core.sample_locations import slice_locations
 from meshd.core.shared_memory import FrameCache, MemoryAccount, MemoryFrame
 from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.store.records import Location, Meta
+from meshd.transform.messages import Failure
+from meshd.transform.render_calls import RenderResult, RowChecksums
 from meshd.util.admission import tenant_scope
 from meshd.util.clock import ManualClock
 from meshwire.dataset.build_snapshot import build_from_objects
@@ -36,29 +38,11 @@ from tests.support.single_node_objects import single_node_objects
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from meshd.core.renderer_protocol import RowWork
+    from meshd.transform.messages import FailureKind
+    from meshd.transform.render_calls import RowWork
     from meshwire.dataset.build_snapshot import Snapshot
 
 SAMPLES = 30
-
-
-class Failure:
-    def __init__(self, row: int, kind: str) -> None:
-        self.row, self.field, self.kind, self.op, self.message = row, 0, kind, "stamp", "no good"
-        self.partner = False
-
-
-class Rendered:
-    parts: Sequence[Any] = ()
-    seconds = reading = 0.0
-
-    def __init__(self, failures: list[Failure], sums: dict[int, int]) -> None:
-        self.failures = failures
-        self.rows, self.columns = tuple(sums), (tuple(sums.values()),)
-        self.checksums = (self,)
-
-    def close(self) -> None:
-        pass
 
 
 class Stamper:
@@ -68,7 +52,7 @@ class Stamper:
 
     def __init__(self) -> None:
         self.rows = self.calls = 0
-        self.bad: dict[int, str] = {}
+        self.bad: dict[int, FailureKind] = {}
         self.called = asyncio.Event()
         self.gate: asyncio.Event | None = None
 
@@ -84,7 +68,7 @@ class Stamper:
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[Any] = (),
         account: str = "",
-    ) -> Rendered:
+    ) -> RenderResult:
         self.calls += 1
         self.called.set()
         if self.gate is not None:
@@ -99,11 +83,11 @@ class Stamper:
             sample = os.pread(fd, length, offset)[0]
             os.close(fd)
             if sample in self.bad:
-                failures.append(Failure(work.row, self.bad[sample]))
+                failures.append(Failure(work.row, 0, self.bad[sample], "stamp", "no good"))
             row = bytes([sample, work.position % 256, epoch, 0])
             sums[work.row] = crc32c(row)
             os.pwrite(frame_fd, row, target[0] + 4 * work.row)
-        return Rendered(failures, sums)
+        return RenderResult(failures, checksums=[RowChecksums(tuple(sums), (tuple(sums.values()),))])
 
 
 class Bench:
@@ -380,7 +364,7 @@ def test_all_rows_bad_and_dropped_is_an_empty_batch(bench: Bench) -> None:
         ("read", {"on_bad": "mask", "max_bad": 1.0}, "Busy"),
     ],
 )
-def test_what_is_raised(bench: Bench, kind: str, spec: dict[str, Any], code: str) -> None:
+def test_what_is_raised(bench: Bench, kind: FailureKind, spec: dict[str, Any], code: str) -> None:
     async def run() -> None:
         plan = await bench.plan(**spec)
         bench.renderer.bad = {3: kind, 4: kind}

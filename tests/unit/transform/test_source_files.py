@@ -9,8 +9,8 @@ import pytest
 
 from meshd.transform.compiler import compile_program
 from meshd.transform.messages import RenderRequest, Row
-from meshd.transform.slice_renderer import SliceRenderer
 from meshd.transform.source_files import READAHEAD_BYTES, SourceFiles, SourceGoneError
+from meshd.transform.worker import SliceRenderer
 from meshwire.plan.plan_spec import parse_spec
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ def test_a_slice_begins_to_read_all_its_rows(begun: list[tuple[int, int]], data:
     rows = (Row(0, 5, (((0, 10, 4),),)), Row(1, 6, (((0, 100, 3), (0, 50, 2)),)))
     request = RenderRequest(1, "", "", 0, 0, (None,), (data,), rows)
     known: list[list[tuple[int, int]]] = []
-    renderer = SliceRenderer(SourceFiles(), before_row=lambda row: known.append(list(begun)))
-    reply, scratch = renderer.render(compile_program(parse_spec({"ops": []}), ["b"], []), request, -1)
+    program = compile_program(parse_spec({"ops": []}), ["b"], [])
+    renderer = SliceRenderer(SourceFiles(), program, request, -1, clock=lambda: 0.0)
+    reply, scratch = renderer.render(lambda row: known.append(list(begun)), is_full=lambda: False)
     assert scratch is not None
     assert os.pread(scratch, 100, 0) == bytes([10, 11, 12, 13, 100, 101, 102, 50, 51])
     os.close(scratch)

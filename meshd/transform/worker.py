@@ -1,26 +1,46 @@
-"""Slice renderer: reads and transforms a slice of rows and writes them into the frame.
+"""Transform worker: accepts the pool's connection, renders slices of rows into frames, and replies.
 
-Law: all fields of a row are rendered before any of them is written; otherwise the row is reported as
-failed. Runs in a transform worker, or inline in tests.
+Law: a worker has no state except caches and may die at any moment; the pool retries its rows elsewhere.
+A row that exceeds its limits ends the process, so no input can hold a core or memory indefinitely. All
+fields of a row are rendered before any of them is written; otherwise the row is reported as failed.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from awscrt.checksums import crc32c
 
+from meshd.rpc.process_server import serve_blocking
+from meshd.rpc.unix_messages import MessageError
+from meshd.transform.assets import LoadedAssets
+from meshd.transform.compiler import load_program
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError
-from meshd.transform.messages import Failure, OpStats, RaggedColumn, RenderReply, value_bytes
+from meshd.transform.messages import (
+    MAX_PROGRAMS,
+    RENDER,
+    Failure,
+    OpStats,
+    RaggedColumn,
+    RenderReply,
+    value_bytes,
+    write_progress,
+)
 from meshd.transform.mixup_pairs import PairRenderer
 from meshd.transform.multi_field_ops import RowInputs
-from meshd.transform.source_files import SourceDamagedError, SourceGoneError
+from meshd.transform.resource_limits import RowLimits, RowWatchdog, keep_heap
+from meshd.transform.source_files import SourceDamagedError, SourceFiles, SourceGoneError
 from meshd.util import failpoints
+from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
@@ -30,23 +50,113 @@ if TYPE_CHECKING:
     from meshd.transform.mixup_pairs import PairedRow
     from meshd.transform.op_chain import Draw
     from meshd.transform.op_types import FieldType
-    from meshd.transform.source_files import Piece, SourceFiles
+    from meshd.transform.source_files import Piece
 
+_log = logging.getLogger(__name__)
+_USUAL = RowLimits()
 MAX_RAGGED_BYTES = 1 << 30  # ragged fields of one sample: more makes it a bad sample
 SLICE_RAGGED_BYTES = 128 << 20  # ragged bytes above which a slice ends
 SLICE_SECONDS = 0.1  # time after which a slice ends, so that other jobs get a turn
 
 
-def _nothing(row: int) -> None:
-    pass
+class WornOutError(Exception):
+    """The process retains too much memory to judge another row and must be replaced."""
 
 
-def _never() -> bool:
-    return False
+def main(listener: socket.socket, limits: RowLimits = _USUAL) -> None:
+    """Serve the pool on `listener` (a Unix socket), one connection at a time.
+
+    Returns when the process must be replaced.
+    """
+    keep_heap(limits.memory)
+    watch = RowWatchdog(limits)
+    while True:
+        sock, _ = listener.accept()
+        try:
+            _PoolConnection(watch).serve(sock)
+        except MessageError:
+            pass
+        except WornOutError as error:
+            _log.info("%s", error)
+            return
+        except (MemoryError, OutOfMemoryError):
+            _log.warning("a row needs more memory than this process has left; it is retried in a new process")
+            return
 
 
-def _still() -> float:
-    return 0.0
+def _broken(request: RenderRequest, error: Exception) -> RenderReply:
+    """Return the reply if the renderer itself failed rather than a row.
+
+    That is a defect, which no bad-sample policy covers, or an asset that has moved.
+    """
+    reason = f"{type(error).__name__}: {error}"[:300]
+    kind: FailureKind = "read" if isinstance(error, SourceGoneError) else "op"
+    failures = tuple(Failure(row.row, 0, kind, "renderer", reason) for row in request.rows)
+    return RenderReply(request.number, (), failures, (), (), 0.0)
+
+
+class _PoolConnection:
+    def __init__(self, watch: RowWatchdog) -> None:
+        self._watch = watch
+        self._files = SourceFiles()
+        self._assets = LoadedAssets(self._files)
+        self._texts: OrderedDict[str, str] = OrderedDict()
+        self._programs: OrderedDict[str, Program] = OrderedDict()
+        self._clock = SystemClock()
+
+    def serve(self, sock: socket.socket) -> None:
+        """Answer until the pool disconnects. Raises WornOutError, OutOfMemoryError, MessageError."""
+        try:
+            serve_blocking(sock, RENDER, self._answer)
+        finally:
+            self._watch.end_row()
+            self._files.close()
+
+    def _answer(self, request: RenderRequest, fds: Sequence[int]) -> tuple[RenderReply, Sequence[int]]:
+        frame_fd, progress_fd = fds
+        clock = self._clock.monotonic
+        began = clock()
+        self._check_room(request)
+        begin = self._watch.begin_row
+
+        def before_row(row: int) -> None:
+            write_progress(progress_fd, request.number, row)
+            begin()
+
+        try:
+            renderer = SliceRenderer(self._files, self._program(request), request, frame_fd, clock)
+            reply, scratch = renderer.render(before_row, self._watch.is_worn)
+        except OutOfMemoryError:
+            raise
+        except Exception as error:
+            _log.exception("the renderer failed on a slice of rows")
+            reply, scratch = _broken(request, error), None
+        self._watch.end_row()
+        reply = msgspec.structs.replace(reply, seconds=clock() - began)
+        return reply, () if scratch is None else (scratch,)
+
+    def _check_room(self, request: RenderRequest) -> None:
+        """Exit before a row begins with too little memory; the pool gives the slice to another process."""
+        if self._watch.is_worn() or (request.last and not self._watch.is_fresh()):
+            raise WornOutError(f"{self._watch.used_bytes()} bytes are retained; restarting to free them")
+
+    def _program(self, request: RenderRequest) -> Program:
+        known: Any = self._programs.get(request.program)
+        if known is None:
+            known = self._programs[request.program] = self._compiled(request)
+            if len(self._programs) > MAX_PROGRAMS:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(request.program)
+        return known  # type: ignore[no-any-return]  # OrderedDict.get of a known key
+
+    def _compiled(self, request: RenderRequest) -> Program:
+        """Compile a program and keep its text: the text is not resent if an asset cannot be read at once."""
+        text = self._texts[request.program] = request.program_text or self._texts[request.program]
+        self._texts.move_to_end(request.program)
+        if len(self._texts) > MAX_PROGRAMS:
+            self._texts.popitem(last=False)
+        places = {digest: request.places(pieces) for digest, pieces in request.assets}
+        return load_program(text, self._assets.loader(places))
 
 
 @dataclass(slots=True)
@@ -66,30 +176,6 @@ class _Ragged:
             self.pieces.append(np.ascontiguousarray(value))
             self.lengths.append(value.nbytes)
             self.shapes.append(value.shape)
-
-
-class SliceRenderer:
-    """Renders requests over `files`.
-
-    `before_row` is called with each row before it begins (the process' watchdog); `clock` returns seconds;
-    `is_full` returns whether a slice should end for lack of memory.
-    """
-
-    def __init__(
-        self,
-        files: SourceFiles,
-        before_row: Callable[[int], None] = _nothing,
-        clock: Callable[[], float] = _still,
-        is_full: Callable[[], bool] = _never,
-    ) -> None:
-        self._files, self._before_row, self._clock, self._is_full = files, before_row, clock, is_full
-
-    def render(
-        self, program: Program, request: RenderRequest, frame_fd: int
-    ) -> tuple[RenderReply, int | None]:
-        """Return (reply, scratch memfd or None); the caller closes the scratch memfd."""
-        work = _Slice(self._files, program, request, frame_fd, self._clock)
-        return work.render(self._before_row, self._is_full)
 
 
 class _Column:
@@ -114,7 +200,9 @@ class _Column:
             start, data = start + written, data[written:]
 
 
-class _Slice:
+class SliceRenderer:
+    """Renders the rows of one request. `clock` returns seconds."""
+
     def __init__(
         self,
         files: SourceFiles,
@@ -144,6 +232,11 @@ class _Slice:
     def render(
         self, before_row: Callable[[int], None], is_full: Callable[[], bool]
     ) -> tuple[RenderReply, int | None]:
+        """Return (reply, scratch memfd or None); the caller closes the scratch memfd.
+
+        `before_row` is called with each row before it begins; `is_full` returns whether the slice should end
+        for lack of memory.
+        """
         rendered: list[int] = []
         self._files.readahead(self._pieces())
         clock = self._tally.clock
