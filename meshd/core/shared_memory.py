@@ -1,26 +1,45 @@
 """Frames in shared memory: a writable memfd while it is filled, sealed afterwards, and a bounded cache.
 
-Invariant: a descriptor is closed exactly once, when its last owner in this process releases it.
+Invariant: a descriptor is closed exactly once, when its last owner in this process releases it. A sealed
+memfd keeps its size and content for good, for every process that holds a descriptor.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import weakref
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from meshd.core.frame_address import READY, Frame
 from meshd.telemetry import metrics
 from meshd.util.admission import current_tenant
-from meshd.util.sealed_memfd import seal
 
 if TYPE_CHECKING:
     from meshd.core.api_errors import BatchError
     from meshd.core.frame_address import FrameResult
 
+_CONTENT: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 K = TypeVar("K")
+
+
+def seal(fd: int) -> bool:
+    """Seals a memfd that allows sealing; returns True if it is sealed now."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _CONTENT | fcntl.F_SEAL_SEAL)
+    except OSError:  # mapped for writing, or its pages are being written: it stays unsealed
+        return False
+    return True
+
+
+def is_sealed(fd: int, size: int) -> bool:
+    """Returns True if this is sealed memory of exactly this size."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _CONTENT == _CONTENT and os.fstat(fd).st_size == size
+    except OSError:  # a file
+        return False
 
 
 class MemoryAccount:

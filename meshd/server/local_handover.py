@@ -17,10 +17,10 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from meshd.core.shared_memory import is_sealed
 from meshd.rpc.unix_messages import accept_sockets, listen
 from meshd.telemetry import metrics
 from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
-from meshd.util.sealed_memfd import is_sealed
 from meshwire.http_values.mesh_headers import (
     HANDOVER_ID_FILE,
     LOCAL_HANDOVER_HEADER,

@@ -23,9 +23,8 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.core.shared_memory import MemoryAccount, MemoryFrame
+from meshd.core.shared_memory import MemoryAccount, MemoryFrame, is_sealed
 from meshd.server.local_handover import LocalFrameService
-from meshd.util.sealed_memfd import is_sealed
 from meshsdk import ops
 from meshsdk.client import local_handover as neighbours_module
 from meshsdk.client.arena import Arena
