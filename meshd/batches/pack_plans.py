@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshd.batches.assembly.packed_frames import pack_row_bounds, pack_table_key
+from meshd.batches.assembly.frame_rows import pack_row_bounds
+from meshd.batches.assembly.packed_frames import pack_table_key
 from meshd.core.api_errors import BatchError, in_progress
 from meshd.core.frame_address import RowsAddress
 from meshd.core.plan_record import FieldOutput

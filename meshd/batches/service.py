@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshd.batches.assembly.assembler import count_rows
 from meshd.batches.assembly.bad_sample_ledger import merge_ledgers, read_ledger
+from meshd.batches.assembly.frame_rows import count_rows, slice_of
 from meshd.batches.pack_plans import PackPlanner, inner_spec
 from meshd.batches.sample_stream import sample_blobs, samples_body, tar_body
 from meshd.core.api_errors import BatchError, busy
@@ -31,7 +31,7 @@ from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.frame.tensor_frame import FRAME_VERSION, Status
 from meshwire.plan.epoch_order import bucket_lengths, mix_bounds, snapshot_order
 from meshwire.plan.loader_state import checked_hash
-from meshwire.plan.plan_spec import parse_spec, plan_hash, rank_slice, step_count
+from meshwire.plan.plan_spec import parse_spec, plan_hash, step_count
 from meshwire.strict_json import (
     MAX_INTEGER,
     PlanError,
@@ -343,22 +343,6 @@ class BatchService:
         pinned = self._pinned(snapshot)
         await pinned.look_up(samples.tolist())
         return snapshot, piece, await sample_blobs(snapshot, pinned, samples, piece.pad)
-
-
-def slice_of(plan: Plan, address: FrameAddress) -> RankSlice:
-    """Return the rows of an address. Raises BatchError InvalidPlan."""
-    try:
-        return rank_slice(
-            plan.positions,
-            address.batch,
-            address.origin,
-            address.step,
-            address.rank,
-            address.world,
-            plan.spec.tail,
-        )
-    except PlanError as error:
-        raise invalid_plan(error) from error
 
 
 def _check_mix(snapshot: Snapshot, spec: PlanSpec) -> None:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from meshd.batches.assembly.assembler import Assembler
-from meshd.batches.assembly.assembler_rpc import serve_assembler
+from meshd.batches.assembly.assembler import Assembler, serve_assembler
 from meshd.origins.access_hints import PlanReadHints
 from meshd.process.periodic_tasks import coordinator_tasks, process_tasks, start_periodic_tasks
 from meshd.process.rebalance_process import rebalance_socket

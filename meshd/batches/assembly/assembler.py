@@ -3,12 +3,15 @@
 Law: admission bounds the rows and bytes under construction and the bytes that slow clients hold. Above a
 bound, callers must retry unless they use less than an even share. Jobs take turns. The assembler stops
 starting rows of a frame that nobody waits for.
+
+It runs in the coordinator; HTTP workers request frames over a Unix socket. A frame is sent as a
+descriptor, and its memory counts until the worker has sent it. Where the coordinator is not running, or
+ends, a call fails with Busy. A client may retry it because addresses are idempotent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -19,51 +22,60 @@ import numpy as np
 from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger
 from meshd.batches.assembly.derived_objects import render_derived_object
 from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES, fixed_specs
-from meshd.batches.assembly.frame_builder import (
-    BuildContext,
-    FrameBuilder,
-    max_bad_rows,
-    mix_partners,
+from meshd.batches.assembly.frame_builder import BuildContext, FrameBuilder, max_bad_rows
+from meshd.batches.assembly.frame_rows import (
+    RowLookup,
+    count_rows,
     new_rows,
+    own_rows,
+    real_rows,
+    require_parts,
 )
-from meshd.batches.assembly.packed_frames import PackedFrame, PackTables, pack_row_bounds
-from meshd.batches.assembly.partial_frames import own_rows, require_parts
+from meshd.batches.assembly.packed_frames import PackedFrame, PackTables
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import DocumentStore, asset_key
-from meshd.core.frame_address import BlockAddress, DerivedAddress, FrameAddress, PartAddress, RowsAddress
+from meshd.core.frame_address import (
+    AnyFrameAddress,  # noqa: TC001  msgspec reads the annotations
+    BlockAddress,
+    DerivedAddress,
+    Frame,
+    FrameAddress,
+    FrameResult,  # noqa: TC001
+    PartAddress,
+    RowsAddress,
+)
 from meshd.core.plan_record import Plan
 from meshd.core.remote_source import SINGLE_NODE
 from meshd.core.shared_memory import FrameCache
+from meshd.rpc.process_client import ProcessClient
+from meshd.rpc.process_rpc import ErrorTypes, Method
+from meshd.rpc.process_server import ProcessServer
 from meshd.telemetry import metrics
-from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
+from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant, tenant_scope
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.build_snapshot import LabelColumn, Snapshot
 from meshwire.frame.split_frames import part_metadata
 from meshwire.frame.tensor_frame import FRAME_VERSION, frame_layout
-from meshwire.plan.epoch_order import epoch_order, snapshot_order
-from meshwire.plan.plan_spec import batch_rows, rank_rows, rank_slice
-from meshwire.strict_json import PlanError
+from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from meshd.batches.assembly.frame_buffer import Rows
     from meshd.config import TransformSettings
-    from meshd.core.frame_address import Address, AnyFrameAddress, Frame, FrameResult
+    from meshd.core.frame_address import Address, FrameSource
     from meshd.core.remote_source import RemoteSource
     from meshd.core.sample_locations import DecompressedArchives
     from meshd.core.shared_memory import MemoryFrame
+    from meshd.rpc.process_server import ServerCall
     from meshd.store.api import ObjectStore
     from meshd.transform.render_calls import Renderer
-    from meshwire.plan.sequence_packing import PackTable
-    from meshwire.plan.shuffle import SampleOrder
 
 
 MAX_ROWS = 32768  # limit of rows under construction; a larger frame is built alone
-MAX_FRAME_ROWS = 1 << 18
 DERIVED_ROWS = 32  # rows that an object of a view counts as: about a thousand may be under construction
 MIN_BUILDING_BYTES = 256 << 20
-_ORDERS = 64
 
 
 class ReadHints(Protocol):
@@ -93,7 +105,7 @@ class Assembler:
         self._cache: FrameCache[AnyFrameAddress] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[AnyFrameAddress, MemoryFrame] = SingleFlight()
         self._packs = PackTables(self.catalog)
-        self._orders: OrderedDict[tuple[str, int], SampleOrder] = OrderedDict()
+        self._row_lookup = RowLookup()
         self._rows_room = Admission(MAX_ROWS)
         self._bytes_room = Admission(max(settings.frame_cache_bytes, MIN_BUILDING_BYTES))
         self.hints: ReadHints | None = None
@@ -127,9 +139,9 @@ class Assembler:
         if complaint is None or not isinstance(address, FrameAddress):
             return
         plan = await self.catalog.plan(address.plan)
-        if frame.bad <= plan.spec.max_bad * _real_rows(address, plan, address.rank, address.world):
+        if frame.bad <= plan.spec.max_bad * real_rows(address, plan, address.rank, address.world):
             return
-        bound, bad = max_bad_rows(plan.spec, _real_rows(address, plan, 0, 1)), frame.bad
+        bound, bad = max_bad_rows(plan.spec, real_rows(address, plan, 0, 1)), frame.bad
         for rank in range(address.world):
             if rank == address.rank:
                 continue
@@ -190,7 +202,7 @@ class Assembler:
         if self.hints is not None:
             self.hints.frame_requested(plan, snapshot, whole)
         with self._admission(count_rows(whole, plan), 0):
-            rows = self._rows(whole, plan, snapshot)
+            rows = self._row_lookup.rows_at(whole, plan, snapshot)
             places = await own_rows(self._context.remote, snapshot, rows, address.version)
         with self._admission(len(places), len(places) * _row_bytes(plan)):
             metadata = part_metadata(metadata_of(whole), address.version, len(rows))
@@ -211,8 +223,8 @@ class Assembler:
             self.hints.frame_requested(plan, snapshot, address)
         count = count_rows(address, plan)
         with self._admission(count, count * _row_bytes(plan)):
-            rows = self._rows(address, plan, snapshot)
-            whole = _real_rows(address, plan, 0, 1) if isinstance(address, FrameAddress) else None
+            rows = self._row_lookup.rows_at(address, plan, snapshot)
+            whole = real_rows(address, plan, 0, 1) if isinstance(address, FrameAddress) else None
             builder = FrameBuilder(
                 self._context, plan, snapshot, address.epoch, rows, metadata_of(address), whole
             )
@@ -223,7 +235,7 @@ class Assembler:
 
     async def _pack(self, address: Address, plan: Plan) -> MemoryFrame:
         count, table = count_rows(address, plan), await self._packs.get_table(plan)
-        rows = self._rows(address, plan, table)
+        rows = self._row_lookup.rows_at(address, plan, table)
         samples = table.samples_of(rows.samples)
         within = await self._assemble(RowsAddress(plan.within, 0, tuple(samples.tolist())))
         with self._admission(0, count * _row_bytes(plan)):
@@ -236,41 +248,6 @@ class Assembler:
         if isinstance(address, FrameAddress):
             self._cache.put(address, made)
         return made
-
-    def _rows(self, address: Address, plan: Plan, within: Snapshot | PackTable) -> Rows:
-        try:
-            if isinstance(address, RowsAddress):
-                return _chosen_rows(address, plan)
-            piece = rank_slice(
-                plan.positions,
-                address.batch,
-                address.origin,
-                address.step,
-                address.rank,
-                address.world,
-                plan.spec.tail,
-            )
-        except PlanError as error:
-            raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
-        order = self._order(plan, within, address.epoch)
-        rows = new_rows(piece.positions, order.samples_at(piece.positions), piece.pad)
-        if plan.pairs is not None:
-            rows.partners = mix_partners(rows.positions, plan.positions, order.samples_at)
-        return rows
-
-    def _order(self, plan: Plan, within: Snapshot | PackTable, epoch: int) -> SampleOrder:
-        key = plan.hash, epoch
-        found = self._orders.get(key)
-        if found is None:
-            if isinstance(within, Snapshot):
-                found = snapshot_order(plan.spec, within, epoch)
-            else:
-                found = epoch_order(plan.spec, within.shard_starts, epoch, pack_row_bounds(within, plan.spec))
-            self._orders[key] = found
-            if len(self._orders) > _ORDERS:
-                self._orders.popitem(last=False)
-        self._orders.move_to_end(key)
-        return found
 
     @contextmanager
     def _admission(self, rows: int, size: int) -> Iterator[None]:
@@ -302,42 +279,6 @@ class Assembler:
         own = memory.by_account[who] - cache.by_account[who] - room.held_by(who)
         if sending > 2 * room.limit or own > room.limit // max(1, len(memory.by_account)):
             raise busy(f"{sending} bytes of finished frames wait for slow clients")
-
-
-def count_rows(address: Address, plan: Plan) -> int:
-    """Return the number of rows of a frame from its address. Raises BatchError InvalidPlan, TooLarge."""
-    if isinstance(address, RowsAddress):
-        return len(address.samples)
-    try:
-        whole = batch_rows(plan.positions, address.batch, address.origin, address.step, plan.spec.tail)
-        first, end = rank_rows(whole, address.rank, address.world)
-    except PlanError as error:
-        raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
-    if end - first > MAX_FRAME_ROWS:
-        raise BatchError(
-            "TooLarge",
-            f"the frame would have {end - first} rows; at most {MAX_FRAME_ROWS} are assembled",
-            help="use a smaller batch, or more ranks",
-        )
-    return end - first
-
-
-def _real_rows(address: FrameAddress, plan: Plan, rank: int, world: int) -> int:
-    """Return the number of rows of a slice that are not padding of the last batch."""
-    whole = batch_rows(plan.positions, address.batch, address.origin, address.step, plan.spec.tail)
-    first, end = rank_rows(whole, rank, world)
-    left = plan.positions - address.origin - address.step * address.batch
-    return max(0, min(end, left) - first)
-
-
-def _chosen_rows(address: RowsAddress, plan: Plan) -> Rows:
-    samples = np.array(address.samples, dtype=np.int64)
-    if samples.size and (int(samples.min()) < 0 or int(samples.max()) >= plan.samples):
-        raise PlanError("samples", f"indices must be in 0…{plan.samples - 1}")
-    rows = new_rows(samples, samples)
-    if plan.pairs is not None:
-        rows.partners = mix_partners(samples, plan.samples, lambda positions: positions)
-    return rows
 
 
 def _row_bytes(plan: Plan) -> int:
@@ -374,3 +315,65 @@ def planned_size(plan: Plan, snapshot: Snapshot, address: FrameAddress) -> int |
         return frame_layout(fixed_specs(plan, (), count_rows(address, plan)), metadata_of(address)).size
     labels = sorted(name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn))
     return frame_layout(fixed_specs(plan, labels, count_rows(address, plan)), metadata_of(address)).size
+
+
+class FrameRequest(msgspec.Struct, frozen=True):
+    """`account`: the account that the work is charged to."""
+
+    address: AnyFrameAddress
+    account: str = ""
+
+
+class FrameReply(msgspec.Struct, frozen=True):
+    """A frame, whose memfd is attached to the reply. `fetch`, `prepare`: seconds spent on building it."""
+
+    size: int
+    rows: int
+    result: FrameResult
+    fetch: float
+    prepare: float
+
+
+GET_FRAME: Method[FrameRequest, FrameReply] = Method("get-frame", FrameRequest, FrameReply)
+_RPC_ERRORS = ErrorTypes(
+    [BatchError],
+    unexpected=lambda: BatchError(
+        "InternalError", "the frame could not be assembled; the node's log says why"
+    ),
+    lost=lambda _: busy("the node's assembler is restarting"),
+)
+
+
+class AssemblerClient:
+    """Requests frames from the coordinator. Use on one event loop only; `aclose` at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._client = ProcessClient(path, _RPC_ERRORS)
+
+    def __repr__(self) -> str:
+        return f"<AssemblerClient of {self._client!r}>"
+
+    async def get_frame(self, address: AnyFrameAddress) -> Frame:
+        """As `Assembler.get_frame`. Also raises Busy while the coordinator is not running."""
+        answer = await self._client.open(GET_FRAME, FrameRequest(address, current_tenant()))
+        made = answer.message
+        took = FrameTiming(made.fetch, made.prepare)
+        return Frame(answer.fds[0], made.size, made.rows, made.result, done=answer.release, took=took)
+
+    async def aclose(self) -> None:
+        """Close the connection; pending calls fail with Busy."""
+        await self._client.aclose()
+
+
+async def serve_assembler(assembler: FrameSource, listener: socket.socket) -> None:
+    """Serve workers on `listener` until cancelled. When a worker ends, its requests are cancelled."""
+
+    async def get_frame(request: FrameRequest, call: ServerCall) -> FrameReply:
+        with tenant_scope(request.account):
+            frame = await assembler.get_frame(request.address)
+        call.attach(frame.fd, on_release=frame.close)
+        return FrameReply(frame.size, frame.rows, frame.result, frame.took.fetch, frame.took.prepare)
+
+    server = ProcessServer(_RPC_ERRORS)
+    server.register(GET_FRAME, get_frame)
+    await server.serve_forever(listener)

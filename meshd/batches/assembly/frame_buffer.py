@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from meshd.batches.assembly.frame_rows import Rows
     from meshd.core.plan_record import FieldOutput, Plan
     from meshd.core.shared_memory import MemoryAccount
     from meshd.transform.render_calls import RenderResult
@@ -74,34 +75,6 @@ POSITION, STATUS = "__pos", "__status"
 MAX_FRAME_BYTES = 4 << 30
 _CHUNK = 1 << 20
 TensorSpec = tuple[str, str, tuple[int, ...]]
-
-
-@dataclass(slots=True, eq=False)
-class Rows:
-    """The rows of a frame. `positions` and `samples` are int64[n], `status` is uint8[n].
-
-    After substitution, `samples` has the substitutes. `partners` int64[n], if the plan mixes rows: the
-    sample at position ^ 1, -1 for none. `places` int64[n], for a part of a frame: row numbers in the frame.
-    """
-
-    positions: npt.NDArray[np.int64]
-    samples: npt.NDArray[np.int64]
-    status: npt.NDArray[np.uint8]
-    partners: npt.NDArray[np.int64] | None = None
-    places: npt.NDArray[np.int64] | None = None
-
-    def __len__(self) -> int:
-        return int(self.positions.size)
-
-    def select_rows(self, kept: npt.NDArray[np.int64]) -> Rows:
-        partners = None if self.partners is None else self.partners[kept]
-        return Rows(self.positions[kept], self.samples[kept], self.status[kept], partners)
-
-    def part_rows(self, places: npt.NDArray[np.int64]) -> Rows:
-        """Return some of the rows, with their row numbers in the frame as `places`."""
-        part = self.select_rows(places)
-        part.places = places
-        return part
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshd.batches.assembly.bad_sample_ledger import BadSample
-from meshd.batches.assembly.frame_buffer import FrameBuffer, Rows
+from meshd.batches.assembly.frame_buffer import FrameBuffer
 from meshd.core.api_errors import BatchError, busy, damaged
 from meshd.core.document_store import asset_places
 from meshd.core.remote_source import SINGLE_NODE
@@ -31,9 +31,8 @@ from meshwire.plan.keyed_random import KeyedRandom
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    import numpy.typing as npt
-
     from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger
+    from meshd.batches.assembly.frame_rows import Rows
     from meshd.core.plan_record import Plan
     from meshd.core.remote_source import RemoteSource
     from meshd.core.sample_locations import DecompressedArchives
@@ -391,25 +390,3 @@ class FrameBuilder:
 def max_bad_rows(spec: PlanSpec, rows: int) -> int:
     """Return how many rows of a global batch may be bad."""
     return max(1, int(spec.max_bad * rows))
-
-
-def mix_partners(
-    positions: npt.NDArray[np.int64],
-    count: int,
-    samples: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
-) -> npt.NDArray[np.int64]:
-    """Return the sample at position ^ 1 of each; -1 if that is beyond the epoch's `count` positions."""
-    others = positions ^ 1
-    inside = others < count
-    found = np.full(len(positions), -1, dtype=np.int64)
-    found[inside] = samples(others[inside])
-    return found
-
-
-def new_rows(positions: Any, samples: Any, pad: Any | None = None) -> Rows:
-    """Return new rows: status 0, or 3 where `pad` is set."""
-    count = len(positions)
-    status = np.zeros(count, dtype=np.uint8)
-    if pad is not None:
-        status[pad] = Status.PAD
-    return Rows(np.array(positions, dtype=np.int64), np.array(samples, dtype=np.int64), status)

@@ -19,7 +19,6 @@ from meshd.core.api_errors import BatchError
 from meshd.core.shared_memory import MemoryFrame
 from meshwire.frame import tensor_frame
 from meshwire.frame.tensor_frame import DTYPES, Status, frame_layout
-from meshwire.plan.epoch_order import mix_bounds
 from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, PackTable
 
 if TYPE_CHECKING:
@@ -27,22 +26,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.batches.assembly.frame_buffer import Rows
+    from meshd.batches.assembly.frame_rows import Rows
     from meshd.core.document_store import DocumentStore
     from meshd.core.plan_record import Plan
     from meshd.core.shared_memory import MemoryAccount
-    from meshwire.plan.plan_spec import PlanSpec
     from meshwire.plan.sequence_packing import Pack
 
 _TABLES = 4
-
-
-def pack_row_bounds(table: PackTable, spec: PlanSpec) -> npt.NDArray[np.int64] | None:
-    """Return where the rows of each part of a mix begin, and the last end; None without a mix."""
-    if spec.mix is None:
-        return None
-    firsts = table.samples[table.row_starts[:-1]]
-    return np.searchsorted(firsts, mix_bounds(spec.mix)).astype(np.int64)
 
 
 def pack_table_key(digest: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.batches.assembly.assembler_rpc import AssemblerClient, serve_assembler
+from meshd.batches.assembly.assembler import AssemblerClient, serve_assembler
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import FrameAddress, RowsAddress
 from meshd.core.shared_memory import MemoryAccount, MemoryFrame
