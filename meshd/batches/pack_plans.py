@@ -159,13 +159,10 @@ class PackPlanner:
         frame = await self._frames.get_frame(address)
         try:
             with mmap.mmap(frame.fd, frame.size, prot=mmap.PROT_READ) as data:
-                return _frame_lengths(bytes(data[: _head(data)]), data, pack)
+                header = bytes(data[: tensor_frame.header_size(data[:8])])
+                return _frame_lengths(header, data, pack)
         finally:
             frame.close()
-
-
-def _head(data: mmap.mmap) -> int:
-    return tensor_frame.header_size(data[:8])
 
 
 def _frame_lengths(header: bytes, data: mmap.mmap, pack: Pack) -> npt.NDArray[np.int64]:

@@ -24,6 +24,7 @@ from meshd.core.document_store import unknown_document
 from meshd.core.frame_address import FrameAddress, PartAddress, RowsAddress
 from meshd.core.plan_record import FieldOutput, MixColumns, Plan
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
+from meshd.datasets.bucket_incarnations import few_of_origins
 from meshd.datasets.service import invalid_plan
 from meshd.transform.compiler import asset_digests, compile_program, complete_spec
 from meshd.transform.source_files import SourceGoneError
@@ -95,7 +96,6 @@ def _checked_spec(value: Any) -> dict[str, Any]:
 MAX_ROWS_ASKED = 65536
 _CHECKED_OBJECTS = 20_000
 _COMPILED = 10_000  # plans remembered as checked: this node can run them
-_CHECKED_ORIGINS = 64  # objects to check if their bytes are at an origin
 
 
 class BatchService:
@@ -195,18 +195,11 @@ class BatchService:
         Raises BatchError SnapshotChanged, Busy.
         """
         objects = snapshot.objects
-        numbers = self._few_of_origins(snapshot, numbers)
+        numbers = few_of_origins(self._objects, snapshot, numbers)
         names = [(objects.bucket_of(number), objects.keys[number]) for number in numbers]
         for number, record in zip(numbers, await self._objects.find_many(names), strict=True):
             if record is None or record.etag != objects.etags[number]:
                 raise pinned.changed(number, "was deleted" if record is None else "was replaced")
-
-    def _few_of_origins(self, snapshot: Snapshot, numbers: Sequence[int]) -> Sequence[int]:
-        """Reduce the objects with an origin to a few: each check costs a request to the origin."""
-        objects = snapshot.objects
-        far = [number for number in numbers if self._objects.has_origin(objects.bucket_of(number))]
-        left_out = set(far) - set(far[:: max(1, len(far) // _CHECKED_ORIGINS)])
-        return [number for number in numbers if number not in left_out]
 
     async def _require(self, caller: Caller, plan: Plan) -> None:
         """Require that the caller may use the plan. Raises BatchError AccessDenied, NoSuchBucket, NoSuchPlan.

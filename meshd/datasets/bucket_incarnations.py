@@ -110,7 +110,8 @@ class SnapshotIncarnations:
 
     async def _check(self, digest: str, births: BucketIncarnations, progress: CallProgress) -> bool:
         snapshot = await self._catalog.snapshot(digest)
-        objects, numbers = snapshot.objects, self._compared(snapshot)
+        objects, every = snapshot.objects, range(len(snapshot.objects))
+        numbers = few_of_origins(self._objects, snapshot, every)
         for start in range(0, len(numbers), _PAGE):
             some = numbers[start : start + _PAGE]
             names = [(objects.bucket_of(number), objects.keys[number]) for number in some]
@@ -126,20 +127,23 @@ class SnapshotIncarnations:
             return await asyncio.to_thread(self._objects.find_local, names)
         return await self._objects.find_many(names)
 
-    def _compared(self, snapshot: Snapshot) -> Sequence[int]:
-        """Return the objects to compare: all, but only an even sample in buckets with an origin."""
-        objects, numbers = snapshot.objects, range(len(snapshot.objects))
-        far = [number for number in numbers if self._objects.has_origin(objects.bucket_of(number))]
-        if not far:
-            return numbers
-        left_out = set(far) - set(far[:: max(1, len(far) // _ORIGIN_OBJECTS)])
-        return [number for number in numbers if number not in left_out]
-
     def _remember(self, digest: str, births: BucketIncarnations) -> None:
         self._known[digest] = births
         self._known.move_to_end(digest)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
+
+
+def few_of_origins(remote: RemoteObjects, snapshot: Snapshot, numbers: Sequence[int]) -> Sequence[int]:
+    """Return the objects to check: all, but only an even sample of those in buckets with an origin.
+
+    Each check of an object with an origin costs a request to the origin.
+    """
+    far = [number for number in numbers if remote.has_origin(snapshot.objects.bucket_of(number))]
+    if not far:
+        return numbers
+    left_out = set(far) - set(far[:: max(1, len(far) // _ORIGIN_OBJECTS)])
+    return [number for number in numbers if number not in left_out]
 
 
 def _document(digest: str, births: BucketIncarnations) -> tuple[str, bytes]:

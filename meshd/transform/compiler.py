@@ -201,7 +201,11 @@ def split_at_mixing(
 
     Returns None if none of them mixes. Raises PlanError.
     """
-    at = [number for number, (index, op) in enumerate(ops) if _mixes(index, op)]
+    at = [
+        number
+        for number, (index, op) in enumerate(ops)
+        if registry.find(op.op, op.version, f"ops[{index}]").is_mixing
+    ]
     if not at:
         return None
     if len(at) > 1:
@@ -219,10 +223,6 @@ def split_at_mixing(
         raise PlanError(f"ops[{index}]", f"{op.op}: {error}{hint}") from None
     after = compile_chain(ops[at[0] + 1 :], fuse=fuse, load=load, start=mixed)
     return SplitChain(op.op, index, before, cast("MixingOp", operation), after)
-
-
-def _mixes(index: int, op: OpSpec) -> bool:
-    return registry.find(op.op, op.version, f"ops[{index}]").is_mixing
 
 
 def compile_mixing(

@@ -31,7 +31,7 @@ from meshd.transform.render_calls import (
     RowChecksums,
     RowSlice,
 )
-from meshd.transform.scheduling import FairQueue, SliceSizer
+from meshd.transform.scheduling import FairQueue, QueuePosition, SliceSizer
 from meshd.util.async_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ class TransformPool:
     def _put(self, item: RowSlice, *, first: bool = False) -> None:
         order = item.call.order
         self._waiting_rows += len(item.rows)
-        self._queue.put(order.account, order.job, item, first=first, place=item.queue_position)
+        place = QueuePosition(order.asked, order.epoch, item.rows[0].position)
+        self._queue.put(order.account, order.job, item, first=first, place=place)
 
     async def next_slice(self, *, brave: bool) -> RowSlice:
         """Return the next slice of a pending call; with `brave`, also of jobs that killed processes."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meshd.transform.messages import RenderRequest, Row
-from meshd.transform.scheduling import QueuePosition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,11 +177,6 @@ class RowSlice:
         self.number, self.lost = 0, 0
         self.turn: QueueTicket[RowSlice] | None = None
         call.add_slice()
-
-    @property
-    def queue_position(self) -> QueuePosition:
-        """Its position in the line of its job."""
-        return QueuePosition(self.call.order.asked, self.call.order.epoch, self.rows[0].position)
 
     def to_request(self, number: int, *, with_text: bool) -> RenderRequest:
         self.number = number

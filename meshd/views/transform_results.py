@@ -80,13 +80,7 @@ class TransformResultMaker:
         await self._making.run(place, lambda: self._make(view, key, source, place))
 
     async def _make(self, view: TransformView, key: str, source: Record, place: str) -> None:
-        document = view.to_json().decode()
-        ask = ViewResultRequest(document, view.source, key, source.etag, source.size)
-        data = await self._objects.fetch_view_result(ask)
-        if data is None:
-            await self._make_here(view, key, source.etag, place)
-        else:
-            await self._store_result(view, data, place)
+        await self._store_result(view, await self.recompute_result(view, key, source), place)
 
     async def make_for_peer(self, ask: ViewResultRequest) -> bytes:
         """Return, for another node, the result of a source object that this node reads.
@@ -105,13 +99,14 @@ class TransformResultMaker:
     async def recompute_result(self, view: TransformView, key: str, source: Record) -> bytes:
         """Compute the result of a source object without storing it. Raises BatchError."""
         ask = ViewResultRequest(view.to_json().decode(), view.source, key, source.etag, source.size)
-        return await self._objects.fetch_view_result(ask) or await self._rendered(view, key, source.etag)
+        data = await self._objects.fetch_view_result(ask)
+        return await self._rendered(view, key, source.etag) if data is None else data
 
     async def _make_here(self, view: TransformView, key: str, etag: str, place: str) -> None:
         await self._store_result(view, await self._rendered(view, key, etag), place)
 
     async def _rendered(self, view: TransformView, key: str, etag: str) -> bytes:
-        position = _position(view, key)
+        position = _hashed(key) if is_random(view) else 0  # keys the randomness of the object
         program, assets = _program(view), asset_digests(view.plan)
         address = DerivedAddress(view.digest, program, view.source, key, etag, position, assets)
         frame: Frame = await self._frames.get_frame(address)
@@ -159,11 +154,6 @@ def result_keys(view: TransformView, key: str, etag: str, size: int) -> tuple[st
     kind = hashlib.sha256(view.content_type.encode()).hexdigest()[:8]
     plain = f"{RESULTS_PREFIX}{view.digest}-{kind}/{etag}-{size:x}"
     return plain, f"{plain}-{_hashed(key):x}"
-
-
-def _position(view: TransformView, key: str) -> int:
-    """Return the position that keys the randomness of an object: a hash of its name."""
-    return _hashed(key) if is_random(view) else 0
 
 
 def _hashed(key: str) -> int:

@@ -20,7 +20,7 @@ from meshd.transform.parquet.messages import PIECE
 from meshwire.formats.parquet_rows import MAX_CELLS, MAX_COLUMNS, RowLengths, render_footer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from meshwire.frame.columns import Integers
 
@@ -70,7 +70,8 @@ class RowConverter:
                 data = self._rows(batch)
                 total += len(data)
                 yield from _cut(data)
-        document = RowLengths(self._count(), self._kinds, self._arrays(), refused).to_bytes()
+        lengths = {name: np.frombuffer(values, np.int64) for name, values in self._lengths.items()}
+        document = RowLengths(self._count(), self._kinds, lengths, refused).to_bytes()
         yield from _cut(render_footer(document, total, size))
 
     def _look(self, file: pq.ParquetFile) -> dict[str, str]:
@@ -113,14 +114,11 @@ class RowConverter:
         for name in self._kinds:
             values = _values(table.column(name).combine_chunks())
             self._lengths[name].frombytes(np.ascontiguousarray(values.lengths).tobytes())
-            columns.append(_sliced(values))
+            columns.append(_cuts(values.data, np.maximum(values.lengths, 0)))  # empty for null
         return b"".join(chain.from_iterable(zip(*columns, strict=True)))
 
     def _count(self) -> int:
         return len(next(iter(self._lengths.values())))
-
-    def _arrays(self) -> dict[str, Integers]:
-        return {name: np.frombuffer(lengths, np.int64) for name, lengths in self._lengths.items()}
 
 
 def kind_of(found: pa.DataType) -> str:
@@ -230,11 +228,6 @@ def _offsets(held: Any) -> Integers:
         return np.zeros(1, np.int64)
     found = np.frombuffer(held.buffers()[1], np.int64 if large else np.int32)
     return found[held.offset : held.offset + len(held) + 1].astype(np.int64)
-
-
-def _sliced(values: _Values) -> Sequence[Any]:
-    """Return the bytes of each row; empty for null."""
-    return _cuts(values.data, np.maximum(values.lengths, 0))
 
 
 def _cuts(data: Any, lengths: Integers) -> list[Any]:

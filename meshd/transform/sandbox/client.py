@@ -181,7 +181,8 @@ class SandboxProcess:
         if "wrong" in said:
             raise WrongOutputError(str(said["wrong"])[:300])
         made = self._taken(said.get("made"))
-        self._trim(max(_ends(asked), sum(map(value_bytes, made))))
+        last = asked[-1]
+        self._trim(max(last["at"] + last["bytes"] - IN, sum(map(value_bytes, made))))
         if several:
             return made
         if len(made) != 1:
@@ -342,10 +343,6 @@ def read_declarations(
         return process.declared, process.held
     finally:
         process.close()
-
-
-def _ends(places: Sequence[Mapping[str, Any]]) -> int:
-    return int(places[-1]["at"]) + int(places[-1]["bytes"]) - IN
 
 
 def _is_shape(shape: Any) -> bool:

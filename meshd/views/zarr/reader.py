@@ -214,7 +214,8 @@ def _parse_key(laid: ZarrLayout | None, key: str) -> tuple[ZarrArray, int] | Non
 
 def _listing(laid: ZarrLayout, operation: ListObjects) -> ObjectListing:
     page = build_page(operation, lambda prefix, after: _walk(laid, prefix, after))
-    entries = [ObjectEntry(key, *_entry_fields(_entry(laid, place))) for key, place in page.items]
+    records = [(key, _entry(laid, place)) for key, place in page.items]
+    entries = [ObjectEntry(key, record.size, record.etag, record.modified) for key, record in records]
     return ObjectListing(tuple(entries), tuple(page.prefixes), page.truncated, page.last)
 
 
@@ -235,10 +236,6 @@ def _walk(laid: ZarrLayout, prefix: str, after: str) -> Iterator[tuple[str, _Ent
 
 def _entry(laid: ZarrLayout, place: _Entry) -> Record:
     return _metadata_record(laid, place) if isinstance(place, bytes) else _record(laid, *place)
-
-
-def _entry_fields(record: Record) -> tuple[int, str, int]:
-    return record.size, record.etag, record.modified
 
 
 async def _record_of(laid: ZarrLayout, array: ZarrArray, number: int) -> Record:
