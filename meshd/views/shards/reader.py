@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.core.error_mapping import store_errors
 from meshd.store.records import Record
 from meshd.telemetry import metrics
+from meshd.views.key_paging import build_page
 from meshd.views.shards.member_io import ShardSource, shard_sources, translate_archive_errors
 from meshd.views.source_scan_cache import SourceScanCache
 from meshd.views.view_kind import AssembledObject, translate_peer_errors
@@ -26,7 +27,7 @@ from meshwire.views.samples import Evaluation
 from meshwire.views.shard_view import lay_out_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.peer_reads.remote_objects import RemoteObjects
@@ -185,10 +186,6 @@ class _SmallFileReader:
         return None if record is None else self.source.read_member(item, record)
 
 
-PAGE_LIMIT: Final = 1000
-_BEYOND: Final = "\U0010ffff"
-
-
 class ShardReader:
     """Reads shard views, for a worker."""
 
@@ -277,30 +274,14 @@ def _record(shard: Shard) -> Record:
 
 
 def _page(layout: ShardLayout, operation: ListObjects) -> ObjectListing:
-    limit = min(operation.max_keys, PAGE_LIMIT)
-    entries: list[ObjectEntry] = []
-    prefixes: list[str] = []
-    last, at = "", layout.position_of(max(operation.prefix, operation.after))
-    while at < len(layout.keys) and layout.keys[at].startswith(operation.prefix):
-        key = layout.keys[at]
-        rolled = _rolled(key, operation)
-        shown = rolled or key
-        if shown > operation.after:
-            if len(entries) + len(prefixes) == limit:
-                return ObjectListing(tuple(entries), tuple(prefixes), limit > 0, last)
-            last = shown
-            if rolled:
-                prefixes.append(rolled)
-            else:
-                shard = layout.shards[key]
-                entries.append(ObjectEntry(key, shard.size, shard.etag, shard.modified))
-        at = layout.position_of(rolled + _BEYOND) if rolled else at + 1
-    return ObjectListing(tuple(entries), tuple(prefixes))
+    def walk(prefix: str, after: str) -> Iterator[tuple[str, Shard]]:
+        for at in range(layout.position_of(max(prefix, after)), len(layout.keys)):
+            key = layout.keys[at]
+            if not key.startswith(prefix):
+                return
+            if key > after:
+                yield key, layout.shards[key]
 
-
-def _rolled(key: str, operation: ListObjects) -> str:
-    """Return the common prefix that a key is rolled up to; "" if it is listed itself."""
-    if not operation.delimiter:
-        return ""
-    at = key.find(operation.delimiter, len(operation.prefix))
-    return key[: at + len(operation.delimiter)] if at >= 0 else ""
+    page = build_page(operation, walk)
+    entries = [ObjectEntry(key, shard.size, shard.etag, shard.modified) for key, shard in page.items]
+    return ObjectListing(tuple(entries), tuple(page.prefixes), page.truncated, page.last)
