@@ -21,8 +21,9 @@ from meshd.process.periodic_tasks import coordinator_tasks, process_tasks, start
 from meshd.process.rebalance_process import rebalance_socket
 from meshd.process.wiring.cluster import join_and_maintain, scrub_scheduler
 from meshd.process.wiring.data_services import data_services, job_runner, node_catalog
-from meshd.process.wiring.node import node_access, open_node, view_reader
+from meshd.process.wiring.node_context import node_access, open_node
 from meshd.process.wiring.origins import cache_manager, cache_tasks, open_backed_service
+from meshd.process.wiring.services import view_reader
 from meshd.telemetry import logs
 from meshd.transform.pool import TransformPool
 from meshd.util.async_tasks import BackgroundTasks
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from meshd.config import NodeSettings
     from meshd.process.child_process import ChildReporter
     from meshd.process.listen_sockets import ListenSockets
-    from meshd.process.wiring.node import NodeContext
+    from meshd.process.wiring.node_context import NodeContext
 
 _log = logging.getLogger("meshd.coordinator")
 
@@ -67,22 +68,23 @@ async def start_coordinator(node: NodeContext, listener: socket.socket) -> Async
     tasks, settings = BackgroundTasks("coordinator"), node.settings
     pool = TransformPool([settings.transform_socket(index) for index in range(settings.transform.processes)])
     pool.start()
-    assembler = Assembler(
-        node.store,
-        pool,
-        settings.transform,
-        node.archives,
-        node=settings.node_id,
-        elsewhere=node.objects,
-        catalog=node_catalog(node),
-    )
     try:
         async with open_backed_service(node, None) as backed:
             tasks.spawn(scrub_scheduler(node, await join_and_maintain(node, tasks)).run(), "scrubber")
-            tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
             manager = cache_manager(node)
             tasks.spawn(_vital(manager.serve(settings.cache_manager_socket)), "cache manager")
-            hints = assembler.hints = PlanReadHints(manager, node.buckets)
+            hints = PlanReadHints(manager, node.buckets)
+            assembler = Assembler(
+                node.store,
+                pool,
+                settings.transform,
+                node.archives,
+                node=settings.node_id,
+                elsewhere=node.objects,
+                catalog=node_catalog(node),
+                hints=hints,
+            )
+            tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
             start_periodic_tasks([*coordinator_tasks(node), *cache_tasks(node, manager, backed)], tasks)
             access = node_access(node)
             views = view_reader(node, access, data_services(node, access, assembler))
@@ -93,9 +95,9 @@ async def start_coordinator(node: NodeContext, listener: socket.socket) -> Async
             finally:
                 await tasks.aclose()
                 await hints.aclose()
+                await assembler.aclose()
     finally:
         await tasks.aclose()
-        await assembler.aclose()
         await pool.aclose()
         listener.close()
 

@@ -22,7 +22,7 @@ from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.process import memory_usage
 from meshd.process.wiring.cluster import quarantine_damaged, replace_disks, watch_disks
 from meshd.process.wiring.data_services import node_catalog
-from meshd.process.wiring.node import document_inventory, document_references
+from meshd.process.wiring.services import document_inventory, document_references
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 from meshd.views.transform_results import ResultEvictor
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from meshd.process.child_process import ChildReporter
-    from meshd.process.wiring.node import NodeContext
+    from meshd.process.wiring.node_context import NodeContext
     from meshd.store.store import Store
     from meshd.util.async_tasks import BackgroundTasks
     from meshd.util.clock import Clock

@@ -20,7 +20,7 @@ from meshd.cluster.rebalance.worker import ERRORS, SYNC, LocalWorker, WorkerSock
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.process.periodic_tasks import process_tasks, start_periodic_tasks
 from meshd.process.wiring.cluster import local_rebalance_routes, sync_source
-from meshd.process.wiring.node import REBALANCE_WRITER, open_node
+from meshd.process.wiring.node_context import REBALANCE_WRITER, open_node
 from meshd.rpc.process_server import ProcessServer
 from meshd.server.peer.endpoint import PeerAuthenticator
 from meshd.server.peer.handoff import HAND_OFF, HandoffServer
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from meshd.config import NodeSettings
     from meshd.process.child_process import ChildReporter
     from meshd.process.listen_sockets import ListenSockets
-    from meshd.process.wiring.node import NodeContext
+    from meshd.process.wiring.node_context import NodeContext
     from meshd.rpc.process_server import ServerCall
     from meshd.server.peer.handoff import HandedConnection
 

@@ -22,20 +22,15 @@ from meshd.process.coordinator import start_coordinator
 from meshd.process.periodic_tasks import PeriodicTask, process_tasks, start_periodic_tasks
 from meshd.process.rebalance_process import rebalance_socket
 from meshd.process.wiring.data_services import data_services
-from meshd.process.wiring.node import (
-    admin_routes,
-    native_routes,
-    node_access,
-    open_node,
-    peer_services,
-    web_deps,
-)
+from meshd.process.wiring.node_context import node_access, open_node
 from meshd.process.wiring.origins import open_backed_service
+from meshd.process.wiring.routes import admin_routes, native_routes
+from meshd.process.wiring.services import peer_services, server_services
 from meshd.server.accept_balancer import Acceptor
 from meshd.server.api.health import health_routes
 from meshd.server.http_server import build_server, drain_server
 from meshd.server.local_handover import LocalFrameService
-from meshd.server.request_trace import flush_request_counters
+from meshd.server.request import flush_request_counters
 from meshd.server.tls import tls_listen_options
 from meshd.telemetry import logs
 from meshd.telemetry.audit_log import AuditLog, Rotation
@@ -49,8 +44,9 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import FrameSource
     from meshd.process.child_process import ChildReporter
     from meshd.process.listen_sockets import ListenSockets
-    from meshd.process.wiring.node import NodeContext
-    from meshd.server.http_server import HttpRoute, ServerServices
+    from meshd.process.wiring.node_context import NodeContext
+    from meshd.server.native_routes import HttpRoute
+    from meshd.server.services import ServerServices
     from meshd.server.tls import ServerTls
 
 
@@ -116,7 +112,8 @@ async def _serve_node(
     ):
         access = node_access(node)
         data = data_services(node, access, frames)
-        deps = web_deps(node, access, data, audit, backed)
+        mesh = peer_services(node, backed)
+        deps = server_services(node, access, data, mesh, audit, backed)
         start_periodic_tasks(
             [*process_tasks(node, reporter), PeriodicTask("keyuse", 60.0, lambda: _save_key_usage(node))],
             background,
@@ -130,7 +127,7 @@ async def _serve_node(
             node.clock,
             legacy_metric_names=node.settings.legacy_metric_names,
         )
-        routes += native + admin_routes(node, deps.sessions) + peer_services(node, backed).routes()
+        routes += native + admin_routes(node, deps.sessions) + mesh.routes()
         if sockets.tls is not None:
             start_periodic_tasks([_tls_refresh_task(sockets.tls)], background)
         _handle_sighup(audit, sockets.tls)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
 
-    from meshd.server.connection import MeshServer
+    from meshd.server.http_server import MeshServer
 
 # Seconds between looks, and looks, during which a worker with fewer connections has priority.
 _LOOK, _LOOKS = 0.002, 5

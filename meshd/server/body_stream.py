@@ -22,7 +22,17 @@ class MalformedBodyError(Exception):
 class BodyStream:
     """A body. `hold_client` is called with True when too much waits, and with False when it has been read."""
 
-    __slots__ = ("_error", "_hold_client", "_holding", "_pieces", "_size", "_waiter", "complete", "received")
+    __slots__ = (
+        "_error",
+        "_hold_client",
+        "_holding",
+        "_pieces",
+        "_size",
+        "_waiter",
+        "complete",
+        "received",
+        "truncated",
+    )
 
     def __init__(self, hold_client: Callable[[bool], None] | None = None) -> None:
         """Create a body. Without `hold_client` there is none: it is complete from the start."""
@@ -33,6 +43,8 @@ class BodyStream:
         self._error: BaseException | None = None
         self.complete = hold_client is None
         """Whether nothing more arrives; parts may still be unread."""
+        self.truncated = False
+        """Whether the client closed its side before the body was complete."""
         self.received = 0
         """Bytes that have arrived."""
 
@@ -60,6 +72,11 @@ class BodyStream:
         """Mark the body as complete, or ended early by its client. Idempotent."""
         self.complete = True
         self._wake()
+
+    def truncate(self) -> None:
+        """End it in the middle: the client has closed its side."""
+        self.truncated = True
+        self.end()
 
     def fail(self, error: BaseException) -> None:
         """Make reads raise `error`; a body that was read to its end stays as it is."""

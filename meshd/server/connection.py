@@ -10,128 +10,93 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import socket
-from collections import deque
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol, cast
 
-from meshd.server.body_stream import NO_BODY, BodyStream, MalformedBodyError
+from meshd.server.client_transport import ClientTransport
 from meshd.server.connection_limits import LingeringClose, malformed_request_error
-from meshd.server.http_parser import MalformedRequestError, RequestParser
-from meshd.server.proxy.response_relay import ProxiedResponse
+from meshd.server.http_parser import MalformedRequestError
 from meshd.server.request import MeshRequest
-from meshd.server.response import head_bytes, new_request_id
-from meshd.server.response_body import ResumedResponse, is_encrypted
-from meshd.server.sendfile import DirectSender, unsent_bytes_of
+from meshd.server.request_queue import RequestQueue
+from meshd.server.response import final_error
+from meshd.server.response_body import ResumedResponse
 from meshd.telemetry import metrics
 from meshwire.errors import S3Error
-from meshwire.s3.responses import render_error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from meshd.rpc.http_connection import HttpConnection
+    from meshd.server.body_stream import BodyStream
     from meshd.server.connection_limits import ConnectionLimiter
-    from meshd.server.http_parser import ParsedHead
-    from meshd.server.request_trace import RequestTrace
     from meshd.server.response import Reply
     from meshd.server.response_body import BodyResumer, PendingResponse
-    from meshd.server.s3.fast_path import FastPath
     from meshd.store.records import Span
     from meshd.util.clock import Clock
 
 log = logging.getLogger(__name__)
 
-_MAX_QUEUED: Final = 32  # requests that wait while one is answered
 _FIRST_WORD = 0.5  # seconds for a client's first request when the node stops
-_ENCRYPTED_BACKLOG = 128 << 10  # bytes buffered for a slow client before encryption
 
 
-class Connection(asyncio.Protocol):
-    """One client connection."""
+RequestHandler = Callable[[MeshRequest], Awaitable["Reply"]]
+
+
+class ConnectionServer(Protocol):
+    """What a connection uses of its server (`meshd.server.http_server.MeshServer`)."""
+
+    handler: RequestHandler
+    clock: Clock
+    guard: ConnectionLimiter
+    keepalive_timeout: float
+
+    def connection_made(self, connection: Connection) -> None:
+        """Called when a client has connected."""
+
+    def connection_lost(self, connection: Connection) -> None:
+        """Called when a client is gone."""
+
+
+class Connection(ClientTransport):
+    """One client connection. `fast_path` gets input that may be one whole request; it returns the response's
+    bytes (empty if they are sent in another way), or None to have the input parsed."""
 
     __slots__ = (
-        "_at_once",
-        "_body",
-        "_broken",
-        "_closing",
         "_context",
         "_current",
-        "_drain_waiter",
-        "_encrypted",
         "_ended",
-        "_flushing",
+        "_fast_path",
         "_half_closed",
-        "_hold_body",
-        "_hot",
         "_keepalive_handle",
-        "_limiter",
         "_lingering",
-        "_loop",
         "_next_keepalive_close_time",
-        "_parser",
         "_passed",
-        "_queue",
-        "_reading_paused",
-        "_request_count",
+        "_requests",
         "_server",
         "_task",
-        "_unparsed",
-        "_unread_then",
-        "_writing_paused",
-        "_wrote_in",
         "head_since",
         "last_received",
-        "moved",
-        "on_lost",
-        "remote",
-        "secure",
-        "transport",
-        "truncated_body",
     )
 
-    def __init__(self, server: MeshServer, loop: asyncio.AbstractEventLoop) -> None:
-        self._server, self._loop = server, loop
-        self._limiter, self._hot = server.guard, server.hot
+    def __init__(
+        self,
+        server: ConnectionServer,
+        loop: asyncio.AbstractEventLoop,
+        fast_path: Callable[[Connection, bytes], bytes | None] | None = None,
+    ) -> None:
+        super().__init__(server.guard, loop)
+        self._server, self._fast_path = server, fast_path
         self._context = contextvars.copy_context()
-        self.transport: asyncio.Transport | None = None
-        """None once the connection is closed, or closes as soon as its client has read what is buffered for
-        it."""
-        self.remote = ""
-        """The client's address."""
-        self.secure = False
-        """Whether the client speaks TLS."""
-        self._parser = RequestParser(self, server.guard.max_head_bytes)
-        self._queue: deque[MeshRequest | MalformedRequestError] = deque()
-        self._unparsed = b""  # input after the maximum number of queued requests
+        self._requests = RequestQueue(self, self._arrived, server.guard.max_head_bytes)
         self._current: MeshRequest | MalformedRequestError | None = None
         self._task: asyncio.Task[None] | None = None
-        self._request_count = 0
-        self._body: BodyStream | None = None
-        """The body of the latest request."""
-        self._closing = False  # whether the connection ends after its present requests
         self._ended = False  # whether no further request is begun
-        self._broken = False  # whether further input cannot be parsed and is dropped
         self._half_closed = False
-        self._hold_body = self._reading_paused = self._writing_paused = False
-        self._drain_waiter: asyncio.Future[None] | None = None
         self._keepalive_handle: asyncio.TimerHandle | None = None
         self._next_keepalive_close_time = 0.0
-        self._encrypted = False
-        self._flushing: asyncio.Transport | None = None
         self.last_received = 0.0
         """When the client last sent data, on the loop's clock."""
         self.head_since = 0.0
         """When the first bytes of an incomplete request head arrived; 0 if there is none."""
-        self.moved = 0
-        """Counts the bytes sent past the transport's own queue: the progress of a long response."""
-        self._unread_then = (0.0, 0, 0, 0)
-        self._wrote_in = -1
-        self._at_once: DirectSender | None = None
-        self.truncated_body: BodyStream | None = None
         self._lingering: LingeringClose | None = None
         self._passed: PendingResponse | None = None
-        self.on_lost: Callable[[], None] | None = None
-        """Called when the client is gone; set by code that waits for another node on its behalf."""
 
     def __repr__(self) -> str:
         return f"<Connection of {self.remote or 'nobody'}, {self._request_count} requests>"
@@ -139,17 +104,9 @@ class Connection(asyncio.Protocol):
     # --- called by the transport --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = made = cast("asyncio.Transport", transport)
-        peer = made.get_extra_info("peername")
-        self.remote = str(peer[0]) if isinstance(peer, (list, tuple)) and peer else str(peer or "")
-        sock = made.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.open_transport(cast("asyncio.Transport", transport))
         self._server.connection_made(self)
         metrics.http_connections.inc()
-        if is_encrypted(made):
-            self._encrypted = self.secure = True
-            made.set_write_buffer_limits(high=_ENCRYPTED_BACKLOG)
         self.last_received = self._loop.time()
         self._keep_alive()
         if not self._limiter.admit_connection(self):
@@ -162,59 +119,32 @@ class Connection(asyncio.Protocol):
         when_lost, self.on_lost = self.on_lost, None
         if when_lost is not None:
             when_lost()
-        if self._at_once is not None:
-            self._at_once.close()
         if self._lingering is not None:
             self._lingering.client_closed()
-        self._ended, self.transport, self._flushing = True, None, None
-        self._queue.clear()
-        self._unparsed = b""
+        self._ended = True
+        self.transport_lost()
+        self._requests.clear()
         if self._keepalive_handle is not None:
             self._keepalive_handle.cancel()
         if isinstance(self._current, MeshRequest):
             self._current.content.fail(ConnectionResetError("the client closed the connection"))
-        self.resume_writing()
         self._server.connection_lost(self)
-
-    def pause_writing(self) -> None:
-        self._writing_paused = True
-
-    def resume_writing(self) -> None:
-        self._writing_paused = False
-        if self._drain_waiter is not None and not self._drain_waiter.done():
-            self._drain_waiter.set_result(None)
-
-    async def drain(self) -> None:
-        """Wait until the client has received most of what is buffered. Raises ConnectionResetError if it is
-        gone."""
-        if self._writing_paused and self.transport is not None:
-            if self._drain_waiter is None or self._drain_waiter.done():
-                self._drain_waiter = self._loop.create_future()
-            await self._drain_waiter
-        if self.transport is None:
-            raise ConnectionResetError("the client closed the connection")
 
     # --- state and control --------------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is being answered or queued."""
-        return self._task is None and not self._queue and not self._ended and self._passed is None
+        return self._task is None and not self._requests.waiting and not self._ended and self._passed is None
 
     @property
     def is_evictable(self) -> bool:
         """Whether its client has all its responses; it may still be sending a refused body."""
         return self.is_idle or self._lingering is not None
 
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes of responses that this process buffers for the client."""
-        transport = self.transport or self._flushing
-        return 0 if transport is None else transport.get_write_buffer_size()
-
     def close(self) -> None:
         """Close it after the responses to the present requests."""
-        self._closing = True
+        self._requests.closed = True
         if self.is_idle:
             self.force_close()
 
@@ -222,10 +152,7 @@ class Connection(asyncio.Protocol):
         """Close it once the client has read what is buffered. The transport is kept, since a client that
         reads nothing would keep the connection open forever."""
         self._ended = True
-        transport, self.transport = self.transport, None
-        if transport is not None:
-            self._flushing = transport
-            transport.close()
+        self.close_transport()
 
     async def shutdown(self, patience: float) -> None:
         """Begin nothing more, wait for the running response, then cut it off. Takes at most three times
@@ -242,11 +169,6 @@ class Connection(asyncio.Protocol):
                 await asyncio.wait({task}, timeout=patience)
         self.force_close()
 
-    def wrote(self, size: int) -> None:
-        """Record that a response of `size` bytes was queued on the transport."""
-        self._wrote_in = self._limiter.flush_count
-        self._limiter.response_queued(self, size)
-
     def send_direct(self, head: bytes, span: Span, rest: BodyResumer) -> bool:
         """Send a head and a range of a file at once, past the transport; False if nothing was sent. What the
         kernel did not accept is queued; what cannot be read is sent later from `rest`."""
@@ -261,38 +183,9 @@ class Connection(asyncio.Protocol):
             transport.write(left)
             self.wrote(len(left))
         if torn is not None:
-            self._passed = mending = ResumedResponse(self, rest, torn, self._came_back)
-            self.on_lost = mending.cancel
+            resumed = ResumedResponse(self, rest, torn, self.pending_ended)
+            self.leave_to(resumed, resumed.cancel)
         return True
-
-    def past_the_queue(self) -> DirectSender | None:
-        """Return the sender past the transport, if it can be used at this moment."""
-        transport = self.transport
-        # uvloop does not report what was queued in this turn of the loop: that must not be overtaken.
-        if transport is None or self._encrypted or self._wrote_in == self._limiter.flush_count:
-            return None
-        if self._at_once is None:
-            if DirectSender.open_count >= DirectSender.MAX_OPEN:
-                return None
-            self._at_once = DirectSender(transport)
-        return self._at_once
-
-    @property
-    def pressed(self) -> bool:
-        """Whether responses should not be buffered in memory at present."""
-        return self._limiter.under_pressure
-
-    def is_stalled(self, now: float, seconds: float, least: int) -> bool:
-        """Whether in the last `seconds` the client read fewer than `least` bytes of what is buffered for
-        it."""
-        transport = self.transport or self._flushing
-        unread = 0 if transport is None else unsent_bytes_of(transport)
-        since, then, moved, answers = self._unread_then
-        fresh = not since or moved != self.moved or answers != self._request_count
-        if not unread or fresh or (now - since > seconds and then - unread >= least):
-            self._unread_then = (now if unread else 0.0, unread, self.moved, self._request_count)
-            return False
-        return now - since > seconds
 
     def time_out(self) -> None:
         """Close a connection whose request head does not end in time."""
@@ -300,105 +193,45 @@ class Connection(asyncio.Protocol):
         self.head_since = 0.0
         self.force_close()
 
-    def abort_stalled(self) -> None:
-        """Cut a connection whose client does not read its response."""
-        transport = self.transport or self._flushing
-        if transport is not None:
-            transport.abort()
-
     def _say(self, code: str, message: str) -> None:
         """Send an error that belongs to no particular request."""
         if self.transport is not None:
-            rendered = render_error(S3Error(code, message), new_request_id(), "")
-            now = self._server.clock.now_ms() // 1000
-            head = head_bytes(rendered.status, rendered.headers, now, connection="close")
-            self.transport.write(head + rendered.body)
+            self.transport.write(final_error(S3Error(code, message), self._server.clock))
 
     @property
     def at_its_last(self) -> bool:
         """Whether the request being answered is the client's last one."""
-        return self._half_closed and not self._queue and not self._unparsed
+        return self._half_closed and self._requests.is_empty
 
     # --- requests -----------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         self.last_received = self._loop.time()
-        if self._broken:
+        if self._requests.broken:
             if self._lingering is not None:
                 self._lingering.data_arrived()
         elif self._passed is not None:
             self._passed.hold_input(data)
-        elif self._hot is None or not self._answered_at_once(self._hot, data):
+        elif self._fast_path is None or not self._answered_at_once(self._fast_path, data):
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
         """Parse input, without the fast path."""
         if self._ended:
             return
-        if self._unparsed:
-            data = self._unparsed + data
-        try:
-            left = self._parser.feed(data)
-        except MalformedRequestError as error:
-            left = b""
-            self._break_off(error)
-        self._unparsed = b"" if self._closing else left
-        self._hold_or_resume()
+        self._requests.feed(data)
         if self._task is not None:
             self.head_since = 0.0
         elif not self.head_since:
             self.head_since = self.last_received
 
-    @property
-    def takes_requests(self) -> bool:
-        """Whether the parser may begin another request."""
-        return len(self._queue) < _MAX_QUEUED and not self._closing
-
-    def on_request(self, head: ParsedHead) -> None:
-        """Called by the parser: a request whose body may still arrive."""
-        self._body = BodyStream(self._hold_client) if head.has_body else NO_BODY
-        self._enqueue(MeshRequest(self, head, self._body))
-
-    def on_body(self, data: bytes) -> None:
-        """Called by the parser: bytes of the latest request's body."""
-        assert self._body is not None
-        self._body.feed(data)
-
-    def on_body_end(self) -> None:
-        """Called by the parser: the latest request is complete."""
-        assert self._body is not None
-        self._body.end()
-
-    def _break_off(self, error: MalformedRequestError) -> None:
-        """Stop parsing, since the meaning of further bytes is unknown. The body that they belong to is
-        incomplete; the error is answered in its turn."""
-        self._broken = True
-        if self._body is not None and not self._body.complete:
-            self._body.fail(MalformedBodyError(str(error)))
-        self._enqueue(error)
-
-    def _enqueue(self, request: MeshRequest | MalformedRequestError) -> None:
+    def _arrived(self, request: MeshRequest | MalformedRequestError) -> None:
+        """Answer a request, or have it wait for those before it."""
         self._request_count += 1
         if self._task is None:
             self._begin(request)
         else:
-            self._queue.append(request)
-
-    def _hold_client(self, hold: bool) -> None:
-        """Called by the body: too much of it waits, or no longer does."""
-        self._hold_body = hold
-        self._hold_or_resume()
-
-    def _hold_or_resume(self) -> None:
-        """Read from the client only while there is room for its data."""
-        transport, pause = self.transport, (self._hold_body or bool(self._unparsed)) and not self._broken
-        if pause == self._reading_paused or transport is None or transport.is_closing():
-            return
-        self._reading_paused = pause
-        if pause:
-            transport.pause_reading()
-        else:
-            transport.resume_reading()
+            self._requests.waiting.append(request)
 
     def _begin(self, request: MeshRequest | MalformedRequestError) -> None:
         self._current = request
@@ -422,15 +255,15 @@ class Connection(asyncio.Protocol):
         self._task = self._current = None
         if self._ended:
             return
-        last = (self._closing or self._half_closed) and not self._queue and not self._unparsed
+        last = (self._requests.closed or self._half_closed) and self._requests.is_empty
         if not keep or last:
             self._ended = True  # close one turn later: unread input would reset the connection
             self._loop.call_soon(self.force_close)
             return
         self._keep_alive()
-        if self._queue:
-            self._begin(self._queue.popleft())
-        if self._unparsed and len(self._queue) <= _MAX_QUEUED // 2:
+        if self._requests.waiting:
+            self._begin(self._requests.waiting.popleft())
+        if self._requests.can_parse_more:
             self._parse(b"")
 
     async def _answer(self, request: MeshRequest | MalformedRequestError) -> bool:
@@ -456,7 +289,7 @@ class Connection(asyncio.Protocol):
         keep, body = reply.keep_alive, request.content
         if self._ended:
             return False
-        if self._broken and not keep:
+        if self._requests.broken and not keep:
             await self._linger(None)
         elif not body.complete:
             await self._linger(body)
@@ -468,21 +301,19 @@ class Connection(asyncio.Protocol):
         told, status = malformed_request_error(error)
         if self.transport is None:
             raise ConnectionResetError("the client closed the connection")
-        rendered = render_error(told, new_request_id(), "")
-        now = self._server.clock.now_ms() // 1000
-        data = head_bytes(status, rendered.headers, now, connection="close") + rendered.body
+        data = final_error(told, self._server.clock, status)
         self.transport.write(data)
         self.wrote(len(data))
         metrics.http_requests.labels("Malformed", str(status)).inc()
 
-    def _answered_at_once(self, hot: FastPath, data: bytes) -> bool:
+    def _answered_at_once(self, fast_path: Callable[[Connection, bytes], bytes | None], data: bytes) -> bool:
         """Whether `data` was exactly one request, and its response has been written."""
-        if not self.is_idle or self._closing or self._half_closed or not self._parser.at_boundary:
+        if not self.is_idle or self._half_closed or not self._requests.at_boundary:
             return False
         transport = self.transport
         if transport is None or transport.get_write_buffer_size() or self.pressed:
             return False
-        answer = hot.try_respond(self, data)
+        answer = fast_path(self, data)
         if answer is None:
             return False
         if answer:
@@ -492,18 +323,16 @@ class Connection(asyncio.Protocol):
         self._next_keepalive_close_time = self.last_received + self._server.keepalive_timeout
         return True
 
-    # --- responses of other nodes, without a task ---------------------------------------------------------
+    # --- responses without a task ---------------------------------------------------------------------------
 
-    def proxy_to_peer(
-        self, wire: HttpConnection, data: bytes, sent: bytes, trace: RequestTrace, *, head_only: bool
-    ) -> None:
-        """Send `sent` to another node and relay its response. If none comes, `data`, the client's input, is
-        parsed the ordinary way."""
-        self._passed = passed = ProxiedResponse(self, wire, data, trace, self._came_back)
-        self.on_lost = passed.relay.cancel
-        passed.start(sent, head_only=head_only)
+    def leave_to(self, response: PendingResponse, on_lost: Callable[[], None]) -> None:
+        """Have `response` answer the client's only request; further input waits until it calls
+        `pending_ended`. `on_lost`: called if the client disconnects before that."""
+        self._passed, self.on_lost = response, on_lost
 
-    def _came_back(self, passed: PendingResponse) -> None:
+    def pending_ended(self, passed: PendingResponse) -> None:
+        """Called by a pending response: it was sent, or none came and its request is parsed the ordinary
+        way."""
         self._passed = self.on_lost = None
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -553,16 +382,16 @@ class Connection(asyncio.Protocol):
                 self.force_close()
         elif self._lingering is not None:
             self._lingering.shorten()
-        elif isinstance(request, MeshRequest) and request.content.complete and not self._queue:
+        elif isinstance(request, MeshRequest) and request.content.complete and not self._requests.waiting:
             self.close()
 
     def eof_received(self) -> bool | None:
         """Answer a client that has closed its side: with IncompleteBody if it ended in the middle of a body.
         The other side stays open until the responses are written (`finish_response` closes it). A TLS
         connection cannot be half-closed: the client is gone."""
-        if self._encrypted:
+        if self.secure:
             return None
-        if self._broken:
+        if self._requests.broken:
             self._half_closed = True
             if self._lingering is not None:
                 self._lingering.client_closed()
@@ -570,15 +399,14 @@ class Connection(asyncio.Protocol):
         if self._passed is not None:
             self._half_closed = self._passed.is_last = True
             return True
-        body = self._body
+        body = self._requests.body
         if body is None or self._task is None:
             return None
         self._half_closed = True
         if not body.complete:
-            self.truncated_body = body
-            body.end()
-        if not self._queue and not self._unparsed:  # close after this response, which may be written already
-            self._closing = True
+            body.truncate()
+        if self._requests.is_empty:  # close after this response, which may be written already
+            self._requests.closed = True
         return True
 
     async def _linger(self, body: BodyStream | None) -> None:
@@ -587,71 +415,10 @@ class Connection(asyncio.Protocol):
         if body is None:
             if self._half_closed:
                 return
-            if self.transport is not None and not self._encrypted:
+            if self.transport is not None and not self.secure:
                 self.transport.write_eof()
         self._lingering = LingeringClose(body, self._limiter.linger_seconds)
         try:
             await self._lingering.drain_input()
         finally:
             self._lingering = None
-
-
-class MeshServer:
-    """Creates and closes the connections of one worker. `handler` answers a request: it has written the reply
-    that it returns, or leaves that to the connection; it raises ConnectionError when the client is gone."""
-
-    def __init__(
-        self,
-        handler: Callable[[MeshRequest], Awaitable[Reply]],
-        *,
-        clock: Clock,
-        guard: ConnectionLimiter,
-        keepalive_timeout: float,
-        hot: FastPath | None = None,
-    ) -> None:
-        """Create it in the running loop."""
-        self.handler, self.clock, self.guard, self.hot = handler, clock, guard, hot
-        self.keepalive_timeout = keepalive_timeout
-        """Seconds for which an idle connection is kept."""
-        self._loop = asyncio.get_running_loop()
-        self._connections: set[Connection] = set()
-        self.on_connection_lost: Callable[[], None] | None = None
-        """Called when a connection has ended."""
-        guard.start()
-
-    def __repr__(self) -> str:
-        return f"<MeshServer, {len(self._connections)} connections>"
-
-    def __call__(self) -> Connection:
-        """The protocol factory of `loop.create_server`."""
-        return Connection(self, self._loop)
-
-    @property
-    def connections(self) -> list[Connection]:
-        """The open connections."""
-        return list(self._connections)
-
-    @property
-    def connection_count(self) -> int:
-        """The number of open connections."""
-        return len(self._connections)
-
-    def connection_made(self, connection: Connection) -> None:
-        """Called by a connection: a client has connected."""
-        self._connections.add(connection)
-
-    def connection_lost(self, connection: Connection) -> None:
-        """Called by a connection: a client is gone."""
-        self._connections.discard(connection)
-        if self.on_connection_lost is not None:
-            self.on_connection_lost()
-
-    def pre_shutdown(self) -> None:
-        """Close the idle connections, and the others after their answers."""
-        for connection in self.connections:
-            connection.close()
-
-    async def shutdown(self, patience: float) -> None:
-        """End all connections; see `Connection.shutdown`."""
-        self.guard.stop()
-        await asyncio.gather(*[connection.shutdown(patience) for connection in self.connections])

@@ -10,7 +10,7 @@ in silence. The parser's own messages quote the input, so they are never sent to
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from meshd.server.body_stream import MalformedBodyError
 from meshd.server.http_parser import MalformedRequestError
@@ -20,7 +20,6 @@ from meshwire.errors import S3Error
 if TYPE_CHECKING:
     from meshd.config import HttpSettings
     from meshd.server.body_stream import BodyStream
-    from meshd.server.connection import Connection
 
 
 _TOO_LARGE: Final = 431  # RFC 6585 §5; S3's own table has 400 for the code
@@ -100,13 +99,42 @@ BURST_BYTES: Final = 16 << 20  # queued in one turn of the loop, before the kern
 _EVICTED_SHARE = 64  # 1/64 of the connections are evicted at once when there are too many
 
 
+class _Unread(Protocol):
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of responses that this process buffers for the client."""
+
+
+class LimitedConnection(_Unread, Protocol):
+    """What the limiter knows of a connection (`meshd.server.connection.Connection`)."""
+
+    last_received: float
+    head_since: float
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether its client has all its responses."""
+
+    def is_stalled(self, now: float, seconds: float, least: int) -> bool:
+        """Whether in the last `seconds` the client read fewer than `least` bytes."""
+
+    def time_out(self) -> None:
+        """Close a connection whose request head does not end in time."""
+
+    def abort_stalled(self) -> None:
+        """Cut a connection whose client does not read its response."""
+
+    def force_close(self) -> None:
+        """Close it once the client has read what is buffered."""
+
+
 class ConnectionLimiter:
     """Watches the connections of one worker. Call `start` in the running loop, `stop` with the server."""
 
     def __init__(self, http: HttpSettings, limit: int) -> None:
         self._http, self.limit = http, limit
-        self._connections: set[Connection] = set()
-        self._unread: set[Connection] = set()
+        self._connections: set[LimitedConnection] = set()
+        self._unread: set[_Unread] = set()
         self._pruned_at = 0.0
         self._burst = 0
         self.flush_count = 0
@@ -144,7 +172,7 @@ class ConnectionLimiter:
             self._timer.cancel()
             self._timer = None
 
-    def admit_connection(self, connection: Connection) -> bool:
+    def admit_connection(self, connection: LimitedConnection) -> bool:
         """Admit a new connection; False if there is no room for it and none can be made."""
         if len(self._connections) >= self.limit and not self.evict_idle():
             metrics.http_turned_away.labels("full").inc()
@@ -152,12 +180,12 @@ class ConnectionLimiter:
         self._connections.add(connection)
         return True
 
-    def forget_connection(self, connection: Connection) -> None:
+    def forget_connection(self, connection: LimitedConnection) -> None:
         """Forget a connection that has ended."""
         self._connections.discard(connection)
         self._unread.discard(connection)
 
-    def response_queued(self, connection: Connection, size: int) -> None:
+    def response_queued(self, connection: _Unread, size: int) -> None:
         """Record that a response of `size` bytes was queued, which the client may not have read yet."""
         self._unread.add(connection)
         if not self._burst:

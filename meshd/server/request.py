@@ -1,38 +1,60 @@
-"""HTTP requests: the request object with its per-request state, and the request body.
+"""A request: its head, its body as it arrives, and the trace that counts and audits it. It is plain data.
 
-The request object has no S3 behaviour. `100 Continue` is sent when the first byte of the body is read, that
-is, after the request was admitted. Bodies arrive in bounded pieces; large ones are hashed in a thread while
-the next piece arrives. `digest` raises unless length, checksums and chunk signatures were all correct.
+It knows its connection through a narrow protocol and no endpoint. Every request is counted exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+import logging
+import random
+from collections import Counter
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
 
-from meshd.server.body_stream import NO_BODY, MalformedBodyError
-from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
-from meshwire.checksums.body_checksums import BodyVerifier
+import msgspec
+
+from meshd.auth.identity import ANONYMOUS_IDENTITY
+from meshd.server.body_stream import NO_BODY
+from meshd.telemetry import logs, metrics
+from meshd.telemetry.audit_log import AuditEntry, format_audit_time
+from meshd.util import shared_counters
+from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
-from meshwire.sigv4 import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD
-from meshwire.sigv4.aws_chunked import ChunkedDecoder
-from meshwire.sigv4.parse_authorization import read_payload_hash
+from meshwire.s3.operations import CopySource
+from meshwire.s3.parse_request import RequestHead
+from meshwire.s3.results import DeleteResult
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    import prometheus_client
 
     from meshd.auth.identity import RequestContext
     from meshd.server.body_stream import BodyStream
-    from meshd.server.connection import Connection
+    from meshd.server.client_transport import ClientTransport
     from meshd.server.http_parser import ParsedHead
-    from meshd.server.peer.endpoint import PeerAuthenticator
-    from meshd.server.proxy.hop_headers import Hop
-    from meshd.server.request_trace import RequestTrace
-    from meshd.server.s3.authentication import VerifiedSigner
-    from meshwire.checksums.body_checksums import BodyDigest, BodyDigests
-    from meshwire.s3.parse_request import RequestHead
+    from meshd.telemetry.audit_log import AuditLog
+    from meshd.util.clock import Clock
+    from meshwire.s3.operations import Operation
+    from meshwire.s3.results import Result
+    from meshwire.sigv4 import Claim
+    from meshwire.sigv4.sigv2 import SigV2Claim
+
+
+class RequestOrigin(Protocol):
+    """Where a request came from: the client's connection, or what the node that forwarded it reports."""
+
+    @property
+    def remote(self) -> str:
+        """The client's address."""
+
+    @property
+    def secure(self) -> bool:
+        """Whether the client speaks TLS."""
+
+    @property
+    def tls(self) -> str:
+        """The client's version of TLS, as `1.3`; empty without TLS."""
 
 
 class MeshRequest:
@@ -41,36 +63,33 @@ class MeshRequest:
 
     `continued`: `100 Continue` was sent. `verified_body`: a small body that was read and compared with its
     signed digest before the handler was called. `held_body`: the whole body, not verified, read in order to
-    forward it. `hop`: what the node that forwarded this request reports. `gate` verifies calls of other
-    nodes. `trace`, `signer` and `context` (the facts for policies) are set for native requests.
-    `response_started`: bytes of the response may have been sent.
+    forward it. `trace`, `claim` (the verified signature) and `context` (the facts for policies) are set for
+    native requests. `response_started`: bytes of the response may have been sent.
     """
 
     __slots__ = (
+        "claim",
         "connection",
         "content",
         "content_length",
         "context",
         "continued",
-        "gate",
         "head_size",
         "headers",
         "held_body",
-        "hop",
         "http_version",
         "keep_alive",
         "method",
         "raw_headers",
         "raw_path",
         "response_started",
-        "signer",
         "trace",
         "verified_body",
     )
 
     trace: RequestTrace
 
-    def __init__(self, connection: Connection, head: ParsedHead, content: BodyStream) -> None:
+    def __init__(self, connection: ClientTransport, head: ParsedHead, content: BodyStream) -> None:
         self.connection, self.content = connection, content
         (
             self.method,
@@ -86,10 +105,8 @@ class MeshRequest:
         self.continued = self.response_started = False
         self.verified_body: bytes | None = None
         self.held_body: bytes | None = None
-        self.signer: VerifiedSigner | None = None
+        self.claim: Claim | SigV2Claim | None = None
         self.context: RequestContext | None = None
-        self.gate: PeerAuthenticator | None = None
-        self.hop: Hop | None = None
 
     def __repr__(self) -> str:
         return f"<MeshRequest {self.method} {self.raw_path[:100]}>"
@@ -110,6 +127,11 @@ class MeshRequest:
         return self.connection.secure
 
     @property
+    def tls(self) -> str:
+        """The client's version of TLS, as `1.3`; empty without TLS."""
+        return self.connection.tls
+
+    @property
     def path(self) -> str:
         """The target's path, decoded."""
         return unquote(self.raw_path.partition("?")[0])
@@ -118,11 +140,6 @@ class MeshRequest:
     def body_exists(self) -> bool:
         """Whether the head announces a body."""
         return self.content is not NO_BODY
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the client closed its side before the body was complete."""
-        return self.connection.truncated_body is self.content
 
     @property
     def is_last(self) -> bool:
@@ -148,196 +165,204 @@ class MeshRequest:
         await self.connection.drain()
 
 
-# Hashing a piece of this size costs about as much as a thread switch; smaller ones are hashed in place.
-_INLINE = 64 << 10
-_PIECE = 256 << 10
-LEAST_RATE = 100
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_room: Final = Admission(256 << 20)  # bytes of documents that this process receives concurrently
+def request_head(request: MeshRequest, max_bytes: int, host_bucket: str = "") -> RequestHead:
+    """Return the head in the form of `meshwire`; `host_bucket` is the bucket that its host names. Raises
+    S3Error RequestHeaderSectionTooLarge above `max_bytes`."""
+    raw_path, _, raw_query = _origin_form(request.raw_path).partition("?")
+    if request.head_size + len(raw_path) + len(raw_query) > max_bytes:
+        raise S3Error("RequestHeaderSectionTooLarge")
+    return RequestHead(request.method, raw_path, raw_query, request.headers, host_bucket)
 
 
-class RequestBody:
-    """The body of an HTTP request, as `meshd.core.object_io.Body`."""
+def _origin_form(target: str) -> str:
+    """Return the target in origin form. RFC 9112 §3.2.2: a server must also accept the absolute form."""
+    if target.startswith("/"):
+        return target
+    _, scheme, rest = target.partition("://")
+    return "/" + rest.partition("/")[2] if scheme else target
 
-    def __init__(
-        self, request: MeshRequest, head: RequestHead, signer: VerifiedSigner, idle_seconds: float
-    ) -> None:
-        self._request, self._head, self._signer = request, head, signer
-        self._idle_seconds = idle_seconds
-        payload_hash = _payload_hash(head) if signer.claim is None else signer.claim.payload_hash
-        self._payload_hash = payload_hash
-        self._chunked = payload_hash in STREAMING_PAYLOADS
-        self._expects_continue = head.headers.get("expect", "").lower() == "100-continue"
-        self._digest: BodyDigest | None = None
-        self.received = 0
+
+# --- the trace ----------------------------------------------------------------------------------------------
+
+CLIENT_GONE = 499
+_LATER = 0.01  # seconds
+# Not counted as client activity.
+_BACKGROUND = ("/-/peer/moves/", "/-/healthy", "/-/ready", "/-/map", "/metrics")
+
+_log = logging.getLogger("meshd.requests")
+_received = metrics.http_bytes.labels("in")
+_sent = metrics.http_bytes.labels("out")
+
+
+def new_request_id() -> str:
+    """Return 16 random hexadecimal digits."""
+    return f"{random.getrandbits(64):016X}"
+
+
+@lru_cache(maxsize=1024)
+def _count(operation: str, status: int) -> prometheus_client.Counter:
+    return metrics.http_requests.labels(operation, str(status))
+
+
+@lru_cache(maxsize=256)
+def _seconds(operation: str) -> prometheus_client.Histogram:
+    return metrics.http_seconds.labels(operation)
+
+
+class _DeferredCounters:
+    """Counts requests of the fast path and writes the counts in batches: the counters are in memory shared by
+    all processes, and cost more than the head of such a response."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._seconds: list[tuple[str, float]] = []
+        self._sent = 0
+
+    def add(self, operation: str, status: int, seconds: float, sent: int) -> None:
+        if not self._seconds:
+            asyncio.get_running_loop().call_later(_LATER, self.flush)
+        self._counts[operation, status] += 1
+        self._seconds.append((operation, seconds))
+        self._sent += sent
+
+    def flush(self) -> None:
+        counts, seconds, sent = self._counts, self._seconds, self._sent
+        self._counts, self._seconds, self._sent = Counter(), [], 0
+        for (operation, status), number in counts.items():
+            _count(operation, status).inc(number)
+        for operation, took in seconds:
+            _seconds(operation).observe(took)
+        if sent:
+            _sent.inc(sent)
+
+
+_later = _DeferredCounters()
+
+
+def flush_request_counters() -> None:
+    """Write deferred counts. Call it before metrics are read, and at shutdown."""
+    _later.flush()
+
+
+class RequestTrace:
+    """Collects what is known about one request for its metrics, its audit line and its log lines.
+
+    Code that learns something stores it here: the operation's name, `target` (the operation itself, or a
+    native request's path), the claimed `access_key`, the `identity` once it is verified, the `keys` that a
+    body names, the `result` or the error `code`; and `extra_headers`, which are added to every response.
+    """
+
+    __slots__ = (
+        "_audit",
+        "_clock",
+        "_started",
+        "access_key",
+        "code",
+        "extra_headers",
+        "identity",
+        "keys",
+        "operation",
+        "received",
+        "remote",
+        "request_id",
+        "result",
+        "sent",
+        "target",
+    )
+
+    def __init__(self, clock: Clock, audit: AuditLog | None, remote: str | None) -> None:
+        self._clock, self._audit, self.remote = clock, audit, remote or ""
+        self._started = clock.monotonic()
+        self.request_id = new_request_id()
+        self.operation = "Unknown"
+        self.target: Operation | str | None = None
+        self.result: Result | None = None
+        self.keys: tuple[str, ...] = ()
+        self.identity = ANONYMOUS_IDENTITY
+        self.access_key = self.code = ""
+        self.received = self.sent = 0
+        self.extra_headers: list[tuple[str, str]] = []
+        logs.request_id.set(self.request_id)
 
     def __repr__(self) -> str:
-        return f"<RequestBody of {self.size} bytes, {self.received} received>"
+        return f"<Trace {self.request_id} {self.operation}>"
 
-    @property
-    def size(self) -> int | None:
-        """Bytes of the payload; None for a body of HTTP chunks. Raises S3Error InvalidArgument."""
-        if not self._chunked:
-            return self._request.content_length
-        declared = self._head.headers.get("x-amz-decoded-content-length")
-        return None if declared is None else _length(declared)
+    def elapsed(self) -> float:
+        """Return the seconds since the request's head was parsed."""
+        return self._clock.monotonic() - self._started
 
-    def require_length(self) -> None:
-        """Raise S3Error MissingContentLength unless the client declares where its body ends. The last chunk
-        of an aws-chunked body does, so its decoded length may be missing."""
-        headers = self._head.headers
-        if "content-length" not in headers and "transfer-encoding" not in headers:
-            raise S3Error("MissingContentLength")
+    def mark_forwarded(self) -> None:
+        """Note that another node executed the request and writes the audit line."""
+        self._audit = None
 
-    async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
-        """Yield pieces of at most about 512 KiB. While the caller writes one, a thread hashes it."""
-        verifier = BodyVerifier(digests, None if self._chunked else self._payload_hash, extra=also)
-        decoder = self._decoder(digests) if self._chunked else None
-        payload = self.iter_raw() if decoder is None else _decoded(self.iter_raw(), decoder)
-        async for block in hashed_blocks(payload, verifier):
-            yield block
-        self._digest = self._check(verifier, decoder)
+    def discard(self) -> None:
+        """Drop the trace without counting: the request is answered elsewhere."""
+        logs.request_id.set("")
 
-    def digest(self) -> BodyDigest:
-        if self._digest is None:
-            raise S3Error("IncompleteBody")
-        return self._digest
-
-    async def whole(self, digests: BodyDigests, limit: int) -> bytes:
-        """Return the whole body. Raises S3Error MaxMessageLengthExceeded as soon as it is known to exceed
-        `limit` bytes, SlowDown if too much is being received already."""
-        blocks: list[bytes] = []
-        with reserve_body_memory(self.size, limit):
-            async for block in self.pieces(digests):
-                blocks.append(block)
-                if sum(map(len, blocks)) > limit:
-                    raise S3Error("MaxMessageLengthExceeded")
-        return b"".join(blocks)
-
-    def _decoder(self, digests: BodyDigests) -> ChunkedDecoder:
-        announced = tuple(f"x-amz-checksum-{algorithm}" for algorithm in digests.trailer)
-        return ChunkedDecoder(self._payload_hash, self._signer.verified, announced, self.size)
-
-    def _check(self, verifier: BodyVerifier, decoder: ChunkedDecoder | None) -> BodyDigest:
-        trailers = {} if decoder is None else decoder.finish()
-        digest = verifier.finish(trailers)
-        if self.size is not None and digest.size != self.size:
-            raise S3Error("IncompleteBody")
-        return digest
-
-    async def iter_raw(self) -> AsyncGenerator[bytes, None]:
-        """Yield data as it arrives, neither decoded nor verified. Raises S3Error IncompleteBody,
-        RequestTimeout; ConnectionError if the client disconnects."""
-        held = self._request.held_body
-        if held is not None:
-            self.received = len(held)
-            if held:
-                yield held
-            return
-        content = self._request.content
-        self._say_continue()
-        patience = _MinimumRate(self._idle_seconds)
-        try:
-            while True:
-                data = content.read_nowait()
-                if not data:
-                    if content.exhausted:
-                        break
-                    async with asyncio.timeout(self._idle_seconds):
-                        data = await content.read_available()
-                self.received += len(data)
-                patience.check(self.received)
-                if data:
-                    yield data
-        except TimeoutError:
-            raise S3Error("RequestTimeout") from None
-        except MalformedBodyError as error:
-            raise S3Error("IncompleteBody") from error
-        if self._request.truncated:
-            raise S3Error("IncompleteBody")
-
-    def _say_continue(self) -> None:
-        """Send `100 Continue`, even for an empty body or one that has arrived: botocore waits for it, and
-        otherwise misreads the next response on the connection."""
-        transport = self._request.transport
-        if self._expects_continue and transport is not None:
-            transport.write(_CONTINUE)
-            self._request.continued = True
-        self._expects_continue = False
-
-
-@contextmanager
-def reserve_body_memory(size: int | None, limit: int) -> Iterator[None]:
-    """Reserve memory for a body of `size` bytes (None: unknown), at most `limit`, while it is received, so
-    that many slow senders neither fill the node nor take the share of others. Raises S3Error
-    MaxMessageLengthExceeded, SlowDown."""
-    if (size or 0) > limit:
-        raise S3Error("MaxMessageLengthExceeded")
-    try:
-        with _room.hold(current_tenant(), max(1, limit if size is None else size)):
-            yield
-    except AdmissionRejectedError as error:
-        why = "Too many requests with documents are being received; try again."
-        raise S3Error("SlowDown", why, headers={"retry-after": "1"}) from error
-
-
-async def _decoded(source: AsyncIterator[bytes], decoder: ChunkedDecoder) -> AsyncIterator[bytes]:
-    async for data in source:
-        for piece in decoder.feed(data):
-            yield piece
-
-
-async def hashed_blocks(pieces: AsyncIterator[bytes], verifier: BodyVerifier) -> AsyncGenerator[bytes, None]:
-    """Join pieces to blocks of at least 256 KiB. While the consumer writes a block, a thread hashes it."""
-    held: list[bytes] = []
-    size = 0
-    async for piece in pieces:
-        held.append(piece)
-        size += len(piece)
-        if size >= _PIECE:
-            block = held[0] if len(held) == 1 else b"".join(held)
-            held, size = [], 0
-            hashing = asyncio.get_running_loop().run_in_executor(None, verifier.update, block)
-            try:
-                yield block
-            finally:
-                await hashing
-    if held:
-        block = b"".join(held)
-        if len(block) <= _INLINE:
-            verifier.update(block)
+    def finish(self, status: int, *, later: bool = False) -> None:
+        """Count the request (`later`: within some milliseconds, on a running loop) and write its audit line,
+        once. CLIENT_GONE if the client disconnected."""
+        now = self._clock.monotonic()
+        seconds = now - self._started
+        if type(self.target) is not str or not self.target.startswith(_BACKGROUND):
+            shared_counters.mark_client_activity(now)
+        if later:
+            _later.add(self.operation, status, seconds, self.sent)
         else:
-            await asyncio.get_running_loop().run_in_executor(None, verifier.update, block)
-        yield block
+            _count(self.operation, status).inc()
+            _seconds(self.operation).observe(seconds)
+            if self.sent:
+                _sent.inc(self.sent)
+        if self.received:
+            _received.inc(self.received)
+        if self._audit is not None:
+            self._audit.write_entry(self._entry(status, seconds))
+        if _log.isEnabledFor(logging.DEBUG):
+            self._log(self._entry(status, seconds))
+        logs.request_id.set("")
+
+    def _log(self, entry: AuditEntry) -> None:
+        told = msgspec.to_builtins(entry)
+        del told["time"]  # the log line has its own
+        _log.debug("answered", extra=told)
+
+    def _entry(self, status: int, seconds: float) -> AuditEntry:
+        entry = AuditEntry(
+            time=format_audit_time(self._clock.now_ms()),
+            request_id=self.request_id,
+            remote=self.remote,
+            operation=self.operation,
+            status=status,
+            ms=round(seconds * 1000, 3),
+            user=self.identity.user_id,
+            access_key=self.access_key,
+            code="ClientGone" if status == CLIENT_GONE else self.code,
+            bytes_in=self.received,
+            bytes_out=self.sent,
+            keys=self.keys,
+        )
+        if self.identity.session is not None:
+            entry.session, entry.made_with = self.identity.session.name, self.identity.session.parent
+        if isinstance(self.target, str):
+            entry.path = self.target
+        elif self.target is not None:
+            _describe(entry, self.target)
+        if isinstance(self.result, DeleteResult):
+            entry.failed = {failure.key: failure.code for failure in self.result.failures}
+        else:
+            entry.version = getattr(self.result, "version", "") or entry.version
+        return entry
 
 
-class _MinimumRate:
-    """Detects bodies that arrive too slowly: less than LEAST_RATE bytes per second over a whole idle time
-    counts as silence."""
-
-    __slots__ = ("_loop", "_seconds", "_since", "_then")
-
-    def __init__(self, seconds: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._seconds, self._since, self._then = seconds, self._loop.time(), 0
-
-    def check(self, received: int) -> None:
-        """Raise TimeoutError if too little arrived since the last successful check."""
-        passed = self._loop.time() - self._since
-        if passed < self._seconds:
-            return
-        if received - self._then < LEAST_RATE * passed:
-            raise TimeoutError
-        self._since, self._then = self._loop.time(), received
-
-
-def _payload_hash(head: RequestHead) -> str:
-    """Return the payload hash of an unsigned request, which may be aws-chunked too. Raises S3Error
-    InvalidArgument."""
-    return read_payload_hash(head.headers.get("x-amz-content-sha256") or UNSIGNED_PAYLOAD)
-
-
-def _length(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise S3Error("InvalidArgument", "x-amz-decoded-content-length must be a number of bytes.")
-    return int(text)
+def _describe(entry: AuditEntry, operation: Operation) -> None:
+    """Add the names that an S3 operation concerns."""
+    entry.bucket = getattr(operation, "bucket", "")
+    entry.key = getattr(operation, "key", "")
+    version = getattr(operation, "version", None)
+    if isinstance(version, str):
+        entry.version = version
+    entry.member = getattr(operation, "member", None) or ""
+    source = getattr(operation, "source", None)
+    if isinstance(source, CopySource):
+        inside = "" if source.member is None else f"{MEMBER_SEPARATOR}{source.member}"
+        entry.source = f"{source.bucket}/{source.key}{inside}"

@@ -1,33 +1,34 @@
 """HTTP responses as bytes: the status line and headers, joined with a small body into one write.
 
-A header value with a line break is never sent. A reply is written once.
+A header value with a line break is never sent. A reply is written once. A response that leaves request body
+bytes unread either drops a few of them or closes the connection; it never waits for many.
 """
 
 from __future__ import annotations
 
-import random
 import re
 from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from meshd.server.request import new_request_id
 from meshwire.http_values.dates import format_http
+from meshwire.s3.responses import render_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.server.request import MeshRequest
+    from meshd.util.clock import Clock
+    from meshwire.errors import S3Error
 
 Header = tuple[str, str]
 
 _UNSAFE = re.compile(r"[\0-\x08\n-\x1f\x7f]")
 _JOIN_LIMIT = 128 << 10
-
-
-def new_request_id() -> str:
-    """Return 16 random hexadecimal digits."""
-    return f"{random.getrandbits(64):016X}"
+# A smaller unread body is read and dropped to keep the connection; a larger one closes it.
+_DRAINABLE = 64 << 10
 
 
 @lru_cache(maxsize=256)
@@ -54,6 +55,13 @@ def head_bytes(status: int, headers: Iterable[Header], now: int, *, connection: 
     if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
         text = "".join(_UNSAFE.sub(" ", line[:-2]) + "\r\n" for line in lines)
     return f"{_status_line(status)}{_date_line(now)}{text}\r\n".encode("utf-8", "surrogateescape")
+
+
+def final_error(error: S3Error, clock: Clock, status: int | None = None) -> bytes:
+    """Return a whole response after which the connection closes; `status` replaces the error's own."""
+    rendered = render_error(error, new_request_id(), "")
+    now = clock.now_ms() // 1000
+    return head_bytes(status or rendered.status, rendered.headers, now, connection="close") + rendered.body
 
 
 def connection_header(request: MeshRequest, keep_alive: bool) -> str:
@@ -141,3 +149,29 @@ def write_head(request: MeshRequest, head: bytes, body: bytes = b"") -> None:
         transport.write(head)
         transport.write(body)
     request.connection.wrote(len(head) + len(body))
+
+
+async def finish_response(request: MeshRequest, reply: Reply) -> None:
+    """Write `reply`, and close the connection after it if further input could not be parsed.
+
+    A client that still waits for `100 Continue` may or may not send its body (RFC 9110 §10.1.1), so it is
+    unknown where its next request would begin. That connection is closed, as is one with much of a body
+    unread.
+    """
+    if must_close_connection(request):
+        reply.force_close()
+    await reply.prepare(request)
+
+
+def must_close_connection(request: MeshRequest) -> bool:
+    """Whether the connection must be closed after the response; see `finish_response`."""
+    waiting = "expect" in request.headers and not request.continued
+    return waiting or request.is_last or _unread(request)
+
+
+def _unread(request: MeshRequest) -> bool:
+    """Whether more of the body is unread than is worth reading."""
+    if request.content.complete:
+        return False
+    length = request.content_length
+    return length is None or length - request.content.received > _DRAINABLE

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
+from meshd.server.direct_sender import PartialReadError
 from meshd.util import failpoints
 
 if TYPE_CHECKING:
@@ -25,24 +26,11 @@ if TYPE_CHECKING:
     from meshd.store.records import Span
 
 
-class PartialReadError(OSError):
-    """`sent` bytes of a body were sent; the following ones cannot be read: `why`."""
-
-    def __init__(self, sent: int, why: BaseException) -> None:
-        super().__init__(f"the bytes after the first {sent} cannot be read: {why}")
-        self.sent, self.why = sent, why
-
-
 BodyResumer = Callable[[PartialReadError], "FailoverRead"]
 """Returns the read of the bytes behind those that were sent, or raises: the connection is cut then."""
 
 
 _PIECE = 256 << 10  # bytes encrypted at a time: about 0.1 ms
-
-
-def is_encrypted(transport: asyncio.BaseTransport) -> bool:
-    """Whether `transport` encrypts what is written to it, so that nothing may be written past it."""
-    return transport.get_extra_info("sslcontext") is not None
 
 
 async def write_spans_encrypted(

@@ -7,21 +7,18 @@ announced bytes are sent, or the connection is closed.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import socket
-import struct
-import termios
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from meshd.rpc.http_connection import duplicate_socket
+from meshd.server.direct_sender import PartialReadError, is_encrypted, is_resident
 from meshd.server.response import connection_header, head_bytes
-from meshd.server.response_body import PartialReadError, is_encrypted, write_piece, write_spans_encrypted
+from meshd.server.response_body import write_piece, write_spans_encrypted
 from meshd.util import failpoints
 
 if TYPE_CHECKING:
-    from asyncio.trsock import TransportSocket
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
     from meshd.server.request import MeshRequest
@@ -196,7 +193,7 @@ async def _send_encrypted(
     mendable: bool = False,
 ) -> None:
     try:
-        await write_spans_encrypted(request, bytes(head), spans, _resident)  # its queue keeps the head
+        await write_spans_encrypted(request, bytes(head), spans, is_resident)  # its queue keeps the head
     except BaseException as error:
         _cut(transport, error, mendable=mendable)
         raise
@@ -205,87 +202,6 @@ async def _send_encrypted(
 def _cut(transport: asyncio.Transport, error: BaseException, *, mendable: bool) -> None:
     if not (mendable and isinstance(error, PartialReadError)):
         transport.abort()
-
-
-class DirectSender:
-    """Sends a response in one turn, past a connection's transport; `sock` is a duplicate of its socket. At
-    most `MAX_OPEN` exist at a time; further connections take the regular path."""
-
-    MAX_OPEN: ClassVar = 1024
-    open_count: ClassVar = 0
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport, self.sock = transport, duplicate_socket(transport)
-        DirectSender.open_count += 1
-
-    def __repr__(self) -> str:
-        return f"<AtOnce fd={self.sock.fileno()}>"
-
-    def send_now(self, head: bytes, span: Span) -> tuple[bytes, PartialReadError | None] | None:
-        """Send a head and a range that is in memory, if the connection's buffer has room for both. Returns
-        the bytes that were not accepted nevertheless, and the bytes sent of a range that cannot be read to
-        its end; None if nothing was sent.
-
-        Nothing may be queued on the transport, nor be in progress past it.
-        """
-        if not _resident(span.fd, span.offset, span.length):
-            return None
-        try:
-            if _room(self.sock) < len(head) + span.length:
-                return None
-            taken = self.sock.send(head, socket.MSG_MORE)
-        except OSError:  # no room after all, or the client is gone: the regular path handles it
-            return None
-        return _finish_at_once(self._transport, self.sock, head[taken:], span)
-
-    def close(self) -> None:
-        """Close the duplicate; the connection itself stays open."""
-        DirectSender.open_count -= 1
-        self.sock.close()
-
-
-def _room(sock: socket.socket) -> int:
-    """Return the bytes that the kernel would accept for a connection: its buffer less what it holds."""
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _waiting(sock)
-
-
-def _waiting(sock: socket.socket | TransportSocket) -> int:
-    """Return the bytes that the kernel keeps until the other side has acknowledged them. Raises OSError."""
-    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
-
-
-def unsent_bytes_of(transport: asyncio.Transport) -> int:
-    """Return the bytes that wait for the other side, in this process and in the kernel; 0 while none wait in
-    this process. The kernel may keep megabytes, and accepts no more until a third of them is gone."""
-    waiting, sock = transport.get_write_buffer_size(), transport.get_extra_info("socket")
-    if not waiting or sock is None:
-        return waiting
-    with suppress(OSError, ValueError):  # it is being closed
-        waiting += _waiting(sock)
-    return waiting
-
-
-def _finish_at_once(
-    transport: asyncio.Transport, sock: socket.socket, head: bytes, span: Span
-) -> tuple[bytes, PartialReadError | None]:
-    """Finish a started response: return the bytes not accepted, and where a failing disk ended it."""
-    moved = 0
-    try:
-        with suppress(BlockingIOError):
-            while not head and moved < span.length:
-                sent = os.sendfile(sock.fileno(), span.fd, span.offset + moved, span.length - moved)
-                if not sent:
-                    break
-                moved += sent
-        rest = os.pread(span.fd, span.length - moved, span.offset + moved) if moved < span.length else b""
-    except ConnectionError:
-        transport.abort()
-        return b"", None
-    except OSError as error:
-        return head, PartialReadError(moved, error)
-    if moved + len(rest) != span.length:
-        return head, PartialReadError(moved, OSError("a data file ends before its extent does"))
-    return head + rest, None
 
 
 def first_window(spans: Sequence[Span]) -> Sequence[Span]:
@@ -299,7 +215,7 @@ def first_window(spans: Sequence[Span]) -> Sequence[Span]:
 async def load_into_page_cache(spans: Sequence[Span]) -> None:
     """Have a thread read cold pages, so that reading `spans` next does not wait for a disk."""
     for span in spans:
-        if span.length and not _resident(span.fd, span.offset, span.length):
+        if span.length and not is_resident(span.fd, span.offset, span.length):
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, _read_in, span.fd, span.offset, span.length)
 
@@ -424,7 +340,7 @@ class _Pump:
 
     def _is_warm(self, most: int) -> bool:
         """Whether the next `most` bytes can be sent without waiting for a disk."""
-        return self._loop.time() < self._warm_until or _resident(
+        return self._loop.time() < self._warm_until or is_resident(
             self._fd, self._offset, min(self._left, most)
         )
 
@@ -478,19 +394,6 @@ class _Pump:
         if not self._done.done():
             of_client = not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError)
             self._done.set_exception(error if of_client else PartialReadError(self._sent, error))
-
-
-def _resident(fd: int, offset: int, length: int) -> bool:
-    """Whether the first and the last page of a range are in memory (preadv2(2), RWF_NOWAIT)."""
-    probe = (bytearray(1),)
-    try:
-        os.preadv(fd, probe, offset, os.RWF_NOWAIT)
-        os.preadv(fd, probe, offset + length - 1, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:  # this file system does not support the flag
-        return True
-    return True
 
 
 def _read_in(fd: int, offset: int, length: int) -> None:

@@ -24,10 +24,11 @@ from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.documents.inventory import UsageFile
 from meshd.peer_reads.remote_objects import RemoteObjects
 from meshd.process.wiring.data_services import data_services
-from meshd.process.wiring.node import NodeContext, node_access, web_deps
+from meshd.process.wiring.node_context import NodeContext, node_access
+from meshd.process.wiring.services import peer_services, server_services
 from meshd.rpc.peer_client import PeerClient
 from meshd.server.http_server import build_server
-from meshd.server.request_trace import flush_request_counters
+from meshd.server.request import flush_request_counters
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.telemetry import metrics
@@ -41,7 +42,7 @@ from tests.support.single_node_objects import single_node_objects
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.server.connection import MeshServer
+    from meshd.server.http_server import MeshServer
     from meshd.telemetry.audit_log import AuditLog
     from meshwire.s3.bucket_settings import Versioning
 
@@ -211,7 +212,9 @@ class Pair:
     async def _serve(self, node: NodeContext, *, hot: bool) -> Mouth:
         access = node_access(node)
         data = data_services(node, access, self._frames)
-        server = build_server(web_deps(node, access, data, cast("AuditLog", self._audit)), hot=hot)
+        audit = cast("AuditLog", self._audit)
+        services = server_services(node, access, data, peer_services(node), audit)
+        server = build_server(services, hot=hot)
         listener = await self.loop.create_server(server, "127.0.0.1", 0)
         self._listeners = [*getattr(self, "_listeners", []), listener]
         return Mouth(server, listener.sockets[0].getsockname()[1])

@@ -28,7 +28,8 @@ from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.documents.inventory import UsageFile
 from meshd.peer_reads.remote_objects import RemoteObjects
 from meshd.process.wiring.data_services import data_services
-from meshd.process.wiring.node import NodeContext, node_access, peer_services, web_deps
+from meshd.process.wiring.node_context import NodeContext, node_access
+from meshd.process.wiring.services import peer_services, server_services
 from meshd.rpc.peer_client import PeerClient
 from meshd.server.http_server import build_server
 from meshd.store.store import Store
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from meshd.control.control_api import ControlStore
-    from meshd.server.connection import MeshServer
-    from meshd.server.http_server import HttpRoute
+    from meshd.server.http_server import MeshServer
+    from meshd.server.native_routes import HttpRoute
     from meshwire.cluster import ClusterMap
 
 T = TypeVar("T")
@@ -232,7 +233,8 @@ async def _run(
     data = data_services(
         node, access, AssemblerClient(settings.coordinator_socket)
     )  # nobody asks it anything
-    server = build_server(web_deps(node, access, data), [*routes, *peer_services(node).routes()])
+    peer = peer_services(node)
+    server = build_server(server_services(node, access, data, peer), [*routes, *peer.routes()])
     listener = await loop.create_server(server, "127.0.0.1", 0)
     return Running(node, server, listener, loop)
 

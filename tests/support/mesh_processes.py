@@ -28,14 +28,9 @@ from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.documents.inventory import UsageFile
 from meshd.peer_reads.remote_objects import RemoteObjects
 from meshd.process.wiring.data_services import data_services, node_catalog
-from meshd.process.wiring.node import (
-    NodeContext,
-    admin_routes,
-    native_routes,
-    node_access,
-    peer_services,
-    web_deps,
-)
+from meshd.process.wiring.node_context import NodeContext, node_access
+from meshd.process.wiring.routes import admin_routes, native_routes
+from meshd.process.wiring.services import peer_services, server_services
 from meshd.rpc.peer_client import PeerClient
 from meshd.server.http_server import build_server
 from meshd.store.records import Meta
@@ -53,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from meshd.control.control_api import ControlStore
-    from meshd.server.connection import MeshServer
+    from meshd.server.http_server import MeshServer
 
 ROOT = ("root-key", "root-secret-key")
 
@@ -144,11 +139,12 @@ class MeshCrew:
         )
         access = node_access(node)
         data = data_services(node, access, assembler)
-        deps = web_deps(node, access, data)
+        peer = peer_services(node)
+        deps = server_services(node, access, data, peer)
         also = [
             *admin_routes(node, deps.sessions),
             *native_routes(node, access, data),
-            *peer_services(node).routes(),
+            *peer.routes(),
         ]
         server = build_server(deps, also)
         listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)

@@ -99,6 +99,7 @@ class Assembler:
         node: str = "local",
         elsewhere: RemoteSource = SINGLE_NODE,
         catalog: DocumentStore | None = None,
+        hints: ReadHints | None = None,
     ) -> None:
         self.catalog = DocumentStore(store, elsewhere) if catalog is None else catalog
         self._context = BuildContext(store, pool, BadSampleLedger(self.catalog), node, archives, elsewhere)
@@ -108,7 +109,7 @@ class Assembler:
         self._row_lookup = RowLookup()
         self._rows_room = Admission(MAX_ROWS)
         self._bytes_room = Admission(max(settings.frame_cache_bytes, MIN_BUILDING_BYTES))
-        self.hints: ReadHints | None = None
+        self._hints = hints
 
     def __repr__(self) -> str:
         return f"<Assembler {self._rows_room.held} rows being built, {self._cache!r}>"
@@ -199,8 +200,8 @@ class Assembler:
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         require_parts(plan)
-        if self.hints is not None:
-            self.hints.frame_requested(plan, snapshot, whole)
+        if self._hints is not None:
+            self._hints.frame_requested(plan, snapshot, whole)
         with self._admission(count_rows(whole, plan), 0):
             rows = self._row_lookup.rows_at(whole, plan, snapshot)
             places = await own_rows(self._context.remote, snapshot, rows, address.version)
@@ -219,8 +220,8 @@ class Assembler:
         snapshot = await self.catalog.snapshot(plan.snapshot)
         if plan.within:
             return await self._pack(address, plan)
-        if self.hints is not None and isinstance(address, FrameAddress):
-            self.hints.frame_requested(plan, snapshot, address)
+        if self._hints is not None and isinstance(address, FrameAddress):
+            self._hints.frame_requested(plan, snapshot, address)
         count = count_rows(address, plan)
         with self._admission(count, count * _row_bytes(plan)):
             rows = self._row_lookup.rows_at(address, plan, snapshot)

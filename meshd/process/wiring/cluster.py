@@ -1,7 +1,7 @@
-"""Wiring of the cluster: view and membership, peer endpoints, the rebalancer, scrubbing and disk checks.
+"""Wiring of the cluster: membership, peer endpoints, the rebalancer, scrubbing and disk checks.
 
-It is constructed from a `NodeContext` like everything else. Endpoints and the view exist in every process;
-the coordinator alone runs membership, the failure detector, the rebalancer and the scrub scheduler.
+It is constructed from a `NodeContext` like everything else. Endpoints exist in every process; the coordinator
+alone runs membership, the failure detector, the rebalancer and the scrub scheduler.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from meshd.cluster.cluster_view import ClusterView, RetryAfter, single_node_map
-from meshd.cluster.failure_detector import FailureDetector, NodeStateWriter, SuspectProbe
+from meshd.cluster.failure_detector import FailureDetector, NodeStateWriter
 from meshd.cluster.membership import Membership
 from meshd.cluster.node_identity import increment_generation_hourly, read_identity
 from meshd.cluster.peer_checks import domain_mismatches, publish_domains
@@ -60,16 +59,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from meshd.config import NodeSettings
-    from meshd.control.buckets import BucketTable
-    from meshd.control.control_api import ControlStore
     from meshd.objects.version_lookup import VersionLookup
     from meshd.origins.service import BackedService
-    from meshd.process.wiring.node import NodeContext
+    from meshd.process.wiring.node_context import NodeContext
     from meshd.reads.archive_members import MemberService
-    from meshd.server.http_server import HttpRoute
+    from meshd.server.native_routes import HttpRoute
     from meshd.store.store import Store
     from meshd.util.async_tasks import BackgroundTasks
-    from meshd.util.clock import Clock
     from meshwire.cluster.cluster_map import Role
 
 
@@ -182,45 +178,6 @@ class PeerServices:
 
 _log = logging.getLogger("meshd.cluster")
 _GIB: Final = 1 << 30
-
-
-def open_cluster_view(
-    settings: NodeSettings, control: ControlStore, buckets: BucketTable, clock: Clock, process: int | None
-) -> ClusterView:
-    """Return the view of one process; `process` is its number among those that serve requests by a map."""
-    if settings.cluster.control is None:
-        single_node = single_node_map(settings.node_id, settings.endpoint)
-        return ClusterView(
-            settings.node_id,
-            control,
-            buckets.replica_count,
-            standalone_map=single_node,
-            writes_of=buckets.origin_write_mode,
-        )
-    marking = NodeStateWriter(control, ClusterMapStore(control))
-    look = SuspectProbe(marking, clock, settings.cluster.lease)
-
-    def goes_by(version: int) -> None:
-        if process is not None:
-            shared_counters.set_map_version(process, version, clock.monotonic())
-
-    def held() -> tuple[int, float]:
-        version, until = shared_counters.get_lease()
-        return version, until - clock.monotonic()
-
-    return ClusterView(
-        settings.node_id,
-        control,
-        buckets.replica_count,
-        probe_suspect=look,
-        writes_of=buckets.origin_write_mode,
-        homes_of=buckets.origin_home_nodes,
-        born_of=buckets.created_at_ms,
-        on_map_adopted=goes_by,
-        lease_state=held,
-        newest=shared_counters.newest_map_version,
-        retry_after=RetryAfter(settings.cluster.lease, clock),
-    )
 
 
 def own_member(settings: NodeSettings) -> Member:

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import FrameSource
     from meshd.jobs.job_kind import JobKind
     from meshd.origins.service import BackedService
-    from meshd.process.wiring.node import NodeContext
-    from meshd.server.http_server import HttpRoute
+    from meshd.process.wiring.node_context import NodeContext
+    from meshd.server.native_routes import HttpRoute
     from meshd.views.dispatch import ViewDispatcher
     from meshd.views.view_kind import ViewCompleter, ViewKind
 

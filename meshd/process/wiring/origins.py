@@ -29,7 +29,7 @@ from meshd.origins.write_back import HandoverBarrier, OriginWriter
 from meshd.origins.write_back_routing import WriteBackRouter
 from meshd.peer_reads.listing import LocalListings, MergedListings
 from meshd.process.periodic_tasks import PeriodicTask
-from meshd.process.wiring.node import node_cache_store
+from meshd.process.wiring.node_context import node_cache_store
 from meshd.store.disks.startup_recovery import recover
 from meshd.store.errors import FormatError, StoreError
 from meshd.telemetry import metrics
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from meshd.config import StoreSettings
     from meshd.control.buckets import Bucket
-    from meshd.process.wiring.node import NodeContext
+    from meshd.process.wiring.node_context import NodeContext
 
 
 _log = logging.getLogger("meshd.cache")

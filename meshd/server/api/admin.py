@@ -18,7 +18,7 @@ from meshd.auth.identities.sts_sessions import SessionRequest
 from meshd.auth.identities.users import KeyChange, NewKey, NewUser, UserChange
 from meshd.control.control_api import ControlError
 from meshd.server.api.log_level import LevelDuration
-from meshd.server.http_server import HttpRoute
+from meshd.server.native_routes import HttpRoute
 from meshd.server.response import Reply
 from meshwire.sigv4.parse_authorization import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD, Claim
 
@@ -237,7 +237,7 @@ def check_fully_signed(request: MeshRequest) -> None:
 
     A presigned URL may be passed on to others, and parts can be added to a request with signature version 2.
     """
-    claim = request.signer.claim if request.signer else None
+    claim = request.claim
     if not isinstance(claim, Claim) or claim.presigned:
         raise AdminError(
             "AccessDenied", "presigned URLs are not accepted here; sign the headers with signature version 4"

@@ -13,11 +13,9 @@ import msgspec
 
 from meshd.core.api_errors import BatchError
 from meshd.server.api.batches import parse_query
-from meshd.server.http_server import HttpRoute
+from meshd.server.native_routes import HttpRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from meshd.auth.identity import Identity
     from meshd.objects.buckets.replication_factor import ReplicationFactors
     from meshd.origins.admin import BackedAdmin
@@ -28,13 +26,6 @@ if TYPE_CHECKING:
 
 
 _BUCKETS_PREFIX = "/-/buckets/"
-
-
-def backed_bucket_routes(
-    admin: BackedAdmin, counts: ReplicationFactors
-) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """Return a function that makes the endpoint's routes, given the endpoint of the native protocol."""
-    return lambda native: BackedBucketEndpoint(admin, counts, native).routes()
 
 
 class BackedBucketEndpoint:
@@ -91,11 +82,6 @@ def _document(body: bytes) -> dict[str, Any]:
 
 
 _RESIDENCE_PREFIX = "/-/residence/"
-
-
-def cache_residency_routes(residence: CacheResidency) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """Return a function that makes the endpoint's routes, given the endpoint of the native protocol."""
-    return lambda native: CacheResidencyEndpoint(residence, native).routes()
 
 
 class CacheResidencyEndpoint:

@@ -10,82 +10,52 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from meshd.auth.identity import NO_CONTEXT, Caller
-from meshd.batches.sample_stream import UnreadableError
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.frame_address import FrameAddress
-from meshd.server.http_server import HttpRoute
+from meshd.server.api.batch_replies import (
+    STATUS,
+    entity_headers,
+    send_frame,
+    send_stream,
+    store_batch_error,
+)
+from meshd.server.native_routes import HttpRoute
 from meshd.server.proxy.hop_headers import map_headers
-from meshd.server.response import Reply, StreamedReply, connection_header, head_bytes
-from meshd.server.sendfile import ResponseWriter, send_spans
-from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
-from meshd.store.records import Span
+from meshd.server.response import Reply
+from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 from meshd.util.admission import Admission, AdmissionRejectedError
 from meshwire.dataset import build_snapshot
 from meshwire.frame import tensor_frame
 from meshwire.http_values import mesh_headers
 from meshwire.http_values.mesh_headers import (
-    HANDOVER_TICKET_HEADER,
     LOADER_REPORT_HEADER,
-    ServerTiming,
     parse_report,
 )
-from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as HANDS
 from meshwire.strict_json import PlanError, checked_choice, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from meshd.auth.identity import Identity
     from meshd.batches.gather import GatherService
-    from meshd.batches.sample_stream import StreamBody
     from meshd.batches.service import BatchService
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.core.api_errors import Code
     from meshd.core.frame_address import Frame
     from meshd.datasets.service import DatasetService
     from meshd.server.local_handover import LocalFrameService
-    from meshd.server.request import MeshRequest
-    from meshd.server.request_trace import RequestTrace
+    from meshd.server.request import MeshRequest, RequestTrace
     from meshd.server.response import Header
     from meshd.util.clock import Clock
     from meshd.views.definitions import ViewDefinitions
 
 _log = logging.getLogger(__name__)
-STATUS: Mapping[Code, int] = {
-    "BadRequest": 400,
-    "InvalidPlan": 400,
-    "UnknownOp": 400,
-    "AccessDenied": 403,
-    "NoSuchBucket": 404,
-    "NoSuchSnapshot": 404,
-    "NoSuchPlan": 404,
-    "NoSuchKey": 404,
-    "NoSuchView": 404,
-    "NoSuchJob": 404,
-    "MethodNotAllowed": 405,
-    "SnapshotChanged": 409,
-    "ViewExists": 409,
-    "BucketExists": 409,
-    "InUse": 409,
-    "Gone": 410,
-    "UnknownOpBuild": 410,
-    "NoSuchAsset": 410,
-    "TooLarge": 413,
-    "NotOwner": 421,
-    "BadSample": 422,
-    "Busy": 503,
-    "OpFailed": 500,
-    "CorruptData": 500,
-    "InternalError": 500,
-    "NotImplemented": 501,
-}
 MAX_CONCURRENT_REQUESTS = 32
 """Snapshots, plans, views and op trials that one worker makes concurrently."""
 MAX_STREAM_BYTES = 512 << 20
@@ -104,38 +74,10 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 Handler = Callable[["MeshRequest", "Identity"], Awaitable["Reply"]]
 
 
-def batch_api_routes(
-    datasets: DatasetService,
-    batches: BatchService,
-    gathers: GatherService,
-    views: ViewDefinitions,
-    clock: Clock,
-    also: Sequence[Callable[[BatchEndpoint], list[HttpRoute]]] = (),
-    mesh: ClusterView | None = None,
-    frame_service: LocalFrameService | None = None,
-) -> list[HttpRoute]:
-    """Return the routes of the native protocol, all of them signed; `also` makes those of other endpoints. In
-    a cluster, replies tell the version of the map of `mesh`; they also tell where the `frame_service` for
-    local handover is."""
-    native = BatchEndpoint(datasets, batches, gathers, views, clock, mesh, frame_service)
-    return [
-        HttpRoute(
-            "POST", "/-/snapshots", native.handle_errors(native.limit_concurrency(native.create_snapshot))
-        ),
-        HttpRoute("GET", "/-/snapshots/", native.handle_errors(native.get_snapshot)),
-        HttpRoute("POST", "/-/plans", native.handle_errors(native.limit_concurrency(native.create_plan))),
-        HttpRoute("GET", "/-/plans/", native.handle_errors(native.get_plan)),
-        HttpRoute("POST", "/-/plans/", native.handle_errors(native.post_rows)),
-        HttpRoute("POST", "/-/gather", native.handle_errors(native.gather)),
-        HttpRoute("POST", "/-/views", native.handle_errors(native.limit_concurrency(native.create_view))),
-        HttpRoute("GET", "/-/views", native.handle_errors(native.list_views)),
-        HttpRoute("GET", "/-/views/", native.handle_errors(native.get_view)),
-        *[route for make in also for route in make(native)],
-    ]
-
-
 class BatchEndpoint:
-    """The batch API. One instance per worker; its only state is the work in progress, by account."""
+    """The batch API. One instance per worker; its only state is the work in progress, by account. In a
+    cluster, replies tell the version of the map of `mesh`; they also tell where the `frame_service` for local
+    handover is."""
 
     def __init__(
         self,
@@ -154,6 +96,21 @@ class BatchEndpoint:
 
     def __repr__(self) -> str:
         return f"<NativeEndpoint {self._works!r}, {self._streams!r}>"
+
+    def routes(self) -> list[HttpRoute]:
+        """Return the routes; all of them require a signature."""
+        guarded, bounded = self.handle_errors, self.limit_concurrency
+        return [
+            HttpRoute("POST", "/-/snapshots", guarded(bounded(self.create_snapshot))),
+            HttpRoute("GET", "/-/snapshots/", guarded(self.get_snapshot)),
+            HttpRoute("POST", "/-/plans", guarded(bounded(self.create_plan))),
+            HttpRoute("GET", "/-/plans/", guarded(self.get_plan)),
+            HttpRoute("POST", "/-/plans/", guarded(self.post_rows)),
+            HttpRoute("POST", "/-/gather", guarded(self.gather)),
+            HttpRoute("POST", "/-/views", guarded(bounded(self.create_view))),
+            HttpRoute("GET", "/-/views", guarded(self.list_views)),
+            HttpRoute("GET", "/-/views/", guarded(self.get_view)),
+        ]
 
     def limit_concurrency(self, handler: Handler) -> Handler:
         """Bound the concurrency of a handler that holds a thread or much memory. Beyond the bound callers get
@@ -276,7 +233,7 @@ class BatchEndpoint:
         return self._reply(200, "application/json", json.dumps(document).encode())
 
     def _reply(self, status: int, content_type: str, body: bytes, *more: Header) -> Reply:
-        headers = [*_headers(content_type, len(body)), *self.location_headers(), *more]
+        headers = [*entity_headers(content_type, len(body)), *self.location_headers(), *more]
         return Reply(status, headers, body, self._now())
 
     def location_headers(self) -> list[Header]:
@@ -337,78 +294,6 @@ def caller_of(request: MeshRequest, identity: Identity) -> Caller:
     return Caller(identity, getattr(request, "context", None) or NO_CONTEXT)
 
 
-async def send_frame(
-    request: MeshRequest,
-    frame: Frame,
-    now: int,
-    more: Sequence[Header] = (),
-    frame_service: LocalFrameService | None = None,
-) -> Reply:
-    """Send a finished frame from its memory, or a ticket to fetch it locally; closes its handle."""
-    asked = request.headers.get(HANDS, "")
-    handed = frame_service.offer_frame(frame, asked) if frame_service is not None and asked else None
-    headers = [
-        *_headers(tensor_frame.CONTENT_TYPE, 0 if handed else frame.size),
-        ("x-mesh-rows", str(frame.rows)),
-        ("x-mesh-frame", frame.result),
-        ("Server-Timing", ServerTiming(frame.took, request.trace.elapsed()).to_header()),
-        *more,
-    ]
-    if handed is not None:
-        metrics.batch_rows_served.inc(frame.rows)
-        return Reply(200, [*headers, (HANDOVER_TICKET_HEADER, handed.to_header())], b"", now)
-    try:
-        keep_alive = await send_spans(request, 200, headers, [Span(frame.fd, 0, frame.size)], now)
-    finally:
-        frame.close()
-    metrics.batch_rows_served.inc(frame.rows)
-    request.trace.sent += frame.size
-    return StreamedReply(200, keep_alive=keep_alive)
-
-
-async def send_stream(
-    request: MeshRequest, outgoing: StreamBody, now: int, more: Sequence[Header] = ()
-) -> Reply:
-    """Send blobs as they are read. If data becomes unreadable, the connection is closed."""
-    headers = [*_headers(outgoing.content_type, outgoing.size), ("x-mesh-rows", str(outgoing.rows)), *more]
-    keep_alive = request.keep_alive
-    connection = connection_header(request, keep_alive)
-    head = head_bytes(200, headers, now, connection=connection)
-    try:
-        with closing(ResponseWriter(request)) as outlet:
-            await outlet.write_data(head)
-            await _pump(outlet, outgoing)
-    except BaseException as error:
-        if request.transport is not None:
-            request.transport.abort()
-        if isinstance(error, UnreadableError):
-            _log.warning("%s", error)
-            raise ConnectionAbortedError(str(error)) from error
-        raise
-    metrics.batch_rows_served.inc(outgoing.rows)
-    request.trace.sent += outgoing.size
-    return StreamedReply(200, keep_alive=keep_alive)
-
-
-async def _pump(outlet: ResponseWriter, outgoing: StreamBody) -> None:
-    """Write every chunk at the client's pace."""
-    left = outgoing.size
-    async with aclosing(outgoing.chunks) as chunks:
-        async for chunk in chunks:
-            if isinstance(chunk, (bytes, memoryview)):
-                left -= len(chunk)
-                await outlet.write_data(chunk)
-            else:
-                left -= sum(span.length for span in chunk)
-                await outlet.write_data(b"", chunk)
-    if left:
-        raise UnreadableError(f"{left} bytes fewer than announced")
-
-
-def _headers(content_type: str, size: int) -> list[Header]:
-    return [("Content-Type", content_type), ("Content-Length", str(size))]
-
-
 def _path(request: MeshRequest, prefix: str, *counts: int) -> tuple[str, ...]:
     """Return the parts of the path after `prefix`; the first part is a hash. Raises BatchError NoSuchKey,
     BadRequest.
@@ -444,18 +329,3 @@ def _number(text: str, name: str) -> int:
     if not _NUMBER.fullmatch(text):
         raise BatchError("BadRequest", f"{name} must be a number from 0 on, got {text[:80]!r}")
     return int(text)
-
-
-def store_batch_error(error: StoreError) -> BatchError:
-    """Translate an error of the store into the protocol's."""
-    if isinstance(error, DiskFullError):
-        return BatchError(
-            "Busy", "the node's disk is full", help="delete data or enlarge the disk", retry_after=60
-        )
-    if isinstance(error, CorruptExtentError):
-        _log.error("corrupt extent, not served: %s", error)
-        what = error.name or "stored bytes"
-        return BatchError(
-            "InternalError", f"{what}: damaged on the disk, so it is not served; run meshd fsck"
-        )
-    return BatchError("InternalError", f"the store failed: {type(error).__name__}")

@@ -19,7 +19,7 @@ from meshd.server.api.admin import (
     read_document,
 )
 from meshd.server.api.cluster_admin import NodeChange
-from meshd.server.http_server import HttpRoute
+from meshd.server.native_routes import HttpRoute
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Final
 from meshd.core.api_errors import BatchError
 from meshd.documents.admin import KINDS, MAX_PAGE
 from meshd.server.api.batches import caller_of, parse_query
-from meshd.server.http_server import HttpRoute
+from meshd.server.native_routes import HttpRoute
 from meshd.server.response import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from meshd.auth.identity import Identity
     from meshd.documents.admin import DocumentAdmin, Kind
     from meshd.server.api.batches import BatchEndpoint, Handler
@@ -29,11 +27,6 @@ _DEPRECATION: Final = ("Deprecation", "@1795651200")  # since 26 November 2026
 _LIMIT = 100
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NUMBER = re.compile(r"[0-9]{1,5}")
-
-
-def document_routes(documents: DocumentAdmin) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """Return a function that makes the endpoint's routes, given the endpoint of the native protocol."""
-    return lambda native: DocumentEndpoint(documents, native).routes()
 
 
 class DocumentEndpoint:

@@ -9,8 +9,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from meshd.cluster.peer_checks import MAP_VERSION_HEADER
-from meshd.server.http_server import HttpRoute
-from meshd.server.request_trace import flush_request_counters
+from meshd.server.native_routes import HttpRoute
+from meshd.server.request import flush_request_counters
 from meshd.server.response import Reply
 from meshd.telemetry import metrics
 
@@ -51,7 +51,7 @@ def health_routes(
         return reply(200, body, kind=metrics.CONTENT_TYPE)
 
     return [
-        HttpRoute("GET", "/-/healthy", healthy, auth=False),
-        HttpRoute("GET", "/-/ready", ready, auth=False),
-        HttpRoute("GET", "/metrics", scrape, auth=False),
+        HttpRoute("GET", "/-/healthy", healthy, access="open"),
+        HttpRoute("GET", "/-/ready", ready, access="open"),
+        HttpRoute("GET", "/metrics", scrape, access="open"),
     ]

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import BatchError
 from meshd.server.api.batches import caller_of, parse_query
-from meshd.server.http_server import HttpRoute
+from meshd.server.native_routes import HttpRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from meshd.auth.identity import Identity
     from meshd.jobs.job_service import JobService
     from meshd.server.api.batches import BatchEndpoint
@@ -23,11 +21,6 @@ if TYPE_CHECKING:
 
 _PREFIX = "/-/jobs/"
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
-
-
-def job_routes(service: JobService) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """Return a function that makes the endpoint's routes, given the endpoint of the native protocol."""
-    return lambda native: JobEndpoint(service, native).routes()
 
 
 class JobEndpoint:

@@ -12,14 +12,13 @@ from urllib.parse import unquote
 
 from meshd.core.api_errors import BatchError
 from meshd.server.api.batches import caller_of, parse_query
-from meshd.server.http_server import HttpRoute
+from meshd.server.native_routes import HttpRoute
 from meshd.server.response import Reply
 from meshd.transform import op_docs, registry
 from meshd.transform.errors import UnknownOpError
 from meshwire.plan.op_declarations import is_user_op
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from meshd.auth.identity import Identity
@@ -33,23 +32,21 @@ if TYPE_CHECKING:
 OPS_PREFIX = "/-/ops"
 
 
-def op_catalog_routes(user_ops: UserModules, clock: Clock) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """Return a function that makes the catalog's routes, given the endpoint whose error handling they use."""
-    endpoint = OpCatalogEndpoint(clock, user_ops)
-    return lambda native: [
-        HttpRoute("GET", OPS_PREFIX, native.handle_errors(endpoint.list_all)),
-        HttpRoute("GET", f"{OPS_PREFIX}/", native.handle_errors(endpoint.show)),
-    ]
-
-
 class OpCatalogEndpoint:
     """The op catalog. One instance per worker; stateless."""
 
-    def __init__(self, clock: Clock, user_ops: UserModules) -> None:
-        self._clock, self._user_ops = clock, user_ops
+    def __init__(self, user_ops: UserModules, clock: Clock, native: BatchEndpoint) -> None:
+        self._clock, self._user_ops, self._native = clock, user_ops, native
 
     def __repr__(self) -> str:
         return "<LibraryEndpoint>"
+
+    def routes(self) -> list[HttpRoute]:
+        guarded = self._native.handle_errors
+        return [
+            HttpRoute("GET", OPS_PREFIX, guarded(self.list_all)),
+            HttpRoute("GET", f"{OPS_PREFIX}/", guarded(self.show)),
+        ]
 
     async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         return self._json({"ops": op_docs.list_ops(self._user_ops.definitions())})
@@ -69,11 +66,6 @@ class OpCatalogEndpoint:
 
 
 MODULES_PREFIX = "/-/modules"
-
-
-def user_module_routes(user_ops: UserModules, tests: OpTrials) -> Callable[[BatchEndpoint], list[HttpRoute]]:
-    """Return a function that makes the endpoint's routes, given the endpoint of the native protocol."""
-    return lambda native: UserModuleEndpoint(user_ops, tests, native).routes()
 
 
 class UserModuleEndpoint:

@@ -1,4 +1,4 @@
-"""Endpoint for other nodes under `/-/peer/`: authenticates the caller, checks the body, frames the reply.
+"""Endpoint for other nodes under `/-/peer/`: authenticates the caller and checks the body.
 
 Only nodes that know the cluster's secret get in; a node with a different cluster map gets 421. Nothing of a
 body is read before the handler asks for it.
@@ -10,35 +10,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshd.rpc.peer_client import (
-    FRAMED_HEADER,
-    MAP_HEADER,
-    PEER_KEY,
-    PURPOSE,
-    StaleMapError,
-    peer_secret,
-)
-from meshd.rpc.peer_rpc import (
-    END_MARKER,
-    MAX_PIECE_BYTES,
-    PREFIX,
-    BodyFramingError,
-    FrameDecoder,
-    frame_body,
-    piece_header,
-)
-from meshd.server.http_server import HttpRoute
+from meshd.rpc.peer_client import MAP_HEADER, PEER_KEY, PURPOSE, StaleMapError, peer_secret
+from meshd.rpc.peer_rpc import BodyFramingError, FrameDecoder
 from meshd.server.proxy.hop_headers import stale_map_reply
-from meshd.server.request import RequestBody
-from meshd.server.response import Reply, StreamedReply, connection_header, head_bytes
-from meshd.server.s3.authentication import ANONYMOUS, request_head
+from meshd.server.request import request_head
+from meshd.server.request_body import RequestBody
 from meshwire.errors import S3Error
 from meshwire.sigv4 import read_claim, verify
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncIterator
 
     from meshd.server.request import MeshRequest
+    from meshd.server.response import Reply
     from meshd.util.clock import Clock
 
 _MAX_HEADERS = 64 << 10
@@ -58,7 +42,7 @@ class PeerCaller:
         head = request_head(request, _MAX_HEADERS)
         frames = FrameDecoder()
         try:
-            async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).iter_raw():
+            async for data in RequestBody(request, head, _IDLE_SECONDS).iter_raw():
                 for piece in frames.feed(data):
                     yield piece
             frames.finish()
@@ -68,7 +52,7 @@ class PeerCaller:
     async def read_raw_body(self, request: MeshRequest, limit: int) -> bytes:
         """Return the whole body as received, not verified. Raises S3Error as `read_body` does."""
         head, found = request_head(request, _MAX_HEADERS), bytearray()
-        async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).iter_raw():
+        async for data in RequestBody(request, head, _IDLE_SECONDS).iter_raw():
             found += data
             if len(found) > limit:
                 raise S3Error("EntityTooLarge", _TOO_LARGE)
@@ -88,33 +72,6 @@ class PeerCaller:
 
 
 PeerHandler = Callable[["MeshRequest", PeerCaller], Awaitable["Reply"]]
-
-
-def peer_route(method: str, prefix: str, handler: PeerHandler) -> HttpRoute:
-    """Return a route for other nodes at `prefix` (beginning with `/-/peer/`; everything under it if it ends
-    in `/`). The handler may raise S3Error, and StaleMapError if this node uses another map than the caller.
-    Typed calls are mounted by `peer_routes`; this is for what they cannot express."""
-    if not prefix.startswith(PREFIX):
-        raise ValueError(f"{prefix} is not under {PREFIX}")
-    return HttpRoute(method, prefix, _PeerHandlerAdapter(handler).handle, auth=False, peer=True)
-
-
-class _PeerHandlerAdapter:
-    """Authenticates a call, runs its handler, and answers StaleMapError with 421."""
-
-    def __init__(self, handler: PeerHandler) -> None:
-        self._handler = handler
-
-    async def handle(self, request: MeshRequest) -> Reply:
-        gate = request.gate
-        if gate is None:
-            raise S3Error("AccessDenied", "This node belongs to no cluster.")
-        call = gate.authenticate_peer(request)
-        request.trace.access_key = PEER_KEY + call.node_id
-        try:
-            return await self._handler(request, call)
-        except StaleMapError as error:
-            return stale_map_reply(error.version, gate.now())
 
 
 class PeerAuthenticator:
@@ -145,35 +102,15 @@ class PeerAuthenticator:
         return PeerCaller(claim.access_key.removeprefix(PEER_KEY), int(version))
 
 
-def peer_reply(body: bytes, now: int, *, status: int = 200) -> Reply:
-    """Return a complete response to a node, framed with its checksum."""
-    content = frame_body(body)
-    return Reply(status, [(FRAMED_HEADER, "1"), ("Content-Length", str(len(content)))], content, now)
-
-
-async def stream_reply(request: MeshRequest, pieces: AsyncIterable[bytes], now: int) -> StreamedReply:
-    """Send a response to a node while it is produced, each piece with its checksum. An error before the first
-    piece is raised; a later one closes the connection."""
-    transport, keep_alive = request.transport, request.keep_alive
-    if transport is None or transport.is_closing():
-        raise ConnectionResetError("the peer closed the connection")
-    headers = [(FRAMED_HEADER, "1"), ("Transfer-Encoding", "chunked")]
-    head = head_bytes(200, headers, now, connection=connection_header(request, keep_alive))
+async def answer_peer(
+    request: MeshRequest, authenticator: PeerAuthenticator | None, handler: PeerHandler
+) -> Reply:
+    """Authenticate a call, run its handler, and answer StaleMapError with 421. Raises S3Error."""
+    if authenticator is None:
+        raise S3Error("AccessDenied", "This node belongs to no cluster.")
+    call = authenticator.authenticate_peer(request)
+    request.trace.access_key = PEER_KEY + call.node_id
     try:
-        async for piece in pieces:
-            for start in range(0, len(piece), MAX_PIECE_BYTES):
-                part = piece[start : start + MAX_PIECE_BYTES]
-                announced = piece_header(part)
-                transport.write(head + b"%x\r\n%b" % (len(part) + len(announced), announced))
-                head = b""
-                transport.write(part)
-                transport.write(b"\r\n")
-            await request.drain()
-    except Exception as error:
-        if head:
-            raise
-        transport.abort()
-        raise ConnectionAbortedError(f"a response in progress cannot be finished: {error}") from error
-    transport.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(END_MARKER), END_MARKER))
-    await request.drain()
-    return StreamedReply(200, keep_alive=keep_alive)
+        return await handler(request, call)
+    except StaleMapError as error:
+        return stale_map_reply(error.version, authenticator.now())

@@ -17,11 +17,12 @@ import msgspec
 from meshd.errors import MeshdError
 from meshd.rpc.peer_client import POOL_HEADER
 from meshd.rpc.process_rpc import Method
+from meshd.server.direct_sender import is_encrypted
 from meshd.server.http_server import drain_server, make_server
-from meshd.server.peer.endpoint import peer_route
-from meshd.server.request_trace import CLIENT_GONE, RequestTrace, finish_response
-from meshd.server.response import Reply, StreamedReply
-from meshd.server.response_body import is_encrypted
+from meshd.server.peer.endpoint import answer_peer
+from meshd.server.peer.routes import peer_route
+from meshd.server.request import CLIENT_GONE, RequestTrace
+from meshd.server.response import Reply, StreamedReply, finish_response
 from meshwire.errors import S3Error
 from meshwire.http_values import percent_encoding
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
     from meshd.cluster.rebalance.worker import WorkerSocket
     from meshd.config import HttpSettings
-    from meshd.server.http_server import HttpRoute, UnsignedHandler
-    from meshd.server.peer.endpoint import PeerAuthenticator, PeerCaller
+    from meshd.server.native_routes import HttpRoute
+    from meshd.server.peer.endpoint import PeerAuthenticator, PeerCaller, PeerHandler
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
 
@@ -61,7 +62,7 @@ class _HandoffHandler:
     """Hands off the calls of one route."""
 
     def __init__(self, route: HttpRoute, worker_socket: WorkerSocket) -> None:
-        self._here, self._worker_socket = cast("UnsignedHandler", route.handler), worker_socket
+        self._here, self._worker_socket = cast("PeerHandler", route.handler), worker_socket
 
     async def hand_off(self, request: MeshRequest, call: PeerCaller) -> Reply:
         transport = request.transport
@@ -70,7 +71,7 @@ class _HandoffHandler:
         headers = request.headers
         whole = "Content-Length" in headers and "Expect" not in headers
         if is_encrypted(transport) or not whole or POOL_HEADER not in headers:
-            return await self._here(request)
+            return await self._here(request, call)
         body = await call.read_raw_body(request, _MAX_HANDED_BODY)
         if transport.is_closing() or transport.get_write_buffer_size():
             raise ConnectionResetError("the peer closed the connection")
@@ -154,8 +155,7 @@ class HandoffServer:
         try:
             route = self._route(request.method, path)
             request.trace.operation = f"{route.method} {route.prefix}"
-            request.gate = self._gate
-            return await cast("UnsignedHandler", route.handler)(request)
+            return await answer_peer(request, self._gate, cast("PeerHandler", route.handler))
         except S3Error as error:
             request.trace.code = error.code
             body = json.dumps({"error": {"code": error.code, "message": error.message}}).encode()

@@ -1,4 +1,4 @@
-"""Peer routes: mounts the registered handlers of typed calls as routes of the server.
+"""Peer routes: mounts the registered handlers of typed calls as routes of the server, and frames the replies.
 
 Everything that the handlers of all calls share is done here, once: read and decode the request, wait for the
 caller's cluster map, map errors, encode and frame the response.
@@ -14,27 +14,43 @@ from meshd.batches.sample_stream import StreamBody
 from meshd.core.api_errors import BatchError
 from meshd.core.error_mapping import to_s3_error
 from meshd.core.frame_address import Frame
+from meshd.rpc.peer_client import FRAMED_HEADER
 from meshd.rpc.peer_rpc import (
+    END_MARKER,
+    MAX_PIECE_BYTES,
+    PREFIX,
     CallContext,
     NotHereError,
     encode_message,
+    frame_body,
+    piece_header,
     registered_handlers,
 )
-from meshd.server.api.batches import STATUS, send_frame, send_stream, store_batch_error
-from meshd.server.peer.endpoint import peer_reply, peer_route, stream_reply
-from meshd.server.response import Reply
+from meshd.server.api.batch_replies import STATUS, send_frame, send_stream, store_batch_error
+from meshd.server.native_routes import HttpRoute
+from meshd.server.response import Reply, StreamedReply, connection_header, head_bytes
 from meshd.store.errors import StoreError
 from meshwire.errors import CODES, S3Error
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_rpc import RegisteredHandler
-    from meshd.server.http_server import HttpRoute
-    from meshd.server.peer.endpoint import PeerCaller
+    from meshd.server.peer.endpoint import PeerCaller, PeerHandler
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
 
 _NOT_HERE = 409
+
+
+def peer_route(method: str, prefix: str, handler: PeerHandler) -> HttpRoute:
+    """Return a route for other nodes at `prefix` (beginning with `/-/peer/`; everything under it if it ends
+    in `/`). The handler may raise S3Error, and StaleMapError if this node uses another map than the caller.
+    Typed calls are mounted by `peer_routes`; this is for what they cannot express."""
+    if not prefix.startswith(PREFIX):
+        raise ValueError(f"{prefix} is not under {PREFIX}")
+    return HttpRoute(method, prefix, handler, access="peer")
 
 
 def peer_routes(mesh: ClusterView, clock: Clock, *services: object) -> list[HttpRoute]:
@@ -104,3 +120,37 @@ class _TypedRoute:
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000
+
+
+def peer_reply(body: bytes, now: int, *, status: int = 200) -> Reply:
+    """Return a complete response to a node, framed with its checksum."""
+    content = frame_body(body)
+    return Reply(status, [(FRAMED_HEADER, "1"), ("Content-Length", str(len(content)))], content, now)
+
+
+async def stream_reply(request: MeshRequest, pieces: AsyncIterable[bytes], now: int) -> StreamedReply:
+    """Send a response to a node while it is produced, each piece with its checksum. An error before the first
+    piece is raised; a later one closes the connection."""
+    transport, keep_alive = request.transport, request.keep_alive
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("the peer closed the connection")
+    headers = [(FRAMED_HEADER, "1"), ("Transfer-Encoding", "chunked")]
+    head = head_bytes(200, headers, now, connection=connection_header(request, keep_alive))
+    try:
+        async for piece in pieces:
+            for start in range(0, len(piece), MAX_PIECE_BYTES):
+                part = piece[start : start + MAX_PIECE_BYTES]
+                announced = piece_header(part)
+                transport.write(head + b"%x\r\n%b" % (len(part) + len(announced), announced))
+                head = b""
+                transport.write(part)
+                transport.write(b"\r\n")
+            await request.drain()
+    except Exception as error:
+        if head:
+            raise
+        transport.abort()
+        raise ConnectionAbortedError(f"a response in progress cannot be finished: {error}") from error
+    transport.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(END_MARKER), END_MARKER))
+    await request.drain()
+    return StreamedReply(200, keep_alive=keep_alive)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.cluster.replication.write_forwarding import WriteNotTakenError
 from meshd.core.error_mapping import to_s3_error
-from meshd.server.proxy.forwarder import MisdirectedError, ObjectName
+from meshd.server.proxy.object_name import MisdirectedError, ObjectName
 from meshd.store.errors import NotReplicatedError
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, member_paths
 from meshwire.errors import S3Error

@@ -8,7 +8,7 @@ twice. A node that receives a forwarded request answers it or replies 421; it ne
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from meshd.cluster.read_barrier import ReadBarrier
 from meshd.cluster.replication.write_forwarding import WriteForwarder
@@ -23,12 +23,12 @@ from meshd.server.proxy.hop_headers import (
     is_peer_status,
     is_stale_map_reply,
 )
+from meshd.server.proxy.object_name import MisdirectedError, ObjectName
 from meshd.server.proxy.response_relay import ResponseRelay
 from meshd.server.proxy.upstream_request import UpstreamRequest, upstream_head
 from meshd.store.errors import NotReplicatedError
 from meshd.telemetry import metrics
 from meshwire.errors import S3Error
-from meshwire.s3 import operations as ops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,11 +36,9 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.http_connection import HttpConnection, ResponseHead
     from meshd.rpc.peer_client import PeerClient
-    from meshd.server.connection import Connection
     from meshd.server.proxy.hop_headers import HopSigner
     from meshd.server.proxy.upstream_request import PartialBody
-    from meshd.server.request import MeshRequest
-    from meshd.server.request_trace import RequestTrace
+    from meshd.server.request import MeshRequest, RequestOrigin, RequestTrace
     from meshd.server.response import Reply
     from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
@@ -56,44 +54,6 @@ _SKEWED: Final = "The clocks of two nodes of this mesh differ by minutes: set th
 _CHANGED: Final = "The owners of this name changed; nothing was stored. Try again."
 _ALL_DAMAGED: Final = "The object is damaged on every node that stores it; upload it again."
 _PAUSE: Final = 0.05
-_READS: Final = (
-    ops.GetObject,
-    ops.GetObjectAttributes,
-    ops.GetObjectTagging,
-    ops.GetObjectAcl,
-    ops.ListMembers,
-)
-_WRITES: Final = (
-    ops.PutObject,
-    ops.CopyObject,
-    ops.DeleteObject,
-    ops.PutObjectTagging,
-    ops.DeleteObjectTagging,
-    ops.PutObjectAcl,
-    ops.CreateMultipartUpload,
-    ops.UploadPart,
-    ops.UploadPartCopy,
-    ops.CompleteMultipartUpload,
-    ops.AbortMultipartUpload,
-    ops.ListParts,
-)
-
-
-class ObjectName(NamedTuple):
-    """The name that a request concerns; `reading`: any node of its read set may answer."""
-
-    bucket: str
-    key: str
-    reading: bool
-
-
-def object_name_of(operation: ops.Operation) -> ObjectName | None:
-    """Return the single name that an operation concerns; None for buckets and for several names."""
-    if isinstance(operation, _READS):
-        return ObjectName(operation.bucket, operation.key, reading=True)
-    if isinstance(operation, _WRITES):
-        return ObjectName(operation.bucket, operation.key, reading=False)
-    return None
 
 
 class AlreadyAnsweredError(Exception):
@@ -102,14 +62,6 @@ class AlreadyAnsweredError(Exception):
     def __init__(self, reply: Reply) -> None:
         super().__init__("another node has answered")
         self.reply = reply
-
-
-class MisdirectedError(Exception):
-    """By the map of this node, version `version`, another node is responsible for the name."""
-
-    def __init__(self, version: int) -> None:
-        super().__init__(f"another node is responsible by version {version} of the map")
-        self.version = version
 
 
 class _ForwardState:
@@ -202,25 +154,15 @@ class Forwarder:
         )
 
     def idle_upstream(
-        self, connection: Connection, bucket: str, key: str, head: RequestHead
+        self, origin: RequestOrigin, bucket: str, key: str, head: RequestHead
     ) -> tuple[HttpConnection, bytes] | None:
         """Return an idle connection to a node that may answer reads of a name, and the header line that
         completes the head; None if there is none at this moment."""
         for node in self._candidates(ObjectName(bucket, key, reading=True)):
             wire = self._peers.idle_connection(node)
             if wire is not None:
-                transport = connection.transport
-                tls = None if transport is None else transport.get_extra_info("ssl_object")
-                hop = Hop(
-                    self._mesh.node_id,
-                    self._mesh.current_map().version,
-                    self._buckets(),
-                    connection.remote,
-                    connection.secure,
-                    "" if tls is None else (tls.version() or "").removeprefix("TLSv"),
-                )
                 signed = self._hops.sign_hop(
-                    hop, head.method, head.raw_path, head.headers.get("authorization", "")
+                    self._hop_from(origin), head.method, head.raw_path, head.headers.get("authorization", "")
                 )
                 return wire, f"{HOP_HEADER}: {signed}\r\n\r\n".encode("utf-8", "surrogateescape")
         return None
@@ -459,19 +401,22 @@ class Forwarder:
 
     def signed_hop(self, request: MeshRequest, aim: str = "") -> str:
         """Return the value of `x-mesh-hop` for a client's request."""
-        transport = request.transport
-        tls = None if transport is None else transport.get_extra_info("ssl_object")
-        hop = Hop(
+        return self._hops.sign_hop(
+            self._hop_from(request, aim),
+            request.method,
+            request.raw_path,
+            request.headers.get("authorization", ""),
+        )
+
+    def _hop_from(self, origin: RequestOrigin, aim: str = "") -> Hop:
+        return Hop(
             self._mesh.node_id,
             self._mesh.current_map().version,
             self._buckets(),
-            request.remote or "",
-            request.secure,
-            (tls.version() or "").removeprefix("TLSv") if tls is not None else "",
+            origin.remote or "",
+            origin.secure,
+            origin.tls,
             aim,
-        )
-        return self._hops.sign_hop(
-            hop, request.method, request.raw_path, request.headers.get("authorization", "")
         )
 
 

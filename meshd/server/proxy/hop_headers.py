@@ -47,11 +47,6 @@ class Hop:
     tls: str = ""
     aim: str = ""
 
-    @property
-    def transport(self) -> None:
-        """None, since a hop has no transport; `request_context` accepts connections and hops alike."""
-        return
-
 
 class ClockSkewError(S3Error):
     """The clocks of the sender and of this node differ by minutes; which one is right is unknown."""

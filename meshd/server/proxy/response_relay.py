@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meshd.rpc.http_connection import duplicate_socket
 from meshd.rpc.peer_client import PeerUnreachableError
+from meshd.server.direct_sender import is_encrypted
 from meshd.server.proxy.hop_headers import is_peer_status
 from meshd.server.proxy.splice import Splice
-from meshd.server.request_trace import CLIENT_GONE
-from meshd.server.response_body import PendingResponse, is_encrypted
+from meshd.server.request import CLIENT_GONE
+from meshd.server.response_body import PendingResponse
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshd.rpc.http_connection import HttpConnection, ResponseHead
-    from meshd.server.request_trace import RequestTrace
-    from meshd.server.sendfile import DirectSender
+    from meshd.server.direct_sender import DirectSender
+    from meshd.server.request import RequestTrace
 
 
 _SPLICED: Final = 96 << 10  # below this, splicing is not worthwhile

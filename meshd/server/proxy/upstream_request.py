@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.server.proxy.hop_headers import HOP_HEADER
-from meshd.server.request import RequestBody
-from meshd.server.request_trace import must_close_connection
-from meshd.server.response import StreamedReply, connection_header
-from meshd.server.s3.authentication import ANONYMOUS
+from meshd.server.request_body import RequestBody
+from meshd.server.response import StreamedReply, connection_header, must_close_connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -43,7 +41,7 @@ class UpstreamRequest:
     ) -> None:
         self._request, self._begun = request, begun
         announced = request.body_exists or "expect" in request.headers
-        self._body = RequestBody(request, head, ANONYMOUS, body_timeout) if announced else None
+        self._body = RequestBody(request, head, body_timeout) if announced else None
         self.streams = False
         """Whether the body is sent as it arrives."""
         self.body_started = False

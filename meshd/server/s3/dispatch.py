@@ -16,7 +16,6 @@ from meshd.server.proxy.fan_out import AIM_KEYS
 from meshd.server.s3.post_object import PostObjectHandler
 from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
-from meshwire.http_values import percent_encoding
 from meshwire.s3 import operations as ops
 from meshwire.s3 import xml_documents
 from meshwire.s3.results import CopyResult
@@ -25,74 +24,14 @@ from meshwire.s3.settings_xml import parse_tagging
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from meshd.auth.identity import Identity, RequestContext
     from meshd.reads.copy_source import RemoteCopySources
-    from meshd.server.http_server import ServerServices
-    from meshd.server.request import MeshRequest, RequestBody
-    from meshd.server.request_trace import RequestTrace
-    from meshd.server.s3.admission import RequestAdmission
-    from meshd.server.s3.authentication import Authenticator, VerifiedSigner
+    from meshd.server.s3.admission import Authenticator, RequestAdmission, S3Call
+    from meshd.server.services import ServerServices
     from meshd.store.records import Record
-    from meshd.store.write_context import WriteContext
-    from meshwire.s3.parse_request import RequestHead
     from meshwire.s3.results import DeleteResult, Result
 
 _NO_DIGESTS = BodyDigests()
 _ABOUT_BUCKETS = (ops.CreateBucket, ops.DeleteBucket, ops.PutBucketSetting, ops.DeleteBucketSetting)
-
-
-class S3Call:
-    """One admitted request: its signer, its operation, and its unread body. `admitted` is the operation as
-    requested; `born`: see `VersionLookup.bucket_created`, of its bucket at that time. `write_context` goes
-    with every write that it causes."""
-
-    __slots__ = (
-        "admitted",
-        "body",
-        "born",
-        "context",
-        "head",
-        "operation",
-        "remote_source",
-        "request",
-        "signer",
-        "trace",
-        "write_context",
-    )
-
-    def __init__(
-        self,
-        head: RequestHead,
-        operation: ops.Operation,
-        signer: VerifiedSigner,
-        body: RequestBody,
-        context: RequestContext,
-        trace: RequestTrace,
-        request: MeshRequest,
-        write_context: WriteContext,
-        far: Record | None = None,
-    ) -> None:
-        self.request, self.remote_source = request, far
-        self.head, self.signer, self.body = head, signer, body
-        self.operation = self.admitted = operation
-        self.born = 0
-        self.context, self.trace, self.write_context = context, trace, write_context
-
-    @property
-    def identity(self) -> Identity:
-        """The identity of the signer."""
-        return self.signer.identity
-
-    def url(self, bucket: str, key: str) -> str:
-        """Return the object's URL, by the name under which this node was addressed."""
-        scheme = "https" if self.context.secure else "http"
-        folder = "" if self.head.host_bucket else f"/{bucket}"
-        return (
-            f"{scheme}://{self.head.headers.get('host', '')}{folder}/{percent_encoding.encode(key, safe='/')}"
-        )
-
-    def __repr__(self) -> str:
-        return f"<Call {type(self.operation).__name__} by {self.identity.user_id}>"
 
 
 class OperationDispatcher:
@@ -288,7 +227,7 @@ class OperationDispatcher:
     async def _delete_many(self, call: S3Call) -> Result:
         operation = cast("ops.DeleteObjects", call.operation)
         document = await self._document(call, operation.digests)
-        request, hop, scatterer = xml_documents.parse_delete(document), call.request.hop, self._deps.fan_out
+        request, hop, scatterer = xml_documents.parse_delete(document), call.hop, self._deps.fan_out
         here = partial(self._delete_here, call, operation)
         if self._single_node or scatterer is None:
             return await here(request)

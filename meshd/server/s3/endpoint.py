@@ -10,54 +10,51 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
-from meshd.auth.identity import ANONYMOUS_IDENTITY, RemoteRecord
+from meshd.auth.identity import ANONYMOUS_IDENTITY
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3, retry_if_written_back, to_s3_error
 from meshd.core.read_source import FailoverRead, ReadLostError
 from meshd.objects.service import ReplacedError
-from meshd.server.proxy.fan_out import AIM_MEMBERS
-from meshd.server.proxy.forwarder import AlreadyAnsweredError, MisdirectedError, object_name_of
+from meshd.server.direct_sender import PartialReadError
+from meshd.server.proxy.forwarder import AlreadyAnsweredError
 from meshd.server.proxy.hop_headers import (
     ClockSkewError,
     LocalDamageError,
     clock_skew_reply,
     damaged_reply,
-    map_headers,
     stale_map_reply,
 )
-from meshd.server.request import RequestBody, reserve_body_memory
-from meshd.server.request_trace import CLIENT_GONE, RequestTrace, finish_response
-from meshd.server.response import Reply, StreamedReply
-from meshd.server.response_body import PartialReadError
-from meshd.server.s3.authentication import ANONYMOUS, VirtualHosts, request_head
-from meshd.server.s3.cors import cors_headers
-from meshd.server.s3.dispatch import OperationDispatcher, S3Call
+from meshd.server.proxy.object_name import MisdirectedError
+from meshd.server.request import CLIENT_GONE, RequestTrace, request_head
+from meshd.server.request_body import RequestBody
+from meshd.server.response import Reply, StreamedReply, finish_response
+from meshd.server.s3.admission import S3Call, VirtualHosts
+from meshd.server.s3.dispatch import OperationDispatcher
+from meshd.server.s3.request_router import RequestRouter
+from meshd.server.s3.response_headers import common_headers, object_response_head
 from meshd.server.sendfile import first_window, load_into_page_cache, send_groups, send_spans
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.integrity.verification import report_damage, report_unsent_spans
-from meshd.store.write_context import INTERNAL_WRITE, WriteContext
+from meshd.store.write_context import WriteContext
 from meshd.views.dispatch import AssembledRead, RebuiltResultSource
-from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3.parse_request import parse_request
-from meshwire.s3.responses import object_response_headers, render, render_error
+from meshwire.s3.responses import render, render_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshd.auth.identity import Identity, RequestContext
     from meshd.core.object_io import LookupResult
-    from meshd.server.http_server import ServerServices
-    from meshd.server.proxy.forwarder import Forwarder, ObjectName
     from meshd.server.request import MeshRequest
-    from meshd.server.response import Header
     from meshd.server.response_body import BodyResumer
-    from meshd.server.s3.admission import RequestAdmission
-    from meshd.server.s3.authentication import Authenticator
-    from meshd.store.records import Record, Span
+    from meshd.server.s3.admission import Authenticator, RequestAdmission
+    from meshd.server.s3.request_router import PreparedRequest
+    from meshd.server.services import ServerServices
+    from meshd.store.records import Span
     from meshwire.s3.parse_request import RequestHead
 
 log = logging.getLogger(__name__)
@@ -71,28 +68,6 @@ _ANONYMOUS_OVERRIDES = "Request specific response headers cannot be used for ano
 _LONG_ANSWERS = (ops.ListObjects, ops.ListObjectVersions, ops.ListMultipartUploads, ops.ListParts)
 
 
-class PreparedRequest(NamedTuple):
-    """A request that this node executes. `remote_source` is the source of a copy that other nodes store,
-    `error` why there is none. `nearby_record`: of a read, the object of other nodes that may be read through
-    this node's copies."""
-
-    operation: ops.Operation
-    remote_source: Record | None = None
-    error: S3Error | None = None
-    nearby_record: Record | None = None
-
-    @property
-    def remote_record(self) -> RemoteRecord | None:
-        """The object that the request reads, if another node holds it: policies may ask for its tags."""
-        operation = self.operation
-        if self.nearby_record is not None and isinstance(operation, ops.GetObject):
-            return RemoteRecord(operation.bucket, operation.key, None, self.nearby_record)
-        if self.remote_source is not None and isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
-            source = operation.source
-            return RemoteRecord(source.bucket, source.key, source.version, self.remote_source)
-        return None
-
-
 class S3Endpoint:
     """Answers every request that is not for a native route. One per process."""
 
@@ -101,6 +76,7 @@ class S3Endpoint:
     ) -> None:
         self._deps, self._admission = deps, admission
         self._execute = OperationDispatcher(deps, admission, authenticator)
+        self._router = None if deps.forwarder is None else RequestRouter(deps, admission, deps.forwarder)
         self._hosts = VirtualHosts(deps.http.domains)
 
     async def handle(self, request: MeshRequest) -> Reply:
@@ -121,7 +97,11 @@ class S3Endpoint:
         """Return the response, or an error. Raises only ConnectionError and CancelledError: the client is
         gone."""
         try:
-            head = request_head(request, self._deps.http.max_header_bytes, self._hosts)
+            head = request_head(
+                request,
+                self._deps.http.max_header_bytes,
+                self._hosts.bucket_of(request.headers.get("host", "")),
+            )
             return await self._answer(request, head, trace)
         except ClockSkewError:
             return clock_skew_reply(self._now())
@@ -142,21 +122,21 @@ class S3Endpoint:
     async def _answer(self, request: MeshRequest, head: RequestHead, trace: RequestTrace) -> Reply:
         deps = self._deps
         write_context = WriteContext(deps.mesh.node_id, deps.mesh.lease_confirmed_version)
-        elsewhere: PreparedRequest | None = None
-        if not deps.mesh.single_node and deps.forwarder is not None:
-            answer = await self._forward_or_prepare(request, head, trace, deps.forwarder, write_context)
-            if request.hop is not None:
-                write_context = WriteContext(request.hop.sender, request.hop.map_version)
+        elsewhere, hop = None, None
+        if not deps.mesh.single_node and self._router is not None:
+            answer = await self._router.forward_or_prepare(request, head, trace, write_context)
             if isinstance(answer, Reply):
                 return answer
-            elsewhere = answer
+            elsewhere, hop = answer, answer.hop
+            if hop is not None:
+                write_context = WriteContext(hop.sender, hop.map_version)
         with deps.control_snapshot():
-            trace.extra_headers = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
+            trace.extra_headers = common_headers(deps, head)
             operation = parse_request(head) if elsewhere is None else elsewhere.operation
             trace.operation, trace.target = ops.operation_name(operation), operation
             resolve = deps.members.resolve_member_key if elsewhere is None else None
             remote = None if elsewhere is None else elsewhere.remote_record
-            admitted = self._admission.admit(head, operation, request.hop or request, trace, resolve, remote)
+            admitted = self._admission.admit(head, operation, hop or request, trace, resolve, remote)
             operation, signer, context = admitted.operation, admitted.signer, admitted.context
         try:
             if elsewhere is not None and elsewhere.error is not None:
@@ -167,10 +147,12 @@ class S3Endpoint:
                 try:
                     return await self._get(request, operation, signer.identity, context, trace)
                 except LocalDamageError as error:
+                    if hop is not None:
+                        return damaged_reply(self._now())
                     return await self._get_from_peer(request, head, operation, trace, error)
-            body = RequestBody(request, head, signer, deps.http.body_timeout)
+            body = RequestBody(request, head, deps.http.body_timeout, signer.claim, signer.verified)
             far = None if elsewhere is None else elsewhere.remote_source
-            call = S3Call(head, operation, signer, body, context, trace, request, write_context, far)
+            call = S3Call(head, operation, signer, body, context, trace, request, write_context, far, hop)
             return await self._carry_out(call, trace, pressed=request.pressed)
         except S3Error as error:
             raise deps.access.mask_missing_key(signer.identity, operation, error, context) from error
@@ -185,68 +167,12 @@ class S3Endpoint:
     ) -> Reply:
         """Relay the response of another owner when this node's copy is damaged. Raises S3Error if all copies
         are."""
-        forwarder = self._deps.forwarder
-        if forwarder is None or self._deps.mesh.single_node:
-            raise error.client_error from error
-        if request.hop is not None:
-            return damaged_reply(self._now())
-        name = object_name_of(operation)
-        if name is None or self._deps.views.is_view(name.bucket) or not forwarder.is_local(name):
-            raise error.client_error from error
-        reply = await forwarder.forward(request, head, name, trace, INTERNAL_WRITE, damaged=True)
+        reply = None
+        if self._router is not None and not self._deps.mesh.single_node:
+            reply = await self._router.relay_undamaged(request, head, operation, trace)
         if reply is None:
             raise error.client_error from error
-        trace.mark_forwarded()
         return reply
-
-    async def _forward_or_prepare(
-        self,
-        request: MeshRequest,
-        head: RequestHead,
-        trace: RequestTrace,
-        forwarder: Forwarder,
-        write_context: WriteContext,
-    ) -> Reply | PreparedRequest:
-        """Return the response of the responsible node, or the request as this node executes it. Raises as
-        `_reply` does."""
-        deps = self._deps
-        trace.extra_headers = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
-        operation = parse_request(head)
-        trace.operation, trace.target = ops.operation_name(operation), operation
-        hop = request.hop = forwarder.hop_of(request)
-        if hop is not None:
-            await forwarder.catch_up(hop)
-            trace.remote = hop.remote
-            if isinstance(operation, ops.GetObject):  # the forwarding node has found the archive
-                operation = deps.members.resolve_member_key(operation)
-            name = object_name_of(operation)
-            if name is not None and not hop.aim:
-                await forwarder.require_local(name, hop)
-            return await self._prepared(operation)
-        operation = await self._addressed(operation)
-        name, aim = object_name_of(operation), ""
-        if isinstance(operation, ops.ListObjects) and MEMBER_SEPARATOR in operation.prefix:
-            name, aim = await self._archive_of(operation), AIM_MEMBERS
-        if isinstance(operation, ops.DeleteObjects):
-            with deps.control_snapshot():  # unauthorized bodies are not buffered
-                self._admission.admit(head, operation, request, trace)
-            await self._hold(request, head)
-        if name is not None and not deps.mesh.lease_valid and forwarder.is_local(name):
-            await forwarder.wait_until_current(name)
-        if name is not None and not deps.views.is_view(name.bucket) and not forwarder.is_local(name):
-            if (
-                isinstance(operation, ops.GetObject)
-                and deps.nearby_reader is not None
-                and deps.nearby_reader.handles(operation)
-            ):
-                record = await deps.nearby_reader.find_record(operation)
-                if record is not None:
-                    return PreparedRequest(operation, nearby_record=record)
-            reply = await forwarder.forward(request, head, name, trace, write_context, aim=aim)
-            if reply is not None:
-                trace.mark_forwarded()
-                return reply
-        return await self._prepared(operation)
 
     async def _get_nearby(
         self,
@@ -267,43 +193,6 @@ class S3Endpoint:
         if found.head.tag_count and not deps.access.may_count_tags(identity, operation, context):
             opened = opened._replace(found=replace(found, head=replace(found.head, tag_count=0)))
         return await self._send_spans(request, operation, opened, trace)
-
-    async def _addressed(self, operation: ops.Operation) -> ops.Operation:
-        scatterer = self._deps.fan_out
-        return operation if scatterer is None else await scatterer.resolve_members(operation)
-
-    async def _archive_of(self, operation: ops.ListObjects) -> ObjectName | None:
-        scatterer = self._deps.fan_out
-        if scatterer is None or self._deps.views.is_view(operation.bucket):
-            return None
-        return await scatterer.archive_of(operation)
-
-    async def _prepared(self, operation: ops.Operation) -> PreparedRequest:
-        """Add the source of a copy, if other nodes store it."""
-        far = self._deps.copy_sources
-        if far is None or not isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
-            return PreparedRequest(operation)
-        operation = cast("ops.CopyObject | ops.UploadPartCopy", await self._addressed(operation))
-        source = operation.source
-        if self._deps.views.is_view(source.bucket) or not far.is_remote(source):
-            return PreparedRequest(operation)
-        try:
-            record = await far.find_source(source)
-        except S3Error as error:  # reported after admission, to callers who may know it
-            return PreparedRequest(operation, None, error)
-        return PreparedRequest(operation, record)
-
-    async def _hold(self, request: MeshRequest, head: RequestHead) -> None:
-        """Buffer a small body, since it goes to several nodes."""
-        most = 2 * self._deps.http.max_xml_bytes
-        pieces, size = [], 0
-        with reserve_body_memory(request.content_length, most):
-            async for data in RequestBody(request, head, ANONYMOUS, self._deps.http.body_timeout).iter_raw():
-                pieces.append(data)
-                size += len(data)
-                if size > most:
-                    raise S3Error("MaxMessageLengthExceeded")
-        request.held_body = b"".join(pieces)
 
     async def _carry_out(self, call: S3Call, trace: RequestTrace, *, pressed: bool) -> Reply:
         if pressed and isinstance(call.operation, _LONG_ANSWERS):
@@ -470,18 +359,3 @@ def _report_damage(spans: Sequence[Span]) -> None:
     for span in spans:
         if span.extent is not None:
             report_damage(span.extent)
-
-
-def object_response_head(
-    operation: ops.GetObject, found: LookupResult, trace: RequestTrace
-) -> tuple[int, list[Header]]:
-    """Return status and headers of GET and HEAD."""
-    headers = object_response_headers(
-        found.head,
-        window=(found.offset, found.length) if found.partial else None,
-        checksum_mode=operation.checksum_mode,
-        overrides=operation.overrides,
-    )
-    headers.append(("x-amz-request-id", trace.request_id))
-    headers.extend(trace.extra_headers)
-    return 206 if found.partial else 200, headers

@@ -11,12 +11,12 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
-from meshd.server.proxy.hop_headers import map_headers
-from meshd.server.request_trace import RequestTrace
+from meshd.server.proxy.response_relay import ProxiedResponse
+from meshd.server.request import RequestTrace
 from meshd.server.response import head_bytes
-from meshd.server.s3.authentication import VirtualHosts
-from meshd.server.s3.cors import cors_headers
-from meshd.server.s3.endpoint import SMALL_BYTES, body_resumer, object_response_head
+from meshd.server.s3.admission import VirtualHosts
+from meshd.server.s3.endpoint import SMALL_BYTES, body_resumer
+from meshd.server.s3.response_headers import common_headers, object_response_head
 from meshd.store.errors import StoreError
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from meshd.core.object_io import LookupResult
     from meshd.server.connection import Connection
-    from meshd.server.http_server import ServerServices
     from meshd.server.proxy.hop_headers import Hop
     from meshd.server.s3.admission import RequestAdmission
+    from meshd.server.services import ServerServices
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,8 @@ class FastPath:
         operation: GetObject,
         trace: RequestTrace,
     ) -> bool:
-        """Whether the request was proxied to another node: see `Connection.proxy_to_peer`."""
+        """Whether the request was sent to another node, whose response is relayed. If none comes, the
+        connection parses `data`, the client's input, the ordinary way."""
         forwarder = self._deps.forwarder
         if forwarder is None or MEMBER_SEPARATOR in operation.key:
             return False
@@ -120,7 +121,9 @@ class FastPath:
         wire, hop = asked
         trace.operation, trace.target = operation_name(operation), operation
         trace.mark_forwarded()
-        connection.proxy_to_peer(wire, data, data[:-2] + hop, trace, head_only=operation.head)
+        proxied = ProxiedResponse(connection, wire, data, trace, connection.pending_ended)
+        connection.leave_to(proxied, proxied.relay.cancel)
+        proxied.start(data[:-2] + hop, head_only=operation.head)
         self.passed_on += 1
         return True
 
@@ -128,7 +131,7 @@ class FastPath:
         self, connection: Connection, data: bytes, head: RequestHead, trace: RequestTrace
     ) -> bytes | None:
         deps = self._deps
-        trace.extra_headers = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
+        trace.extra_headers = common_headers(deps, head)
         operation = parse_request(head)
         if type(operation) is not GetObject or not deps.views.is_plain_bucket(operation):
             return None

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from meshd.auth.authorizer import EXPECTED_OWNER_HEADERS
 from meshd.auth.identity import ANONYMOUS_IDENTITY
-from meshd.server.proxy.forwarder import AlreadyAnsweredError, ObjectName
+from meshd.server.proxy.forwarder import AlreadyAnsweredError
+from meshd.server.proxy.object_name import ObjectName
 from meshd.server.proxy.upstream_request import PartialBody
-from meshd.server.request import hashed_blocks
-from meshd.server.s3.authentication import SIGV2_NAME, SIGV4_NAME
+from meshd.server.request_body import hashed_blocks
+from meshd.server.s3.admission import SIGV2_NAME, SIGV4_NAME
 from meshwire.checksums.body_checksums import BodyVerifier
 from meshwire.errors import S3Error
 from meshwire.http_values.multipart_form_data import FormError, FormReader, FormTooLargeError, read_boundary
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from meshd.auth.identity import Identity
-    from meshd.server.http_server import ServerServices
-    from meshd.server.s3.authentication import Authenticator
-    from meshd.server.s3.dispatch import S3Call
+    from meshd.server.s3.admission import Authenticator, S3Call
+    from meshd.server.services import ServerServices
     from meshwire.checksums.body_checksums import BodyDigest, BodyDigests
     from meshwire.s3.operations import PostObject, PutObject
     from meshwire.sigv4.post_object import FormClaim
@@ -97,8 +97,8 @@ class PostObjectHandler:
         if self._deps.mesh.single_node or forwarder is None:
             return
         name = ObjectName(put.bucket, put.key, reading=False)
-        if call.request.hop is not None:
-            await forwarder.require_local(name, call.request.hop)
+        if call.hop is not None:
+            await forwarder.require_local(name, call.hop)
         elif not forwarder.is_local(name):
             begun = PartialBody(form.received, form.source)
             reply = await forwarder.forward(

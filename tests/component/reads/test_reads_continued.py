@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
     from pathlib import Path
 
+    from meshd.server.direct_sender import PartialReadError
     from meshd.server.request import MeshRequest
-    from meshd.server.response_body import PartialReadError
     from meshd.store.records import Extent
     from tests.support.mesh_nodes import Running
 

@@ -118,7 +118,7 @@ def test_cold_pages_take_the_other_path(
 ) -> None:
     fetched: list[int] = []
     read_in = sendfile._read_in
-    monkeypatch.setattr(sendfile, "_resident", lambda *_: False)
+    monkeypatch.setattr(sendfile, "is_resident", lambda *_: False)
 
     def counted(*arguments: Any) -> Any:
         fetched.append(arguments[1])

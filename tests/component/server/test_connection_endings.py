@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from meshd.server.connection import MeshServer
+    from meshd.server.http_server import MeshServer
     from meshd.server.request import MeshRequest
 
 ANSWER = 10_000

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from meshd.server.connection import MeshServer
+    from meshd.server.http_server import MeshServer
     from meshd.server.request import MeshRequest
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 from meshd.control.buckets import Bucket
 from meshd.datasets.archives.decompression import decompress
-from meshd.server.request import reserve_body_memory
+from meshd.server.request_body import reserve_body_memory
 from meshd.util.admission import Admission
 from meshwire.errors import S3Error
 from tests.support.archive_files import archive_of
@@ -180,7 +180,7 @@ def test_a_list_of_keys_is_not_kept_for_whoever_may_delete_none() -> None:
 
 def test_documents_that_are_received_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what was announced; nobody waits, and what was given back is there for others."""
-    monkeypatch.setattr("meshd.server.request._room", Admission(100))
+    monkeypatch.setattr("meshd.server.request_body._room", Admission(100))
     with reserve_body_memory(80, 100):
         for size in (30, None):
             with pytest.raises(S3Error) as refused, reserve_body_memory(size, 100):

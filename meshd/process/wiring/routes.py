@@ -1,0 +1,140 @@
+"""Wiring of the routes under `/-/`: the JSON APIs, and the calls that other nodes make to them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshd.auth.identities.named_policies import PolicyAdmin
+from meshd.auth.identities.sts_sessions import SessionRevocation
+from meshd.auth.identities.users import IdentityAdmin
+from meshd.batches.gather import GatherService
+from meshd.batches.op_trials import OpTrials
+from meshd.control.cluster_map_store import ClusterMapStore
+from meshd.documents.admin import DocumentAdmin
+from meshd.objects.buckets.replication_factor import ReplicationFactors
+from meshd.origins.admin import BackedAdmin
+from meshd.origins.cache.residency import CacheResidency
+from meshd.origins.client.origin_pool import OriginPool
+from meshd.process.log_level import notify_supervisor
+from meshd.process.wiring.data_services import job_service, output_routes, view_makers
+from meshd.process.wiring.services import document_inventory, document_references
+from meshd.reads.peer_handlers import FrameHandlers
+from meshd.reads.peer_read_service import PeerReadService
+from meshd.server.api.admin import AdminEndpoint, StsEndpoint
+from meshd.server.api.backed_buckets import BackedBucketEndpoint, CacheResidencyEndpoint
+from meshd.server.api.batches import BatchEndpoint
+from meshd.server.api.cluster import ClusterEndpoint
+from meshd.server.api.cluster_admin import ClusterAdmin
+from meshd.server.api.documents import DocumentEndpoint
+from meshd.server.api.jobs import JobEndpoint
+from meshd.server.api.log_level import LogLevelService
+from meshd.server.api.op_catalog import OpCatalogEndpoint, UserModuleEndpoint
+from meshd.server.peer.routes import peer_routes
+from meshd.store.integrity.verification import ExpiringVerifiedExtents
+from meshd.telemetry import logs
+from meshd.views.definitions import ViewDefinitions
+from meshd.views.peer_handlers import ViewResultHandlers
+from meshd.views.transform_results import TransformResultMaker
+
+if TYPE_CHECKING:
+    from meshd.auth.authorizer import Authorizer
+    from meshd.auth.identities.sts_sessions import CredentialService
+    from meshd.origins.cache.fetcher import CacheManagerApi
+    from meshd.process.wiring.data_services import DataServices
+    from meshd.process.wiring.node_context import NodeContext
+    from meshd.server.local_handover import LocalFrameService
+    from meshd.server.native_routes import HttpRoute
+
+
+def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRoute]:
+    """Return the routes of the admin API, temporary credentials and whoami."""
+    identities = IdentityAdmin(node.identities, node.key_usage, node.buckets, node.clock)
+    revoking = SessionRevocation(node.identities, node.clock)
+    own = node.settings
+    loudness = LogLevelService(own.node_id, own.log_level, logs.runtime_level, node.clock, notify_supervisor)
+    policies = PolicyAdmin(node.identities, node.clock)
+    admin = AdminEndpoint(identities, policies, revoking, loudness, node.clock)
+    maps, census = ClusterMapStore(node.control), document_inventory(node)
+    cluster = ClusterAdmin(node.mesh, maps, node.control, node.buckets, node.peers, census, node.clock)
+    return [
+        *admin.routes(),
+        *StsEndpoint(sessions, node.clock).routes(),
+        *ClusterEndpoint(node.mesh, cluster, node.clock).routes(),
+    ]
+
+
+def _backed_admin(node: NodeContext) -> BackedAdmin:
+    origins = OriginPool(node.settings.origin_credentials, node.clock)
+    return BackedAdmin(node.buckets, origins, node.clock, node.settings.region)
+
+
+def _copy_counts(node: NodeContext) -> ReplicationFactors:
+    maps, settings = ClusterMapStore(node.control), node.settings
+    return ReplicationFactors(node.buckets, node.mesh, maps, node.clock, settings.region)
+
+
+def _document_admin(node: NodeContext, access: Authorizer, data: DataServices) -> DocumentAdmin:
+    return DocumentAdmin(
+        node.store,
+        data.catalog,
+        document_inventory(node),
+        node.removals,
+        access,
+        partial(document_references, node),
+        node.clock,
+        node.settings.keep_documents_days,
+        data.datasets.births.is_recorded,
+    )
+
+
+def native_routes(
+    node: NodeContext,
+    access: Authorizer,
+    data: DataServices,
+    manager: CacheManagerApi | None = None,
+    frame_service: LocalFrameService | None = None,
+) -> list[HttpRoute]:
+    """Return the routes of the native protocol. `manager`: the cache manager of a daemon; `frame_service`:
+    the service with which a worker hands frames over locally."""
+    gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects)
+    definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
+    tests = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
+    native = BatchEndpoint(
+        data.datasets, data.batches, gathers, definitions, node.clock, node.mesh, frame_service
+    )
+    routes = [
+        *native.routes(),
+        *JobEndpoint(job_service(node, access), native).routes(),
+        *OpCatalogEndpoint(data.user_ops, node.clock, native).routes(),
+        *UserModuleEndpoint(data.user_ops, tests, native).routes(),
+        *BackedBucketEndpoint(_backed_admin(node), _copy_counts(node), native).routes(),
+        *DocumentEndpoint(_document_admin(node, access, data), native).routes(),
+    ]
+    if node.cache_store is not None and manager is not None:  # tests may run without one
+        room = node.settings.cache_bytes
+        residence = CacheResidency(node.store, node.cache_store, node.buckets, node.mesh, manager, room)
+        routes += CacheResidencyEndpoint(residence, native).routes()
+    holdings = PeerReadService(
+        node.store,
+        node.mesh,
+        node.archives,
+        data.catalog,
+        data.datasets.lines,
+        data.datasets.tfrecords,
+        data.datasets.parquets,
+        node.objects,
+        document_inventory(node),
+        ExpiringVerifiedExtents(node.clock),
+    )
+    return [
+        *routes,
+        *peer_routes(
+            node.mesh,
+            node.clock,
+            holdings,
+            FrameHandlers(data.frames),
+            ViewResultHandlers(TransformResultMaker(node.store, data.frames, node.objects), node.mesh),
+        ),
+        *output_routes(node),
+    ]

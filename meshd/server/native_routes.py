@@ -1,0 +1,160 @@
+"""The routes under `/-/`: the JSON APIs, probes, and calls of other nodes.
+
+There is one route table, no other router and no middleware. A route says who may call it; its handler gets
+the verified caller.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+from meshd.auth.identity import Identity
+from meshd.control.control_api import ControlError
+from meshd.core.error_mapping import control_error_to_s3
+from meshd.server.peer.endpoint import answer_peer
+from meshd.server.request import CLIENT_GONE, RequestTrace, request_head
+from meshd.server.request_body import RequestBody
+from meshd.server.response import Reply, finish_response
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.errors import S3Error
+from meshwire.http_values import mesh_headers
+from meshwire.sigv4 import Claim
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.config import HttpSettings
+    from meshd.server.peer.endpoint import PeerAuthenticator, PeerHandler
+    from meshd.server.request import MeshRequest
+    from meshd.server.s3.admission import RequestAdmission
+    from meshd.telemetry.audit_log import AuditLog
+    from meshd.util.clock import Clock
+
+log = logging.getLogger(__name__)
+
+HTTP_VERSIONS = ("1.1", "1.0")
+SignedHandler = Callable[["MeshRequest", Identity], Awaitable["Reply"]]
+OpenHandler = Callable[["MeshRequest"], Awaitable["Reply"]]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRoute:
+    """A route for requests of `method` whose path is `prefix`, or is under it if `prefix` ends in `/`. HEAD
+    matches GET.
+
+    `access` says who may call it. For `signed`, the request's signature and its body's digest are verified
+    first, and the handler is called with (request, identity); `request.read()` returns the verified body. For
+    `peer` (see `meshd.server.peer.routes.peer_route`), another node must have signed it, and the handler is
+    called with (request, caller). For `open`, it is called with the request alone. The first matching route
+    is used.
+    """
+
+    method: str
+    prefix: str
+    handler: SignedHandler | PeerHandler | OpenHandler
+    access: Literal["signed", "peer", "open"] = "signed"
+
+    def matches(self, method: str, path: str) -> bool:
+        if method != self.method and not (method == "HEAD" and self.method == "GET"):
+            return False
+        return path == self.prefix or (self.prefix.endswith("/") and path.startswith(self.prefix))
+
+
+class NativeRoutes:
+    """Answers the requests that belong to `routes`, or to none. `peers` authenticates other nodes; None where
+    there are none. One per process."""
+
+    def __init__(
+        self,
+        routes: Sequence[HttpRoute],
+        admission: RequestAdmission,
+        peers: PeerAuthenticator | None,
+        mesh: ClusterView,
+        clock: Clock,
+        audit: AuditLog | None,
+        http: HttpSettings,
+    ) -> None:
+        self._routes, self._admission, self._peers = tuple(routes), admission, peers
+        self._mesh, self._clock, self._audit, self._http = mesh, clock, audit, http
+
+    async def answer(self, request: MeshRequest, path: str) -> Reply:
+        """Answer a request to `path`, its target without the query."""
+        route = next((route for route in self._routes if route.matches(request.method, path)), None)
+        # Probes and scrapes are not audited.
+        audit = self._audit if route is None or route.access == "signed" else None
+        request.trace = trace = RequestTrace(self._clock, audit, request.remote)
+        trace.target = path
+        try:
+            response = await self._response(request, path, route)
+            response.add_retry_after(self._mesh)
+            await finish_response(request, response)
+            trace.sent += response.body_length
+        except BaseException:
+            trace.finish(CLIENT_GONE)
+            raise
+        trace.finish(response.status)
+        return response
+
+    async def _response(self, request: MeshRequest, path: str, route: HttpRoute | None) -> Reply:
+        """Return the response, or an error. Raises only ConnectionError and CancelledError: the client is
+        gone."""
+        try:
+            return await self._call(request, path, route)
+        except S3Error as error:
+            return self._refuse(error, request.trace)
+        except ConnectionError:
+            raise
+        except ControlError as error:
+            return self._refuse(control_error_to_s3(error), request.trace)
+        except Exception:
+            log.exception("request %s (%s) failed", request.trace.request_id, request.trace.operation)
+            return self._refuse(S3Error("InternalError"), request.trace)
+
+    async def _call(self, request: MeshRequest, path: str, route: HttpRoute | None) -> Reply:
+        if request.http_version not in HTTP_VERSIONS:
+            raise S3Error("BadRequest", "This server supports HTTP/1.1 and HTTP/1.0.")
+        if route is None:
+            known = any(route.matches(route.method, path) for route in self._routes)
+            raise S3Error("MethodNotAllowed" if known else "NoSuchKey", f"There is nothing at {path[:200]}.")
+        request.trace.operation = f"{route.method} {route.prefix}"
+        if route.access == "peer":
+            return await answer_peer(request, self._peers, cast("PeerHandler", route.handler))
+        if route.access == "open":
+            return await cast("OpenHandler", route.handler)(request)
+        identity = await self._verify(request)
+        return await cast("SignedHandler", route.handler)(request, identity)
+
+    async def _verify(self, request: MeshRequest) -> Identity:
+        """Return the signer; the body is read and compared with its signed digest."""
+        http = self._http
+        head = request_head(request, http.max_header_bytes)
+        signer, request.context = self._admission.identify(head, request, request.trace)
+        # Version 2 signs neither the query, which selects the rows, nor the body.
+        if not isinstance(signer.claim, Claim):
+            raise S3Error("AccessDenied", "Sign this request with AWS Signature Version 4 (service s3).")
+        if request.body_exists:
+            body = RequestBody(request, head, http.body_timeout, signer.claim, signer.verified)
+            try:
+                request.verified_body = await body.whole(BodyDigests(), http.max_xml_bytes)
+            finally:
+                request.trace.received += body.received
+            signer = self._admission.readmit(head, None, signer, request.context)
+        request.claim = signer.claim
+        return signer.identity
+
+    def _refuse(self, error: S3Error, trace: RequestTrace) -> Reply:
+        trace.code = error.code
+        document = {"error": {"code": error.code, "message": error.message, "request_id": trace.request_id}}
+        body = json.dumps(document).encode()
+        headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("x-amz-request-id", trace.request_id),
+            (mesh_headers.RELEASE_HEADER, mesh_headers.RELEASE),
+        ]
+        return Reply(error.status, headers, body, self._clock.now_ms() // 1000)

@@ -1,0 +1,61 @@
+"""Headers of S3 responses: those of every response, errors included, and those of an object.
+
+The bucket whose CORS rules apply comes from the request target alone, because a request that cannot be parsed
+or is refused needs the headers too: without them a browser hides the error from the page.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshd.server.proxy.hop_headers import map_headers
+from meshwire.http_values.percent_encoding import PercentError, decode
+from meshwire.s3.cors import cors_response_headers
+from meshwire.s3.responses import object_response_headers
+
+if TYPE_CHECKING:
+    from meshd.core.object_io import LookupResult
+    from meshd.objects.buckets.service import BucketService
+    from meshd.server.request import RequestTrace
+    from meshd.server.response import Header
+    from meshd.server.services import ServerServices
+    from meshwire.s3.operations import GetObject
+    from meshwire.s3.parse_request import RequestHead
+
+
+def common_headers(services: ServerServices, head: RequestHead) -> list[Header]:
+    """Return the headers of every response to `head`: CORS, and the version of the cluster map."""
+    return _cors_headers(services.buckets, head) + map_headers(services.mesh)
+
+
+def _cors_headers(buckets: BucketService, head: RequestHead) -> list[Header]:
+    """Return the headers for any response to `head`. Preflights are answered by their own rule."""
+    if head.method == "OPTIONS":
+        return []
+    bucket = head.host_bucket or _first(head.raw_path)
+    rules = buckets.cors_rules(bucket) if bucket else ()
+    # A browser names the method only in preflights; other clients may ask with it what a page would get.
+    method = head.headers.get("access-control-request-method") or head.method
+    return cors_response_headers(rules, head.headers.get("origin"), method) if rules else []
+
+
+def _first(raw_path: str) -> str:
+    try:
+        return decode(raw_path[1:].partition("/")[0])
+    except PercentError:
+        return ""
+
+
+def object_response_head(
+    operation: GetObject, found: LookupResult, trace: RequestTrace
+) -> tuple[int, list[Header]]:
+    """Return status and headers of GET and HEAD."""
+    headers = object_response_headers(
+        found.head,
+        window=(found.offset, found.length) if found.partial else None,
+        checksum_mode=operation.checksum_mode,
+        overrides=operation.overrides,
+    )
+    headers.append(("x-amz-request-id", trace.request_id))
+    headers.extend(trace.extra_headers)
+    return 206 if found.partial else 200, headers
