@@ -17,7 +17,7 @@ from meshwire.checksums.body_checksums import BodyVerifier
 from meshwire.errors import S3Error
 from meshwire.sigv4 import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD
 from meshwire.sigv4.aws_chunked import ChunkedDecoder
-from meshwire.sigv4.parse_authorization import read_payload_hash
+from meshwire.sigv4.verifier import read_payload_hash
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator

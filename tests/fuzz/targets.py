@@ -27,9 +27,8 @@ from meshwire.s3 import acl_xml, lifecycle_xml, settings_xml, xml_documents
 from meshwire.s3.operations import operation_name
 from meshwire.s3.parse_request import RequestHead, parse_request
 from meshwire.s3.responses import render_error
-from meshwire.sigv4 import STREAMING_PAYLOADS, Verified, post_object, verify
+from meshwire.sigv4 import STREAMING_PAYLOADS, Verified, post_object, read_claim, verify
 from meshwire.sigv4.aws_chunked import ChunkedDecoder
-from meshwire.sigv4.parse_authorization import read_claim
 from meshwire.sigv4.sigv2 import read_sigv2_claim, verify_sigv2
 from meshwire.strict_json import PlanError, canonical_json, read_json
 from meshwire.views.view_kinds import parse_view

@@ -20,7 +20,7 @@ from meshd.control.control_api import ControlError
 from meshd.server.api.log_level import LevelDuration
 from meshd.server.native_routes import HttpRoute
 from meshd.server.response import Reply
-from meshwire.sigv4.parse_authorization import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD, Claim
+from meshwire.sigv4 import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD, Claim
 
 if TYPE_CHECKING:
     from meshd.auth.identities.admin_responses import Code, Page

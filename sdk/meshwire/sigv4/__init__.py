@@ -4,16 +4,15 @@ Law: the time is an argument, and secrets never leak: no repr and no error messa
 https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-auth-using-authorization-header.html
 """
 
-from meshwire.sigv4.parse_authorization import (
+from meshwire.sigv4.signer import UNSIGNED_PAYLOAD, Credential, Scope, presign, sign
+from meshwire.sigv4.verifier import (
     SIGV4_REQUIRED_MESSAGE,
     STREAMING_PAYLOADS,
-    UNSIGNED_PAYLOAD,
     Claim,
-    Scope,
+    Verified,
     read_claim,
+    verify,
 )
-from meshwire.sigv4.signer import Credential, presign, sign
-from meshwire.sigv4.verifier import Verified, verify
 
 __all__ = [
     "SIGV4_REQUIRED_MESSAGE",

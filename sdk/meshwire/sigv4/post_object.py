@@ -22,9 +22,9 @@ from meshwire.http_values import dates, percent_encoding
 from meshwire.s3 import acl_xml, checksum_headers, request_headers, settings_xml
 from meshwire.s3.operations import PutObject
 from meshwire.s3.request_head import invalid_argument
-from meshwire.sigv4.parse_authorization import read_credential
 from meshwire.sigv4.signer import hmac_sha256, signing_key
 from meshwire.sigv4.sigv2 import sigv2_signature_matches
+from meshwire.sigv4.verifier import read_credential
 from meshwire.strict_json import PlanError, read_json
 
 if TYPE_CHECKING:

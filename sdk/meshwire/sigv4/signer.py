@@ -20,13 +20,27 @@ from urllib.parse import urlsplit
 
 from meshwire.http_values import dates, percent_encoding
 from meshwire.s3.request_head import RequestHead
-from meshwire.sigv4.parse_authorization import MAX_EXPIRES, UNSIGNED_PAYLOAD, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
 EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
+MAX_EXPIRES = 604_800
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The scope of a credential. `date` is YYYYMMDD. `str()` returns the credential scope in its signed
+    form."""
+
+    date: str
+    region: str
+    service: str
+
+    def __str__(self) -> str:
+        return f"{self.date}/{self.region}/{self.service}/aws4_request"
 
 
 def hmac_sha256(key: bytes, text: bytes) -> bytes:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from meshwire.errors import S3Error
 from meshwire.http_values import dates, percent_encoding
 from meshwire.s3.request_head import AuthMechanism, is_subresource, read_auth_mechanism, read_query
-from meshwire.sigv4.parse_authorization import MAX_EXPIRES, read_payload_hash
-from meshwire.sigv4.verifier import MAX_SKEW
+from meshwire.sigv4.signer import MAX_EXPIRES
+from meshwire.sigv4.verifier import MAX_SKEW, read_payload_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
