@@ -73,6 +73,11 @@ class BucketTable:
         """Returns the bucket, or None. Takes about a microsecond; sees every process's finished writes."""
         return self._documents.current().get(name)
 
+    def is_plain(self, name: str) -> bool:
+        """Returns True unless the bucket is a view or has an origin. Takes about a microsecond."""
+        found = self._documents.current().get(name)
+        return found is None or (not found.view and found.origin is None)
+
     def replica_count(self, name: str) -> int:
         """Returns the replica count of a bucket; 0 for the mesh's default."""
         found = self._documents.current().get(name)

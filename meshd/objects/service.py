@@ -1,18 +1,16 @@
-"""Object service: GET, HEAD, PUT and CopyObject on stored objects.
+"""Object service: PUT and CopyObject; `object_reader` has GET and HEAD.
 
-A read keeps the files it opened, whatever happens to the name. A write becomes visible when it is
-durable and all its digests match. Memory per request does not grow with the object's size.
+A write becomes visible when it is durable and all its digests match. Memory per request does not grow with
+the object's size.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from meshd.core.error_mapping import store_errors
-from meshd.core.object_io import MAX_PUT_BYTES, NOTHING, check_put_size, lookup_result
+from meshd.core.object_io import MAX_PUT_BYTES, check_put_size
 from meshd.objects.copy_object import add_checksum, check_copy_source, copy_meta, retry_if_moved
-from meshd.store.errors import ExtentGoneError
 from meshd.store.records import NULL, Meta
 from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.errors import S3Error
@@ -20,27 +18,18 @@ from meshwire.http_values.conditional_requests import Conditions
 from meshwire.s3.results import CopyResult, ObjectStored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from meshd.auth.identity import Identity
-    from meshd.core.object_io import Body, LookupResult, StoredCallback
+    from meshd.core.object_io import Body, StoredCallback
     from meshd.objects.delete import OriginWriteBack
     from meshd.objects.version_lookup import VersionLookup
     from meshd.store.api import ObjectStore, ObjectWriter
-    from meshd.store.records import Record, Span
+    from meshd.store.records import Record
     from meshd.store.write_context import WriteContext
-    from meshwire.s3.operations import CopyObject, GetObject, PutObject
-
-
-class ReplacedError(S3Error):
-    """The object was replaced after the lookup: repeat the lookup. A caller that cannot answers 503."""
-
-    def __init__(self) -> None:
-        super().__init__("ServiceUnavailable")
+    from meshwire.s3.operations import CopyObject, PutObject
 
 
 class ObjectService:
-    """The use cases of whole objects. One per process."""
+    """Writes whole objects. One per process."""
 
     def __init__(
         self,
@@ -50,60 +39,6 @@ class ObjectService:
         backed: OriginWriteBack | None = None,
     ) -> None:
         self._store, self._versions, self._stored, self._backed = store, versions, stored, backed
-
-    # --- reading ------------------------------------------------------------------------------------
-
-    def find_object(self, operation: GetObject) -> LookupResult:
-        """Return the result of a GET or HEAD. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed,
-        NotModified, PreconditionFailed, InvalidRange, InvalidPartNumber."""
-        record = self._versions.find_version(operation.bucket, operation.key, operation.version)
-        version = self._versions.version_header(operation.bucket, record)
-        extra = NOTHING
-        if operation.version is None:
-            extra = self._versions.expiration_headers(operation.bucket, operation.key, record)
-        return lookup_result(operation, record, version, extra)
-
-    def read_range(self, operation: GetObject, found: LookupResult) -> bytes:
-        """Return the bytes of a small response. An object that was just moved is looked up once more. Raises
-        ReplacedError, CorruptExtentError, DiskFailedError."""
-        try:
-            return self._store.read_range(found.record, found.base + found.offset, found.length)
-        except ExtentGoneError:
-            again = self._find_again(operation, found)
-            return self._store.read_range(again.record, again.offset, again.length)
-
-    def read_range_now(self, found: LookupResult) -> bytes | None:
-        """Return the bytes of a small response if that needs no wait for a disk. Raises StoreError."""
-        return self._store.try_read_range(found.record, found.base + found.offset, found.length)
-
-    def span_now(self, found: LookupResult) -> Span | None:
-        """Return the only span of a response, valid until the caller next awaits. Raises StoreError."""
-        return self._store.try_open_span(found.record, found.offset, found.length)
-
-    def _find_again(self, operation: GetObject, found: LookupResult) -> LookupResult:
-        """Look up an object that was replaced (or moved) since the first lookup. Its headers are already
-        built, so only the same content is accepted. Raises ReplacedError."""
-        if operation.member is not None:  # its bytes are in an archive or in a copy of one: repeat the lookup
-            raise ReplacedError
-        again = self.find_object(operation)
-        if (again.record.etag, again.record.size) != (found.record.etag, found.record.size):
-            raise ReplacedError
-        return again
-
-    @contextmanager
-    def open_range(self, operation: GetObject, found: LookupResult) -> Iterator[Sequence[Span]]:
-        """Return the open files and ranges of a response, valid inside the `with`. Raises StoreError and
-        ReplacedError on entering."""
-        with ExitStack() as stack:
-            try:
-                at = found.base + found.offset
-                spans = stack.enter_context(self._store.open_spans(found.record, at, found.length))
-            except ExtentGoneError:
-                again = self._find_again(operation, found)
-                spans = stack.enter_context(self._store.open_spans(again.record, again.offset, again.length))
-            yield spans
-
-    # --- writing ------------------------------------------------------------------------------------
 
     async def put_object(
         self, operation: PutObject, identity: Identity, body: Body, *, context: WriteContext = INTERNAL_WRITE

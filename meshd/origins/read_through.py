@@ -11,8 +11,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from meshd.core.object_io import lookup_result
 from meshd.core.read_source import FailoverRead
+from meshd.objects.object_reader import lookup_result
 from meshd.origins.cache.cache_store import CHUNK_BYTES, Piece, cache_name, record_from_facts
 from meshd.origins.client.origin_api import (
     OriginChangedError,

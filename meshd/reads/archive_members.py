@@ -17,10 +17,9 @@ import msgspec
 
 from meshd.core.api_errors import BatchError
 from meshd.core.error_mapping import store_errors, to_s3_error
-from meshd.core.object_io import lookup_result
 from meshd.core.read_source import GeneratedSource
 from meshd.objects.copy_object import check_source_conditions, copy_part_range
-from meshd.objects.service import ReplacedError
+from meshd.objects.object_reader import ReplacedError, lookup_result
 from meshd.store.errors import ExtentGoneError, StoreError
 from meshd.store.integrity.verification import damage_context
 from meshd.store.records import Record

@@ -10,9 +10,9 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from meshd.core.api_errors import BatchError
-from meshd.core.object_io import lookup_result
 from meshd.core.remote_source import ObjectRange, ReadFailure
 from meshd.core.shared_memory import MemoryAccount
+from meshd.objects.object_reader import lookup_result
 from meshd.store.records import Span
 from meshd.views.dispatch import AssembledRead
 from meshwire.errors import S3Error

@@ -311,7 +311,7 @@ class Connection(ClientTransport):
         if not self.is_idle or self._half_closed or not self._requests.at_boundary:
             return False
         transport = self.transport
-        if transport is None or transport.get_write_buffer_size() or self.pressed:
+        if transport is None or transport.get_write_buffer_size() or self._limiter.under_pressure:
             return False
         answer = fast_path(self, data)
         if answer is None:

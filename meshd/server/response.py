@@ -11,6 +11,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from meshd.rpc.peer_client import MAP_HEADER
 from meshd.server.request import new_request_id
 from meshwire.http_values.dates import format_http
 from meshwire.s3.responses import render_error
@@ -55,6 +56,11 @@ def head_bytes(status: int, headers: Iterable[Header], now: int, *, connection: 
     if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
         text = "".join(_UNSAFE.sub(" ", line[:-2]) + "\r\n" for line in lines)
     return f"{_status_line(status)}{_date_line(now)}{text}\r\n".encode("utf-8", "surrogateescape")
+
+
+def map_headers(mesh: ClusterView) -> list[Header]:
+    """Return the header that tells the SDK the version of the cluster map; none on a single node."""
+    return [] if mesh.single_node else [(MAP_HEADER, str(mesh.current_map().version))]
 
 
 def final_error(error: S3Error, clock: Clock, status: int | None = None) -> bytes:

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from meshd.auth.authorizer import Authorizer
     from meshd.auth.identities.sts_sessions import CredentialService
     from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.buckets import BucketTable
     from meshd.objects.buckets.service import BucketService, ChangeBroadcast
     from meshd.objects.buckets.settings import SettingService
     from meshd.objects.delete import DeleteService
     from meshd.objects.list_objects import ListingService
     from meshd.objects.multipart_upload import UploadService
     from meshd.objects.object_metadata import ObjectAclService, TaggingService
+    from meshd.objects.object_reader import ObjectReader
     from meshd.objects.service import ObjectService
     from meshd.objects.version_lookup import VersionLookup
     from meshd.origins.service import BackedService
@@ -44,6 +46,8 @@ class ServerServices:
     access: Authorizer
     sessions: CredentialService
     buckets: BucketService
+    bucket_table: BucketTable
+    reader: ObjectReader
     objects: ObjectService
     uploads: UploadService
     listings: ListingService

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshd.core.error_mapping import store_errors
-from meshd.core.object_io import MAX_PUT_BYTES, lookup_result
+from meshd.core.object_io import MAX_PUT_BYTES
 from meshd.core.read_source import LocalSource, ReadSource, memory_spans
 from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range
+from meshd.objects.object_reader import lookup_result
 from meshd.views import view_kind
 from meshd.views.copy_out import AssembledBody, copy_as_put, copy_as_upload_part
 from meshd.views.view_kind import AssembledObject, StoredResult, translate_peer_errors
@@ -76,10 +77,6 @@ class ViewDispatcher:
         if view is not None:
             view_kind.set_current_view(bucket)
         return view
-
-    def is_plain_bucket(self, operation: ops.GetObject) -> bool:
-        """Return whether `redirect` returns the operation unchanged. Raises as it does."""
-        return self._definitions.find_view(operation.bucket) is None
 
     async def redirect(self, operation: ops.Operation) -> ops.Operation:
         """Return the operation, with a read of a view redirected to the object that holds the result.

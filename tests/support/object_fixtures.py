@@ -13,6 +13,7 @@ from meshd.objects.delete import DeleteService
 from meshd.objects.list_objects import ListingService
 from meshd.objects.multipart_upload import UploadService
 from meshd.objects.object_metadata import TaggingService
+from meshd.objects.object_reader import ObjectReader
 from meshd.objects.service import ObjectService
 from meshd.objects.version_lookup import VersionLookup
 from meshd.util.clock import ManualClock
@@ -69,6 +70,7 @@ class Desk:
         run(self.buckets.create(Bucket("b", "alice", 0, versioning=versioning)))
         self.versions = VersionLookup(self.store, self.buckets)
         self.objects = ObjectService(self.store, self.versions, IndexQueue(self.store).enqueue)
+        self.reader = ObjectReader(self.store, self.versions)
         self.uploads = UploadService(self.store, self.objects, self.versions)
         self.deleter = DeleteService(self.store, self.versions)
         self.tagging = TaggingService(self.store, self.versions)
@@ -83,11 +85,11 @@ class Desk:
         return run(self.objects.put_object(operation, ALICE, BytesBody(data)))
 
     def head(self, key: str, version: str | None = None, **options: Any) -> res.ObjectHead:
-        return self.objects.find_object(ops.GetObject("b", key, version=version, **options)).head
+        return self.reader.find_object(ops.GetObject("b", key, version=version, **options)).head
 
     def read(self, key: str, version: str | None = None) -> bytes:
         operation = ops.GetObject("b", key, version=version)
-        return self.objects.read_range(operation, self.objects.find_object(operation))
+        return self.reader.read_range(operation, self.reader.find_object(operation))
 
     def delete(self, key: str, version: str | None = None, **options: Any) -> res.ObjectDeleted:
         return run(self.deleter.delete_object(ops.DeleteObject("b", key, version=version, **options)))

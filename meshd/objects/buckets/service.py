@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
-    from meshwire.s3.bucket_settings import CorsRule
     from meshwire.s3.operations import (
         CreateBucket,
         DeleteBucket,
@@ -188,14 +187,10 @@ class BucketService:
     def head_bucket(self, operation: HeadBucket) -> BucketFound:
         return BucketFound(self._existing(operation.bucket).region)
 
-    def cors_rules(self, name: str) -> tuple[CorsRule, ...]:
-        """Return the CORS rules of a bucket; none if it does not exist."""
-        bucket = self._table.get(name)
-        return () if bucket is None else bucket.cors
-
     def preflight(self, operation: Preflight) -> PreflightAllowed:
         """Answer a CORS preflight. Raises S3Error AccessForbidden."""
-        rules = self.cors_rules(operation.bucket)
+        bucket = self._table.get(operation.bucket)
+        rules = () if bucket is None else bucket.cors
         if not rules:
             raise S3Error("AccessForbidden")
         rule = find_cors_rule(rules, operation.origin, operation.method, operation.headers)

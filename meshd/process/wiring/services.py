@@ -16,6 +16,7 @@ from meshd.objects.delete import DeleteService
 from meshd.objects.list_objects import ListingService
 from meshd.objects.multipart_upload import UploadService
 from meshd.objects.object_metadata import ObjectAclService, TaggingService
+from meshd.objects.object_reader import ObjectReader
 from meshd.objects.service import ObjectService
 from meshd.objects.version_lookup import VersionLookup
 from meshd.process.wiring.cluster import PeerServices
@@ -73,6 +74,8 @@ def server_services(
         access=access,
         sessions=CredentialService(node.identities, secret, node.key_usage, node.clock),
         buckets=mesh.buckets,
+        bucket_table=node.buckets,
+        reader=ObjectReader(node.replicated_store, versions),
         objects=objects,
         uploads=UploadService(node.replicated_store, objects, versions, acls.owner_of),
         listings=ListingService(node.store, node.identities, node.buckets, mesh.merged),

@@ -26,8 +26,7 @@ from meshd.server.api.batch_replies import (
     store_batch_error,
 )
 from meshd.server.native_routes import HttpRoute
-from meshd.server.proxy.hop_headers import map_headers
-from meshd.server.response import Reply
+from meshd.server.response import Reply, map_headers
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 from meshd.util.admission import Admission, AdmissionRejectedError

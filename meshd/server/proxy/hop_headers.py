@@ -21,9 +21,7 @@ from meshwire.errors import S3Error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.http_connection import ResponseHead
-    from meshd.server.response import Header
     from meshd.util.clock import Clock
 
 
@@ -106,11 +104,6 @@ class LocalDamageError(Exception):
     def __init__(self, told: S3Error) -> None:
         super().__init__("damaged on this node")
         self.client_error = told
-
-
-def map_headers(mesh: ClusterView) -> list[Header]:
-    """Return the header that tells the SDK the version of the cluster map; none on a single node."""
-    return [] if mesh.single_node else [(MAP_HEADER, str(mesh.current_map().version))]
 
 
 def stale_map_reply(version: int, now: int) -> Reply:

@@ -16,7 +16,7 @@ from meshd.auth.identity import ANONYMOUS_IDENTITY
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3, retry_if_written_back, to_s3_error
 from meshd.core.read_source import FailoverRead, ReadLostError
-from meshd.objects.service import ReplacedError
+from meshd.objects.object_reader import ReplacedError
 from meshd.server.direct_sender import PartialReadError
 from meshd.server.proxy.forwarder import AlreadyAnsweredError
 from meshd.server.proxy.hop_headers import (
@@ -39,6 +39,7 @@ from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.integrity.verification import report_damage, report_unsent_spans
 from meshd.store.write_context import WriteContext
 from meshd.views.dispatch import AssembledRead, RebuiltResultSource
+from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3.parse_request import parse_request
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.identity import Identity, RequestContext
     from meshd.core.object_io import LookupResult
+    from meshd.server.proxy.hop_headers import Hop
     from meshd.server.request import MeshRequest
     from meshd.server.response_body import BodyResumer
     from meshd.server.s3.admission import Authenticator, RequestAdmission
@@ -122,7 +124,8 @@ class S3Endpoint:
     async def _answer(self, request: MeshRequest, head: RequestHead, trace: RequestTrace) -> Reply:
         deps = self._deps
         write_context = WriteContext(deps.mesh.node_id, deps.mesh.lease_confirmed_version)
-        elsewhere, hop = None, None
+        elsewhere: PreparedRequest | None = None
+        hop: Hop | None = None
         if not deps.mesh.single_node and self._router is not None:
             answer = await self._router.forward_or_prepare(request, head, trace, write_context)
             if isinstance(answer, Reply):
@@ -134,7 +137,8 @@ class S3Endpoint:
             trace.extra_headers = common_headers(deps, head)
             operation = parse_request(head) if elsewhere is None else elsewhere.operation
             trace.operation, trace.target = ops.operation_name(operation), operation
-            resolve = deps.members.resolve_member_key if elsewhere is None else None
+            may_be_member = not isinstance(operation, ops.GetObject) or MEMBER_SEPARATOR in operation.key
+            resolve = deps.members.resolve_member_key if elsewhere is None and may_be_member else None
             remote = None if elsewhere is None else elsewhere.remote_record
             admitted = self._admission.admit(head, operation, hop or request, trace, resolve, remote)
             operation, signer, context = admitted.operation, admitted.signer, admitted.context
@@ -211,12 +215,12 @@ class S3Endpoint:
         if operation.member is not None:
             return operation, await self._deps.members.find_member(operation)
         try:
-            return operation, self._deps.objects.find_object(operation)
+            return operation, self._deps.reader.find_object(operation)
         except S3Error as error:
             if operation is asked or error.code != "NoSuchKey":
                 raise
         operation = cast("ops.GetObject", await self._deps.views.redirect(asked))  # it was evicted in between
-        return operation, self._deps.objects.find_object(operation)
+        return operation, self._deps.reader.find_object(operation)
 
     async def _get(
         self,
@@ -238,18 +242,24 @@ class S3Endpoint:
         context: RequestContext,
         trace: RequestTrace,
     ) -> Reply:
-        backed = self._deps.backed
-        if backed is not None and asked.member is None:
-            streamed = await backed.open_object(asked)
-            if streamed is not None:
-                return await self._send_spans(request, asked, streamed, trace)
-        opened = asked if asked.member is not None else await self._deps.views.open_read(asked)
+        opened: ops.GetObject | AssembledRead = asked
+        if asked.member is None and not self._deps.bucket_table.is_plain(asked.bucket):
+            opened = await self._open_elsewhere(asked)
         if isinstance(opened, AssembledRead):
             return await self._send_spans(request, asked, opened, trace)
         for _ in range(_FINDS - 1):
             with suppress(ReplacedError):  # nothing has been sent yet
                 return await self._get_once(request, asked, opened, identity, context, trace)
         return await self._get_once(request, asked, opened, identity, context, trace)
+
+    async def _open_elsewhere(self, asked: ops.GetObject) -> ops.GetObject | AssembledRead:
+        """Return the read of an object of a bucket with an origin or of a view; the operation, perhaps
+        redirected, if this node's store has the bytes."""
+        if self._deps.backed is not None:
+            streamed = await self._deps.backed.open_object(asked)
+            if streamed is not None:
+                return streamed
+        return await self._deps.views.open_read(asked)
 
     async def _get_once(
         self,
@@ -260,7 +270,7 @@ class S3Endpoint:
         context: RequestContext,
         trace: RequestTrace,
     ) -> Reply:
-        objects = self._deps.objects
+        reader = self._deps.reader
         operation, found = await self._find(asked, operation)
         if found.head.tag_count and not self._deps.access.may_count_tags(identity, asked, context):
             found = replace(found, head=replace(found.head, tag_count=0))
@@ -268,7 +278,7 @@ class S3Endpoint:
         if operation.head or not found.length:
             return Reply(status, headers, b"", self._now())
         try:
-            with objects.open_range(operation, found) as spans:
+            with reader.open_range(operation, found) as spans:
                 if found.length > SMALL_BYTES or request.pressed:
                     await self._fetch(first_window(spans))  # finds a failing device before the head is sent
                     viewed = asked if asked.bucket != operation.bucket else None
@@ -278,7 +288,7 @@ class S3Endpoint:
                     await self._fetch(spans)
                     # Read through the store, which verifies bytes that are few enough to be verified during
                     # the read.
-                    return Reply(status, headers, objects.read_range(operation, found), self._now())
+                    return Reply(status, headers, reader.read_range(operation, found), self._now())
         except (PartialReadError, ReadLostError) as error:  # the connection is cut
             log.warning("an answer under way was cut", extra={"request": trace.request_id, "why": str(error)})
             raise ConnectionAbortedError(str(error)) from error

@@ -133,7 +133,10 @@ class FastPath:
         deps = self._deps
         trace.extra_headers = common_headers(deps, head)
         operation = parse_request(head)
-        if type(operation) is not GetObject or not deps.views.is_plain_bucket(operation):
+        if type(operation) is not GetObject:
+            return None
+        plain = deps.bucket_table.is_plain(operation.bucket)
+        if not plain and deps.views.is_view(operation.bucket):
             return None
         hop: Hop | None = None
         if not deps.mesh.single_node and deps.forwarder is not None:
@@ -147,7 +150,7 @@ class FastPath:
             if not deps.mesh.lease_valid or (hop is not None and not deps.forwarder.is_current_with(hop)):
                 return None
         counted: Callable[[], None] | None = None
-        if deps.backed is not None:
+        if not plain and deps.backed is not None:
             counted = deps.backed.hit_recorder(operation)
             if counted is None:
                 return None
@@ -157,7 +160,7 @@ class FastPath:
         self._admission.admit(head, operation, asking, trace)
         if counted is not None:
             counted()
-        found = deps.objects.find_object(operation)
+        found = deps.reader.find_object(operation)
         if SMALL_BYTES < found.length <= _AT_ONCE and not operation.head and not found.head.tag_count:
             return self._send(connection, operation, found, trace)
         body = self._body(operation, found)
@@ -174,7 +177,7 @@ class FastPath:
         self, connection: Connection, operation: GetObject, found: LookupResult, trace: RequestTrace
     ) -> bytes | None:
         """Send a larger response at once from the page cache, if the connection accepts it."""
-        span = self._deps.objects.span_now(found)
+        span = self._deps.reader.span_now(found)
         if span is None:
             return None
         status, headers = object_response_head(operation, found, trace)
@@ -192,7 +195,7 @@ class FastPath:
             return None
         if operation.head or not found.length:
             return b""
-        return None if found.length > SMALL_BYTES else self._deps.objects.read_range_now(found)
+        return None if found.length > SMALL_BYTES else self._deps.reader.read_range_now(found)
 
 
 def parse_simple_head(data: bytes) -> RequestHead | None:

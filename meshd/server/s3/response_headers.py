@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshd.server.proxy.hop_headers import map_headers
+from meshd.server.response import map_headers
 from meshwire.http_values.percent_encoding import PercentError, decode
 from meshwire.s3.cors import cors_response_headers
 from meshwire.s3.responses import object_response_headers
 
 if TYPE_CHECKING:
+    from meshd.control.buckets import BucketTable
     from meshd.core.object_io import LookupResult
-    from meshd.objects.buckets.service import BucketService
     from meshd.server.request import RequestTrace
     from meshd.server.response import Header
     from meshd.server.services import ServerServices
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 def common_headers(services: ServerServices, head: RequestHead) -> list[Header]:
     """Return the headers of every response to `head`: CORS, and the version of the cluster map."""
-    return _cors_headers(services.buckets, head) + map_headers(services.mesh)
+    return _cors_headers(services.bucket_table, head) + map_headers(services.mesh)
 
 
-def _cors_headers(buckets: BucketService, head: RequestHead) -> list[Header]:
+def _cors_headers(buckets: BucketTable, head: RequestHead) -> list[Header]:
     """Return the headers for any response to `head`. Preflights are answered by their own rule."""
     if head.method == "OPTIONS":
         return []
-    bucket = head.host_bucket or _first(head.raw_path)
-    rules = buckets.cors_rules(bucket) if bucket else ()
+    bucket = buckets.get(head.host_bucket or _first(head.raw_path))
+    rules = () if bucket is None else bucket.cors
     # A browser names the method only in preflights; other clients may ask with it what a page would get.
     method = head.headers.get("access-control-request-method") or head.method
     return cors_response_headers(rules, head.headers.get("origin"), method) if rules else []
