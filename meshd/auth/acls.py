@@ -16,7 +16,7 @@ from meshwire.s3 import acl_xml
 from meshwire.s3 import operations as ops
 from meshwire.s3.acl_xml import GROUPS, effective_grants
 from meshwire.s3.bucket_settings import ALL_USERS, AUTHENTICATED_USERS, Acl, Grant
-from meshwire.s3.results import Owner
+from meshwire.s3.result_types import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

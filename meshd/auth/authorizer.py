@@ -26,7 +26,7 @@ from meshd.util.async_tasks import CooperativeYield
 from meshd.util.clock import SystemClock
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
-from meshwire.s3.results import DeleteFailure
+from meshwire.s3.result_types import DeleteFailure
 from meshwire.s3.xml_documents import DeleteKey
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from meshd.auth.policy_evaluator import BulkAccess
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.util.clock import Clock
-    from meshwire.iam.statements import Values
+    from meshwire.iam.compiled_policies import Values
     from meshwire.s3.operations import Operation
 
 

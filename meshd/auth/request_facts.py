@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
-    from meshwire.iam.statements import Values
+    from meshwire.iam.compiled_policies import Values
 
 _EXISTING_TAG: Final = "s3:existingobjecttag/"
 _BUCKET_TAG: Final = "s3:buckettag/"

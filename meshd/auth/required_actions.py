@@ -14,7 +14,7 @@ from meshwire.s3 import operations as ops
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from meshwire.iam.statements import Values
+    from meshwire.iam.compiled_policies import Values
     from meshwire.s3.bucket_settings import BucketSetting
     from meshwire.s3.operations import Operation
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.dataset_access import DatasetAccess
     from meshd.auth.identity import Caller
-    from meshd.batches.user_modules import UserModules
+    from meshd.batches.user_module_registry import UserModules
     from meshd.core.document_store import DocumentStore
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.transform.assets import Asset

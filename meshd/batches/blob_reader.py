@@ -20,7 +20,7 @@ import msgspec
 from awscrt.checksums import combine_crc32c, crc32c
 
 from meshd.batches.remote_parts import RemoteParts
-from meshd.core.remote_source import SINGLE_NODE
+from meshd.core.peer_source import SINGLE_NODE
 from meshd.store.integrity.verification import report_damage
 from meshd.store.records import Span
 from meshd.telemetry import metrics
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
     from meshd.batches.remote_parts import Piece
-    from meshd.core.remote_source import ObjectRange, RemoteSource
+    from meshd.core.peer_source import ObjectRange, PeerSource
     from meshd.store.api import ObjectStore
     from meshd.store.records import Extent, Record
 
@@ -141,7 +141,7 @@ async def read_blobs(
     at: int,
     *,
     direct: bool = False,
-    elsewhere: RemoteSource = SINGLE_NODE,
+    elsewhere: PeerSource = SINGLE_NODE,
 ) -> AsyncIterator[Group]:
     """Yield the stream from `at` to the end of the last nonempty blob; blob i begins at `starts[i]`.
 

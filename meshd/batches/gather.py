@@ -16,10 +16,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from meshd.batches.blob_reader import Blob
-from meshd.batches.sample_stream import samples_body, tar_body
+from meshd.batches.sample_responses import samples_body, tar_body
 from meshd.core.api_errors import BatchError
 from meshd.core.peer_messages import RemoteRecord, to_remote_record
-from meshd.core.remote_source import ObjectRange
+from meshd.core.peer_source import ObjectRange
 from meshd.datasets.service import invalid_plan
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import CooperativeYield
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meshd.auth.dataset_access import DatasetAccess
     from meshd.auth.identity import Caller
     from meshd.auth.policy_evaluator import BulkAccess
-    from meshd.batches.sample_stream import StreamBody
+    from meshd.batches.sample_responses import StreamBody
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from meshd.auth.dataset_access import DatasetAccess
     from meshd.auth.identity import Caller
     from meshd.batches.assets import AssetService
-    from meshd.batches.user_modules import UserModules
+    from meshd.batches.user_module_registry import UserModules
     from meshd.core.frame_address import FrameSource
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.records import Record

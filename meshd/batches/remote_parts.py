@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 from awscrt.checksums import crc32c
 
-from meshd.core.remote_source import ReadFailure
-from meshd.core.shared_memory import MemoryAccount
+from meshd.core.memory_frames import MemoryAccount
+from meshd.core.peer_source import ReadFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from meshd.core.remote_source import FetchedRanges, ObjectRange, RemoteSource
+    from meshd.core.peer_source import FetchedRanges, ObjectRange, PeerSource
     from meshd.store.records import Location
 
 _WINDOW: Final = 8 << 20
@@ -31,7 +31,7 @@ _Window = dict[tuple[int, int], "Location | ReadFailure"]
 class RemoteParts:
     """The `pieces` of blobs that other nodes hold, in stream order."""
 
-    def __init__(self, elsewhere: RemoteSource, pieces: Iterator[Piece]) -> None:
+    def __init__(self, elsewhere: PeerSource, pieces: Iterator[Piece]) -> None:
         self._remote = elsewhere
         self._windows = _windows(pieces)
         self._memory = MemoryAccount()

@@ -18,7 +18,7 @@ import numpy as np
 from meshd.batches.assembly.bad_sample_ledger import merge_ledgers, read_ledger
 from meshd.batches.assembly.frame_rows import count_rows, slice_of
 from meshd.batches.pack_plans import PackPlanner, inner_spec
-from meshd.batches.sample_stream import sample_blobs, samples_body, tar_body
+from meshd.batches.sample_responses import sample_blobs, samples_body, tar_body
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import unknown_document
 from meshd.core.frame_address import FrameAddress, PartAddress, RowsAddress
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from meshd.auth.identity import Caller
     from meshd.batches.assets import AssetService
     from meshd.batches.blob_reader import Blob
-    from meshd.batches.sample_stream import StreamBody
+    from meshd.batches.sample_responses import StreamBody
     from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import Address, Frame, FrameSource
     from meshd.datasets.archives.archive_service import ArchiveService

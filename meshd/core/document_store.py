@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from meshd.control.control_api import ControlError
 from meshd.core.api_errors import BatchError, busy
+from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.plan_record import Plan
-from meshd.core.remote_source import SINGLE_NODE
 from meshd.errors import missing_asset_message
 from meshd.store.records import Meta
 from meshd.util.async_tasks import SingleFlight
@@ -25,7 +25,7 @@ from meshwire.dataset.build_snapshot import Snapshot
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from meshd.core.remote_source import RemoteSource
+    from meshd.core.peer_source import PeerSource
     from meshd.store.api import ObjectStore
     from meshd.transform.source_files import AssetPlace
 
@@ -110,7 +110,7 @@ class DocumentStore:
     def __init__(
         self,
         store: ObjectStore,
-        remote: RemoteSource = SINGLE_NODE,
+        remote: PeerSource = SINGLE_NODE,
         uses: LastUsedRecorder | None = None,
         removals: DeletedDocuments = _NO_REMOVALS,
     ) -> None:

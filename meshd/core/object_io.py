@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from meshd.store.records import Record
     from meshwire.checksums.body_checksums import BodyDigest, BodyDigests
-    from meshwire.s3.results import ObjectHead
+    from meshwire.s3.result_types import ObjectHead
 
 
 MAX_PUT_BYTES: Final = 5 << 30

@@ -14,15 +14,15 @@ import numpy as np
 from awscrt.checksums import crc32c
 
 from meshd.core.api_errors import BatchError, busy, damaged
-from meshd.core.remote_source import SINGLE_NODE, ObjectRange, ReadFailure
-from meshd.core.shared_memory import MemoryAccount
+from meshd.core.memory_frames import MemoryAccount
+from meshd.core.peer_source import SINGLE_NODE, ObjectRange, ReadFailure
 from meshd.store.errors import NotCachedError
 from meshwire.dataset.build_snapshot import BytesColumn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from meshd.core.remote_source import FetchedRanges, RemoteSource
+    from meshd.core.peer_source import FetchedRanges, PeerSource
     from meshd.store.api import ObjectStore
     from meshd.store.records import Location, Record
     from meshd.transform.source_files import Piece, Pieces
@@ -53,7 +53,7 @@ class PinnedObjects:
         store: ObjectStore,
         snapshot: Snapshot,
         archives: DecompressedArchives,
-        remote: RemoteSource = SINGLE_NODE,
+        remote: PeerSource = SINGLE_NODE,
         memory: MemoryAccount | None = None,
     ) -> None:
         self._store, self._snapshot, self._archives = store, snapshot, archives

@@ -19,7 +19,7 @@ from meshd.core.sample_locations import PinnedObjects
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import LongRunningCalls, StillRunningError
 from meshwire.dataset.build_snapshot import BytesColumn, EmptySnapshotError, LabelColumn, SnapshotBuild
-from meshwire.dataset.derive import (
+from meshwire.dataset.derive_snapshot import (
     join_snapshots,
     keep_samples,
     parse_names,
@@ -30,7 +30,7 @@ from meshwire.dataset.derive import (
     rename_fields,
     select_fields,
 )
-from meshwire.dataset.expressions import format_value, parse_expression
+from meshwire.dataset.expression_parser import format_value, parse_expression
 from meshwire.plan.loader_state import checked_hash
 from meshwire.plan.mix_snapshot import concat_snapshots, parse_hashes
 from meshwire.strict_json import PlanError, checked_object, required_field, shown_value
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from meshd.util.async_tasks import CallProgress
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.dataset.expression_evaluation import Value
-    from meshwire.dataset.expressions import Expression
+    from meshwire.dataset.expression_parser import Expression
 
 DERIVATIONS = ("select", "rename", "relabel", "filter", "join", "concat")
 OWN_NAMES = ("key", "name", "stem", "size", "index")

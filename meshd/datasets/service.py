@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from meshd.core.api_errors import BatchError, in_progress
 from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
 from meshd.datasets.mds import MdsSources
-from meshd.datasets.parquet_files import ParquetFiles, parquet_files
+from meshd.datasets.parquet_row_copies import ParquetFiles, parquet_files
 from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.zarr_arrays import ZarrSources

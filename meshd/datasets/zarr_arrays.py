@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshd.core.api_errors import BatchError
-from meshd.core.remote_source import ObjectRange
+from meshd.core.peer_source import ObjectRange
 from meshwire.dataset.build_snapshot import (
     BytesColumn,
     EmptySnapshotError,

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET
-from meshd.core.remote_source import ObjectRange
+from meshd.core.peer_source import ObjectRange
 from meshd.jobs.scratch import ArchiveDecompressor, scratch_prefix, unpacked_name
 from meshd.peer_reads.remote_objects import BlockingObjects
 from meshwire.dataset.archive_keys import archive_stem

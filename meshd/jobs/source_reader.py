@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET
-from meshd.core.remote_source import ObjectRange, ReadFailure
-from meshd.core.shared_memory import MemoryAccount
+from meshd.core.memory_frames import MemoryAccount
+from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.jobs.scratch import scratch_prefix, unpacked_name
 from meshd.peer_reads.replica_selection import missing_part_error
 from meshd.store.errors import CorruptExtentError, ExtentGoneError

@@ -18,7 +18,7 @@ from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.errors import S3Error
 from meshwire.http_values.conditional_requests import Conditions
 from meshwire.names import KeyNameError, check_key
-from meshwire.s3.results import DeletedKey, DeleteFailure, DeleteResult, ObjectDeleted
+from meshwire.s3.result_types import DeletedKey, DeleteFailure, DeleteResult, ObjectDeleted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from meshd.core.error_mapping import store_errors
 from meshd.store.records import NULL
-from meshwire.s3.results import (
+from meshwire.s3.result_types import (
     ObjectListing,
     Owner,
     UploadEntry,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from meshd.store.records import Record, Upload
     from meshwire.s3.operations import CompleteMultipartUpload
-    from meshwire.s3.results import PartEntry
+    from meshwire.s3.result_types import PartEntry
     from meshwire.s3.xml_documents import CompletedPart
 
 MIN_PART_BYTES = 5 << 20  # every part but the last has at least this size

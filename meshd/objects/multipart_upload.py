@@ -21,7 +21,7 @@ from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.checksums import body_checksums as sums
 from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
-from meshwire.s3.results import (
+from meshwire.s3.result_types import (
     CompleteResult,
     CopyResult,
     Owner,

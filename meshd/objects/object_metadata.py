@@ -13,7 +13,7 @@ from meshd.core.error_mapping import store_errors
 from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.errors import S3Error
 from meshwire.s3.bucket_settings import Acl
-from meshwire.s3.results import (
+from meshwire.s3.result_types import (
     ObjectAcl,
     ObjectAclStored,
     ObjectAttributes,

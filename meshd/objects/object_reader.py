@@ -14,7 +14,7 @@ from meshd.store.errors import ExtentGoneError
 from meshwire.errors import S3Error, precondition_failed
 from meshwire.http_values.conditional_requests import NOT_MODIFIED_CONDITIONS, failed_read_condition
 from meshwire.s3.responses import not_modified_error, resolve_object_range
-from meshwire.s3.results import ObjectHead
+from meshwire.s3.result_types import ObjectHead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

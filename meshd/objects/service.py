@@ -15,7 +15,7 @@ from meshd.store.records import NULL, Meta
 from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.errors import S3Error
 from meshwire.http_values.conditional_requests import Conditions
-from meshwire.s3.results import CopyResult, ObjectStored
+from meshwire.s3.result_types import CopyResult, ObjectStored
 
 if TYPE_CHECKING:
     from meshd.auth.identity import Identity

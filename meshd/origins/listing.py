@@ -19,7 +19,7 @@ from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, handler
 from meshd.util.async_tasks import SingleFlight
-from meshwire.s3.results import ObjectEntry, ObjectListing, Owner
+from meshwire.s3.result_types import ObjectEntry, ObjectListing, Owner
 
 if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.peer_messages import to_remote_record
+from meshd.core.peer_source import ReadFailure
 from meshd.core.read_source import ReadLostError
-from meshd.core.remote_source import ReadFailure
 from meshd.origins.cache.cache_store import CHUNK_BYTES, Piece, cache_name, record_from_facts
 from meshd.origins.client.origin_api import (
     OriginChangedError,
@@ -28,7 +28,7 @@ from meshwire.errors import S3Error
 if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
     from meshd.core.peer_messages import RemoteRecord
-    from meshd.core.remote_source import ObjectRange
+    from meshd.core.peer_source import ObjectRange
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.origins.cache.in_flight import InFlightPiece
     from meshd.origins.client.origin_api import ObjectFacts

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from meshd.store.store import Store
     from meshd.store.write_context import WriteContext
     from meshd.views.dispatch import AssembledRead
-    from meshwire.s3.results import ObjectListing
+    from meshwire.s3.result_types import ObjectListing
 
 _log = logging.getLogger("meshd.origins")
 _READS = (

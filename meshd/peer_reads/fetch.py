@@ -20,8 +20,8 @@ from awscrt.checksums import crc32c
 from meshd.core import peer_messages
 from meshd.core.api_errors import busy
 from meshd.core.frame_address import BlockAddress, FrameAddress
-from meshd.core.remote_source import ReadFailure
-from meshd.core.shared_memory import MemoryFrame
+from meshd.core.memory_frames import MemoryFrame
+from meshd.core.peer_source import ReadFailure
 from meshd.errors import MeshdError
 from meshd.peer_reads.replica_selection import gather_limited
 from meshd.rpc.peer_client import PeerUnreachableError
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from meshd.core.frame_address import AnyFrameAddress, Frame, FrameResult, FrameSource
-    from meshd.core.remote_source import ObjectRange
-    from meshd.core.shared_memory import MemoryAccount
+    from meshd.core.memory_frames import MemoryAccount
+    from meshd.core.peer_source import ObjectRange
     from meshd.peer_reads.replica_selection import ReplicaSelector
     from meshd.rpc.peer_client import PeerResponse
     from meshd.store.api import ObjectStore
@@ -113,7 +113,7 @@ class PeerFetcher:
     async def fetch_parts(
         self, parts: Sequence[ObjectRange], memory: MemoryAccount, *, proven: bool = False
     ) -> FetchedParts:
-        """Fetch these bytes; see `RemoteSource.fetch_parts`. `proven`: the node verifies every extent of
+        """Fetch these bytes; see `PeerSource.fetch_parts`. `proven`: the node verifies every extent of
         which only a part is sent; used when new objects are made of the bytes."""
         room = MemoryFrame(0, memory)
         places: list[Location | ReadFailure | None] = [None] * len(parts)

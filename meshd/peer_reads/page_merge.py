@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from meshd.store.records import Record, Upload
-    from meshwire.s3.results import ObjectEntry
+    from meshwire.s3.result_types import ObjectEntry
 
 P = TypeVar("P", EntryPage, VersionPage, UploadPage)
 Marker = tuple[str, str]

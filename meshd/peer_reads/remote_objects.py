@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from meshd.core import peer_messages
 from meshd.core.api_errors import busy
-from meshd.core.remote_source import ObjectRange, ReadFailure
-from meshd.core.shared_memory import MemoryAccount
+from meshd.core.memory_frames import MemoryAccount
+from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.errors import MeshdError
 from meshd.peer_reads.fetch import MAX_ORIGIN_READS, PeerFetcher, PeerFrames, RendezvousFrameSource
 from meshd.peer_reads.listing import ObjectListings
-from meshd.peer_reads.remote_documents import PeerDocuments
+from meshd.peer_reads.peer_documents import PeerDocuments
 from meshd.peer_reads.replica_selection import (
     ReplicaSelector,
     gather_limited,
@@ -155,20 +155,20 @@ class RemoteObjects:
     # --- objects by name --------------------------------------------------------------------------------
 
     def has_peer_copies(self, bucket: str, key: str) -> bool:
-        """Whether other nodes have copies of an object; see `RemoteSource.has_peer_copies`."""
+        """Whether other nodes have copies of an object; see `PeerSource.has_peer_copies`."""
         if self._mesh.single_node or self.has_origin(bucket):
             return False
         readers = self._mesh.route_for(bucket, key).read_set
         return any(node.node_id != self._mesh.node_id for node in readers)
 
     async def reaches_map_version(self, version: int) -> bool:
-        """Whether this node uses map `version`; see `RemoteSource.reaches_map_version`."""
+        """Whether this node uses map `version`; see `PeerSource.reaches_map_version`."""
         if self._mesh.current_map().version < version:
             await self._mesh.wait_for_newer_map(version - 1, _PATIENCE)
         return self._mesh.current_map().version == version
 
     def is_first_replica(self, bucket: str, key: str) -> bool:
-        """Whether this node is asked first for an object; see `RemoteSource.is_first_replica`."""
+        """Whether this node is asked first for an object; see `PeerSource.is_first_replica`."""
         readers = self._mesh.route_for(bucket, key).read_set
         return bool(readers) and readers[0].node_id == self._mesh.node_id
 
@@ -314,7 +314,7 @@ class RemoteObjects:
             await self._fetching.require_origins().fetch_into_cache(bucket, key, record.etag, record.size)
 
     def record_use(self, bucket: str, key: str) -> None:
-        """Record that this node's own copy is about to be read; see `RemoteSource.record_use`."""
+        """Record that this node's own copy is about to be read; see `PeerSource.record_use`."""
         if self.origins is not None and self.has_origin(bucket):
             self.origins.record_use(bucket, key)
 

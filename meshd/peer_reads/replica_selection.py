@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.core.remote_source import ReadFailure
+    from meshd.core.peer_source import ReadFailure
     from meshd.rpc.peer_client import PeerClient, PeerRefusedError
     from meshwire.cluster import Node
 

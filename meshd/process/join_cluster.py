@@ -11,8 +11,8 @@ import asyncio
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 
+from meshd.cluster.data_dir_identity import establish_identity, read_identity
 from meshd.cluster.membership import id_in_use_message, node_lease_name
-from meshd.cluster.node_identity import establish_identity, read_identity
 from meshd.control.buckets import BucketTable
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.control_api import ABSENT, VersionConflictError, Write

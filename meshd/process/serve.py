@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.node_identity import require_single_node
+from meshd.cluster.data_dir_identity import require_single_node
 from meshd.cluster.repair.scrub_scheduler import publish_disks
 from meshd.config import ConfigError
 from meshd.control.buckets import BucketTable

@@ -12,7 +12,7 @@ from meshd.telemetry import logs
 from meshd.transform import worker
 from meshd.transform.resource_limits import RowLimits
 from meshd.transform.sandbox.client import SandboxPolicy, SandboxProcessPool
-from meshd.transform.sandbox.user_modules import MODULES
+from meshd.transform.sandbox.user_op_definitions import MODULES
 
 if TYPE_CHECKING:
     import socket

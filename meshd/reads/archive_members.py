@@ -29,7 +29,7 @@ from meshwire import names
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, archive_kind, member_paths, name_page
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
-from meshwire.s3.results import MemberEntry, MemberListing, ObjectEntry, ObjectListing
+from meshwire.s3.result_types import MemberEntry, MemberListing, ObjectEntry, ObjectListing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence

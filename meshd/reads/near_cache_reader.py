@@ -10,8 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from meshd.core.api_errors import BatchError
-from meshd.core.remote_source import ObjectRange, ReadFailure
-from meshd.core.shared_memory import MemoryAccount
+from meshd.core.memory_frames import MemoryAccount
+from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.objects.object_reader import lookup_result
 from meshd.store.records import Span
 from meshd.views.dispatch import AssembledRead

@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING
 
 from meshd.batches.blob_reader import Blob, stored_crc32c
-from meshd.batches.sample_stream import samples_body
+from meshd.batches.sample_responses import samples_body
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import SHARED_PREFIXES
 from meshd.core.peer_messages import (
@@ -26,14 +26,14 @@ from meshd.core.peer_messages import (
     InventoryResponse,
     to_remote_record,
 )
-from meshd.core.remote_source import ObjectRange
+from meshd.core.peer_source import ObjectRange
 from meshd.peer_reads.listing import primary_page
 from meshd.rpc.peer_rpc import NotHereError, handler, stream_handler
 from meshd.store.errors import CorruptExtentError, StoreError
 from meshwire.frame.tensor_frame import FRAME_VERSION
 
 if TYPE_CHECKING:
-    from meshd.batches.sample_stream import StreamBody
+    from meshd.batches.sample_responses import StreamBody
     from meshd.cluster.cluster_view import ClusterView
     from meshd.core.api_errors import Code
     from meshd.core.document_store import DocumentStore
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         RemoteRecord,
     )
     from meshd.datasets.archives.archive_service import ArchiveService
-    from meshd.datasets.parquet_files import ParquetFiles
+    from meshd.datasets.parquet_row_copies import ParquetFiles
     from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
     from meshd.documents.inventory import DocumentInventory
     from meshd.peer_reads.remote_objects import RemoteObjects

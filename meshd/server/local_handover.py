@@ -17,7 +17,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from meshd.core.shared_memory import is_sealed
+from meshd.core.memory_frames import is_sealed
 from meshd.rpc.unix_messages import accept_sockets, listen
 from meshd.telemetry import metrics
 from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant

@@ -24,7 +24,7 @@ from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3.operations import CopySource
 from meshwire.s3.parse_request import RequestHead
-from meshwire.s3.results import DeleteResult
+from meshwire.s3.result_types import DeleteResult
 
 if TYPE_CHECKING:
     import prometheus_client
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from meshd.telemetry.audit_log import AuditLog
     from meshd.util.clock import Clock
     from meshwire.s3.operations import Operation
-    from meshwire.s3.results import Result
+    from meshwire.s3.result_types import Result
     from meshwire.sigv4 import Claim
     from meshwire.sigv4.sigv2 import SigV2Claim
 

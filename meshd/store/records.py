@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from meshwire.s3.bucket_settings import Acl  # noqa: TC001  msgspec reads the annotations
-from meshwire.s3.results import ObjectEntry  # noqa: TC001  msgspec reads the annotations
+from meshwire.s3.result_types import ObjectEntry  # noqa: TC001  msgspec reads the annotations
 
 _NOTHING = msgspec.Raw(b"\x80")
 

@@ -17,7 +17,7 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.multi_field_ops import FieldOps, SharedDraws
 from meshd.transform.op_chain import compile_chain, decode_hint
 from meshd.transform.op_types import BYTES, LABEL, FieldType
-from meshd.transform.sandbox.user_modules import MODULES
+from meshd.transform.sandbox.user_op_definitions import MODULES
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.plan.op_declarations import is_user_op
 from meshwire.plan.plan_spec import parse_spec

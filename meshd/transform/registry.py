@@ -13,7 +13,7 @@ from meshd.transform.assets import BadAssetError, no_assets
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.op_types import Complete, MixingOp, OpDefinition, Operation
 from meshd.transform.parameters import parse_arguments
-from meshd.transform.sandbox.user_modules import MODULES
+from meshd.transform.sandbox.user_op_definitions import MODULES
 from meshwire.plan.op_declarations import is_user_op
 from meshwire.strict_json import PlanError, join_path, shown_value, suggestion
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Record, Span
     from meshd.views.definitions import ViewDefinitions
     from meshd.views.view_kind import ViewKind
-    from meshwire.s3.results import ObjectListing
+    from meshwire.s3.result_types import ObjectListing
     from meshwire.views.view_kinds import View
 
 # Settings and listings of a view are those of its bucket; these reads are answered from its results.

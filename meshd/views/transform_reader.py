@@ -18,7 +18,7 @@ from meshd.views import view_kind
 from meshd.views.transform_results import TransformResultMaker, find_intact_result, result_key, result_keys
 from meshd.views.view_kind import StoredResult, to_s3_error, translate_peer_errors
 from meshwire.errors import S3Error
-from meshwire.s3.results import ObjectEntry, ObjectListing
+from meshwire.s3.result_types import ObjectEntry, ObjectListing
 from meshwire.views.transform_view import iter_view
 
 if TYPE_CHECKING:

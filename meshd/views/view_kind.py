@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from meshd.store.integrity.verification import VerifiedExtents
     from meshd.store.records import Record, Span
     from meshwire.s3.operations import ListObjects
-    from meshwire.s3.results import ObjectListing
+    from meshwire.s3.result_types import ObjectListing
 
 
 V_contra = TypeVar("V_contra", contravariant=True)

@@ -26,7 +26,7 @@ MOVED: Final[Mapping[str, str]] = {
     "connecting": "client.s3_client",
     "doctor": "meshtools.doctor",
     "doctor.advice": "meshtools.doctor.advice",
-    "doctor.examine": "meshtools.doctor.examine",
+    "doctor.examine": "meshtools.doctor.examine_plan",
     "doctor.script_hook": "meshtools.doctor.script_hook",
     "frames": "datasets.batch",
     "gathers": "client.gather",
@@ -108,8 +108,8 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
     "mixing": {"mix": "datasets.dataset.mix"},
     "native": {"FrameAddress": "loader.frame_requests.FrameAddress"},
     "top.shared_page": {
-        "read_page": "meshtools.top.page_reader.read_page",
-        "read_pages": "meshtools.top.page_reader.read_pages",
+        "read_page": "meshtools.top.loader_pages.read_page",
+        "read_pages": "meshtools.top.loader_pages.read_pages",
     },
     "transport": {
         "Request": "client.request.Request",
@@ -118,8 +118,8 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
         "read_error": "client.error_responses.read_error",
     },
     "tops.pages": {
-        "pages": "meshtools.top.page_reader.read_pages",
-        "read_page": "meshtools.top.page_reader.read_page",
+        "pages": "meshtools.top.loader_pages.read_pages",
+        "read_page": "meshtools.top.loader_pages.read_page",
     },
 }
 """Names in them that are in another module than the rest."""

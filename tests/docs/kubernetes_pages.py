@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshoperator.resources.crds import crds, reference
+from meshoperator.resources.crd_generator import crds, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 

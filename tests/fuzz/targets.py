@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from meshd.server.s3.admission import VirtualHosts
 from meshwire.dataset.archive_index import index_tar
-from meshwire.dataset.expressions import parse_expression, sort_key
+from meshwire.dataset.expression_parser import parse_expression, sort_key
 from meshwire.errors import S3Error
 from meshwire.formats import tar as tar_format
 from meshwire.http_values import dates, percent_encoding

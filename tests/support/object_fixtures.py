@@ -27,7 +27,7 @@ from tests.support.reference_store import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
 
-    from meshwire.s3 import results as res
+    from meshwire.s3 import result_types as res
     from meshwire.s3.bucket_settings import Versioning
     from meshwire.s3.xml_documents import DeleteKey
 

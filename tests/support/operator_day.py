@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from meshoperator.planners.inventory import Dataset, Demand, FreeGpus, Inventory, StorageNode
+from meshoperator.planners.placement_model import Dataset, Demand, FreeGpus, Inventory, StorageNode
 from meshoperator.planners.placement_planner import plan_placement
 from meshoperator.settings import OperatorSettings
 

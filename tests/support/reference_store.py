@@ -42,7 +42,7 @@ from meshd.store.records import (
 )
 from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.http_values.conditional_requests import Conditions, failed_write_condition
-from meshwire.s3.results import ObjectEntry
+from meshwire.s3.result_types import ObjectEntry
 from tests.support.reference_replica import MemoryReplicas, MemoryReplicaWriter
 from tests.support.reference_versions import MemoryVersions, is_in, roll
 

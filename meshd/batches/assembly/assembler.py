@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger
-from meshd.batches.assembly.derived_objects import render_derived_object
 from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES, fixed_specs
 from meshd.batches.assembly.frame_builder import BuildContext, FrameBuilder, max_bad_rows
 from meshd.batches.assembly.frame_rows import (
@@ -31,6 +30,7 @@ from meshd.batches.assembly.frame_rows import (
     real_rows,
     require_parts,
 )
+from meshd.batches.assembly.object_renderer import render_derived_object
 from meshd.batches.assembly.packed_frames import PackedFrame, PackTables
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import DocumentStore, asset_key
@@ -44,9 +44,9 @@ from meshd.core.frame_address import (
     PartAddress,
     RowsAddress,
 )
+from meshd.core.memory_frames import FrameCache
+from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.plan_record import Plan
-from meshd.core.remote_source import SINGLE_NODE
-from meshd.core.shared_memory import FrameCache
 from meshd.rpc.process_client import ProcessClient
 from meshd.rpc.process_rpc import ErrorTypes, Method
 from meshd.rpc.process_server import ProcessServer
@@ -65,9 +65,9 @@ if TYPE_CHECKING:
 
     from meshd.config import TransformSettings
     from meshd.core.frame_address import Address, FrameSource
-    from meshd.core.remote_source import RemoteSource
+    from meshd.core.memory_frames import MemoryFrame
+    from meshd.core.peer_source import PeerSource
     from meshd.core.sample_locations import DecompressedArchives
-    from meshd.core.shared_memory import MemoryFrame
     from meshd.rpc.process_server import ServerCall
     from meshd.store.api import ObjectStore
     from meshd.transform.render_calls import Renderer
@@ -97,7 +97,7 @@ class Assembler:
         archives: DecompressedArchives,
         *,
         node: str = "local",
-        elsewhere: RemoteSource = SINGLE_NODE,
+        elsewhere: PeerSource = SINGLE_NODE,
         catalog: DocumentStore | None = None,
         hints: ReadHints | None = None,
     ) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from awscrt.checksums import crc32c
 
 from meshd.core.api_errors import BatchError
-from meshd.core.shared_memory import MemoryFrame
+from meshd.core.memory_frames import MemoryFrame
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.frame.split_frames import ROW_TENSOR
 from meshwire.frame.tensor_frame import DTYPES, dtype_code, frame_layout
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.batches.assembly.frame_rows import Rows
+    from meshd.core.memory_frames import MemoryAccount
     from meshd.core.plan_record import FieldOutput, Plan
-    from meshd.core.shared_memory import MemoryAccount
     from meshd.transform.render_calls import RenderResult
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.frame.tensor_frame import FrameLayout

@@ -17,9 +17,9 @@ from meshd.batches.assembly.bad_sample_ledger import BadSample
 from meshd.batches.assembly.frame_buffer import FrameBuffer
 from meshd.core.api_errors import BatchError, busy, damaged
 from meshd.core.document_store import asset_places
-from meshd.core.remote_source import SINGLE_NODE
+from meshd.core.memory_frames import MemoryAccount
+from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
-from meshd.core.shared_memory import MemoryAccount
 from meshd.store.integrity.verification import report_damage
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
 from meshd.util.admission import current_tenant
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger
     from meshd.batches.assembly.frame_rows import Rows
+    from meshd.core.memory_frames import MemoryFrame
+    from meshd.core.peer_source import PeerSource
     from meshd.core.plan_record import Plan
-    from meshd.core.remote_source import RemoteSource
     from meshd.core.sample_locations import DecompressedArchives
-    from meshd.core.shared_memory import MemoryFrame
     from meshd.store.api import ObjectStore
     from meshd.transform.messages import Failure
     from meshd.transform.render_calls import Renderer
@@ -58,7 +58,7 @@ class BuildContext:
     ledger: BadSampleLedger
     node: str
     archives: DecompressedArchives
-    remote: RemoteSource = SINGLE_NODE
+    remote: PeerSource = SINGLE_NODE
     memory: MemoryAccount = field(default_factory=MemoryAccount)
 
 

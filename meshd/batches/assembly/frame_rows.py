@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.core.frame_address import Address, FrameAddress
+    from meshd.core.peer_source import PeerSource
     from meshd.core.plan_record import Plan
-    from meshd.core.remote_source import RemoteSource
     from meshwire.plan.plan_spec import PlanSpec, RankSlice
     from meshwire.plan.sequence_packing import PackTable
     from meshwire.plan.shuffle import SampleOrder
@@ -218,7 +218,7 @@ def main_objects(snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> npt.NDAr
 
 
 async def own_rows(
-    elsewhere: RemoteSource, snapshot: Snapshot, rows: Rows, version: int
+    elsewhere: PeerSource, snapshot: Snapshot, rows: Rows, version: int
 ) -> npt.NDArray[np.int64]:
     """Return the rows that this node builds under this version of the cluster map.
 

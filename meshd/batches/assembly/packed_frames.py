@@ -16,7 +16,7 @@ from awscrt.checksums import crc32c
 
 from meshd.batches.assembly.frame_buffer import POSITION, STATUS, fixed_specs
 from meshd.core.api_errors import BatchError
-from meshd.core.shared_memory import MemoryFrame
+from meshd.core.memory_frames import MemoryFrame
 from meshwire.frame import tensor_frame
 from meshwire.frame.tensor_frame import DTYPES, Status, frame_layout
 from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, PackTable
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from meshd.batches.assembly.frame_rows import Rows
     from meshd.core.document_store import DocumentStore
+    from meshd.core.memory_frames import MemoryAccount
     from meshd.core.plan_record import Plan
-    from meshd.core.shared_memory import MemoryAccount
     from meshwire.plan.sequence_packing import Pack
 
 _TABLES = 4

@@ -23,7 +23,7 @@ from meshd.store.errors import NoSuchUploadError
 from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.errors import S3Error
 from meshwire.s3.cors import cors_forbidden, find_cors_rule
-from meshwire.s3.results import (
+from meshwire.s3.result_types import (
     BucketCreated,
     BucketDeleted,
     BucketEntry,

@@ -18,7 +18,7 @@ from meshwire.s3 import lifecycle_xml, listings, settings_xml
 from meshwire.s3 import settings_xml as docs
 from meshwire.s3.acl_xml import effective_grants, is_public_acl
 from meshwire.s3.bucket_settings import PublicAccessBlock
-from meshwire.s3.results import SettingDocument, SettingStored
+from meshwire.s3.result_types import SettingDocument, SettingStored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshd.core.frame_address import FrameAddress
-    from meshd.core.remote_source import ObjectRange
+    from meshd.core.peer_source import ObjectRange
     from meshd.origins.cache.fetcher import CacheManagerApi
     from meshd.store.records import Record
     from meshd.store.store import Store

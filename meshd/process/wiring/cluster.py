@@ -14,9 +14,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
+from meshd.cluster.data_dir_identity import increment_generation_hourly, read_identity
 from meshd.cluster.failure_detector import FailureDetector, NodeStateWriter
 from meshd.cluster.membership import Membership
-from meshd.cluster.node_identity import increment_generation_hourly, read_identity
 from meshd.cluster.peer_checks import domain_mismatches, publish_domains
 from meshd.cluster.rebalance.peer_handlers import RebalanceHandlers
 from meshd.cluster.rebalance.rebalancer import Rebalancer, RebalancerDeps
@@ -48,7 +48,7 @@ from meshd.server.peer.handoff import handoff_routes
 from meshd.server.peer.routes import peer_routes
 from meshd.server.proxy.fan_out import FanOut
 from meshd.server.proxy.forwarder import Forwarder
-from meshd.server.proxy.hop_headers import HopSigner
+from meshd.server.proxy.node_headers import HopSigner
 from meshd.store.replica.inventory import HeldName, HeldVersion
 from meshd.util import shared_counters
 from meshd.util.shared_counters import InLoopThrottle

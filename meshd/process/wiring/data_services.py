@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from meshd.auth.dataset_access import DatasetAccess
 from meshd.batches.assets import AssetService
 from meshd.batches.service import BatchService
-from meshd.batches.user_modules import UserModules
+from meshd.batches.user_module_registry import UserModules
 from meshd.cluster.replication.write_forwarding import WriteForwarder
 from meshd.control.jobs import JobTable
 from meshd.control.user_modules import ModuleTable
@@ -25,7 +25,7 @@ from meshd.jobs.archives.extract import ExtractJob
 from meshd.jobs.archives.shard import ShardJob
 from meshd.jobs.job_kind import JobServices
 from meshd.jobs.job_service import JobService
-from meshd.jobs.materialize import MaterializeJob
+from meshd.jobs.materialize_view import MaterializeJob
 from meshd.jobs.output_store import ClusterOutputStore, JobOutputHandlers, LocalOutputStore
 from meshd.jobs.runner import JobRunner
 from meshd.jobs.scratch import PlanStore

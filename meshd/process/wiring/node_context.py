@@ -30,7 +30,7 @@ from meshd.origins.cache.cache_store import CacheStore, FreshnessTable
 from meshd.peer_reads.remote_objects import RemoteObjects
 from meshd.rpc.peer_client import PeerClient
 from meshd.store.store import Store
-from meshd.transform.sandbox.user_modules import MODULES
+from meshd.transform.sandbox.user_op_definitions import MODULES
 from meshd.util import shared_counters
 from meshd.util.clock import SystemClock
 

@@ -6,7 +6,7 @@ import logging
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING
 
-from meshd.batches.sample_stream import UnreadableError
+from meshd.batches.sample_responses import UnreadableError
 from meshd.core.api_errors import BatchError
 from meshd.server.response import Reply, StreamedReply, connection_header, head_bytes
 from meshd.server.sendfile import ResponseWriter, send_spans
@@ -20,7 +20,7 @@ from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as HANDS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from meshd.batches.sample_stream import StreamBody
+    from meshd.batches.sample_responses import StreamBody
     from meshd.core.api_errors import Code
     from meshd.core.frame_address import Frame
     from meshd.server.local_handover import LocalFrameService

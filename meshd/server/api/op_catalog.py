@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.identity import Identity
     from meshd.batches.op_trials import OpTrials
-    from meshd.batches.user_modules import UserModules
+    from meshd.batches.user_module_registry import UserModules
     from meshd.server.api.batches import BatchEndpoint
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshd.rpc.peer_client import MAP_HEADER, PEER_KEY, PURPOSE, StaleMapError, peer_secret
 from meshd.rpc.peer_rpc import BodyFramingError, FrameDecoder
-from meshd.server.proxy.hop_headers import stale_map_reply
+from meshd.server.proxy.node_headers import stale_map_reply
 from meshd.server.request import request_head
 from meshd.server.request_body import RequestBody
 from meshwire.errors import S3Error

@@ -10,7 +10,7 @@ import json
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from meshd.batches.sample_stream import StreamBody
+from meshd.batches.sample_responses import StreamBody
 from meshd.core.api_errors import BatchError
 from meshd.core.error_mapping import to_s3_error
 from meshd.core.frame_address import Frame

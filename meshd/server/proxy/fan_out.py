@@ -20,7 +20,7 @@ from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, member_paths
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3 import xml_documents
-from meshwire.s3.results import DeleteResult
+from meshwire.s3.result_types import DeleteResult
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from meshd.peer_reads.listing import MergedListings
     from meshd.reads.copy_source import RemoteCopySources
     from meshd.server.proxy.forwarder import Forwarder
-    from meshd.server.proxy.hop_headers import Hop
+    from meshd.server.proxy.node_headers import Hop
     from meshd.server.request import MeshRequest
     from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
-    from meshwire.s3.results import DeletedKey, DeleteFailure
+    from meshwire.s3.result_types import DeletedKey, DeleteFailure
     from meshwire.s3.xml_documents import DeleteKey, DeleteRequest
 
 AIM_KEYS: Final = "keys"

@@ -15,7 +15,8 @@ from meshd.cluster.replication.write_forwarding import WriteForwarder
 from meshd.core.error_mapping import to_s3_error
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import MAP_HEADER, PeerResponse, StaleMapError
-from meshd.server.proxy.hop_headers import (
+from meshd.server.proxy.forwarded_request import UpstreamRequest, upstream_head
+from meshd.server.proxy.node_headers import (
     HOP_HEADER,
     Hop,
     is_clock_skew_reply,
@@ -25,7 +26,6 @@ from meshd.server.proxy.hop_headers import (
 )
 from meshd.server.proxy.object_name import MisdirectedError, ObjectName
 from meshd.server.proxy.response_relay import ResponseRelay
-from meshd.server.proxy.upstream_request import UpstreamRequest, upstream_head
 from meshd.store.errors import NotReplicatedError
 from meshd.telemetry import metrics
 from meshwire.errors import S3Error
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.http_connection import HttpConnection, ResponseHead
     from meshd.rpc.peer_client import PeerClient
-    from meshd.server.proxy.hop_headers import HopSigner
-    from meshd.server.proxy.upstream_request import PartialBody
+    from meshd.server.proxy.forwarded_request import PartialBody
+    from meshd.server.proxy.node_headers import HopSigner
     from meshd.server.request import MeshRequest, RequestOrigin, RequestTrace
     from meshd.server.response import Reply
     from meshd.store.write_context import WriteContext

@@ -18,7 +18,7 @@ from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3 import xml_documents
-from meshwire.s3.results import CopyResult
+from meshwire.s3.result_types import CopyResult
 from meshwire.s3.settings_xml import parse_tagging
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from meshd.server.s3.admission import Authenticator, RequestAdmission, S3Call
     from meshd.server.services import ServerServices
     from meshd.store.records import Record
-    from meshwire.s3.results import DeleteResult, Result
+    from meshwire.s3.result_types import DeleteResult, Result
 
 _NO_DIGESTS = BodyDigests()
 _ABOUT_BUCKETS = (ops.CreateBucket, ops.DeleteBucket, ops.PutBucketSetting, ops.DeleteBucketSetting)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from meshd.core.object_io import LookupResult
     from meshd.server.connection import Connection
-    from meshd.server.proxy.hop_headers import Hop
+    from meshd.server.proxy.node_headers import Hop
     from meshd.server.s3.admission import RequestAdmission
     from meshd.server.services import ServerServices
 

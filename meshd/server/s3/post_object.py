@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from meshd.auth.authorizer import EXPECTED_OWNER_HEADERS
 from meshd.auth.identity import ANONYMOUS_IDENTITY
+from meshd.server.proxy.forwarded_request import PartialBody
 from meshd.server.proxy.forwarder import AlreadyAnsweredError
 from meshd.server.proxy.object_name import ObjectName
-from meshd.server.proxy.upstream_request import PartialBody
 from meshd.server.request_body import hashed_blocks
 from meshd.server.s3.admission import SIGV2_NAME, SIGV4_NAME
 from meshwire.checksums.body_checksums import BodyVerifier
 from meshwire.errors import S3Error
 from meshwire.http_values.multipart_form_data import FormError, FormReader, FormTooLargeError, read_boundary
-from meshwire.s3.results import PostStored
+from meshwire.s3.result_types import PostStored
 from meshwire.sigv4.post_object import (
     MAX_FORM_FILE_BYTES,
     PostPolicy,

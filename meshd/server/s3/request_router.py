@@ -21,7 +21,7 @@ from meshwire.s3.parse_request import parse_request
 
 if TYPE_CHECKING:
     from meshd.server.proxy.forwarder import Forwarder
-    from meshd.server.proxy.hop_headers import Hop
+    from meshd.server.proxy.node_headers import Hop
     from meshd.server.proxy.object_name import ObjectName
     from meshd.server.request import MeshRequest, RequestTrace
     from meshd.server.response import Reply

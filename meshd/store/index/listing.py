@@ -18,7 +18,7 @@ from meshd.store.engine.member_header import stamp_of_version_id
 from meshd.store.index.ordered_table import SlotCursor
 from meshd.store.index.versions import TAIL, decode, older_version_key
 from meshd.store.records import NULL, Brief, EntryPage, Page, VersionPage
-from meshwire.s3.results import ObjectEntry
+from meshwire.s3.result_types import ObjectEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

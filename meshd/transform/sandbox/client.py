@@ -47,7 +47,7 @@ from meshwire.strict_json import PlanError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from meshd.transform.sandbox.user_modules import UserModule
+    from meshd.transform.sandbox.user_op_definitions import UserModule
     from meshwire.plan.op_declarations import OpDeclaration
 
 

@@ -18,10 +18,10 @@ from awscrt.checksums import combine_crc32c, crc32c
 
 from meshd.core.api_errors import BatchError
 from meshd.core.error_mapping import store_errors
+from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_messages import RemoteRecord
+from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.core.read_source import ReadLostError, ReadSource
-from meshd.core.remote_source import ObjectRange, ReadFailure
-from meshd.core.shared_memory import MemoryAccount
 from meshd.peer_reads.remote_objects import BlockingObjects
 from meshd.store.errors import CorruptExtentError, DiskFailedError, ExtentGoneError
 from meshd.store.integrity.verification import (

@@ -22,7 +22,7 @@ from meshd.views.source_scan_cache import SourceScanCache
 from meshd.views.view_kind import AssembledObject, translate_peer_errors
 from meshwire.errors import S3Error
 from meshwire.formats.shard_bytes import SourceObject
-from meshwire.s3.results import ObjectEntry, ObjectListing
+from meshwire.s3.result_types import ObjectEntry, ObjectListing
 from meshwire.views.samples import Evaluation
 from meshwire.views.shard_view import lay_out_shards
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.util.clock import Clock
-    from meshwire.dataset.expressions import Value
+    from meshwire.dataset.expression_parser import Value
     from meshwire.formats.shard_bytes import Shard
     from meshwire.s3.operations import ListObjects
     from meshwire.views.samples import EvaluationKey

@@ -18,7 +18,7 @@ from meshd.core.sample_locations import bytes_columns
 from meshd.transform import registry
 from meshd.transform.compiler import asset_digests
 from meshwire.dataset.build_snapshot import LabelColumn
-from meshwire.dataset.derive import content_digest, referenced_objects, slice_field
+from meshwire.dataset.derive_snapshot import content_digest, referenced_objects, slice_field
 from meshwire.plan.plan_spec import canonical_spec
 from meshwire.strict_json import PlanError, canonical_json
 from meshwire.views.zarr_view import ZarrArray, is_zarr_dtype, metadata_objects, status_name

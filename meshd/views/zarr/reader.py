@@ -19,7 +19,7 @@ from meshd.views.key_paging import build_page
 from meshd.views.view_kind import AssembledObject
 from meshd.views.zarr.block_store import BlockStore, offset_in_block
 from meshwire.errors import S3Error
-from meshwire.s3.results import ObjectEntry, ObjectListing
+from meshwire.s3.result_types import ObjectEntry, ObjectListing
 from meshwire.views.zarr_view import METADATA
 
 if TYPE_CHECKING:

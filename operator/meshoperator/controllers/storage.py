@@ -14,7 +14,7 @@ from lightkube import ApiError
 
 from meshoperator.cluster_model import CLUSTER_LABEL, DISKS, POOL_LABEL, cluster_mark
 from meshoperator.resources import ResourceError
-from meshoperator.resources.common import parse_quantity
+from meshoperator.resources.spec_types import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from meshoperator.planners.admission import DatasetInfo
 from meshoperator.resources import GROUP, MeshDatasetSpec, parse
-from meshoperator.resources.common import parse_quantity
+from meshoperator.resources.spec_types import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cronsim import CronSim, CronSimError
 
 from meshoperator.resources import ResourceError
-from meshoperator.resources.common import parse_quantity
+from meshoperator.resources.spec_types import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from meshoperator.cluster_model import SCRAPE_LABEL, TEMPLATE_ANNOTATION, owned
-from meshoperator.resources.common import parse_quantity
+from meshoperator.resources.spec_types import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from meshoperator.planners.admission import LABEL, LEVELS, label, requested_datasets
-from meshoperator.planners.inventory import Dataset, Demand, FreeGpus, Inventory, StorageNode
+from meshoperator.planners.placement_model import Dataset, Demand, FreeGpus, Inventory, StorageNode
 from meshoperator.resources import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from meshoperator.cluster_model import HostNode, Manifest
-    from meshoperator.planners.inventory import Placement
+    from meshoperator.planners.placement_model import Placement
     from meshoperator.resources import MeshClusterSpec, MeshDatasetSpec
     from meshoperator.resources.cluster import Topology
 

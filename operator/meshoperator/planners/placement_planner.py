@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from meshoperator.planners.inventory import Assignment, GpuProximity, Move, NodeTopology, Placement
+from meshoperator.planners.placement_model import Assignment, GpuProximity, Move, NodeTopology, Placement
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from meshoperator.planners.inventory import Dataset, Demand, Inventory
+    from meshoperator.planners.placement_model import Dataset, Demand, Inventory
     from meshoperator.settings import OperatorSettings
 
 _SPACE: Final = 0.2  # weight of an empty node over a full one

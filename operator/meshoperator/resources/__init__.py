@@ -5,10 +5,10 @@ clock, no I/O. `parse` turns a document from the API into them; its errors name 
 """
 
 from meshoperator.resources.cluster import MeshCluster, MeshClusterSpec, MeshClusterStatus
-from meshoperator.resources.common import GROUP, VERSION, Kind, ResourceError, parse, plain
 from meshoperator.resources.dataset import MeshDataset, MeshDatasetSpec, MeshDatasetStatus
 from meshoperator.resources.load import MeshLoad, MeshLoadSpec, MeshLoadStatus
 from meshoperator.resources.node import MeshNode, MeshNodeSpec, MeshNodeStatus
+from meshoperator.resources.spec_types import GROUP, VERSION, Kind, ResourceError, parse, plain
 from meshoperator.resources.view import MeshView, MeshViewSpec, MeshViewStatus
 
 KINDS: tuple[Kind, ...] = (MeshCluster, MeshNode, MeshDataset, MeshLoad, MeshView)

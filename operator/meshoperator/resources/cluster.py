@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from meshoperator.resources.common import (
+from meshoperator.resources.spec_types import (
     SET,
     Column,
     Conditions,

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from meshoperator.resources.cluster import DiskClass
-from meshoperator.resources.common import (
+from meshoperator.resources.spec_types import (
     Column,
     Conditions,
     Count,

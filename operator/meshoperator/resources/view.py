@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from meshoperator.resources.common import (
+from meshoperator.resources.dataset import BucketName
+from meshoperator.resources.spec_types import (
     Column,
     Conditions,
     FreeObject,
@@ -19,7 +20,6 @@ from meshoperator.resources.common import (
     Text,
     immutable,
 )
-from meshoperator.resources.dataset import BucketName
 
 
 class Op(Part, frozen=True, kw_only=True):

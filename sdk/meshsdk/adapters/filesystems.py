@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshsdk.client.s3_client import ObjectInfo
-    from meshwire.s3.results import ObjectEntry
+    from meshwire.s3.result_types import ObjectEntry
 
 PROTOCOL = "mesh"
 _IN_MEMORY = 16 << 20

@@ -20,7 +20,7 @@ from meshsdk import ops as op_constructors
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.cat import parse_fields
 from meshsdk.cli.command_base import json_or_text, shared_options
-from meshsdk.cli.locations import RemoteType
+from meshsdk.cli.path_arguments import RemoteType
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshwire.strict_json import suggestion
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from meshsdk.cli.command_base import Session
-    from meshsdk.cli.locations import Remote
+    from meshsdk.cli.path_arguments import Remote
     from meshsdk.client.s3_client import Client
     from meshsdk.loader.loader import Loader
     from meshwire.plan.plan_spec import OpSpec

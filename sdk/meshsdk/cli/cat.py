@@ -10,14 +10,14 @@ import numpy as np
 
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import shared_options
-from meshsdk.cli.locations import RemoteType
+from meshsdk.cli.path_arguments import RemoteType
 from meshsdk.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshsdk.cli.command_base import Session, Steps
-    from meshsdk.cli.locations import Remote
+    from meshsdk.cli.path_arguments import Remote
     from meshsdk.client.native_api import FieldSchema
     from meshsdk.client.s3_client import Client
     from meshsdk.datasets.dataset import Dataset

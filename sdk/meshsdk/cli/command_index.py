@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from meshsdk.errors import ConfigurationError
-from meshsdk.optional_tools import COMMANDS, find_tool, missing_tool
+from meshsdk.tools_package import COMMANDS, find_tool, missing_tool
 
 TOOLS: Final = ""
 """Instead of a module: a command of `shardmesh-tools`."""

@@ -19,7 +19,7 @@ import click
 
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import EXIT_FAILED, report_error, shared_options
-from meshsdk.cli.locations import Local, LocationType, Remote, Standard, relative_name
+from meshsdk.cli.path_arguments import Local, LocationType, Remote, Standard, relative_name
 from meshsdk.errors import ConfigurationError, MeshError, NotFoundError
 from meshsdk.transfers import Tuning, download, stream, upload
 from meshsdk.transfers import copy as copy_within
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from meshsdk.cli.command_base import Session
-    from meshsdk.cli.locations import Location
+    from meshsdk.cli.path_arguments import Location
     from meshsdk.client.s3_client import Client
 
 

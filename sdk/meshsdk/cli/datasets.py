@@ -16,7 +16,7 @@ from meshsdk.byte_sizes import format_size
 from meshsdk.cli.bench import OP_HELP, parse_op
 from meshsdk.cli.cat import KIND_OPTION, filtered_dataset, parse_fields
 from meshsdk.cli.command_base import shared_options
-from meshsdk.cli.locations import Remote, RemoteType, parse_location
+from meshsdk.cli.path_arguments import Remote, RemoteType, parse_location
 from meshsdk.errors import ConfigurationError
 from meshwire.plan.mix import BLOCK
 

@@ -15,7 +15,7 @@ import click
 from meshsdk.admin import jobs
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import EXIT_FAILED, progress_bar, shared_options
-from meshsdk.cli.locations import RemoteType
+from meshsdk.cli.path_arguments import RemoteType
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from meshsdk.admin.jobs import JobInfo
     from meshsdk.cli.command_base import Session
-    from meshsdk.cli.locations import Remote
+    from meshsdk.cli.path_arguments import Remote
     from meshsdk.client.s3_client import Client
 
 

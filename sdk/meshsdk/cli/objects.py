@@ -12,7 +12,7 @@ import click
 
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import EXIT_FAILED, EXIT_MISSING, shared_options
-from meshsdk.cli.locations import Remote, RemoteType
+from meshsdk.cli.path_arguments import Remote, RemoteType
 from meshsdk.errors import ConfigurationError
 from meshwire.dataset.archive_keys import ARCHIVE_EXTENSIONS, MEMBER_SEPARATOR, archive_kind
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from meshsdk.cli.command_base import Session
     from meshsdk.client.s3_client import Client
-    from meshwire.s3.results import DeleteFailure, ObjectEntry
+    from meshwire.s3.result_types import DeleteFailure, ObjectEntry
 
 
 def show_time(milliseconds: int) -> str:

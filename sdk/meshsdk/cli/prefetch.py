@@ -15,12 +15,12 @@ from meshsdk.admin import jobs
 from meshsdk.byte_sizes import parse_size
 from meshsdk.cli.command_base import shared_options
 from meshsdk.cli.jobs import detach_option, run_job, show_stopped
-from meshsdk.cli.locations import RemoteType
+from meshsdk.cli.path_arguments import RemoteType
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from meshsdk.cli.command_base import Session
-    from meshsdk.cli.locations import Remote
+    from meshsdk.cli.path_arguments import Remote
 
 
 class _Group(click.Group):

@@ -17,14 +17,14 @@ import click
 
 from meshsdk.cli.command_base import EXIT_FAILED, shared_options
 from meshsdk.cli.cp import Copy, run_copies, walk
-from meshsdk.cli.locations import Local, LocationType, Remote, relative_name
+from meshsdk.cli.path_arguments import Local, LocationType, Remote, relative_name
 from meshsdk.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from meshsdk.cli.command_base import Session
-    from meshsdk.cli.locations import Location
+    from meshsdk.cli.path_arguments import Location
     from meshsdk.client.s3_client import Client
 
 _MD5 = re.compile(r"[0-9a-f]{32}")

@@ -18,7 +18,7 @@ from meshsdk.byte_sizes import format_size
 from meshsdk.cli import view_options
 from meshsdk.cli.command_base import EXIT_FAILED, json_or_text, shared_options
 from meshsdk.cli.jobs import detach_option, follow_job, report_started
-from meshsdk.cli.locations import RemoteType
+from meshsdk.cli.path_arguments import RemoteType
 from meshsdk.cli.view_options import SampleChoices, sample_options, sample_view, shard_options
 from meshsdk.errors import ConfigurationError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from meshsdk.admin.views import ViewInfo
     from meshsdk.cli.command_base import Session
-    from meshsdk.cli.locations import Remote
+    from meshsdk.cli.path_arguments import Remote
     from meshsdk.cli.view_options import ShardChoices
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from meshsdk.client.gather import Gathered, Item
     from meshsdk.client.http_connection import Buffer, Response
     from meshsdk.client.settings import Settings
-    from meshwire.s3.results import (
+    from meshwire.s3.result_types import (
         BucketEntry,
         CopyResult,
         DeleteFailure,

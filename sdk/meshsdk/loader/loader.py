@@ -34,7 +34,7 @@ from meshsdk.loader.loader_setup import (
     make_setup,
 )
 from meshsdk.meters import Meter
-from meshsdk.optional_tools import LOADER_HOOKS, load_tool
+from meshsdk.tools_package import LOADER_HOOKS, load_tool
 from meshwire.plan.plan_spec import LoaderState
 
 if TYPE_CHECKING:

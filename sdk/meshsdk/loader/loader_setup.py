@@ -36,7 +36,7 @@ from meshsdk.loader.epoch_iterator import EpochIterator
 from meshsdk.loader.frame_requests import FetchSpec, FrameAddress, FrameRequests
 from meshsdk.loader.output_stage import device_name, make_stage
 from meshsdk.loader.stats_page import describe, open_page
-from meshsdk.optional_tools import LOADER_HOOKS, find_tool, load_tool
+from meshsdk.tools_package import LOADER_HOOKS, find_tool, load_tool
 from meshwire.plan.plan_spec import step_count
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-l
 """
 
 from meshwire.errors import PolicyError
+from meshwire.iam.compiled_policies import AccessRequest, Policy, Statement
 from meshwire.iam.evaluator import (
     Decision,
     allows_whole_prefix,
@@ -16,7 +17,6 @@ from meshwire.iam.evaluator import (
     may_deny_in_prefix,
 )
 from meshwire.iam.parse import PolicyKind, parse_policy
-from meshwire.iam.statements import AccessRequest, Policy, Statement
 
 __all__ = [
     "AccessRequest",

@@ -16,7 +16,7 @@ from meshwire.iam.wildcards import matches_every_suffix, matches_some_suffix
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from meshwire.iam.statements import AccessRequest, ConditionTest, Patterns, Policy, Statement
+    from meshwire.iam.compiled_policies import AccessRequest, ConditionTest, Patterns, Policy, Statement
     from meshwire.iam.wildcards import Glob
 
 

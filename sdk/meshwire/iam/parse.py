@@ -19,8 +19,8 @@ from meshwire.iam.actions_and_keys import (
     is_known_key,
     is_unsupported_key,
 )
+from meshwire.iam.compiled_policies import ConditionTest, Patterns, Policy, Principals, Statement
 from meshwire.iam.condition_operators import NULL, OPERATORS
-from meshwire.iam.statements import ConditionTest, Patterns, Policy, Principals, Statement
 from meshwire.iam.wildcards import Glob
 from meshwire.strict_json import (
     PlanError,
@@ -35,7 +35,7 @@ from meshwire.strict_json import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshwire.iam.statements import Effect, Qualifier
+    from meshwire.iam.compiled_policies import Effect, Qualifier
 
 
 def string_or_list(value: Any, path: str) -> tuple[str, ...]:

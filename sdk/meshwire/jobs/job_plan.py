@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from meshwire.dataset.archive_keys import archive_stem
-from meshwire.dataset.expressions import parse_expression, sort_key
+from meshwire.dataset.expression_parser import parse_expression, sort_key
 from meshwire.dataset.fields import sample_key
 from meshwire.frame.columns import ColumnReader, ColumnWriter, StringColumn
 from meshwire.strict_json import PlanError

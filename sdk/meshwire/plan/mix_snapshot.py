@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwire.dataset.derive import SnapshotParts
+from meshwire.dataset.derive_snapshot import SnapshotParts
 from meshwire.dataset.snapshot import MAX_SAMPLES, BytesColumn, LabelColumn, ObjectTable
 from meshwire.frame.columns import StringColumn
 from meshwire.plan.loader_state import checked_hash

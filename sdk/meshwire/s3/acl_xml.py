@@ -20,7 +20,7 @@ from meshwire.s3.xml_io import parse_xml, xml_element
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshwire.s3.results import Owner
+    from meshwire.s3.result_types import Owner
     from meshwire.s3.xml_io import Element
 
 MAILTO = "mailto:"

@@ -19,14 +19,14 @@ from meshwire.errors import S3Error
 from meshwire.http_values import dates, percent_encoding
 from meshwire.s3 import operations
 from meshwire.s3.request_head import MAX_INTEGER, invalid_argument
-from meshwire.s3.results import MemberEntry, MemberListing
+from meshwire.s3.result_types import MemberEntry, MemberListing
 from meshwire.s3.xml_io import escape_key, escape_xml, needs_escape, optional_element, xml_element
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from meshwire.s3 import operations as ops
-    from meshwire.s3 import results as res
+    from meshwire.s3 import result_types as res
     from meshwire.s3.request_head import Query
 
 

@@ -20,7 +20,7 @@ from meshwire.s3.xml_io import escape_message, escape_xml, optional_element, xml
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from meshwire.s3 import results as res
+    from meshwire.s3 import result_types as res
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _XML = ("content-type", "application/xml")

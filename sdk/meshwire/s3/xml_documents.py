@@ -15,7 +15,7 @@ from urllib.parse import unquote_plus
 from meshwire.checksums.body_checksums import ALGORITHMS, decode_checksum
 from meshwire.errors import CODES, S3Error
 from meshwire.http_values import conditional_requests, dates
-from meshwire.s3 import listings, operations, request_headers, results, settings_xml
+from meshwire.s3 import listings, operations, request_headers, result_types, settings_xml
 from meshwire.s3.request_head import MAX_VERSION, check_version, invalid_argument
 from meshwire.s3.xml_io import parse_xml, xml_element
 
@@ -159,7 +159,7 @@ def parse_error(body: bytes) -> S3Error:
     return S3Error(code, message, resource=root.child_text("Resource"), extra=extra)
 
 
-def parse_list_result(body: bytes) -> results.ObjectListing:
+def parse_list_result(body: bytes) -> result_types.ObjectListing:
     """Parse a page of ListObjects, either version. `next_after` is the token or marker for the next page."""
     root = parse_xml(body, root="ListBucketResult", max_bytes=MAX_RESPONSE_BYTES)
     text = key_decoder(root)
@@ -169,16 +169,16 @@ def parse_list_result(body: bytes) -> results.ObjectListing:
     following = root.child_text("NextContinuationToken") or text(root.child_text("NextMarker"))
     if truncated and not following:
         following = max((*(entry.key for entry in entries), *prefixes), key=str.encode, default="")
-    return results.ObjectListing(entries, prefixes, truncated, following)
+    return result_types.ObjectListing(entries, prefixes, truncated, following)
 
 
 def key_decoder(root: Element) -> Callable[[str], str]:
     return unquote_plus if root.child_text("EncodingType") == "url" else str
 
 
-def _object_entry(element: Element, text: Callable[[str], str]) -> results.ObjectEntry:
+def _object_entry(element: Element, text: Callable[[str], str]) -> result_types.ObjectEntry:
     owner = element.find_first("Owner")
-    return results.ObjectEntry(
+    return result_types.ObjectEntry(
         key=text(element.child_text("Key")),
         size=parse_integer(element.child_text("Size")),
         etag=conditional_requests.unquote_etag(element.child_text("ETag")),
@@ -190,44 +190,44 @@ def _object_entry(element: Element, text: Callable[[str], str]) -> results.Objec
     )
 
 
-def parse_list_buckets(body: bytes) -> results.BucketListing:
+def parse_list_buckets(body: bytes) -> result_types.BucketListing:
     """Parse a page of ListBuckets. `next_after` is the token for the next page."""
     root = parse_xml(body, root="ListAllMyBucketsResult", max_bytes=MAX_RESPONSE_BYTES)
     owner, listed = root.find_first("Owner"), root.find_first("Buckets")
     buckets = tuple(
-        results.BucketEntry(
+        result_types.BucketEntry(
             e.child_text("Name"),
             parse_milliseconds(e.child_text("CreationDate")),
             e.child_text("BucketRegion"),
         )
         for e in (listed.find_all("Bucket") if listed is not None else ())
     )
-    return results.BucketListing(
-        results.Owner("") if owner is None else parse_owner(owner),
+    return result_types.BucketListing(
+        result_types.Owner("") if owner is None else parse_owner(owner),
         buckets,
         root.child_text("ContinuationToken") or None,
     )
 
 
-def parse_location(body: bytes) -> results.BucketLocation:
+def parse_location(body: bytes) -> result_types.BucketLocation:
     root = parse_xml(body, root="LocationConstraint", max_bytes=MAX_RESPONSE_BYTES)
-    return results.BucketLocation(root.text.strip() or "us-east-1")
+    return result_types.BucketLocation(root.text.strip() or "us-east-1")
 
 
-def parse_create_upload_result(body: bytes) -> results.UploadCreated:
+def parse_create_upload_result(body: bytes) -> result_types.UploadCreated:
     root = parse_xml(body, root="InitiateMultipartUploadResult", max_bytes=MAX_RESPONSE_BYTES)
-    return results.UploadCreated(
+    return result_types.UploadCreated(
         root.child_text("Bucket"), root.child_text("Key"), root.child_text("UploadId")
     )
 
 
-def parse_complete_result(body: bytes) -> results.CompleteResult:
+def parse_complete_result(body: bytes) -> result_types.CompleteResult:
     """Parse a CompleteMultipartUploadResult. Raises the S3Error in the body: S3 may answer 200 and fail
     afterwards."""
     if b"<Error>" in body[:512]:
         raise parse_error(body)
     root = parse_xml(body, root="CompleteMultipartUploadResult", max_bytes=MAX_RESPONSE_BYTES)
-    return results.CompleteResult(
+    return result_types.CompleteResult(
         root.child_text("Bucket"),
         root.child_text("Key"),
         conditional_requests.unquote_etag(root.child_text("ETag")),
@@ -237,7 +237,7 @@ def parse_complete_result(body: bytes) -> results.CompleteResult:
     )
 
 
-def parse_copy_result(body: bytes) -> results.CopyResult:
+def parse_copy_result(body: bytes) -> result_types.CopyResult:
     """Parse the result of CopyObject or UploadPartCopy. Raises the S3Error in the body, like
     `parse_complete_result`."""
     if b"<Error>" in body[:512]:
@@ -248,20 +248,20 @@ def parse_copy_result(body: bytes) -> results.CopyResult:
         conditional_requests.unquote_etag(root.child_text("ETag")),
         parse_milliseconds(root.child_text("LastModified")),
     )
-    return results.CopyResult(etag, modified, _checksums(root), root.child_text("ChecksumType"))
+    return result_types.CopyResult(etag, modified, _checksums(root), root.child_text("ChecksumType"))
 
 
-def parse_delete_result(body: bytes) -> results.DeleteResult:
+def parse_delete_result(body: bytes) -> result_types.DeleteResult:
     root = parse_xml(body, root="DeleteResult", max_bytes=MAX_RESPONSE_BYTES)
-    return results.DeleteResult(
+    return result_types.DeleteResult(
         tuple(
-            results.DeletedKey(
+            result_types.DeletedKey(
                 e.child_text("Key"), e.child_text("VersionId"), e.child_text("DeleteMarkerVersionId")
             )
             for e in root.find_all("Deleted")
         ),
         tuple(
-            results.DeleteFailure(
+            result_types.DeleteFailure(
                 e.child_text("Key"), e.child_text("Code"), e.child_text("Message"), e.child_text("VersionId")
             )
             for e in root.find_all("Error")
@@ -269,20 +269,20 @@ def parse_delete_result(body: bytes) -> results.DeleteResult:
     )
 
 
-def parse_parts(body: bytes) -> results.PartList:
+def parse_parts(body: bytes) -> result_types.PartList:
     root = parse_xml(body, root="ListPartsResult", max_bytes=MAX_RESPONSE_BYTES)
     owner = root.find_first("Owner")
-    return results.PartList(
+    return result_types.PartList(
         tuple(map(_part_entry, root.find_all("Part"))),
         root.child_text("IsTruncated") == "true",
-        results.Owner("") if owner is None else parse_owner(owner),
+        result_types.Owner("") if owner is None else parse_owner(owner),
         root.child_text("ChecksumAlgorithm").lower(),
         root.child_text("ChecksumType"),
     )
 
 
-def _part_entry(e: Element) -> results.PartEntry:
-    return results.PartEntry(
+def _part_entry(e: Element) -> result_types.PartEntry:
+    return result_types.PartEntry(
         parse_integer(e.child_text("PartNumber")),
         parse_integer(e.child_text("Size")),
         conditional_requests.unquote_etag(e.child_text("ETag")),
@@ -299,8 +299,8 @@ def _checksums(element: Element) -> dict[str, str]:
     }
 
 
-def parse_owner(element: Element) -> results.Owner:
-    return results.Owner(element.child_text("ID"), element.child_text("DisplayName"))
+def parse_owner(element: Element) -> result_types.Owner:
+    return result_types.Owner(element.child_text("ID"), element.child_text("DisplayName"))
 
 
 def parse_integer(text: str) -> int:
@@ -341,7 +341,7 @@ def read_list_versions(bucket: str, query: Query) -> operations.ListObjectVersio
     )
 
 
-def list_versions_document(op: operations.ListObjectVersions, result: results.VersionListing) -> str:
+def list_versions_document(op: operations.ListObjectVersions, result: result_types.VersionListing) -> str:
     names = (
         op.prefix,
         op.delimiter,
@@ -370,7 +370,7 @@ def list_versions_document(op: operations.ListObjectVersions, result: results.Ve
     )
 
 
-def _entry(e: results.VersionEntry, key: Callable[[str], str]) -> str:
+def _entry(e: result_types.VersionEntry, key: Callable[[str], str]) -> str:
     common = (
         f"<Key>{key(e.key)}</Key>{xml_element('VersionId', e.version)}"
         f"{listings.boolean_element('IsLatest', e.latest)}"
@@ -388,11 +388,11 @@ def _entry(e: results.VersionEntry, key: Callable[[str], str]) -> str:
     )
 
 
-def parse_list_versions(body: bytes) -> results.VersionListing:
+def parse_list_versions(body: bytes) -> result_types.VersionListing:
     """Parse a page of ListObjectVersions. Raises S3Error MalformedXML."""
     root = parse_xml(body, root="ListVersionsResult", max_bytes=MAX_RESPONSE_BYTES)
     text = key_decoder(root)
-    return results.VersionListing(
+    return result_types.VersionListing(
         tuple(
             _read_entry(element, text)
             for element in root.children
@@ -405,14 +405,14 @@ def parse_list_versions(body: bytes) -> results.VersionListing:
     )
 
 
-def _read_entry(element: Element, text: Callable[[str], str]) -> results.VersionEntry:
+def _read_entry(element: Element, text: Callable[[str], str]) -> result_types.VersionEntry:
     owner, marker = element.find_first("Owner"), element.name == "DeleteMarker"
-    return results.VersionEntry(
+    return result_types.VersionEntry(
         text(element.child_text("Key")),
         element.child_text("VersionId"),
         element.child_text("IsLatest") == "true",
         parse_milliseconds(element.child_text("LastModified")),
-        results.Owner("") if owner is None else parse_owner(owner),
+        result_types.Owner("") if owner is None else parse_owner(owner),
         marker,
         0 if marker else parse_integer(element.child_text("Size")),
         conditional_requests.unquote_etag(element.child_text("ETag")),

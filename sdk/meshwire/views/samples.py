@@ -18,7 +18,7 @@ from meshwire.strict_json import PlanError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from meshwire.dataset.expressions import Expression, Value
+    from meshwire.dataset.expression_parser import Expression, Value
 
 ReadContents = Callable[[SourceObject], bytes | None]
 """Returns a small file's bytes; None if it is too large or has changed."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import numpy as np
 
 from meshwire.dataset.archive_keys import archive_kind
-from meshwire.dataset.expressions import format_value, parse_expression, sort_key
+from meshwire.dataset.expression_parser import format_value, parse_expression, sort_key
 from meshwire.formats.shard_bytes import TarShard, TfrecordShard
 from meshwire.http_values.percent_encoding import encode
 from meshwire.plan.keyed_random import derive_key
@@ -41,7 +41,7 @@ from meshwire.views.view_fields import checked_match, checked_prefix, checked_so
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from meshwire.dataset.expressions import Value
+    from meshwire.dataset.expression_parser import Value
     from meshwire.formats.shard_bytes import Shard, SourceObject
     from meshwire.views.samples import Sample
 

@@ -12,7 +12,7 @@ import pytest
 from meshd.batches.assembly.assembler import AssemblerClient, serve_assembler
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import FrameAddress, RowsAddress
-from meshd.core.shared_memory import MemoryAccount, MemoryFrame
+from meshd.core.memory_frames import MemoryAccount, MemoryFrame
 from meshd.rpc.unix_messages import listen
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.core.shared_memory import MemoryAccount, MemoryFrame, is_sealed
+from meshd.core.memory_frames import MemoryAccount, MemoryFrame, is_sealed
 from meshd.server.local_handover import LocalFrameService
 from meshsdk import ops
 from meshsdk.client import local_handover as neighbours_module

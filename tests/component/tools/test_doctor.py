@@ -23,7 +23,7 @@ from meshsdk import ops
 from meshsdk.admin import op_catalog, views
 from meshsdk.cli import run
 from meshsdk.errors import ConfigurationError, MeshError
-from meshtools.doctor.examine import plan_subject, view_subject
+from meshtools.doctor.examine_plan import plan_subject, view_subject
 from meshtools.doctor.measurement_runs import MeasurementRuns
 from meshtools.doctor.script_hook import ScriptHook, examine_script
 from meshtools.doctor.stage_times import measure_pace

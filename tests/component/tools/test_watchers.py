@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshsdk import optional_tools
+from meshsdk import tools_package
 from meshsdk.cli import run
 from meshsdk.errors import ConfigurationError
-from meshtools.top import page_reader
+from meshtools.top import loader_pages
 from meshtools.traces.nvtx import NvtxRanges, nvtx_of
 from tests.component.sdk import test_sdk_scripted
 from tests.component.sdk.test_sdk_scripted import loader
@@ -150,16 +150,16 @@ def test_a_trace_that_cannot_be_written_says_so(server: ScriptedMesh, tmp_path: 
 
 def test_a_loader_has_a_page_until_it_is_closed(server: ScriptedMesh, place: Path) -> None:
     with loader(server, report="mine") as one:
-        assert list(page_reader.read_pages([place])) == []
+        assert list(loader_pages.read_pages([place])) == []
         batches = iter(one)
         next(batches)
         next(batches)
-        [(job, found)] = page_reader.read_pages([place])
+        [(job, found)] = loader_pages.read_pages([place])
         assert (job.pid, job.name, job.plan) == (os.getpid(), "mine", one.plan.hash)
         assert (found.samples, found.batches, found.step, found.steps) == (32, 2, 1, len(one))
         assert found.running > 0
         list(batches)
-        [(_, found)] = page_reader.read_pages([place])
+        [(_, found)] = loader_pages.read_pages([place])
         assert (found.samples, found.running) == (len(one) * 16, 0)
         assert found.seconds == pytest.approx(one.stats().seconds, rel=0.05)
         child = os.fork()
@@ -281,12 +281,12 @@ def test_no_ranges_without_a_gpu() -> None:
 def test_without_the_tools_a_loader_works_and_a_trace_says_how_to_install_them(
     server: ScriptedMesh, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optional_tools, "entry_points", lambda **_: ())
-    optional_tools.find_tool.cache_clear()
+    monkeypatch.setattr(tools_package, "entry_points", lambda **_: ())
+    tools_package.find_tool.cache_clear()
     try:
         with loader(server) as one:
             next(iter(one))
-            assert len(list(page_reader.read_pages([place]))) == 1
+            assert len(list(loader_pages.read_pages([place]))) == 1
             with pytest.raises(ConfigurationError, match=r"MESH_TRACE.*pip install 'shardmesh\[tools\]'"):
                 one.trace(tmp_path / "trace.json")
             assert len(list(one)) > 0
@@ -294,4 +294,4 @@ def test_without_the_tools_a_loader_works_and_a_trace_says_how_to_install_them(
             with pytest.raises(ConfigurationError, match=r"MESH_DOCTOR.*pip install 'shardmesh\[tools\]'"):
                 iter(one)
     finally:
-        optional_tools.find_tool.cache_clear()
+        tools_package.find_tool.cache_clear()

@@ -20,14 +20,14 @@ from meshd.transform.sandbox.client import (
     UnusableModuleError,
 )
 from meshd.transform.sandbox.messages import ARENA_BYTES, OUT
-from meshd.transform.sandbox.user_modules import encode_module, parse_module
+from meshd.transform.sandbox.user_op_definitions import encode_module, parse_module
 from meshwire.plan.op_declarations import OpDeclaration, parse_declarations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from meshd.transform.sandbox.user_modules import UserModule
+    from meshd.transform.sandbox.user_op_definitions import UserModule
 
 SOURCE = b"""
 import ctypes, fcntl, json, os, random, resource, socket, subprocess, sys, threading, time

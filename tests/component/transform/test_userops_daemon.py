@@ -450,7 +450,7 @@ def test_content_that_nobody_pushed_is_never_run(
     daemon: Daemon, client: Client, pushed: op_catalog.Pushed
 ) -> None:
     """Not even where the node keeps it, as an asset somebody's plan named."""
-    from meshd.transform.sandbox.user_modules import encode_module, parse_module
+    from meshd.transform.sandbox.user_op_definitions import encode_module, parse_module
     from meshwire.plan.op_declarations import parse_declarations
 
     (op, *_) = [item for item in pushed.ops if item["op"] == "mine/trap"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshd.datasets.derived_snapshots import DERIVATIONS, parse_derivation
-from meshwire.dataset.derive import parse_names, parse_relabels, parse_renames
+from meshwire.dataset.derive_snapshot import parse_names, parse_relabels, parse_renames
 from meshwire.plan.sequence_packing import parse_pack
 from meshwire.strict_json import PlanError
 

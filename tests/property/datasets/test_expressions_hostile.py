@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire.dataset.expression_evaluation import FUNCTIONS, MAX_RESULT, matches
-from meshwire.dataset.expressions import parse_expression, sort_key
+from meshwire.dataset.expression_parser import parse_expression, sort_key
 from meshwire.strict_json import PlanError
 
 names = st.sampled_from(["key", "size", "json", "missing"])

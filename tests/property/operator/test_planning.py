@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshoperator.planners.inventory import Dataset, Demand, FreeGpus, Inventory, StorageNode
+from meshoperator.planners.placement_model import Dataset, Demand, FreeGpus, Inventory, StorageNode
 from meshoperator.planners.placement_planner import plan_placement
 from meshoperator.settings import OperatorSettings
 
 if TYPE_CHECKING:
     import random
 
-    from meshoperator.planners.inventory import Placement
+    from meshoperator.planners.placement_model import Placement
 
 GIB = 1 << 30
 NODES = tuple(

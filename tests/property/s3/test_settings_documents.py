@@ -21,7 +21,7 @@ from meshwire.s3.bucket_settings import (
     LifecycleRule,
     PublicAccessBlock,
 )
-from meshwire.s3.results import Owner
+from meshwire.s3.result_types import Owner
 from tests.support.xml_text import is_plain
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from meshwire.http_values import conditional_requests, dates, percent_encoding
 from meshwire.http_values.conditional_requests import UnsatisfiableRangeError, parse_range, resolve_range
 from meshwire.s3 import listings, settings_xml, xml_documents
 from meshwire.s3 import operations as ops
-from meshwire.s3 import results as res
+from meshwire.s3 import result_types as res
 from meshwire.s3.parse_request import RequestHead, parse_request
 from meshwire.s3.responses import render, render_error
 from meshwire.s3.xml_io import escape_xml

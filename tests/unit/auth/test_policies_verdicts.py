@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshwire.iam import Decision, Policy
-    from meshwire.iam.statements import Values
+    from meshwire.iam.compiled_policies import Values
 
 KEY = "arn:aws:s3:::b/k"
 

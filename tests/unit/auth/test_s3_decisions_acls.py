@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from meshd.auth.identity import Identity
-    from meshwire.s3.results import DeleteFailure
+    from meshwire.s3.result_types import DeleteFailure
 
 # --- ACLs -------------------------------------------------------------------------------------------------
 

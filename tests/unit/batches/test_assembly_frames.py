@@ -19,9 +19,9 @@ from meshd.batches.assembly.frame_buffer import combine_row_crcs
 from meshd.config import TransformSettings
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import DerivedAddress, FrameAddress, RowsAddress
+from meshd.core.memory_frames import FrameCache, MemoryAccount, MemoryFrame
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.core.sample_locations import slice_locations
-from meshd.core.shared_memory import FrameCache, MemoryAccount, MemoryFrame
 from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.store.records import Location, Meta
 from meshd.transform.messages import Failure

@@ -15,9 +15,9 @@ from meshd.batches.assembly.assembler import Assembler
 from meshd.config import TransformSettings
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import FrameAddress
+from meshd.core.memory_frames import MemoryFrame
+from meshd.core.peer_source import SINGLE_NODE, ReadFailure
 from meshd.core.plan_record import FieldOutput, Plan
-from meshd.core.remote_source import SINGLE_NODE, ReadFailure
-from meshd.core.shared_memory import MemoryFrame
 from meshd.datasets.archives.archive_service import ArchiveService
 from meshd.store.records import Location, Meta
 from meshd.util.clock import ManualClock
@@ -32,8 +32,8 @@ from tests.unit.batches.test_assembly_frames import Stamper
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.core.remote_source import FetchedRanges, ObjectRange
-    from meshd.core.shared_memory import MemoryAccount
+    from meshd.core.memory_frames import MemoryAccount
+    from meshd.core.peer_source import FetchedRanges, ObjectRange
 
 SAMPLES = 40
 

@@ -7,7 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from meshd.cluster.node_identity import NodeIdentity, increment_generation, read_identity
+from meshd.cluster.data_dir_identity import NodeIdentity, increment_generation, read_identity
 from meshd.util.clock import ManualClock
 from tests.support.reference_control import MemoryControl
 

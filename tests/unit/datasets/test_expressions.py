@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshwire.dataset.expression_evaluation import FUNCTIONS, matches
-from meshwire.dataset.expressions import format_value, parse_expression, sort_key
+from meshwire.dataset.expression_parser import format_value, parse_expression, sort_key
 from meshwire.strict_json import PlanError
 
 SAMPLE: dict[str, Any] = {

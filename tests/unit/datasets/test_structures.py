@@ -19,7 +19,7 @@ from meshwire.dataset.build_snapshot import (
     build_from_objects,
     build_from_tars,
 )
-from meshwire.dataset.derive import (
+from meshwire.dataset.derive_snapshot import (
     join_snapshots,
     keep_samples,
     relabel_classes,

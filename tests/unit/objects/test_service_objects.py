@@ -19,7 +19,7 @@ from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
     from meshd.store.records import PartPage, Record, Upload
-    from meshwire.s3 import results as res
+    from meshwire.s3 import result_types as res
 
 PIECES = (b"a" * (5 * MIB), b"b" * (5 * MIB), b"c")
 

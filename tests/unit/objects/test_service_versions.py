@@ -13,7 +13,7 @@ from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
     from meshd.store.records import Record, Removed
-    from meshwire.s3 import results as res
+    from meshwire.s3 import result_types as res
 
 
 def test_every_write_is_a_version() -> None:

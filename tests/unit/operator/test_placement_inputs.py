@@ -18,7 +18,6 @@ from meshoperator.planners.dataset_model import (
     origin_document,
     shared_with,
 )
-from meshoperator.planners.inventory import Demand, FreeGpus
 from meshoperator.planners.load_planner import (
     RunHistory,
     ScheduleError,
@@ -40,6 +39,7 @@ from meshoperator.planners.placement_inputs import (
     label_change,
     labels_wanted,
 )
+from meshoperator.planners.placement_model import Demand, FreeGpus
 from meshoperator.planners.placement_planner import plan_placement
 from meshoperator.resources import MeshDatasetSpec, MeshLoadSpec, ResourceError, parse
 from meshoperator.resources.cluster import Topology

@@ -18,7 +18,7 @@ from meshoperator.resources import (
     parse,
     plain,
 )
-from meshoperator.resources.crds import definition
+from meshoperator.resources.crd_generator import definition
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
 from kubernetes_pages import ROOT, pages

@@ -15,7 +15,7 @@ from meshwire.errors import CODES
 from meshwire.http_values.conditional_requests import RangeSpec
 from meshwire.s3 import lifecycle_xml, settings_xml
 from meshwire.s3 import operations as ops
-from meshwire.s3 import results as res
+from meshwire.s3 import result_types as res
 from meshwire.s3.bucket_settings import ALL_USERS, Acl, CorsRule, Grant, LifecycleRule, PublicAccessBlock
 from meshwire.s3.responses import render
 from meshwire.s3.xml_io import parse_xml

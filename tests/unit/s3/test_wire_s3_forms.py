@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meshwire.errors import S3Error
 from meshwire.s3.bucket_settings import Acl
 from meshwire.s3.responses import redirect_location
-from meshwire.s3.results import PostStored
+from meshwire.s3.result_types import PostStored
 from meshwire.sigv4 import post_object
 from meshwire.sigv4.post_object import parse_post_policy
 

@@ -11,7 +11,7 @@ from meshwire.errors import S3Error
 from meshwire.http_values.conditional_requests import RangeSpec
 from meshwire.s3 import listings
 from meshwire.s3 import operations as ops
-from meshwire.s3 import results as res
+from meshwire.s3 import result_types as res
 from meshwire.s3.responses import (
     not_modified_error,
     object_response_headers,

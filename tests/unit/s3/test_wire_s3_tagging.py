@@ -9,7 +9,7 @@ import pytest
 from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
-from meshwire.s3 import results as res
+from meshwire.s3 import result_types as res
 from meshwire.s3.responses import object_response_headers, render
 from meshwire.s3.settings_xml import BUCKET_TAGS, parse_tagging
 

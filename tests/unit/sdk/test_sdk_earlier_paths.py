@@ -19,7 +19,7 @@ from meshsdk.datasets.dataset import Dataset
 from meshsdk.earlier_paths import ELSEWHERE, MOVED, RENAMED, SPLIT, present_path
 from meshsdk.loader.frame_requests import FrameAddress
 from meshsdk.loader.loader import Loader
-from meshtools.top import page_reader
+from meshtools.top import loader_pages
 
 
 @pytest.mark.parametrize(("earlier", "present"), MOVED.items())
@@ -77,8 +77,8 @@ def test_the_ways_to_import() -> None:
 def test_a_module_is_imported_from_its_earlier_package() -> None:
     from meshsdk.tops import pages as earlier_pages  # type: ignore[import-not-found]
 
-    with pytest.warns(DeprecationWarning, match=r"use meshtools\.top\.page_reader\.read_pages"):
-        assert earlier_pages.pages is page_reader.read_pages
+    with pytest.warns(DeprecationWarning, match=r"use meshtools\.top\.loader_pages\.read_pages"):
+        assert earlier_pages.pages is loader_pages.read_pages
 
 
 def test_modules_that_became_packages_keep_their_names() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import exit_code
-from meshsdk.cli.locations import Local, Remote, Standard, parse_location, relative_name
+from meshsdk.cli.path_arguments import Local, Remote, Standard, parse_location, relative_name
 from meshsdk.cli.sync import Entry, compare_listings
 from meshsdk.client.request import object_path, query_string
 from meshsdk.errors import ConfigurationError, ConnectError, NotFoundError

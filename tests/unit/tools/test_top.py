@@ -18,7 +18,7 @@ from meshsdk.loader import stats_page
 from meshsdk.loader.stats_page import Figures, Job
 from meshsdk.meters import Meter, Stall, Step
 from meshtools.cli.top_tables import render_screen
-from meshtools.top import gpus, hosts, page_reader, snapshot_diff
+from meshtools.top import gpus, hosts, loader_pages, snapshot_diff
 from meshtools.top.nodes import NodeSnapshot
 from tests.support.required import required_module
 
@@ -182,7 +182,7 @@ def step(number: int, since: float, until: float) -> Step:
 
 
 def read(place: Path) -> tuple[Job, Figures]:
-    [found] = page_reader.read_pages([place])
+    [found] = loader_pages.read_pages([place])
     return found
 
 
@@ -212,7 +212,7 @@ def test_what_a_killed_process_left_is_removed(place: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", script], check=False, timeout=100)
     assert len(list(place.iterdir())) == 1
-    assert list(page_reader.read_pages([place])) == []
+    assert list(loader_pages.read_pages([place])) == []
     made = page()
     assert [path.name for path in place.iterdir()] == [made.path.name]
     made.close()
@@ -236,7 +236,7 @@ def test_a_page_of_nonsense_is_none(place: Path, content: bytes) -> None:
     (place / f"loader-{os.getpid()}-1").symlink_to("/dev/zero")
     os.mkfifo(place / f"loader-{os.getpid()}-2")
     (place / "loader-nobody").write_bytes(content)
-    assert list(page_reader.read_pages([place])) == []
+    assert list(loader_pages.read_pages([place])) == []
 
 
 def test_what_a_terminal_would_obey_is_not_shown(place: Path) -> None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshsdk import optional_tools
+from meshsdk import tools_package
 from meshsdk.cli import run
 from meshsdk.cli.command_index import CHAPTERS, TOOLS
 from meshsdk.errors import ConfigurationError
-from meshsdk.optional_tools import COMMANDS, LOADER_HOOKS, find_tool, load_tool
+from meshsdk.tools_package import COMMANDS, LOADER_HOOKS, find_tool, load_tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ INSTALL = "run pip install 'shardmesh[tools]', or pip install ./tools in a clone
 def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An environment in which no package has entry points."""
     find_tool.cache_clear()
-    monkeypatch.setattr(optional_tools, "entry_points", lambda **_: ())
+    monkeypatch.setattr(tools_package, "entry_points", lambda **_: ())
     yield
     find_tool.cache_clear()
 

@@ -12,14 +12,14 @@ import pytest
 from meshd.auth.authorizer import Authorizer
 from meshd.auth.identity import Identity
 from meshd.auth.required_actions import RequiredAction
-from meshd.batches.user_modules import MAX_BUILDS, MAX_DRAFTS, _with
+from meshd.batches.user_module_registry import MAX_BUILDS, MAX_DRAFTS, _with
 from meshd.control.user_modules import Build, ModuleTable, PushedModule
 from meshd.core.api_errors import BatchError
 from meshd.transform.assets import Asset
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.op_types import BYTES as BYTES_FIELD
 from meshd.transform.op_types import FieldType, image
-from meshd.transform.sandbox.user_modules import UserModuleCache, encode_module, parse_module
+from meshd.transform.sandbox.user_op_definitions import UserModuleCache, encode_module, parse_module
 from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
 from meshwire.iam import PolicyError, parse_policy

@@ -18,7 +18,7 @@ from meshd.util.clock import ManualClock
 from meshd.views.source_scan_cache import SourceScanCache
 from meshwire.dataset.archive_index import index_tar
 from meshwire.dataset.build_snapshot import BytesColumn, build_from_objects, build_from_tars
-from meshwire.dataset.derive import content_digest, referenced_objects, slice_field
+from meshwire.dataset.derive_snapshot import content_digest, referenced_objects, slice_field
 from meshwire.dataset.fields import parse_fields
 from meshwire.formats.tar import TarMember
 from meshwire.strict_json import PlanError

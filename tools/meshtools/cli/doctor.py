@@ -10,7 +10,7 @@ import click
 from meshsdk.cli.bench import parse_op
 from meshsdk.cli.cat import KIND_OPTION, parse_fields
 from meshsdk.cli.command_base import shared_options
-from meshsdk.cli.locations import SCHEME, parse_location
+from meshsdk.cli.path_arguments import SCHEME, parse_location
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def doctor(
     mesh doctor photos--train224
     mesh doctor PLAN -b 256              a plan's hash: loader.plan.hash
     """
-    from meshtools.doctor import examine, script_hook
+    from meshtools.doctor import examine_plan, script_hook
     from meshtools.doctor.stage_times import RUNS
 
     target = what[0] if len(what) == 1 and _is_target(what[0]) else None
@@ -92,7 +92,7 @@ def doctor(
     with session.make_client() as client:
         subject = _subject(client, target, batch, world, (fields, kind, condition, ops))
         with session.logged_steps("doctor", len(RUNS)) as done:
-            found = examine.examine(
+            found = examine_plan.examine(
                 subject, steps=steps, step_seconds=step_time, progress=lambda run: done(_DOING[run])
             )
     _show(session, found)
@@ -111,7 +111,7 @@ def _subject(
 ) -> MeasuredPlan:
     from meshsdk.loader.loader import Loader
     from meshsdk.open_dataset import open as open_dataset
-    from meshtools.doctor.examine import plan_subject, view_subject
+    from meshtools.doctor.examine_plan import plan_subject, view_subject
 
     fields, kind, condition, ops = dataset
     view = target.removeprefix(SCHEME).rstrip("/")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from meshsdk.errors import ConfigurationError, MeshError
 from meshsdk.loader.loader_setup import DOCTOR_VARIABLE
 from meshtools.doctor.advice import Advice, Diagnosis, advise
-from meshtools.doctor.examine import NodeSurvey, uncertainty_notes
+from meshtools.doctor.examine_plan import NodeSurvey, uncertainty_notes
 from meshtools.doctor.measurement_runs import MeasurementRuns
 from meshtools.doctor.stage_times import RUNS, Split, split
 

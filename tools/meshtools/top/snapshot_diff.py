@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshsdk.loader.stats_page import Figures, Job
 from meshtools.top import gpus, hosts, nodes
-from meshtools.top.page_reader import read_pages
+from meshtools.top.loader_pages import read_pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

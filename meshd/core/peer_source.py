@@ -1,4 +1,4 @@
-"""RemoteSource: the protocol through which this node reads bytes and documents of other nodes.
+"""PeerSource: the protocol through which this node reads bytes and documents of other nodes.
 
 Law: a request names bytes by bucket, key and ETag, so a node never returns other content under an old
 name. Callers know neither the cluster map nor the network. A single-node daemon uses `SINGLE_NODE`,
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.core.shared_memory import MemoryAccount
+    from meshd.core.memory_frames import MemoryAccount
     from meshd.store.records import Location
 
 
@@ -53,7 +53,7 @@ class FetchedRanges(Protocol):
         ...
 
 
-class RemoteSource(Protocol):
+class PeerSource(Protocol):
     """Reads from the other nodes."""
 
     @property
@@ -122,4 +122,4 @@ class _SingleNode:
         return
 
 
-SINGLE_NODE: Final[RemoteSource] = _SingleNode()
+SINGLE_NODE: Final[PeerSource] = _SingleNode()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from meshd.jobs.job_kind import JobRun, JobServices
     from meshd.views.dispatch import ViewDispatcher
     from meshd.views.view_kind import AssembledObject
-    from meshwire.s3.results import ObjectEntry
+    from meshwire.s3.result_types import ObjectEntry
 
 _PAGE: Final = 1000
 _AT_A_TIME: Final = 8

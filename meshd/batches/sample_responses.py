@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshd.batches.blob_reader import Blob, read_blobs
-from meshd.core.remote_source import SINGLE_NODE
+from meshd.core.peer_source import SINGLE_NODE
 from meshd.store.records import Span
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.dataset.fields import sample_key
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.core.remote_source import RemoteSource
+    from meshd.core.peer_source import PeerSource
     from meshd.core.sample_locations import PinnedObjects
     from meshd.store.api import ObjectStore
     from meshwire.dataset.build_snapshot import Snapshot
@@ -110,7 +110,7 @@ def samples_body(
     *,
     names: bool = True,
     direct: bool = True,
-    elsewhere: RemoteSource = SINGLE_NODE,
+    elsewhere: PeerSource = SINGLE_NODE,
 ) -> StreamBody:
     """Return a frame of samples, with the names of the blobs if `names` is set. Raises FrameError.
 
@@ -127,7 +127,7 @@ async def _sample_chunks(
     store: ObjectStore,
     blobs: Sequence[Blob],
     layout: sample_frames.SampleLayout,
-    elsewhere: RemoteSource,
+    elsewhere: PeerSource,
     *,
     direct: bool,
 ) -> AsyncGenerator[Chunk, None]:
@@ -151,7 +151,7 @@ def tar_body(
     blobs: Sequence[Blob],
     rows: int,
     tags: Sequence[str] = (),
-    elsewhere: RemoteSource = SINGLE_NODE,
+    elsewhere: PeerSource = SINGLE_NODE,
 ) -> StreamBody:
     """Return a tar of the blobs. A blob with an error becomes a member `NAME.error` that holds the code.
 
@@ -182,7 +182,7 @@ async def _tar_chunks(
     blobs: Sequence[Blob],
     headers: Sequence[bytes],
     rooms: Sequence[int],
-    elsewhere: RemoteSource,
+    elsewhere: PeerSource,
 ) -> AsyncGenerator[Chunk, None]:
     ends = list(accumulate(rooms))
     starts = [end - room + len(header) for end, room, header in zip(ends, rooms, headers, strict=True)]

@@ -19,7 +19,7 @@ from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET, asset_key
 from meshd.transform.errors import UnknownOpError
 from meshd.transform.sandbox.client import SandboxDiedError, UnusableModuleError, read_declarations
-from meshd.transform.sandbox.user_modules import MODULES, encode_module, missing_build_error
+from meshd.transform.sandbox.user_op_definitions import MODULES, encode_module, missing_build_error
 from meshwire.errors import S3Error
 from meshwire.plan.op_declarations import MAX_SOURCE, VERSION_PREFIX, checked_module, is_user_op, split_name
 from meshwire.strict_json import PlanError, join_path, shown_value, suggestion

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from meshd.batches.assembly.bad_sample_ledger import BadSample
 from meshd.core.api_errors import BatchError, busy, damaged
 from meshd.core.document_store import asset_places
-from meshd.core.remote_source import ObjectRange, ReadFailure
+from meshd.core.memory_frames import MemoryFrame
+from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.core.sample_locations import slice_locations
-from meshd.core.shared_memory import MemoryFrame
 from meshd.store.errors import NotCachedError
 from meshd.store.integrity.verification import report_damage
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
@@ -23,7 +23,7 @@ from meshd.util.admission import current_tenant
 if TYPE_CHECKING:
     from meshd.batches.assembly.frame_builder import BuildContext
     from meshd.core.frame_address import DerivedAddress
-    from meshd.core.remote_source import FetchedRanges
+    from meshd.core.peer_source import FetchedRanges
     from meshd.transform.messages import Failure
     from meshd.transform.render_calls import RaggedPart, RenderResult
     from meshd.transform.source_files import Pieces

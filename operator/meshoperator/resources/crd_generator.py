@@ -13,12 +13,12 @@ import msgspec
 import yaml
 
 from meshoperator.resources import GROUP, KINDS, VERSION
-from meshoperator.resources.common import Part
+from meshoperator.resources.spec_types import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from meshoperator.resources.common import Column, Kind, Rule
+    from meshoperator.resources.spec_types import Column, Kind, Rule
 
 
 HEADER: Final = "# Generated from operator/meshoperator/resources by `make reference`; do not edit.\n"

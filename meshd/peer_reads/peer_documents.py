@@ -43,7 +43,7 @@ class PeerDocuments:
         return f"<RemoteDocuments from {self._mesh.node_id}>"
 
     async def fetch_document(self, key: str) -> bytes | None:
-        """Fetch a document from any node; see `RemoteSource.fetch_document`."""
+        """Fetch a document from any node; see `PeerSource.fetch_document`."""
         silent = ""
         others = self._asking.document_nodes()
         for start in range(0, len(others), _AT_ONCE):
@@ -78,7 +78,7 @@ class PeerDocuments:
             raise
 
     async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
-        """Store a document on the storing nodes; see `RemoteSource.replicate_document`."""
+        """Store a document on the storing nodes; see `PeerSource.replicate_document`."""
         name, others = DocumentName(key, again), self._asking.document_nodes()
         own = self._mesh.current_map().node(self._mesh.node_id)
         needed = min(_MIN_REPLICAS, len(others) + 1) - int(own is not None and own.stores)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.rpc.http_connection import PeerUnreachableError
-from meshd.server.proxy.hop_headers import HOP_HEADER
+from meshd.server.proxy.node_headers import HOP_HEADER
 from meshd.server.request_body import RequestBody
 from meshd.server.response import StreamedReply, connection_header, must_close_connection
 
