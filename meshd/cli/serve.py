@@ -15,7 +15,8 @@ import click
 
 from meshd.config import ConfigError, load_settings
 from meshd.errors import DirectoryInUseError
-from meshd.process.bootstrap import prepare_data_dir, set_environment, without_system_authorities
+from meshd.process.data_dir import prepare_data_dir
+from meshd.process.environment import set_environment
 
 _EXAMPLE = """
 \b
@@ -146,8 +147,8 @@ def serve(config: str | None, **flags: Any) -> None:
         lock = prepare_data_dir(settings)
         set_environment(settings, os.environ)
         gc.disable()  # saves a sixth of the time to load a thousand modules
-        with without_system_authorities(os.environ):
-            from meshd.process.serve import serve_node
+        from meshd.process.serve import serve_node
+
         gc.freeze()  # modules are permanent: skipping their first collection saves another sixth
         gc.enable()
         serve_node(settings, os.environ, _say)

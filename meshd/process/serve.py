@@ -1,6 +1,6 @@
 """`meshd serve` after the settings are known: recover, bind, fork, supervise.
 
-The caller holds the directory lock and has set the environment (`bootstrap`) before it imports this module,
+The caller holds the directory lock and has set the environment (`environment`) before it imports this module,
 which imports everything heavy once, so that all children share the memory. A node starts without one of
 its disks only if, by the map, available nodes have all of its data, or with --lost-disk: the disk may just
 not be mounted, and data given up is never looked for on it again. A node that cannot read its index stops

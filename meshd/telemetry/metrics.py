@@ -1,6 +1,6 @@
 """Every metric of the daemon. Names start with `meshd_`; units are seconds and bytes.
 
-Labels are bounded and never a key, a bucket or a client. `process.bootstrap` sets PROMETHEUS_MULTIPROC_DIR
+Labels are bounded and never a key, a bucket or a client. `process.environment` sets PROMETHEUS_MULTIPROC_DIR
 before this module is imported; the processes share their values in that directory.
 """
 

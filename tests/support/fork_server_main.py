@@ -140,15 +140,15 @@ class NodeForker:
 def load_modules(place: Path) -> dict[str, str]:
     """Load what a node loads, as it does. Returns what that leaves in the environment."""
     from meshd.config import load_settings
-    from meshd.process.bootstrap import set_environment, without_system_authorities
+    from meshd.process.environment import set_environment
 
     before = dict(os.environ)
     settings = load_settings({"data_dir": str(place)})
     settings.metrics_dir.mkdir(parents=True)
     set_environment(settings, os.environ)
-    with without_system_authorities(os.environ):
-        import meshd.cli.serve
-        import meshd.process.serve  # noqa: F401
+    import meshd.cli.serve
+    import meshd.process.serve  # noqa: F401
+
     gc.collect()
     gc.freeze()  # the collector of a node that looked through it would copy it
     return {name: value for name, value in os.environ.items() if name not in before}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import ConfigError, NodeSettings, StoreSettings
-from meshd.process.bootstrap import prepare_data_dir
+from meshd.process.data_dir import prepare_data_dir
 from meshd.process.wiring.origins import recover_cache
 from meshd.store.errors import FormatError
 from meshd.store.store import Store

@@ -1,9 +1,7 @@
-"""Bootstrap before heavy imports: environment variables, and the lock of the data directory.
+"""The data directory of a daemon: created, checked, and locked for its lifetime.
 
-This module is light; call `set_environment` once, before any heavy import. Each library gets one thread:
-processes provide the parallelism, and forking requires a single thread. Nothing in the data directory is
-touched before its lock is held. The kernel holds the lock (flock) and releases it when the last process of
-the daemon has ended, for whatever reason.
+Nothing in the data directory is touched before its lock is held. The kernel holds the lock (flock) and
+releases it when the last process of the daemon has ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -13,58 +11,23 @@ import fcntl
 import os
 import shutil
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from meshd.config import ConfigError
 from meshd.errors import DirectoryInUseError
 from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, MutableMapping
-
     from meshd.config import NodeSettings
-
-
-_ONE_THREAD = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "OPENCV_FOR_THREADS_NUM",
-)
-_AUTHORITIES: Final = "SSL_CERT_FILE"  # where OpenSSL looks for the system's certificate authorities
-
-
-def set_environment(settings: NodeSettings, env: MutableMapping[str, str]) -> None:
-    """Set the thread counts, and the directory in which the processes share their metrics."""
-    for name in _ONE_THREAD:
-        env[name] = "1"
-    env["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_dir)
-
-
-@contextmanager
-def without_system_authorities(env: MutableMapping[str, str]) -> Iterator[None]:
-    """Hide the system's certificate authorities while modules are imported, then restore the setting. A
-    library that creates a TLS context when it is imported would load them, which takes long; a node needs
-    none before it connects to another one."""
-    before = env.get(_AUTHORITIES)
-    env[_AUTHORITIES] = os.devnull
-    try:
-        yield
-    finally:
-        del env[_AUTHORITIES]
-        if before is not None:
-            env[_AUTHORITIES] = before
-
 
 _LOCK_TIMEOUT = 3.0  # seconds that the children of a killed daemon have to end
 _STEP = 0.05
 _MIN_FREE_BYTES = 2 << 20  # bytes
 
 
-class DataDirLock:
+class DaemonLock:
     """Holds `<data_dir>/lock`. Children inherit it, so it is held until the last of them has ended."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -118,7 +81,7 @@ def _alive(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
-def prepare_data_dir(settings: NodeSettings) -> DataDirLock:
+def prepare_data_dir(settings: NodeSettings) -> DaemonLock:
     """Create missing directories, take the lock and empty `run/`. Raises ConfigError, DirectoryInUseError."""
     store, cache = settings.store, settings.cache_store
     for directory in (store.data_dir, store.index_dir):
@@ -126,7 +89,7 @@ def prepare_data_dir(settings: NodeSettings) -> DataDirLock:
     for disk in store.disks:
         _create(disk, is_disk=True)
     try:
-        lock = DataDirLock(store.data_dir)
+        lock = DaemonLock(store.data_dir)
     except OSError as error:
         raise ConfigError(f"cannot write in {store.data_dir}: {error.strerror}") from error
     try:
