@@ -7,6 +7,7 @@ the queue.
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,16 @@ class ClientTransport(asyncio.Protocol):
         if is_encrypted(transport):
             self.secure = True
             transport.set_write_buffer_limits(high=_ENCRYPTED_BACKLOG)
+
+    @property
+    def has_input(self) -> bool:
+        """Whether the kernel has bytes of the client, which is not gone, that the event loop will deliver."""
+        sock = None if self.transport is None else self.transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:
+            return False
+        poller = select.poll()
+        poller.register(sock.fileno(), select.POLLIN | select.POLLRDHUP)
+        return any(events == select.POLLIN for _, events in poller.poll(0))
 
     def close_transport(self) -> None:
         """Close it once the client has read what is buffered. Idempotent."""

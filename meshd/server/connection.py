@@ -142,6 +142,11 @@ class Connection(ClientTransport):
         """Whether its client has all its responses; it may still be sending a refused body."""
         return self.is_idle or self._lingering is not None
 
+    @property
+    def has_request_coming(self) -> bool:
+        """Whether bytes of a request have arrived that the event loop will deliver."""
+        return self._lingering is None and self.has_input
+
     def close(self) -> None:
         """Close it after the responses to the present requests."""
         self._requests.closed = True

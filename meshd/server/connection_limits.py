@@ -10,6 +10,7 @@ in silence. The parser's own messages quote the input, so they are never sent to
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meshd.server.body_stream import MalformedBodyError
@@ -115,6 +116,10 @@ class LimitedConnection(_Unread, Protocol):
     def is_evictable(self) -> bool:
         """Whether its client has all its responses."""
 
+    @property
+    def has_request_coming(self) -> bool:
+        """Whether bytes of a request have arrived that the event loop will deliver."""
+
     def is_stalled(self, now: float, seconds: float, least: int) -> bool:
         """Whether in the last `seconds` the client read fewer than `least` bytes."""
 
@@ -198,14 +203,16 @@ class ConnectionLimiter:
         self.flush_count += 1
 
     def evict_idle(self) -> bool:
-        """Close the connections that have been idle longest, since their clients can reconnect without loss.
-        Those with unread responses come last and are cut, because they would not close. Returns whether any
-        was closed."""
+        """Close the connections that have been idle longest, since their clients can reconnect without loss;
+        not those whose next request has arrived, for it might be one that must not be sent twice. Those with
+        unread responses come last and are cut, because they would not close. Returns whether any was closed.
+        """
         idle = sorted(
             (c for c in self._connections if c.is_evictable),
             key=lambda c: (c.unsent_bytes > 0, c.last_received),
         )
-        chosen = idle[: 1 + self.limit // _EVICTED_SHARE]
+        candidates = (connection for connection in idle if not connection.has_request_coming)
+        chosen = list(islice(candidates, 1 + self.limit // _EVICTED_SHARE))
         for connection in chosen:
             metrics.http_turned_away.labels("idle").inc()
             self._connections.discard(connection)

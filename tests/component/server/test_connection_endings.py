@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import socket
 import ssl
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import uvloop
 
 from meshd.config import HttpSettings
@@ -228,3 +230,41 @@ def test_a_head_without_end_is_refused() -> None:
             await until(lambda: not server.connection_count)
 
     run(scene)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_connection_whose_next_request_has_arrived_is_not_idle(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """A full server closes another one: the request, which may be one not to be sent twice, is answered."""
+
+    async def scene() -> None:
+        async with serving(HttpSettings(max_connections=2)) as (server, port):
+            first, second = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            for reader, writer in (first, second):
+                await _one_answer(reader, writer)
+            await until(lambda: all(one.is_idle for one in _connections(server)))
+            sock = first[1].get_extra_info("socket")
+            os.write(sock.fileno(), ASK)  # in the kernel; the loop has not had a turn since
+            assert server.guard.evict_idle()
+            assert (await first[0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            await first[0].readexactly(ANSWER)
+            assert await second[0].read() == b""  # had been idle for a shorter time
+            os.write(sock.fileno(), ASK)
+            assert not server.guard.evict_idle()  # the newcomer is refused
+            for _, writer in (first, second):
+                writer.close()
+                await writer.wait_closed()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scene())
+
+
+async def _one_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(ASK)
+    await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(ANSWER)
+
+
+def _connections(server: MeshServer) -> list[Connection]:
+    return [one for one in server.connections if isinstance(one, Connection)]
