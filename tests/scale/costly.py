@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 PHOTOGRAPHS = 64
 ROWS = 64
-_PROCESSES = 4
+_CLIENTS = 50
+"""Clients of one process."""
 _SILENCE = 600.0
 """Seconds a client waits for an answer."""
 _OPS = [
@@ -105,11 +106,12 @@ def crowd(daemon: Daemon, costly: Costly, clients: int) -> Iterator[dict[int, in
     the end: status → how many answers; 0 for a connection that broke."""
     spawn, answers = multiprocessing.get_context("spawn"), dict[int, int]()
     stop, results = spawn.Event(), spawn.Queue()
-    each = clients // _PROCESSES
+    processes = max(1, clients // _CLIENTS)
+    each = clients // processes
     where = (daemon.endpoint, daemon.access_key, daemon.secret_key)
     workers = [
         spawn.Process(target=_work, args=(where, costly, each, number, stop, results))
-        for number in range(_PROCESSES)
+        for number in range(processes)
     ]
     for worker in workers:
         worker.start()

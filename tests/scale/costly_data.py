@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from tests.support.daemons import Daemon
 
 _SIDE = 1600
+_DISTINCT = 4  # photographs that differ
 
 
 def fill(daemon: Daemon, bucket: str) -> None:
     """Photographs, objects, an archive, an array and a table."""
     client = daemon.client()
     random = np.random.default_rng(7)
+    photographs = [_photograph(random) for _ in range(_DISTINCT)]
     for number in range(PHOTOGRAPHS):
-        out = io.BytesIO()
-        pixels = random.integers(0, 256, (_SIDE // 8, _SIDE // 8, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((_SIDE, _SIDE)).save(out, "JPEG", quality=90)
-        client.put_object(Bucket=bucket, Key=f"photographs/{number:04d}.jpg", Body=out.getvalue())
+        body = photographs[number % _DISTINCT]
+        client.put_object(Bucket=bucket, Key=f"photographs/{number:04d}.jpg", Body=body)
     for number in range(1000):
         client.put_object(Bucket=bucket, Key=f"many/{number:06d}", Body=b"")
     client.put_object(Bucket=bucket, Key="large", Body=os.urandom(8 << 20))
@@ -48,6 +48,12 @@ def fill(daemon: Daemon, bucket: str) -> None:
         for file in filter(Path.is_file, Path(folder).rglob("*")):
             key = f"arrays/{file.relative_to(folder)}"
             client.put_object(Bucket=bucket, Key=key, Body=file.read_bytes())
+
+
+def _photograph(random: np.random.Generator) -> bytes:
+    pixels, out = random.integers(0, 256, (_SIDE // 8, _SIDE // 8, 3), dtype=np.uint8), io.BytesIO()
+    Image.fromarray(pixels).resize((_SIDE, _SIDE)).save(out, "JPEG", quality=90)
+    return out.getvalue()
 
 
 def _archive(members: int) -> bytes:

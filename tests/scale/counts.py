@@ -21,4 +21,4 @@ class Counts:
     @classmethod
     def quick(cls) -> Self:
         """Sizes of a test."""
-        return cls(keys=3_000, buckets=20, parts=20, versions=2_500, clients=16, reads=11)
+        return cls(keys=1_500, buckets=20, parts=20, versions=1_500, clients=8, reads=5)
