@@ -11,12 +11,13 @@ help:            ## what each verb does
 # Tests start hundreds of daemons: compiling the modules anew for each is half a second of each start.
 export PYTHONDONTWRITEBYTECODE =
 
-# A plain `pip install torch` would take the newest CUDA build; the dev group pins the CPU one.
+# A plain `pip install torch` would take the newest CUDA build; the dev group pins the CPU one. What is imported is
+# compiled when it is imported: compiling all of it takes a third of the installation.
 $(STAMP): pyproject.toml tools/pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing shardmesh and its development tools into $(VENV): 2.5 GB, some minutes"
 	@$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install -qq --editable '.[server]' --editable ./tools --group dev
+	@$(BIN)/python -m pip install -qq --no-compile --editable '.[server]' --editable ./tools --group dev
 	@touch $(STAMP)
 
 demo: $(STAMP)   ## the main job on one node: store, preprocess, train, resume, share (one to three minutes)
@@ -27,7 +28,7 @@ $(BIN)/helm: | $(STAMP)
 
 # Files of tests go to JOBS processes, each file to one; JOBS=0: one after the other, in this process. No test is
 # tried again: one that fails now and then has found a race, in itself or in what it tests.
-JOBS ?= 3
+JOBS ?= 4
 test: $(STAMP) $(BIN)/helm  ## every test that runs without foreign servers, JOBS=n files at a time
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
