@@ -73,8 +73,8 @@ class ClientTransport(asyncio.Protocol):
             transport.set_write_buffer_limits(high=_ENCRYPTED_BACKLOG)
 
     @property
-    def has_input(self) -> bool:
-        """Whether the kernel has bytes of the client, which is not gone, that the event loop will deliver."""
+    def has_unread_bytes(self) -> bool:
+        """Whether the kernel holds bytes, from a client that is still there, that nobody has read yet."""
         sock = None if self.transport is None else self.transport.get_extra_info("socket")
         if sock is None or sock.fileno() < 0:
             return False
@@ -104,7 +104,7 @@ class ClientTransport(asyncio.Protocol):
         return "" if version is None else version.removeprefix("TLSv")
 
     @property
-    def at_its_last(self) -> bool:
+    def is_last_request(self) -> bool:
         """Whether the request being answered is the client's last one."""
         raise NotImplementedError
 

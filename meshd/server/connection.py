@@ -143,9 +143,9 @@ class Connection(ClientTransport):
         return self.is_idle or self._lingering is not None
 
     @property
-    def has_request_coming(self) -> bool:
+    def has_pending_request(self) -> bool:
         """Whether bytes of a request have arrived that the event loop will deliver."""
-        return self._lingering is None and self.has_input
+        return self._lingering is None and self.has_unread_bytes
 
     def close(self) -> None:
         """Close it after the responses to the present requests."""
@@ -204,7 +204,7 @@ class Connection(ClientTransport):
             self.transport.write(final_error(S3Error(code, message), self._server.clock))
 
     @property
-    def at_its_last(self) -> bool:
+    def is_last_request(self) -> bool:
         """Whether the request being answered is the client's last one."""
         return self._half_closed and self._requests.is_empty
 

@@ -117,7 +117,7 @@ class LimitedConnection(_Unread, Protocol):
         """Whether its client has all its responses."""
 
     @property
-    def has_request_coming(self) -> bool:
+    def has_pending_request(self) -> bool:
         """Whether bytes of a request have arrived that the event loop will deliver."""
 
     def is_stalled(self, now: float, seconds: float, least: int) -> bool:
@@ -211,7 +211,7 @@ class ConnectionLimiter:
             (c for c in self._connections if c.is_evictable),
             key=lambda c: (c.unsent_bytes > 0, c.last_received),
         )
-        candidates = (connection for connection in idle if not connection.has_request_coming)
+        candidates = (connection for connection in idle if not connection.has_pending_request)
         chosen = list(islice(candidates, 1 + self.limit // _EVICTED_SHARE))
         for connection in chosen:
             metrics.http_turned_away.labels("idle").inc()

@@ -144,7 +144,7 @@ class MeshRequest:
     @property
     def is_last(self) -> bool:
         """Whether the client sends nothing after this request."""
-        return self.connection.at_its_last
+        return self.connection.is_last_request
 
     @property
     def pressed(self) -> bool:
