@@ -18,6 +18,8 @@ from bench import (
     proxy_overhead,
     re_replication,
     reshard_row,
+    rotational_drive,
+    rotational_row,
     shared_jobs,
     windows,
 )
@@ -32,12 +34,13 @@ if TYPE_CHECKING:
 
     from bench.runner import Outcome
 
-WRK, WEED, NGINX, ETCD, PEERS = "wrk", "weed", "nginx", "etcd", "peers"
+WRK, WEED, NGINX, ETCD, PEERS, DRIVE = "wrk", "weed", "nginx", "etcd", "peers", "drive"
 NEEDS: Final[dict[str, tuple[str, Callable[[], str]]]] = {
     WRK: ("wrk, the load generator", lambda: "" if available() else NO_WRK),
     WEED: ("SeaweedFS", SERVERS["seaweedfs"].missing),
     NGINX: ("nginx", SERVERS["nginx"].missing),
     ETCD: ("a real etcd, for nodes of a mesh", owners.missing),
+    DRIVE: ("an emulated rotational drive: nbdkit, FUSE, loop devices, root", rotational_drive.missing),
     PEERS: ("the peers' loaders in an environment of their own, made by pip (2 GB)", str),
 }
 """What a row may need: what it is, and what to do where it is missing (empty: nothing)."""
@@ -97,6 +100,13 @@ ENTRIES: Final = (
             "loaders": ("meshsdk beside five loaders that read from SeaweedFS", 4),
             "loaders-meshd": ("the same, all from meshd", 4),
         },
+    ),
+    Entry(
+        rotational_row.NAME,
+        "first epochs from an emulated rotational drive, ours and four peers'",
+        6,
+        (DRIVE, WEED, PEERS),
+        Bench.rotational,
     ),
     Entry(shared_jobs.NAME, "four jobs over the same photographs at once", 1.5, (WEED, PEERS), Bench.share),
     Entry(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bench import checkpoints, shared_jobs, windows
+from bench import checkpoints, rotational_report, rotational_row, shared_jobs, windows
 from bench.gather_timing import BOTO_SIXTEEN, GATHER
 from bench.loader_report import OURS, best_peer
 from bench.rows import FULL, store_rows
@@ -39,6 +39,10 @@ _Line = tuple[str, float | None, str]
 
 
 def _loading(rows: Mapping[str, RowResult]) -> Iterator[_Line]:
+    if disk := rows.get(rotational_row.NAME):
+        best = rotational_report.ratio_to_best_peer(disk)
+        what = f"First epoch over {disk.setup['rotational']:,} photographs on a rotational disk"
+        yield what, best[1] if best else None, _short(best[0]) if best else ""
     if loaders := rows.get("loaders"):
         photographs = f"{loaders.setup['photographs']:,} photographs"
         yield _beside_best(f"First epoch over {photographs}, decoded and cropped", loaders, "first_rate")

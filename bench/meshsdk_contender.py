@@ -2,7 +2,8 @@
 
 import: of meshsdk · first: epoch 0 of a plan the node has not seen · again: a second job asks for that same
 epoch · second: epoch 1, new crops for every sample. With `--share NAME` the first alone, together with others
-of that name. With `--tcp` as from another host.
+of that name. With `--cold` the first alone, of an epoch that begins when a line comes, all imported. With
+`--tcp` as from another host.
 """
 
 from __future__ import annotations
@@ -36,16 +37,21 @@ def check(batch: Any) -> int:
     return int(batch.rows - np.count_nonzero(batch.status))
 
 
-def dataset(endpoint: str, bucket: str) -> mesh.Dataset:
+LABELS = {"raw": "@class", "tar": "cls"}
+"""Layout of the photographs in the bucket, and the field that is their label."""
+
+
+def dataset(endpoint: str, bucket: str, layout: str = "raw") -> mesh.Dataset:
     """Pin the photographs; the same ops as the peers' transform."""
     import meshsdk as mesh  # not above: importing it is timed
     from meshsdk import ops
 
     client = mesh.connect(endpoint)
-    pinned = mesh.open(f"s3://{bucket}/raw/", fields={"image": "jpg", "label": "@class"}, client=client)
-    return pinned.map(
-        ops.decode("image"), ops.random_resized_crop("image", SIDE), ops.hflip("image"), ops.to_chw("image")
-    )
+    fields = {"image": "jpg", "label": LABELS[layout]}
+    pinned = mesh.open(f"s3://{bucket}/{layout}/", fields=fields, client=client)
+    crop = (ops.decode("image"), ops.random_resized_crop("image", SIDE), ops.hflip("image"))
+    number = (ops.int_label("label"),) if layout == "tar" else ()
+    return pinned.map(*crop, ops.to_chw("image"), *number)
 
 
 def main() -> None:
@@ -57,29 +63,36 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", default=None)
     parser.add_argument("--tcp", action="store_true", help="no shared memory")
+    parser.add_argument("--layout", choices=LABELS, default="raw")
+    parser.add_argument("--blocks", type=int, help="a shuffle in windows of so many shards; else a full one")
+    parser.add_argument("--cold", action="store_true", help="the first pass alone, begun by a line on stdin")
     given = parser.parse_args()
     if given.tcp:
         os.environ["MESH_LOCAL"] = "off"
-    if given.share:
+    if given.share and not given.cold:
         await_others()
     imported = time_import(PACKAGES)
+    if given.cold:
+        await_others()
     import meshsdk as mesh
 
     loaders: list[mesh.Loader] = []
 
     def fresh() -> Iterable[Any]:
         """A loader of its own: connecting, pinning and planning count."""
-        data = dataset(given.endpoint, given.bucket)
+        data = dataset(given.endpoint, given.bucket, given.layout)
         loaders.append(
-            mesh.Loader(data, global_batch=given.batch, seed=given.seed, shuffle="global", share=share)
+            mesh.Loader(data, global_batch=given.batch, seed=given.seed, shuffle=shuffle, share=share)
         )
         return loaders[-1]
 
     share = f"{given.share}-{given.seed}" if given.share else None
+    shuffle = mesh.Blocks(given.blocks) if given.blocks else True
+    alone = given.share or given.cold
     passes = (("first", fresh), ("again", fresh), ("second", lambda: loaders[-1]))
-    if not given.share:
+    if not alone:
         say(imported)
-    for name, make in passes[:1] if given.share else passes:
+    for name, make in passes[:1] if alone else passes:
         say(time_pass(name, make, check))
     for loader in loaders:
         loader.close()

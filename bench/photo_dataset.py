@@ -24,7 +24,7 @@ from botocore.config import Config
 from demo.photographs import photograph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from bench.servers import Server
 
@@ -156,8 +156,10 @@ def client(server: Server) -> Any:
     )
 
 
-def upload(server: Server, album: Album, say: Callable[[str], None]) -> None:
-    """Put all layouts into the server's bucket `loaders`."""
+def upload(
+    server: Server, album: Album, say: Callable[[str], None], formats: Sequence[str] = FORMATS
+) -> None:
+    """Put the photographs into the server's bucket `loaders`: raw, as tar, and in these formats of peers."""
     s3 = client(server)
     s3.create_bucket(Bucket=BUCKET)
     say(f"uploading {album.count} photographs to {server.name}")
@@ -169,7 +171,7 @@ def upload(server: Server, album: Album, say: Callable[[str], None]) -> None:
         files = [(f"raw/{file.parent.name}/{file.name}", file) for file in album.files()]
         list(pool.map(lambda pair: put(pair[0], pair[1].read_bytes()), files))
         list(pool.map(lambda pair: put(*pair), tars(album)))
-        shards = [(f"{each}/{file.name}", file) for each in FORMATS for file in _files(album.packed(each))]
+        shards = [(f"{each}/{file.name}", file) for each in formats for file in _files(album.packed(each))]
         list(pool.map(lambda pair: put(pair[0], pair[1].read_bytes()), shards))
 
 

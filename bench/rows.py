@@ -37,6 +37,9 @@ class Scale:
     restored: int = 1 << 30
     series_chunks: int = 4_096
     checkpoint: int = 256 * MIB
+    rotational: int = 6_000
+    rotational_reads: int = 1_000
+    foreign: int = 1_000
 
 
 FULL = Scale()
@@ -62,6 +65,9 @@ QUICK = Scale(
     restored=8 * MIB,
     series_chunks=256,
     checkpoint=4 * MIB,
+    rotational=128,
+    rotational_reads=32,
+    foreign=32,
 )
 
 

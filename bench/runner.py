@@ -31,6 +31,8 @@ from bench import (
     re_replication,
     reshard_row,
     residency,
+    rotational_drive,
+    rotational_row,
     sandbox_overhead,
     shared_jobs,
     store_timing,
@@ -206,6 +208,27 @@ class Bench:
         turns, skipped = self._turns(shared_jobs.PEERS, "seaweedfs")
         figures = shared_jobs.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
         return shared_jobs.title(self.scale), figures, skipped
+
+    def rotational(self) -> Outcome:
+        title, reason = rotational_row.title(self.scale), rotational_drive.missing()
+        if reason:
+            return title, (), {rotational_row.NAME: reason}
+        self.say(f"making {self.scale.rotational} photographs")
+        album = photo_dataset.make_album(self.scratch, self.scale.rotational)
+        photo_dataset.compile_ours()
+        reason = SERVERS["seaweedfs"].missing() or self._pack(album)
+        peers = () if reason else rotational_row.PEERS
+        figures = rotational_row.measure(album, peers, self.scale, self.scratch, self.say)
+        return title, figures, dict.fromkeys(rotational_row.PEERS, reason) if reason else {}
+
+    def _pack(self, album: photo_dataset.Album) -> str:
+        """Write the shards of the peers' formats; why it cannot be done, or empty."""
+        self.say("making the peers' environment")
+        try:
+            photo_dataset.pack(photo_dataset.make_peers(self.scratch), album)
+        except photo_dataset.PeersError as error:
+            return str(error)
+        return ""
 
     def deliver(self) -> Outcome:
         turns, skipped = self._turns((), "meshd")

@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--cache", required=True)
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--together", action="store_true", help="begin when a line comes on stdin")
+    parser.add_argument("--cold", action="store_true", help="the same, with everything imported before")
     given = parser.parse_args()
     source = Source(given.endpoint, given.bucket, given.batch, given.workers, given.cache)
     loader = None
@@ -43,7 +44,9 @@ def main() -> None:
     if given.together:
         await_others()
     imported = time_import(packages(given.loader))
-    if not given.together:
+    if given.cold:
+        await_others()
+    if not given.together and not given.cold:
         say(imported)
     for name in ("first", "second")[: given.passes]:
         say(time_pass(name, epoch, check))

@@ -1,0 +1,137 @@
+"""An epoch of one or several loader processes, and what it asked of a drive.
+
+Law: an epoch begins when all its processes have imported what they need, and ends with its last batch. The
+drive is delayed, and counts, from then until the processes have ended.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from bench import photo_dataset
+from bench.loader_timing import TIMEOUT_S
+from bench.timing import Pass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from bench.drive_model import DriveStats
+    from bench.servers import Server
+
+
+_NOTHING: Final = nullcontext()
+
+
+class Drive(Protocol):
+    """What a row wants of the drive; `bench.rotational_drive.RotationalDrive` is one."""
+
+    path: Path
+
+    def delay(self, on: bool) -> None: ...
+
+    def drop_caches(self) -> None: ...
+
+    def stats(self) -> DriveStats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What processes of one loader did together. `seconds`: until the last one's last batch."""
+
+    samples: int
+    seconds: float
+    waited_s: float
+    drive: DriveStats
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of a figure."""
+        drive = self.drive
+        return {
+            "rate": self.samples / self.seconds,
+            "first_wait": self.waited_s,
+            "seeks_sample": drive.seeks / self.samples,
+            "disk_s": drive.disk_s,
+            "media_s": drive.media_s,
+            "seek_s": drive.seek_s,
+            "seeks": drive.seeks,
+            "reads": drive.reads,
+            "read_bytes": drive.bytes,
+        }
+
+
+class EpochError(RuntimeError):
+    """A process that did not begin, or ended with an error; the message has its last line."""
+
+
+def run_epoch(
+    drive: Drive,
+    commands: Sequence[Sequence[str]],
+    server: Server,
+    *,
+    cold: bool,
+    beside: AbstractContextManager[None] = _NOTHING,
+) -> Epoch:
+    """Start the processes, let them import; then their epoch, from the drive if `cold`, else from memory.
+
+    `beside` is entered when the epoch begins, and left at its end. Raises EpochError.
+    """
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(_started(argv, server)) for argv in commands]
+        for job in jobs:
+            stack.callback(job.kill)
+            _await_ready(job)
+        if cold:
+            drive.drop_caches()
+        drive.delay(True)
+        stack.callback(drive.delay, False)
+        stack.enter_context(beside)
+        before, began = drive.stats(), time.perf_counter()
+        for job in jobs:
+            assert job.stdin is not None
+            job.stdin.write("go\n")
+            job.stdin.flush()
+        passes = [_pass_of(job) for job in jobs]
+        ended = max(one.ended for one in passes)
+        samples, waited = sum(one.samples for one in passes), max(one.first_s for one in passes)
+        return Epoch(samples, ended - began, waited, drive.stats() - before)
+
+
+def _started(argv: Sequence[str], server: Server) -> subprocess.Popen[str]:
+    pipe, environment = subprocess.PIPE, photo_dataset.environment(server)
+    return subprocess.Popen(
+        [*argv, "--cold"],
+        cwd=photo_dataset.ROOT,
+        env=environment,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    )
+
+
+def _await_ready(job: subprocess.Popen[str]) -> None:
+    assert job.stdout is not None
+    if job.stdout.readline() != "ready\n":
+        _, errors = job.communicate(timeout=TIMEOUT_S)
+        raise EpochError(f"a job did not begin: {_last_line(errors)}")
+
+
+def _pass_of(job: subprocess.Popen[str]) -> Pass:
+    out, errors = job.communicate(timeout=TIMEOUT_S)
+    lines = [json.loads(line[2:]) for line in out.splitlines() if line.startswith("@ ")]
+    if job.returncode or not lines:
+        raise EpochError(f"a job ended with {job.returncode}: {_last_line(errors)}")
+    return Pass(**lines[0])
+
+
+def _last_line(errors: str) -> str:
+    lines = [line for line in errors.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no output"

@@ -1,0 +1,131 @@
+"""The rotational disk's part of docs/benchmarks.md, and its bars.
+
+Law: nothing is typed in by hand; every number is a median of the row given. Seeks and seconds of the drive do
+not depend on how busy the machine was; samples a second are read as ratios.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from bench.rotational_row import (
+    ALONE,
+    AT_RANDOM,
+    BESIDE,
+    FOUR,
+    FULL_SHUFFLE,
+    LOOSE,
+    NAME,
+    PEERS,
+    SIZE,
+    TARS,
+)
+from bench.tables import BARS_HEAD, number, table, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bench.results import RowResult
+
+TEXT: Final = """The first epoch over {rotational:,} photographs (as in the loaders' rows: 70 KB on average,
+batches of {batch}) from an emulated drive of 7200 rpm ([how it works](rotational-drive.md)): one arm, seeks
+of 0.8 to 15 ms by distance and half a turn after each, 200 MB/s under the head, a queue of 32 taken in one
+direction. meshd and SeaweedFS have all their data on it, a file system of {gib} GiB. Nothing of it is in the
+page cache when an epoch begins, and every process has imported what it needs. Peers that keep shards in a
+cache have that elsewhere, at no cost here. *Seeks* and *seconds* are the drive's own count and depend on no
+clock; *media* is how long the bytes that were read pass under the head. *From memory* is the same epoch with
+another seed, all of it in the page cache. *A plain file* has the photographs one after the other and is read
+without a server and without decoding: in order, and {rotational_reads:,} of them at random by 32 threads."""
+COMMAND: Final = """<!-- not run: mounts a disk, and takes minutes -->
+```bash
+apt-get install nbdkit nbdkit-plugin-python libnbd-bin fuse3
+make bench ARGS="--only rotational"     # as root
+```"""
+DISK_BAR, WARM_BAR, PEER_BAR, FULL_BAR, SHARED_BAR, FOREIGN_BAR_MS = 1.3, 0.9, 2.0, 3.0, 1.05, 50.0
+HEAD: Final = (
+    "",
+    "samples/s",
+    "from memory",
+    "seeks a sample",
+    "seconds of disk",
+    "of media",
+    "disk ÷ media",
+    "MB read",
+)
+
+
+def best_peer(result: RowResult) -> tuple[str, float] | None:
+    """The peer with the highest rate."""
+    names = [name for name in result.contenders() if name.partition(" from ")[0] in PEERS]
+    known = [(name, rate) for name in names if (rate := result.value(name, "rate")) is not None]
+    return max(known, key=lambda pair: pair[1]) if known else None
+
+
+def ratio_to_best_peer(result: RowResult) -> tuple[str, float] | None:
+    """The best peer, and how many times its rate our Blocks over tar shards have."""
+    best, mine = best_peer(result), result.value(TARS.name, "rate")
+    return (best[0], mine / best[1]) if best and mine else None
+
+
+def warm_ratio(result: RowResult, name: str) -> float | None:
+    """The first epoch's rate over what memory allows, or the media rate where that is less."""
+    rate, warm = result.value(name, "rate"), result.value(name, "warm_rate")
+    media_s, disk_s = result.value(name, "media_s"), result.value(name, "disk_s")
+    if not rate or not warm or not media_s or not disk_s:
+        return None
+    allowed = float(result.setup["rotational"]) / media_s
+    return rate / min(warm, allowed)
+
+
+def _line(result: RowResult, name: str) -> list[str]:
+    if problem := result.problem(name):
+        return [name, f"failed: {problem}".replace("|", "/"), *([""] * (len(HEAD) - 2))]
+    read = result.value(name, "read_bytes")
+    return [
+        name,
+        number(result.value(name, "rate"), 0),
+        number(result.value(name, "warm_rate"), 0),
+        number(result.value(name, "seeks_sample"), 3),
+        number(result.value(name, "disk_s"), 1),
+        number(result.value(name, "media_s"), 1),
+        number(result.ratio_of(name, "disk_s", "media_s"), 2, "×"),
+        number(None if read is None else read / 1e6, 0),
+    ]
+
+
+def bars(result: RowResult) -> list[list[str]]:
+    """What the project asks of itself, and whether it holds."""
+    lines = []
+    for way in (TARS, LOOSE):
+        spent = result.ratio_of(way.name, "disk_s", "media_s")
+        told = verdict(spent, DISK_BAR, at_most=True)
+        lines.append([f"{way.name}: seconds of disk ÷ media", number(spent, 2, "×"), told])
+    for way in ALONE:
+        bar = WARM_BAR if way is not FULL_SHUFFLE else None
+        warm = warm_ratio(result, way.name)
+        title = f"{way.name}: first epoch ÷ from memory, or the media rate where that is less"
+        lines.append([title, number(warm, 2, "×"), verdict(warm, bar)])
+    best = ratio_to_best_peer(result)
+    title = f"{TARS.name} ÷ best peer ({best[0] if best else 'none'})"
+    ratio = best[1] if best else None
+    lines.append([title, number(ratio, 2, "×"), verdict(ratio, PEER_BAR)])
+    full = result.ratio(FULL_SHUFFLE.name, AT_RANDOM, "rate")
+    title = f"{FULL_SHUFFLE.name} ÷ what a seek for each photograph allows"
+    lines.append([title, number(full, 2, "×"), verdict(full, FULL_BAR)])
+    shared = result.ratio(FOUR.name, TARS.name, "read_bytes")
+    title = "bytes read for four sharing jobs ÷ for one"
+    lines.append([title, number(shared, 2, "×"), verdict(shared, SHARED_BAR, at_most=True)])
+    waited, count = result.value(BESIDE.name, "p99_ms"), result.value(BESIDE.name, "foreign")
+    title = f"p99 of {number(count, 0)} foreign GETs of 64 KiB, one at a time, during an epoch"
+    lines.append([title, number(waited, 1, " ms"), verdict(waited, FOREIGN_BAR_MS, at_most=True)])
+    return lines
+
+
+def section(rows: Mapping[str, RowResult]) -> list[str]:
+    """The rotational disk."""
+    result = rows.get(NAME)
+    if result is None or not result.contenders():
+        return []
+    text = TEXT.format(gib=SIZE >> 30, **result.setup)
+    lines = [_line(result, name) for name in result.contenders()]
+    return [f"## {result.title}", text, table(HEAD, lines), table(BARS_HEAD, bars(result)), COMMAND]

@@ -1,0 +1,262 @@
+"""Epochs from a rotational disk: ours and the peers', each with its server on the same emulated drive.
+
+Law: an epoch begins with nothing of the drive in the page cache, and with its process' imports done. What it
+asked of the drive is counted by the drive (`bench.rotational_drive`), from that moment until the process has
+ended. Between epochs the drive answers at once: filling it takes no drive's time.
+
+A peer that keeps shards in a cache of its own has that on another disk, which costs it nothing here.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from os import POSIX_FADV_RANDOM, posix_fadvise, pread
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any, Final
+
+from bench import photo_dataset
+from bench.cold_epoch import Epoch, EpochError, run_epoch
+from bench.interleave import turns
+from bench.loader_timing import OURS, Turn, argv_of
+from bench.page_cache import read_files
+from bench.processes import Children
+from bench.results import Figure
+from bench.rotational_drive import rotational_drive
+from bench.servers import SERVERS, new_account
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from bench.cold_epoch import Drive
+    from bench.photo_dataset import Album
+    from bench.rows import Scale
+    from bench.servers import Server
+
+NAME: Final = "rotational"
+SIZE: Final = 8 << 30
+"""Bytes of the drive. Its seeks are those of a full one, whatever its size."""
+JOBS: Final = 4
+PEERS: Final = ("webdataset", "streaming", "litdata", "s3torchconnector")
+FOREIGN_BYTES: Final = 64 << 10
+FOREIGN_PAUSE_S: Final = 0.05
+FOREIGN_BUCKET: Final = "foreign"
+FILE: Final = "photographs"
+UNCOUNTED: Final = 99
+"""The round of an epoch that is not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A way to read with meshsdk. `blocks`: shards of a window, 0 is a full shuffle; `jobs` share the epoch;
+    `foreign`: other clients read too. `seed`: apart, so that none finds batches of another."""
+
+    name: str
+    seed: int
+    layout: str
+    blocks: int
+    jobs: int = 1
+    foreign: bool = False
+
+    def flags(self, number: int) -> list[str]:
+        """Of `bench.meshsdk_contender`, for round `number`."""
+        shuffle = ["--blocks", str(self.blocks)] if self.blocks else []
+        share = ["--share", f"{self.jobs}-{number}"] if self.jobs > 1 else []
+        return ["--layout", self.layout, *shuffle, *share]
+
+
+TARS: Final = Ours("Blocks over tar shards", 7000, "tar", 8)
+LOOSE: Final = Ours("Blocks over loose objects", 7100, "raw", 16)
+FULL_SHUFFLE: Final = Ours("full shuffle of loose objects", 7200, "raw", 0)
+FOUR: Final = Ours("four sharing jobs, Blocks over tar shards", 7300, "tar", 8, jobs=JOBS)
+BESIDE: Final = Ours("Blocks over tar shards, beside foreign GETs", 7400, "tar", 8, foreign=True)
+WAYS: Final = (TARS, LOOSE, FULL_SHUFFLE, FOUR, BESIDE)
+ALONE: Final = (TARS, LOOSE, FULL_SHUFFLE)
+"""Those that are run a second time, from the page cache."""
+IN_ORDER: Final = "a plain file, from beginning to end"
+AT_RANDOM: Final = "a plain file, a seek for each photograph"
+MANY: Final = 32
+"""Reads at a time of that file: as many as the drive sorts."""
+
+
+def title(scale: Scale) -> str:
+    """What is asked for."""
+    return f"A rotational disk, {scale.rotational:,} photographs, page cache cold"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The drive, filled, and the servers that have their data on it."""
+
+    drive: Drive
+    servers: Mapping[str, Server]
+    scale: Scale
+    root: Path
+
+    def ours(self, way: Ours, number: int) -> Figure:
+        """One of our ways, cold; those alone on the drive a second time, from memory, with another seed."""
+        server, waits = self.servers["meshd"], list[float]()
+        beside = self._foreign_reads(server, waits) if way.foreign else nullcontext()
+        try:
+            commands = self._commands(way, server, number)
+            epoch = run_epoch(self.drive, commands, server, cold=True, beside=beside)
+            metrics, problem = epoch.metrics, self._short(epoch, way.jobs)
+            if way in ALONE:
+                read_files(self.drive.path / "meshd")
+                again = self._commands(way, server, number + self.scale.rounds)
+                warm = run_epoch(self.drive, again, server, cold=False)
+                metrics["warm_rate"] = warm.samples / warm.seconds
+                metrics["warm_reads"] = warm.drive.reads
+                problem = problem or self._short(warm, 1)
+        except (EpochError, subprocess.TimeoutExpired, OSError) as error:
+            return Figure(way.name, number, {}, str(error)[:300])
+        return Figure(way.name, number, metrics | _waited(waits), problem)
+
+    def warm_up(self, way: Ours) -> None:
+        """An epoch that is not counted: what the node keeps of the data set is made."""
+        server = self.servers["meshd"]
+        run_epoch(self.drive, self._commands(way, server, UNCOUNTED), server, cold=False)
+
+    def peer(self, loader: str, number: int) -> Figure:
+        """A peer's first epoch."""
+        server = self.servers["seaweedfs"]
+        turn = Turn(loader, server)
+        argv = argv_of(turn, self.scale, self.root / "peer-cache", self.root, number)
+        try:
+            epoch = run_epoch(self.drive, [[*argv, "--passes", "1"]], server, cold=True)
+        except (EpochError, subprocess.TimeoutExpired, OSError) as error:
+            return Figure(turn.name, number, {}, str(error)[:300])
+        return Figure(turn.name, number, epoch.metrics, self._short(epoch, 1))
+
+    def plain(self, name: str, album: Album, number: int) -> Figure:
+        """A file that has all photographs, read by nobody but a few threads."""
+        places = _places(album)
+        if name == AT_RANDOM:
+            places = random.Random(number).sample(places, min(self.scale.rotational_reads, len(places)))
+        self.drive.drop_caches()
+        self.drive.delay(True)
+        before, began = self.drive.stats(), time.perf_counter()
+        try:
+            _read_file(self.drive.path / FILE, places, at_random=name == AT_RANDOM)
+            seconds = time.perf_counter() - began
+            epoch = Epoch(len(places), seconds, 0.0, self.drive.stats() - before)
+        finally:
+            self.drive.delay(False)
+        return Figure(name, number, epoch.metrics)
+
+    def _commands(self, way: Ours, server: Server, number: int) -> list[list[str]]:
+        argv = argv_of(Turn(OURS[0], server), self.scale, self.root, self.root, way.seed + number)
+        return [[*argv, *way.flags(number)]] * way.jobs
+
+    def _short(self, epoch: Epoch, jobs: int) -> str:
+        wanted = jobs * self.scale.rotational
+        return "" if epoch.samples == wanted else f"{epoch.samples} samples instead of {wanted}"
+
+    @contextmanager
+    def _foreign_reads(self, server: Server, waits: list[float]) -> Iterator[None]:
+        """While the context lasts, GETs of objects that nobody trains with; their milliseconds are added."""
+        done, s3 = threading.Event(), photo_dataset.client(server)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(_get_until, done, s3, self.scale.foreign, waits)
+            try:
+                yield
+            finally:
+                done.set()
+            reading.result()
+
+
+def _waited(waits: Sequence[float]) -> dict[str, float]:
+    if len(waits) < 2:
+        return {}
+    cuts = quantiles(waits, n=100, method="inclusive")
+    return {"p50_ms": cuts[49], "p99_ms": cuts[98], "foreign": len(waits)}
+
+
+def _get_until(done: threading.Event, s3: Any, count: int, waits: list[float]) -> None:
+    """Each object once, in an order of chance, with pauses."""
+    s3.head_bucket(Bucket=FOREIGN_BUCKET)  # connected, before any is timed
+    keys = [f"{key:05d}" for key in range(count)]
+    random.Random(FOREIGN_BYTES).shuffle(keys)
+    for key in keys:
+        if done.wait(FOREIGN_PAUSE_S):
+            return
+        began = time.perf_counter()
+        s3.get_object(Bucket=FOREIGN_BUCKET, Key=key)["Body"].read()
+        waits.append(1000 * (time.perf_counter() - began))
+
+
+def _places(album: Album) -> list[tuple[int, int]]:
+    """(offset, length) of each photograph in the file that has them one after the other."""
+    places, offset = [], 0
+    for file in album.files():
+        length = file.stat().st_size
+        places.append((offset, length))
+        offset += length
+    return places
+
+
+def _read_file(file: Path, places: Sequence[tuple[int, int]], *, at_random: bool) -> None:
+    with file.open("rb") as opened:
+        if not at_random:
+            while opened.read(1 << 20):
+                pass
+            return
+        descriptor = opened.fileno()
+        posix_fadvise(descriptor, 0, 0, POSIX_FADV_RANDOM)
+        with ThreadPoolExecutor(MANY) as pool:
+            list(pool.map(lambda place: pread(descriptor, place[1], place[0]), places))
+
+
+def fill(site: Site, album: Album, say: Callable[[str], None]) -> None:
+    """Put the photographs on the drive: into each server, and into a plain file."""
+    for name, server in site.servers.items():
+        photo_dataset.upload(server, album, say, photo_dataset.FORMATS if name != "meshd" else ())
+    s3 = photo_dataset.client(site.servers["meshd"])
+    s3.create_bucket(Bucket=FOREIGN_BUCKET)
+    body = random.Random(FOREIGN_BYTES).randbytes(FOREIGN_BYTES)
+    with ThreadPoolExecutor(8) as pool:
+        names = [f"{number:05d}" for number in range(site.scale.foreign)]
+        list(pool.map(lambda key: s3.put_object(Bucket=FOREIGN_BUCKET, Key=key, Body=body), names))
+    with (site.drive.path / FILE).open("wb") as file:
+        for photograph in album.files():
+            file.write(photograph.read_bytes())
+
+
+def measure_site(
+    site: Site, album: Album, peers: Sequence[str], say: Callable[[str], None]
+) -> Iterator[Figure]:
+    """Everybody in turns, the drive being filled."""
+    if site.scale.warmed:
+        for way in ALONE:
+            say(f"{NAME}: {way.name}, once uncounted")
+            site.warm_up(way)
+    contenders: dict[str, Callable[[int], Figure]] = {way.name: partial(site.ours, way) for way in WAYS}
+    for peer in peers:
+        contenders[Turn(peer, site.servers["seaweedfs"]).name] = partial(site.peer, peer)
+    for name in (IN_ORDER, AT_RANDOM):
+        contenders[name] = partial(site.plain, name, album)
+    for number, name in turns(NAME, contenders, site.scale.loader_rounds, say):
+        yield contenders[name](number)
+
+
+def measure(
+    album: Album, peers: Sequence[str], scale: Scale, root: Path, say: Callable[[str], None]
+) -> Iterator[Figure]:
+    """Make the drive, start the servers on it, fill it; then all contenders."""
+    say(f"{NAME}: making the drive")
+    with (
+        rotational_drive(root / "run" / "drive", size=SIZE) as drive,
+        Children(root / "logs") as children,
+    ):
+        names = ("meshd", *(("seaweedfs",) if peers else ()))
+        servers = {name: SERVERS[name].start(children, drive.path / name, new_account()) for name in names}
+        site = Site(drive, servers, scale, root)
+        fill(site, album, say)
+        yield from measure_site(site, album, peers, say)

@@ -1,0 +1,133 @@
+"""The row of the rotational disk at toy size, and what its report holds against its bars."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from bench import __main__ as command
+from bench import headlines, machine, rotational_drive, rotational_report
+from bench import rotational_row as row
+from bench.photo_dataset import make_album
+from bench.presigned_requests import Account
+from bench.results import Figure, RowResult, load
+from bench.rows import QUICK
+from bench.servers import Server
+from tests.support.daemons import Daemon
+from tests.support.rotational_disk import rotational_disk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bench.drive_model import DriveStats
+    from tests.support.rotational_disk import RotationalDisk
+
+pytestmark = pytest.mark.timeout(300)
+SCALE = replace(QUICK, rotational=48, batch=8, foreign=8, rotational_reads=16, warmed=False)
+
+
+class Counted:
+    """The disk of the tests as the row's drive: it counts from where it is told to, and delays nothing."""
+
+    def __init__(self, disk: RotationalDisk) -> None:
+        self.path, self._disk = disk.path, disk
+
+    def delay(self, on: bool) -> None:
+        """Nothing: all reads are counted."""
+
+    def drop_caches(self) -> None:
+        self._disk.drop_caches()
+
+    def stats(self) -> DriveStats:
+        return self._disk.stats()
+
+
+@pytest.mark.bench
+def test_our_epochs_at_toy_size(tmp_path: Path) -> None:
+    """Reads that the disk sees: all bytes once when cold, none from memory, one pass for jobs that share."""
+    album = make_album(tmp_path, SCALE.rotational)
+    with (
+        rotational_disk(tmp_path / "drive") as disk,
+        Daemon.start(disk.path / "meshd", workers=2) as daemon,
+    ):
+        account = Account(daemon.access_key, daemon.secret_key)
+        port = int(daemon.endpoint.rpartition(":")[2])
+        server = Server("meshd", port, account, None)  # type: ignore[arg-type]
+        site = row.Site(Counted(disk), {"meshd": server}, SCALE, tmp_path)
+        row.fill(site, album, lambda _: None)
+        stored = sum(file.stat().st_size for file in album.files())
+        tars = site.ours(row.TARS, 0)
+        shared = site.ours(replace(row.FOUR, jobs=2, foreign=True), 0)
+        in_order, at_random = (site.plain(name, album, 0) for name in (row.IN_ORDER, row.AT_RANDOM))
+    for figure in (tars, shared, in_order, at_random):
+        assert not figure.problem, figure
+        assert figure.metrics["rate"] > 0
+    assert tars.metrics["read_bytes"] >= stored
+    assert tars.metrics["warm_reads"] < tars.metrics["reads"]
+    assert shared.metrics["foreign"] >= 2
+    assert shared.metrics["p99_ms"] >= shared.metrics["p50_ms"]
+    foreign = shared.metrics["foreign"] * (2 * row.FOREIGN_BYTES)  # with read-ahead
+    assert shared.metrics["read_bytes"] - foreign < 1.5 * tars.metrics["read_bytes"]
+    assert in_order.metrics["read_bytes"] >= stored
+    assert in_order.metrics["seeks"] < at_random.metrics["seeks"]
+
+
+def result(**rates: float) -> RowResult:
+    drive = {"disk_s": 2.5, "media_s": 2.0, "seeks_sample": 0.01, "read_bytes": 4e8}
+    figures = [
+        Figure(row.TARS.name, 0, {**drive, "rate": 900.0, "warm_rate": 1000.0}),
+        Figure(row.LOOSE.name, 0, {**drive, "disk_s": 3.0, "rate": 700.0, "warm_rate": 1000.0}),
+        Figure(row.FULL_SHUFFLE.name, 0, {**drive, "rate": 450.0, "warm_rate": 1000.0}),
+        Figure(row.FOUR.name, 0, {**drive, "rate": 1000.0}),
+        Figure(row.BESIDE.name, 0, {**drive, "rate": 800.0, "p99_ms": 60.0, "p50_ms": 9.0, "foreign": 80.0}),
+        *(Figure(name, 0, {**drive, "rate": rate}) for name, rate in rates.items()),
+    ]
+    setup = {"rotational": 6000, "rotational_reads": 1000, "batch": 256}
+    return RowResult(row.NAME, "A disk", "2026-01-01T00:00:00+00:00", "abc", setup, tuple(figures), {})
+
+
+def test_the_bars_are_of_the_best_peer_and_of_the_drive() -> None:
+    peers = {"webdataset from seaweedfs": 400.0, "litdata from seaweedfs": 600.0}
+    found = result(**peers, **{row.AT_RANDOM: 150.0})
+    bars = {title: told for title, *told in rotational_report.bars(found)}
+    assert bars[f"{row.TARS.name}: seconds of disk ÷ media"] == ["1.25×", "≤ 1.3 met"]
+    assert bars[f"{row.LOOSE.name}: seconds of disk ÷ media"] == ["1.50×", "≤ 1.3 **missed**"]
+    assert bars[f"{row.TARS.name} ÷ best peer (litdata from seaweedfs)"] == ["1.50×", "≥ 2 **missed**"]
+    assert bars[f"{row.FULL_SHUFFLE.name} ÷ what a seek for each photograph allows"] == [
+        "3.00×",
+        "≥ 3 met",
+    ]
+    assert bars["bytes read for four sharing jobs ÷ for one"] == ["1.00×", "≤ 1.05 met"]
+    waits = "p99 of 80 foreign GETs of 64 KiB, one at a time, during an epoch"
+    assert bars[waits] == ["60.0 ms", "≤ 50 **missed**"]
+    text = "\n".join(rotational_report.section({row.NAME: found}))
+    assert "| Blocks over tar shards | 900 | 1,000 | 0.010 | 2.5 | 2.0 | 1.25× | 400 |" in text
+    assert "| First epoch over 6,000 photographs on a rotational disk | 1.50× | litdata |" in (
+        headlines.headlines({row.NAME: found})
+    )
+
+
+def test_from_memory_is_bounded_by_the_media_rate() -> None:
+    """6,000 photographs pass under the head in 2 s: nobody reads more than 3,000 a second."""
+    found = result()
+    assert rotational_report.warm_ratio(found, row.TARS.name) == 0.9
+    fast = [replace(each, metrics={**each.metrics, "warm_rate": 6000.0}) for each in found.figures]
+    assert rotational_report.warm_ratio(replace(found, figures=tuple(fast)), row.TARS.name) == 0.3
+    assert rotational_report.warm_ratio(found, row.FOUR.name) is None
+    assert rotational_report.ratio_to_best_peer(found) is None
+
+
+def test_a_row_without_its_drive_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rotational_drive, "missing", lambda: "`apt-get install nbdkit`")
+    monkeypatch.setenv("BENCH_INSTALL", "0")
+    monkeypatch.setattr(machine, "pin", lambda: [0])
+    done = CliRunner().invoke(command.main, ["--quick", "--only", row.NAME, "--scratch", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    [kept] = load(tmp_path / "quick").values()
+    assert kept.skipped == {row.NAME: "`apt-get install nbdkit`"}
+    assert "- rotational: `apt-get install nbdkit`" in (tmp_path / "quick.md").read_text()
