@@ -47,6 +47,14 @@ pair (which is also reloaded when it changes) and reopens the audit log.
     "--lost-disk", multiple=True, metavar="DIR", help="Start without this disk, which is lost permanently."
 )
 @click.option(
+    "--disk-type", metavar="TYPE", help="rotational, solid-state, or auto: as the kernel reports it.  [auto]"
+)
+@click.option(
+    "--read-ahead",
+    metavar="SIZE",
+    help="Page cache for coming batches on rotational disks.  [a quarter of the free memory]",
+)
+@click.option(
     "--index-dir", metavar="DIR", help="Directory of the index; use the fastest device.  [DATA_DIR/index]"
 )
 @click.option(

@@ -140,6 +140,7 @@ def _assemble(values: Mapping[str, object], deprecations: tuple[str, ...]) -> No
         small_object_bytes=value["small-object"],
         segment_bytes=value["segment-size"],
         index_map_bytes=value["index-map"],
+        disk_type=value["disk-type"],
         tombstone_seconds=_tombstone_ttl(value) if value["control"] is not None else 0.0,
     )
     http = HttpSettings(
@@ -174,6 +175,7 @@ def _assemble(values: Mapping[str, object], deprecations: tuple[str, ...]) -> No
         users_file=value["users"],
         view_cache_bytes=value["view-cache"],
         archive_ratio=value["archive-ratio"],
+        read_ahead_bytes=value["read-ahead"],
         cache_bytes=value["cache"],
         credentials_dir=value["origin-credentials"],
         origin_patience=value["origin-patience"],

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 Durability = Literal["commit", "relaxed"]
 LogFormat = Literal["text", "json"]
+DiskType = Literal["auto", "rotational", "solid-state"]
 
 
 class ConfigError(Exception):
@@ -39,6 +40,9 @@ class StoreSettings:
     tombstone_seconds: float = 0.0
     """How long deletions are remembered, in a cluster: a node that is away for longer comes back empty. 0: a
     single node, where no other node must learn of them."""
+    disk_type: DiskType = "auto"
+    """What the disks are: on rotational ones, coming batches are read ahead in the order of the disk. auto:
+    as the kernel reports it, which virtual disks and network file systems do not."""
     family: int = 0
     """Where the numbers of disks and data files begin; a store next to another one must use other numbers."""
 
@@ -201,6 +205,9 @@ class NodeSettings:
     """Seconds after which a process whose event loop stands still is killed and replaced."""
     view_cache_bytes: int = 10 << 30
     """Disk space for results of views and decompressed archives, evicted by least recent use."""
+    read_ahead_bytes: int = 0
+    """Page cache for reads of coming batches from rotational disks. Default (0): a quarter of the memory that
+    is free at start."""
     archive_ratio: int = 50
     """Maximum ratio of an archive's decompressed to its own size, beyond 64 MiB; archives above it are
     refused."""
@@ -274,6 +281,7 @@ class NodeSettings:
             small_object_bytes=store.small_object_bytes,
             segment_bytes=store.segment_bytes,
             index_map_bytes=store.index_map_bytes,
+            disk_type=store.disk_type,
             family=1,
         )
 

@@ -232,6 +232,19 @@ class PinnedObjects:
             columns.append([self.pieces_at(*place) for place in zip(*chosen, strict=True)])
         return list(zip(*columns, strict=True))
 
+    def local_pieces(self, samples: Sequence[int]) -> Iterator[Piece]:
+        """Yields the pieces of these samples' bytes that this node holds, after `look_up`. Raises BatchError
+        SnapshotChanged."""
+        for column in bytes_columns(self._snapshot).values():
+            numbers = column.object[samples].tolist()
+            self._look_up_records(set(numbers) - self._remote_numbers)
+            places = zip(
+                numbers, column.offset[samples].tolist(), column.length[samples].tolist(), strict=True
+            )
+            for place in places:
+                if place[0] not in self._remote_numbers:
+                    yield from self.pieces_at(*place)
+
     def release(self) -> None:
         """Drops the bytes from other nodes, but keeps what was looked up."""
         self._fetched.clear()

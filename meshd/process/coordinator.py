@@ -20,7 +20,12 @@ from meshd.origins.access_hints import PlanReadHints
 from meshd.process.periodic_tasks import coordinator_tasks, process_tasks, start_periodic_tasks
 from meshd.process.rebalance_process import rebalance_socket
 from meshd.process.wiring.cluster import join_and_maintain, scrub_scheduler
-from meshd.process.wiring.data_services import data_services, job_runner, node_catalog
+from meshd.process.wiring.data_services import (
+    data_services,
+    job_runner,
+    node_catalog,
+    read_scheduler,
+)
 from meshd.process.wiring.node_context import node_access, open_node
 from meshd.process.wiring.origins import cache_manager, cache_tasks, open_backed_service
 from meshd.process.wiring.services import view_reader
@@ -74,6 +79,7 @@ async def start_coordinator(node: NodeContext, listener: socket.socket) -> Async
             manager = cache_manager(node)
             tasks.spawn(_vital(manager.serve(settings.cache_manager_socket)), "cache manager")
             hints = PlanReadHints(manager, node.buckets)
+            read_ahead = read_scheduler(node)
             assembler = Assembler(
                 node.store,
                 pool,
@@ -82,7 +88,8 @@ async def start_coordinator(node: NodeContext, listener: socket.socket) -> Async
                 node=settings.node_id,
                 elsewhere=node.objects,
                 catalog=node_catalog(node),
-                hints=hints,
+                hints=[hints],
+                read_ahead=read_ahead,
             )
             tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
             start_periodic_tasks([*coordinator_tasks(node), *cache_tasks(node, manager, backed)], tasks)
@@ -95,6 +102,8 @@ async def start_coordinator(node: NodeContext, listener: socket.socket) -> Async
             finally:
                 await tasks.aclose()
                 await hints.aclose()
+                if read_ahead is not None:
+                    await read_ahead.aclose()
                 await assembler.aclose()
     finally:
         await tasks.aclose()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from meshd.errors import IndexLostError, StartupError
 from meshd.process.child_process import Child, describe_exit, exit_signal, fork_child
-from meshd.telemetry import metrics
+from meshd.telemetry import metric_registry, metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -278,7 +278,7 @@ class Supervisor:
         now, name = self._clock.monotonic(), child.spec.name
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
-        metrics.drop_dead_processes()
+        metric_registry.drop_dead_processes()
         pid, child.pid, child.pipe = child.pid, 0, -1
         self._board[name] = Phase.DOWN
         self._count(child.spec.role)

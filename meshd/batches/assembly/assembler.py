@@ -60,9 +60,10 @@ from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from meshd.batches.read_ahead.scheduler import ReadScheduler
     from meshd.config import TransformSettings
     from meshd.core.frame_address import Address, FrameSource
     from meshd.core.memory_frames import MemoryFrame
@@ -99,7 +100,8 @@ class Assembler:
         node: str = "local",
         elsewhere: PeerSource = SINGLE_NODE,
         catalog: DocumentStore | None = None,
-        hints: ReadHints | None = None,
+        hints: Sequence[ReadHints] = (),
+        read_ahead: ReadScheduler | None = None,
     ) -> None:
         self.catalog = DocumentStore(store, elsewhere) if catalog is None else catalog
         self._context = BuildContext(store, pool, BadSampleLedger(self.catalog), node, archives, elsewhere)
@@ -109,7 +111,8 @@ class Assembler:
         self._row_lookup = RowLookup()
         self._rows_room = Admission(MAX_ROWS)
         self._bytes_room = Admission(max(settings.frame_cache_bytes, MIN_BUILDING_BYTES))
-        self._hints = hints
+        self._hints = [*hints, read_ahead] if read_ahead is not None else list(hints)
+        self._read_ahead = read_ahead
 
     def __repr__(self) -> str:
         return f"<Assembler {self._rows_room.held} rows being built, {self._cache!r}>"
@@ -200,8 +203,7 @@ class Assembler:
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         require_parts(plan)
-        if self._hints is not None:
-            self._hints.frame_requested(plan, snapshot, whole)
+        await self._read_batch_ahead(plan, snapshot, whole)
         with self._admission(count_rows(whole, plan), 0):
             rows = self._row_lookup.rows_at(whole, plan, snapshot)
             places = await own_rows(self._context.remote, snapshot, rows, address.version)
@@ -220,8 +222,8 @@ class Assembler:
         snapshot = await self.catalog.snapshot(plan.snapshot)
         if plan.within:
             return await self._pack(address, plan)
-        if self._hints is not None and isinstance(address, FrameAddress):
-            self._hints.frame_requested(plan, snapshot, address)
+        if isinstance(address, FrameAddress):
+            await self._read_batch_ahead(plan, snapshot, address)
         count = count_rows(address, plan)
         with self._admission(count, count * _row_bytes(plan)):
             rows = self._row_lookup.rows_at(address, plan, snapshot)
@@ -233,6 +235,13 @@ class Assembler:
         if isinstance(address, FrameAddress):
             self._cache.put(address, frame)
         return frame
+
+    async def _read_batch_ahead(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
+        """Pass the request on as a hint, and wait until the bytes of its batch have been read ahead."""
+        for hints in self._hints:
+            hints.frame_requested(plan, snapshot, address)
+        if self._read_ahead is not None:
+            await self._read_ahead.wait_until_read(address)
 
     async def _pack(self, address: Address, plan: Plan) -> MemoryFrame:
         count, table = count_rows(address, plan), await self._packs.get_table(plan)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.auth.dataset_access import DatasetAccess
 from meshd.batches.assets import AssetService
+from meshd.batches.read_ahead.scheduler import ReadScheduler
+from meshd.batches.read_ahead.window_lookup import WindowLookup
 from meshd.batches.service import BatchService
 from meshd.batches.user_module_registry import UserModules
 from meshd.cluster.replication.write_forwarding import WriteForwarder
@@ -37,6 +39,7 @@ from meshd.origins.prefetch_worker import PrefetchWorker
 from meshd.process import memory_usage
 from meshd.process.transform_process import sandbox_limits
 from meshd.server.peer.routes import peer_routes
+from meshd.store.disks.disk_type import RotationalDisks
 from meshd.views.batch_reader import BatchReader, complete_batches
 from meshd.views.definitions import complete_transform
 from meshd.views.shards.reader import ShardReader
@@ -93,6 +96,16 @@ def data_services(node: NodeContext, access: Authorizer, frames: FrameSource) ->
         node.store, catalog, datasets, readers, frames, assets, node.archives, node.objects
     )
     return DataServices(frames, catalog, readers, datasets, assets, batches, user_ops)
+
+
+def read_scheduler(node: NodeContext) -> ReadScheduler | None:
+    """Build the scheduler of reads ahead; None if the node has no rotational disk."""
+    disks = RotationalDisks(node.settings.store.disk_type)
+    if not disks.any_of(node.settings.store.disks):
+        return None
+    budget = node.settings.read_ahead_bytes or (memory_usage.free_memory() or 0) // 4
+    lookup = WindowLookup(node.store, node.archives, disks, node.objects)
+    return ReadScheduler(lookup, node.clock, budget)
 
 
 def view_kinds(node: NodeContext, data: DataServices) -> dict[type, ViewKind[Any]]:

@@ -12,7 +12,7 @@ from meshd.cluster.peer_checks import MAP_VERSION_HEADER
 from meshd.server.native_routes import HttpRoute
 from meshd.server.request import flush_request_counters
 from meshd.server.response import Reply
-from meshd.telemetry import metrics
+from meshd.telemetry import metric_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,9 +46,9 @@ def health_routes(
     async def scrape(_: MeshRequest) -> Reply:
         flush_request_counters()
         body = await asyncio.to_thread(  # reads a file per process
-            metrics.render_metrics, legacy_names=legacy_metric_names
+            metric_registry.render_metrics, legacy_names=legacy_metric_names
         )
-        return reply(200, body, kind=metrics.CONTENT_TYPE)
+        return reply(200, body, kind=metric_registry.CONTENT_TYPE)
 
     return [
         HttpRoute("GET", "/-/healthy", healthy, access="open"),

@@ -172,6 +172,12 @@ class BlocksOrder:
         edges = np.append(np.arange(0, count, shards), count)
         self._windows = self._bounds[edges]
 
+    @property
+    def window_ends(self) -> Indices:
+        """Return the position after each window, ascending."""
+        ends: Indices = self._windows[1:]
+        return ends
+
     def sample_at(self, position: int) -> int:
         return int(self.samples_at(np.array([position], dtype=np.int64))[0])
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Twenty processes, one after the other, each of which counts; after each the supervisor's part is done.
 SCRIPT = """
 import os, sys
-from meshd.telemetry import metrics
+from meshd.telemetry import metric_registry, metrics
 before = ""
 for number in range(20):
     child = os.fork()
@@ -35,11 +35,11 @@ for number in range(20):
         metrics.cache_bytes.set(1000 + number)
         os._exit(0)
     os.waitpid(child, 0)
-    metrics.drop_dead_processes()
+    metric_registry.drop_dead_processes()
     if number == 9:
         metrics.http_requests.labels("Get", "200").inc(1000)
         metrics.cache_bytes.set(7)
-print(metrics.render_metrics().decode())
+print(metric_registry.render_metrics().decode())
 """
 
 

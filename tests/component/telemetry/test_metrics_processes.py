@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 SCRIPT = """
 import os, sys
-from meshd.telemetry import metrics
+from meshd.telemetry import metric_registry, metrics
 metrics.http_requests.labels("Get", "200").inc()
 metrics.http_connections.inc(3)
 child = os.fork()
@@ -23,10 +23,10 @@ if child == 0:
     metrics.peer_cache_fetches.labels("hit").inc(2)
     os._exit(0)
 os.waitpid(child, 0)
-print(metrics.render_metrics().decode())
+print(metric_registry.render_metrics().decode())
 print("=====")
-metrics.drop_dead_processes()
-print(metrics.render_metrics().decode())
+metric_registry.drop_dead_processes()
+print(metric_registry.render_metrics().decode())
 """
 
 
@@ -51,7 +51,7 @@ def test_counters_add_up_and_gauges_of_the_dead_go(tmp_path: Path) -> None:
 
 
 def test_one_process_without_a_directory() -> None:
-    from meshd.telemetry import metrics
+    from meshd.telemetry import metric_registry, metrics
 
     metrics.frames.labels("hit").inc()
-    assert b'meshd_frames_total{result="hit"}' in metrics.render_metrics()
+    assert b'meshd_frames_total{result="hit"}' in metric_registry.render_metrics()

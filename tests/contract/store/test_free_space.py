@@ -15,7 +15,7 @@ from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
-from meshd.telemetry import metrics
+from meshd.telemetry import metric_registry
 from meshd.util.clock import SystemClock
 from tests.support.store_calls import LARGE, error_of, put_object, put_part
 from tests.support.version_suite import ON
@@ -67,7 +67,7 @@ def disks_of(store: Store) -> set[int]:
 def displaced() -> float:
     found = [
         line
-        for line in metrics.render_metrics().decode().splitlines()
+        for line in metric_registry.render_metrics().decode().splitlines()
         if line.startswith("meshd_store_displ")
     ]
     return sum(float(line.split()[-1]) for line in found)

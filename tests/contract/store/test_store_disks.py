@@ -21,7 +21,7 @@ from meshd.store.records import NULL, Meta
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
-from meshd.telemetry import metrics
+from meshd.telemetry import metric_registry
 from meshd.util import failpoints
 from meshd.util.clock import SystemClock
 from meshwire.formats.tar import END
@@ -60,7 +60,9 @@ def counted(name: str, kind: str = "") -> float:
     """A counter of the store, as Prometheus sees it."""
     label = f'{{kind="{kind}"}}' if kind else ""
     found = re.search(
-        rf"^meshd_store_{name}_total{re.escape(label)} (\S+)$", metrics.render_metrics().decode(), re.M
+        rf"^meshd_store_{name}_total{re.escape(label)} (\S+)$",
+        metric_registry.render_metrics().decode(),
+        re.M,
     )
     return float(found.group(1)) if found else 0.0
 
@@ -317,7 +319,7 @@ def test_metrics_count_writes_and_damage(settings: StoreSettings) -> None:
         assert LARGE + 1000 < written < LARGE + 5000
 
     run(settings, doing)
-    assert b"meshd_store_sync_seconds_count" in metrics.render_metrics()
+    assert b"meshd_store_sync_seconds_count" in metric_registry.render_metrics()
 
 
 def test_thousands_of_abandoned_uploads_cost_what_is_asked_for(settings: StoreSettings) -> None:

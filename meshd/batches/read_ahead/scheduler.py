@@ -1,0 +1,266 @@
+"""ReadScheduler: reads the bytes of coming batches from rotational disks, a window of the epoch at a time.
+
+Law: a plan knows the order of the whole epoch, so the samples of the next steps are known before anybody
+requests them. They are cut into windows as large as the budget allows; the bytes of a window are read in the
+order of the disk, and its batches are built when they are in the page cache. All jobs share the budget.
+Invariant: whatever happens here, a batch is built: without a window its bytes are read when it is built.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork
+from meshd.batches.read_ahead.extents import window_end
+from meshd.core.sample_locations import bytes_columns
+from meshd.telemetry import metrics
+from meshd.util.async_tasks import BackgroundTasks
+from meshwire.plan.epoch_order import snapshot_order
+from meshwire.plan.shuffle import BlocksOrder, StoredOrder
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from meshd.batches.read_ahead.window_lookup import WindowLookup
+    from meshd.core.frame_address import FrameAddress
+    from meshd.core.plan_record import Plan
+    from meshd.util.clock import Clock
+    from meshwire.dataset.snapshot import Snapshot
+    from meshwire.plan.shuffle import SampleOrder
+
+    Integers = npt.NDArray[np.int64]
+
+_log = logging.getLogger("meshd.read_ahead")
+SEEK_BYTES: Final = 2_400_000
+"""Bytes that a disk of 200 MB/s reads in the time of one seek and half a turn, 12 ms."""
+MIN_WINDOW_BYTES: Final = 32 << 20
+MAX_WINDOW_ROWS: Final = 1 << 18  # bounds the memory and time of looking up a window
+MAX_CURSORS: Final = 16
+IDLE_SECONDS: Final = 120.0
+"""A cursor from which no frame was requested for this long is dropped."""
+_BEHIND: Final = 2  # batches of margin, since ranks are not all in the same step
+_REACH: Final = 32  # batches: a request this far from the others of its epoch begins a cursor of its own
+
+
+@dataclass(slots=True, eq=False)
+class _Window:
+    """Positions first…end−1 of an epoch, whose bytes are read together."""
+
+    first: int
+    end: int
+    bytes: int
+    read: asyncio.Event = field(default_factory=asyncio.Event)
+    works: list[DiskWork] = field(default_factory=list)
+    urgent: bool = False
+
+    def prioritize(self, readers: dict[int, DiskReader]) -> None:
+        self.urgent = True
+        for work in self.works:
+            readers[work.device].prioritize(work)
+
+
+@dataclass(slots=True, eq=False)
+class _Cursor:
+    """The place of one reader of an epoch. `windows`: in order and adjacent, those not yet consumed; `next`:
+    the first position after them; `size`: bytes of the next window."""
+
+    plan: Plan
+    snapshot: Snapshot
+    epoch: int
+    order: SampleOrder
+    next: int
+    size: int
+    batch: int
+    furthest: int
+    used: float
+    windows: deque[_Window] = field(default_factory=deque)
+    growing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    extending: bool = False
+    dropped: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return sum(window.bytes for window in self.windows)
+
+    def covers(self, plan: str, epoch: int, first: int) -> bool:
+        """Return whether a request at this position belongs to this reader."""
+        reach = _REACH * self.batch
+        same = self.plan.hash == plan and self.epoch == epoch
+        return same and self.furthest - reach <= first < self.next + reach
+
+
+class ReadScheduler:
+    """Reads ahead for all plans of a node. Use on one event loop only; `aclose` at the end.
+
+    `budget`: bytes of page cache that windows may use at a time.
+    """
+
+    def __init__(self, lookup: WindowLookup, clock: Clock, budget: int) -> None:
+        self._lookup, self._clock, self._budget = lookup, clock, max(budget, 2 * MIN_WINDOW_BYTES)
+        self._cursors: list[_Cursor] = []
+        self._readers: dict[int, DiskReader] = {}
+        self._tasks = BackgroundTasks("read-ahead")
+
+    def __repr__(self) -> str:
+        return f"<ReadScheduler {len(self._cursors)} cursors, {self._held()} of {self._budget} bytes>"
+
+    def frame_requested(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
+        """Note that a frame is being built: its window becomes the reader's place. Returns at once."""
+        first = address.origin + address.step * address.batch
+        self._drop_idle()
+        cursor = self._find(plan.hash, address.epoch, first)
+        if cursor is None:
+            cursor = self._begin(plan, snapshot, address.epoch, first, address.batch)
+        cursor.used = self._clock.monotonic()
+        cursor.furthest = max(cursor.furthest, first)
+        while cursor.windows and cursor.windows[0].end <= cursor.furthest - _BEHIND * cursor.batch:
+            cursor.windows.popleft()
+        self._extend(cursor)
+
+    async def wait_until_read(self, address: FrameAddress) -> None:
+        """Wait until the bytes of a frame's batch have been read ahead; at once if none are to be."""
+        first = address.origin + address.step * address.batch
+        cursor = self._find(address.plan, address.epoch, first)
+        if cursor is None:
+            return
+        began = self._clock.monotonic()
+        end = min(first + address.batch, cursor.order.n)
+        async with cursor.growing:
+            while cursor.next < end and not cursor.dropped:
+                await self._add_window(cursor)
+        for window in [each for each in cursor.windows if each.first < end and each.end > first]:
+            if not window.read.is_set():
+                window.prioritize(self._readers)
+                await window.read.wait()
+        metrics.read_ahead_wait_seconds.inc(self._clock.monotonic() - began)
+
+    async def aclose(self) -> None:
+        """Stop reading; waiting frames are built without it."""
+        while self._cursors:
+            self._drop(self._cursors[-1])
+        await self._tasks.aclose()
+        for reader in self._readers.values():
+            await asyncio.to_thread(reader.close)
+        self._readers.clear()
+
+    def _held(self) -> int:
+        return sum(cursor.bytes for cursor in self._cursors)
+
+    def _find(self, plan: str, epoch: int, first: int) -> _Cursor | None:
+        return next((each for each in self._cursors if each.covers(plan, epoch, first)), None)
+
+    def _begin(self, plan: Plan, snapshot: Snapshot, epoch: int, first: int, batch: int) -> _Cursor:
+        """Begin at a position with a window that costs no more than the seeks of one batch would."""
+        order = snapshot_order(plan.spec, snapshot, epoch)
+        size = MIN_WINDOW_BYTES
+        if not isinstance(order, StoredOrder):
+            size = max(size, batch * SEEK_BYTES)
+        cursor = _Cursor(plan, snapshot, epoch, order, first, size, batch, first, self._clock.monotonic())
+        if len(self._cursors) == MAX_CURSORS:
+            self._drop(min(self._cursors, key=lambda each: each.used))
+        self._cursors.append(cursor)
+        return cursor
+
+    def _drop(self, cursor: _Cursor) -> None:
+        cursor.dropped = True
+        self._cursors.remove(cursor)
+        for window in cursor.windows:
+            for work in window.works:
+                work.cancelled = True
+            window.read.set()
+        cursor.windows.clear()
+
+    def _drop_idle(self) -> None:
+        oldest = self._clock.monotonic() - IDLE_SECONDS
+        for cursor in [each for each in self._cursors if each.used < oldest]:
+            self._drop(cursor)
+
+    def _share(self) -> int:
+        return self._budget // max(1, len(self._cursors))
+
+    def _has_room(self, cursor: _Cursor) -> bool:
+        more = cursor.next < cursor.order.n and not cursor.dropped
+        size = min(cursor.size, self._share() // 2)
+        return more and (not cursor.windows or cursor.bytes + size <= self._share())
+
+    def _extend(self, cursor: _Cursor) -> None:
+        if not cursor.extending and self._has_room(cursor):
+            cursor.extending = True
+            self._tasks.spawn(self._grow(cursor), "grow")
+
+    async def _grow(self, cursor: _Cursor) -> None:
+        """Add windows until the reader's share of the budget is used."""
+        try:
+            async with cursor.growing:
+                while self._has_room(cursor):
+                    await self._add_window(cursor)
+        finally:
+            cursor.extending = False
+
+    async def _add_window(self, cursor: _Cursor) -> None:
+        """Add the next window and start to read it. The caller holds `growing`."""
+        size = min(cursor.size, max(MIN_WINDOW_BYTES, self._share() // 2))
+        samples, lengths = await asyncio.to_thread(_coming_samples, cursor, size)
+        ends = cursor.order.window_ends if isinstance(cursor.order, BlocksOrder) else None
+        end = window_end(lengths, MIN_WINDOW_BYTES, size, cursor.next, ends)
+        count = end - cursor.next
+        window = _Window(cursor.next, end, int(lengths[:count].sum()))
+        cursor.next = end
+        if not isinstance(cursor.order, StoredOrder):
+            cursor.size = min(2 * cursor.size, self._budget)
+        if not cursor.dropped:
+            cursor.windows.append(window)
+            metrics.read_ahead_window_bytes.set(self._held())
+            self._tasks.spawn(self._read(cursor, window, samples[:count]), "window")
+
+    async def _read(self, cursor: _Cursor, window: _Window, samples: Integers) -> None:
+        """Look up the bytes of a window and queue the reads of each disk."""
+        try:
+            reads = await self._lookup.reads_of(cursor.snapshot, samples)
+            if cursor.dropped or not reads:
+                return
+            left, loop = len(reads), asyncio.get_running_loop()
+
+            def count_down() -> None:
+                nonlocal left
+                left -= 1
+                if not left:
+                    window.read.set()
+
+            def finished() -> None:  # in the disk's thread
+                loop.call_soon_threadsafe(count_down)
+
+            metrics.read_ahead_samples.inc(len(samples))
+            for part in reads:
+                work = DiskWork(part.device, part.paths, part.reads, finished, window.urgent)
+                window.works.append(work)
+                self._reader(work.device).submit(work)
+        except Exception:
+            _log.exception("a window of coming batches is not read ahead")
+        finally:
+            if not window.works:
+                window.read.set()
+
+    def _reader(self, device: int) -> DiskReader:
+        found = self._readers.get(device)
+        if found is None:
+            name = f"{os.major(device)}:{os.minor(device)}"
+            found = self._readers[device] = DiskReader(name, self._clock)
+        return found
+
+
+def _coming_samples(cursor: _Cursor, size: int) -> tuple[Integers, Integers]:
+    """Return the samples at the cursor's next positions, about `size` bytes of them, and their lengths in
+    bytes: int64[n], int64[n]."""
+    columns = bytes_columns(cursor.snapshot).values()
+    mean = max(1.0, sum(float(column.length.mean()) for column in columns))
+    count = min(int(1.25 * size / mean) + 1, MAX_WINDOW_ROWS, cursor.order.n - cursor.next)
+    samples = cursor.order.samples_at(np.arange(cursor.next, cursor.next + count, dtype=np.int64))
+    return samples, np.sum([column.length[samples] for column in columns], axis=0, dtype=np.int64)

@@ -1,0 +1,132 @@
+"""WindowLookup: from the samples of a window to the reads of each rotational disk of this node.
+
+Law: bytes that other nodes hold, that are in memory, or that are on other kinds of disks are left out; so is
+a window whose bytes are in the page cache, as a few of its samples show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from meshd.batches.read_ahead.disk_reader import is_cached, open_for_reading
+from meshd.batches.read_ahead.extents import plan_reads
+from meshd.core.api_errors import BatchError
+from meshd.core.peer_source import SINGLE_NODE
+from meshd.core.sample_locations import PinnedObjects
+from meshd.transform.source_files import PROC_PREFIX
+from meshd.util.async_tasks import CooperativeYield
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from meshd.batches.read_ahead.extents import Reads
+    from meshd.core.peer_source import PeerSource
+    from meshd.core.sample_locations import DecompressedArchives
+    from meshd.store.api import ObjectStore
+    from meshd.store.disks.disk_type import RotationalDisks
+    from meshd.transform.source_files import Piece
+    from meshwire.dataset.snapshot import Snapshot
+
+_AT_A_TIME: Final = 512
+_PROBES: Final = 64  # samples of a window that are probed in the page cache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DiskReads:
+    """Reads of one disk. `device`: its `st_dev`; `paths`: the files by number, as `reads` names them."""
+
+    device: int
+    paths: Sequence[str]
+    reads: Reads
+
+
+class WindowLookup:
+    """Looks up windows. `remote`: the bytes that other nodes hold; they read them ahead themselves."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        archives: DecompressedArchives,
+        disks: RotationalDisks,
+        remote: PeerSource = SINGLE_NODE,
+    ) -> None:
+        self._store, self._archives, self._disks, self._remote = store, archives, disks, remote
+
+    def __repr__(self) -> str:
+        return f"<WindowLookup {self._disks!r}>"
+
+    async def reads_of(self, snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> list[DiskReads]:
+        """Return the reads that bring these samples into the page cache, one entry for each disk."""
+        probes = await self._pieces(snapshot, samples[:: max(1, len(samples) // _PROBES)])
+        if await asyncio.to_thread(self._are_cached, probes):
+            return []
+        pieces = await self._pieces(snapshot, samples)
+        return await asyncio.to_thread(self._by_disk, pieces)
+
+    async def _pieces(self, snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> list[Piece]:
+        """Return the pieces of files of this node that hold the bytes of these samples."""
+        found: list[Piece] = []
+        turns = CooperativeYield()
+        with closing(PinnedObjects(self._store, snapshot, self._archives, self._remote)) as pinned:
+            for start in range(0, len(samples), _AT_A_TIME):
+                some = samples[start : start + _AT_A_TIME].tolist()
+                try:
+                    await pinned.look_up(some)
+                    found += pinned.local_pieces(some)
+                except BatchError:  # changed since the snapshot, or busy: the builder reports it
+                    continue
+                await turns.yield_if_due()
+        return [piece for piece in found if not piece[0].startswith(PROC_PREFIX)]
+
+    def _device(self, path: str) -> int | None:
+        """Return the rotational disk of a file; None for another kind of disk, or if the file is gone."""
+        try:
+            device = os.stat(path).st_dev
+        except OSError:
+            return None
+        return device if self._disks.includes(device) else None
+
+    def _are_cached(self, pieces: Iterable[Piece]) -> bool:
+        """Return whether all of these pieces are cached, or not on a rotational disk (blocking)."""
+        for path, offset, length, *_ in pieces:
+            if self._device(path) is None:
+                continue
+            fd = open_for_reading(path)
+            if fd < 0:
+                continue
+            try:
+                if not is_cached(fd, offset, length):
+                    return False
+            finally:
+                os.close(fd)
+        return True
+
+    def _by_disk(self, pieces: Iterable[Piece]) -> list[DiskReads]:
+        """Sort the pieces by disk and plan the reads of each (blocking)."""
+        devices: dict[str, int | None] = {}
+        disks: dict[int, tuple[dict[str, int], list[tuple[int, int, int]]]] = {}
+        for path, offset, length, *_ in pieces:
+            if path not in devices:
+                devices[path] = self._device(path)
+            device = devices[path]
+            if device is None or not length:
+                continue
+            numbers, extents = disks.setdefault(device, ({}, []))
+            extents.append((numbers.setdefault(path, len(numbers)), offset, length))
+        found = []
+        for device, (numbers, extents) in disks.items():
+            paths, table = sorted(numbers), np.array(extents, np.int64)
+            in_order = np.empty(len(paths), np.int64)
+            in_order[[numbers[path] for path in paths]] = np.arange(len(paths))
+            found.append(
+                DiskReads(device, paths, plan_reads(in_order[table[:, 0]], table[:, 1], table[:, 2]))
+            )
+        return found

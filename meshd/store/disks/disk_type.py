@@ -1,0 +1,59 @@
+"""Disk type: whether the disk that holds a file is rotational, as the kernel reports or as configured.
+
+A virtual disk of a cloud, a network file system or an overlay does not report what it is made of; such a
+disk counts as solid-state unless the setting `disk-type` says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from meshd.config import DiskType
+
+_BLOCK: Final = Path("/sys/dev/block")
+
+
+def is_rotational(device: int, block: Path = _BLOCK) -> bool:
+    """Return whether a block device (`st_dev`) reports that it has spinning platters."""
+    device_dir = block / f"{os.major(device)}:{os.minor(device)}"
+    for queue in (device_dir / "queue", device_dir.resolve().parent / "queue"):  # a partition has none
+        try:
+            return (queue / "rotational").read_text().strip() == "1"
+        except OSError:
+            continue
+    return False
+
+
+class RotationalDisks:
+    """Tells which disks are rotational, by device number; remembers the answers."""
+
+    def __init__(self, disk_type: DiskType = "auto") -> None:
+        self._type = disk_type
+        self._known: dict[int, bool] = {}
+
+    def __repr__(self) -> str:
+        return f"<RotationalDisks {self._type}: {sorted(dev for dev, found in self._known.items() if found)}>"
+
+    def includes(self, device: int) -> bool:
+        """Return whether files on this device (`st_dev`) are on a rotational disk."""
+        if self._type != "auto":
+            return self._type == "rotational"
+        found = self._known.get(device)
+        if found is None:
+            found = self._known[device] = is_rotational(device)
+        return found
+
+    def any_of(self, roots: Iterable[Path]) -> bool:
+        """Return whether any of these directories is on a rotational disk."""
+        for root in roots:
+            try:
+                if self.includes(os.stat(root).st_dev):
+                    return True
+            except OSError:  # a failed disk
+                continue
+        return False

@@ -1,0 +1,92 @@
+"""Metric registry: declares counters, gauges and histograms, bounds their labels, and renders all processes'.
+
+`process.environment` sets PROMETHEUS_MULTIPROC_DIR before this module is imported; the processes share their
+values in that directory.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from meshd.telemetry import mmap_metrics
+from meshd.telemetry.legacy_names import LegacyNamesCollector
+from meshd.telemetry.mmap_metrics import merge_dead_processes, scrape_lock
+
+if TYPE_CHECKING:
+    from meshd.telemetry.legacy_names import MetricSource
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+mmap_metrics.install_mmap_dict()
+registry = CollectorRegistry()
+_LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+OTHER: Final = "other"
+_MAX_NAMES: Final = 200
+# Labels whose values users choose.
+_names: dict[str, set[str]] = {"op": set(), "loader": set(), "view": set()}
+
+
+class _BoundedCounter(Counter):  # type: ignore[misc]  # the library has no types here
+    """A counter with labels whose values users choose; `labels` bounds their number."""
+
+    def labels(self, *values: str) -> _BoundedCounter:
+        given = zip(self._labelnames, values, strict=True)
+        bounded = (bounded_label(name, value) if name in _names else value for name, value in given)
+        child: _BoundedCounter = super().labels(*bounded)
+        return child
+
+
+def counter(name: str, documentation: str, *labels: str) -> Counter:
+    """Declare a counter; its name ends with `_total`."""
+    kind = Counter if _names.keys().isdisjoint(labels) else _BoundedCounter
+    return kind(name, documentation, labels, registry=registry)
+
+
+def histogram(name: str, documentation: str, *labels: str) -> Histogram:
+    """Declare a histogram of seconds."""
+    return Histogram(name, documentation, labels, registry=registry, buckets=_LATENCY)
+
+
+def gauge(name: str, documentation: str, *labels: str, mode: str = "livesum") -> Gauge:
+    """Declare a gauge. `mode`: how the values of processes become one, as prometheus_client names it."""
+    return Gauge(name, documentation, labels, registry=registry, multiprocess_mode=mode)
+
+
+def bounded_label(kind: str, name: str) -> str:
+    """Return `name`, or OTHER if a label whose values users choose has had too many."""
+    known = _names[kind]
+    if name not in known:
+        if len(known) >= _MAX_NAMES:
+            return OTHER
+        known.add(name)
+    return name
+
+
+def render_metrics(*, legacy_names: bool = True) -> bytes:
+    """Render all metrics as Prometheus text: of every process if a shared directory is set, otherwise of this
+    one. With `legacy_names`, renamed metrics also appear under their earlier names (see `legacy_names`)."""
+    directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if directory is None:
+        return _render(registry, legacy_names)
+    with scrape_lock(Path(directory)):
+        return _render(MultiProcessCollector(CollectorRegistry()), legacy_names)
+
+
+def _render(source: MetricSource, legacy_names: bool) -> bytes:
+    rendered = CollectorRegistry(auto_describe=False)
+    rendered.register(LegacyNamesCollector(source) if legacy_names else source)
+    return bytes(generate_latest(rendered))
+
+
+def drop_dead_processes() -> None:
+    """Drop the live gauges of dead processes; their counters stay in the sums. For the supervisor only."""
+    directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if directory is not None:
+        merge_dead_processes(Path(directory))

@@ -1,0 +1,110 @@
+"""DiskReader: every read of a window, in order; urgent windows first; cached bytes are left alone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from meshd.batches.read_ahead import disk_reader
+from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork, is_cached
+from meshd.batches.read_ahead.extents import plan_reads
+from meshd.util.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def reader() -> Iterator[DiskReader]:
+    made = DiskReader("test", SystemClock())
+    yield made
+    made.close()
+
+
+def drop_from_cache(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def cached(path: Path, offset: int, length: int) -> bool:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return is_cached(fd, offset, length)
+    finally:
+        os.close(fd)
+
+
+def work_on(path: Path, *extents: tuple[int, int]) -> tuple[DiskWork, threading.Event]:
+    table, done = np.array(extents, np.int64), threading.Event()
+    reads = plan_reads(np.zeros(len(extents)), table[:, 0], table[:, 1])
+    return DiskWork(0, [str(path)], reads, done.set), done
+
+
+def test_a_window_is_in_the_page_cache_when_it_is_done(reader: DiskReader, tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(os.urandom(16 * MIB))
+    drop_from_cache(path)
+    if cached(path, 0, MIB):
+        pytest.skip("this file system keeps its files in memory")
+    work, done = work_on(path, (8 * MIB, 3 * MIB), (0, 70_000))
+    reader.submit(work)
+    assert done.wait(30)
+    assert cached(path, 8 * MIB, 3 * MIB)
+    assert cached(path, 0, 70_000)
+    assert not cached(path, 4 * MIB, MIB)
+
+
+def test_missing_files_and_short_files_are_left_to_the_reader_of_the_bytes(
+    reader: DiskReader, tmp_path: Path
+) -> None:
+    short = tmp_path / "short"
+    short.write_bytes(b"x" * 5000)
+    for path in (tmp_path / "absent", short):
+        work, done = work_on(path, (0, 4 * MIB))
+        reader.submit(work)
+        assert done.wait(30)
+
+
+def test_a_window_that_a_batch_waits_for_is_read_before_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    held, begun = threading.Event(), threading.Event()
+
+    def read_window(self: DiskReader, work: DiskWork) -> None:
+        begun.set()
+        held.wait(30)
+        order.append(work.paths[0])
+
+    monkeypatch.setattr(disk_reader.DiskReader, "_read_window", read_window)
+    reader = DiskReader("test", SystemClock())
+    works = [work_on(tmp_path / name, (0, 1)) for name in "abcd"]
+    reader.submit(works[0][0])
+    assert begun.wait(30)
+    for work, _ in works[1:]:
+        reader.submit(work)
+    reader.prioritize(works[3][0])
+    held.set()
+    assert all(done.wait(30) for _, done in works)
+    reader.close()
+    assert [os.path.basename(path) for path in order] == ["a", "d", "b", "c"]
+
+
+def test_a_reader_that_is_closed_ends_every_window(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(8 * MIB))
+    reader = DiskReader("test", SystemClock())
+    works = [work_on(path, (0, 8 * MIB)) for _ in range(20)]
+    for work, _ in works:
+        reader.submit(work)
+    reader.close()
+    assert all(done.is_set() for _, done in works)
