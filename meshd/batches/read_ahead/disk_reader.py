@@ -12,22 +12,24 @@ import logging
 import mmap
 import os
 import threading
-from contextlib import suppress
+from collections import deque
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshd.batches.read_ahead.extents import READ_BYTES
 from meshd.telemetry import metrics
+from meshd.util.page_cache import missing_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from meshd.batches.read_ahead.extents import Reads
     from meshd.util.clock import Clock
 
+QUEUED_READS: Final = 1
+"""Reads that are queued at the disk behind the one in progress."""
 _log = logging.getLogger("meshd.read_ahead")
-_PROBE_BYTES: Final = 64 << 10
-"""Distance of the pages that are probed in the page cache before a read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,36 +105,58 @@ class DiskReader:
             return work
 
     def _read_window(self, work: DiskWork) -> None:
+        reads, done = work.reads, 0
+        began, arm = self._clock.monotonic(), (-1, -1)  # file and offset where the last read ended
+        ahead: deque[_Read] = deque()
+        with ExitStack() as files:
+            for read in self._missing(work, files):
+                ahead.append(read)
+                read.begin()
+                if len(ahead) > QUEUED_READS:
+                    done += ahead.popleft().finish(self._buffer)
+                metrics.read_ahead_seeks.inc(arm != (read.fd, read.offset))
+                arm = read.fd, read.offset + read.length
+            while ahead:
+                done += ahead.popleft().finish(self._buffer)
+        metrics.read_ahead_bytes.labels("read").inc(done)
+        metrics.read_ahead_bytes.labels("cached").inc(reads.bytes - done)
+        if done:
+            metrics.read_ahead_seconds.inc(self._clock.monotonic() - began)
+
+    def _missing(self, work: DiskWork, files: ExitStack) -> Iterator[_Read]:
+        """Yield the reads whose bytes are not cached; closes their files with `files`."""
         reads, fd, opened = work.reads, -1, -1
-        done = skipped = seeks = 0
-        arm, began = (-1, -1), self._clock.monotonic()  # where the last read ended
-        try:
-            for file, offset, length in zip(
-                reads.files.tolist(), reads.offsets.tolist(), reads.lengths.tolist(), strict=True
-            ):
-                if work.cancelled or self._closed:
-                    break
-                if file != opened:
-                    if fd >= 0:
-                        os.close(fd)
-                    fd, opened = open_for_reading(work.paths[file]), file
-                if fd < 0:
-                    continue
-                if is_cached(fd, offset, length):
-                    skipped += length
-                    continue
-                seeks += arm != (file, offset)
-                arm = file, offset + length
-                with suppress(OSError):  # the reader of these bytes reports the error
-                    done += os.preadv(fd, [memoryview(self._buffer)[:length]], offset)
-        finally:
-            if fd >= 0:
-                os.close(fd)
-            metrics.read_ahead_bytes.labels("read").inc(done)
-            metrics.read_ahead_bytes.labels("cached").inc(skipped)
-            metrics.read_ahead_seeks.inc(seeks)
-            if done:
-                metrics.read_ahead_seconds.inc(self._clock.monotonic() - began)
+        for file, offset, length in zip(
+            reads.files.tolist(), reads.offsets.tolist(), reads.lengths.tolist(), strict=True
+        ):
+            if work.cancelled or self._closed:
+                return
+            if file != opened:
+                fd, opened = open_for_reading(work.paths[file]), file
+                if fd >= 0:
+                    files.callback(os.close, fd)
+            if fd >= 0 and not is_cached(fd, offset, length):
+                yield _Read(fd, offset, length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One read of a file, in bytes."""
+
+    fd: int
+    offset: int
+    length: int
+
+    def begin(self) -> None:
+        """Queue the read at the disk, so that the disk always has the next one."""
+        with suppress(OSError):
+            os.posix_fadvise(self.fd, self.offset, self.length, os.POSIX_FADV_WILLNEED)
+
+    def finish(self, buffer: mmap.mmap) -> int:
+        """Wait for the bytes; returns their number. The reader of these bytes reports an error."""
+        with suppress(OSError):
+            return os.preadv(self.fd, [memoryview(buffer)[: self.length]], self.offset)
+        return 0
 
 
 def open_for_reading(path: str) -> int:
@@ -147,12 +171,8 @@ def open_for_reading(path: str) -> int:
 
 
 def is_cached(fd: int, offset: int, length: int) -> bool:
-    """Return whether the page cache seems to have these bytes: their first, their last, and one in each 64
-    KiB between them are there."""
-    byte = bytearray(1)
+    """Return whether the page cache has these bytes; False if the kernel cannot tell."""
     try:
-        for place in (*range(offset, offset + length, _PROBE_BYTES), offset + length - 1):
-            os.preadv(fd, [byte], place, os.RWF_NOWAIT)
-    except OSError:  # BlockingIOError: not cached; others: the file system cannot tell
+        return missing_bytes(fd, offset, length) == 0
+    except OSError:
         return False
-    return True

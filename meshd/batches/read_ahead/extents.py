@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 GAP_BYTES: Final = 768 << 10
 """At 200 MB/s these pass under the head in 4 ms, the time of a short seek and half a turn."""
-READ_BYTES: Final = 2 << 20
-"""The size of one read: 10 ms of media time, which bounds what another reader of the disk waits for."""
+READ_BYTES: Final = 1 << 20
+"""The size of one read: 5 ms of media time, which bounds what another reader of the disk waits for."""
 _PAGE: Final = 4096
 _SPAN: Final = 44  # bits of an offset within a file: 16 TiB; above them is the number of the file
 

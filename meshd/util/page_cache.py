@@ -1,0 +1,47 @@
+"""Page cache: whether the kernel has the bytes of a file in memory (mincore(2)).
+
+A read that must not wait (RWF_NOWAIT) would not do: where the page is missing, the kernel begins to read it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Final
+
+_PAGE: Final = mmap.PAGESIZE
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+]  # fmt: skip
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+def missing_bytes(fd: int, offset: int, length: int) -> int:
+    """Return how many of these bytes of a file are not in the page cache, in whole pages.
+
+    `offset` and `length` in bytes; bytes beyond the end of the file are missing. Raises OSError.
+    """
+    start = offset // _PAGE * _PAGE
+    size = offset + length - start
+    if size <= 0:
+        return 0
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, start)
+    if address == _FAILED:
+        raise _error()
+    try:
+        pages = ctypes.create_string_buffer(-(-size // _PAGE))
+        if _libc.mincore(address, size, pages):
+            raise _error()
+        return pages.raw.count(0) * _PAGE
+    finally:
+        _libc.munmap(address, size)
+
+
+def _error() -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))
