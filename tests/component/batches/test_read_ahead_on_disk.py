@@ -1,0 +1,154 @@
+"""Epochs from a rotational disk: what reaches the disk, counted below the file system, not timed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import random
+import re
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshwire.frame import tensor_frame
+from meshwire.frame.sample_frames import ragged_rows
+from tests.support.daemons import Daemon
+from tests.support.rotational_disk import rotational_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.rotational_disk import ReadLog, RotationalDisk
+
+SAMPLES, SIZE, SHARD, BATCH = 600, 64 << 10, 50, 40
+ORDERS: dict[str, dict[str, Any]] = {
+    "blocks": {"kind": "blocks", "shards": 4},
+    "global": {"kind": "global"},
+    "stored": {"kind": "none"},
+}
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RotationalDisk]:
+    with rotational_disk(tmp_path_factory.mktemp("drive")) as made:
+        yield made
+
+
+def sample(number: int) -> bytes:
+    return random.Random(number).randbytes(SIZE - random.Random(-number).randrange(4096))
+
+
+def fill(daemon: Daemon) -> None:
+    """The same samples as objects of their own, and in tars."""
+    with contextlib.closing(daemon.client()) as client:
+        for bucket in ("loose", "tars"):
+            client.create_bucket(Bucket=bucket)
+        for number in range(SAMPLES):
+            client.put_object(Bucket="loose", Key=f"{number:05d}.bin", Body=sample(number))
+        for first in range(0, SAMPLES, SHARD):
+            file = io.BytesIO()
+            with tarfile.open(fileobj=file, mode="w") as archive:
+                for number in range(first, first + SHARD):
+                    member = tarfile.TarInfo(f"{number:05d}.bin")
+                    member.size = len(data := sample(number))
+                    archive.addfile(member, io.BytesIO(data))
+            client.put_object(Bucket="tars", Key=f"{first:05d}.tar", Body=file.getvalue())
+
+
+class Node:
+    """A daemon whose data files are on the disk, and its index elsewhere."""
+
+    def __init__(self, disk: RotationalDisk, folder: Path, *args: str) -> None:
+        self.disk = disk
+        where = ("--disk", str(disk.path / "data"), "--index-dir", str(folder / "index"))
+        self.daemon = Daemon.start(folder / "data", args=(*where, *args))
+
+    def plan(self, bucket: str, shuffle: dict[str, Any], seed: int) -> str:
+        source = {"source": f"s3://{bucket}/", "kind": "auto", "fields": {"data": {"ext": ["bin"]}}}
+        snapshot = self.post("/-/snapshots", source)["snapshot"]
+        spec = {"seed": seed, "ops": [], "shuffle": shuffle}
+        found: str = self.post("/-/plans", {"snapshot": snapshot, "spec": spec, "batch": BATCH})["plan"]
+        return found
+
+    def post(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
+        answer = self.daemon.request("POST", path, json.dumps(document).encode())
+        assert answer.status == 200, answer.body
+        result: dict[str, Any] = json.loads(answer.body)
+        return result
+
+    def epoch(self, plan: str, epoch: int = 0) -> list[str]:
+        """Request the batches of an epoch as a loader does, four at a time; the samples' hashes in order."""
+
+        def get(step: int) -> list[str]:
+            answer = self.daemon.request("GET", f"/-/plans/{plan}/{epoch}/{step}?batch={BATCH}")
+            assert answer.status == 200, answer.body
+            rows = ragged_rows(tensor_frame.tensor_views(answer.body), "data")
+            return [hashlib.sha256(row).hexdigest() for row in rows]
+
+        with ThreadPoolExecutor(4) as pool:
+            return [row for rows in pool.map(get, range(SAMPLES // BATCH)) for row in rows]
+
+    def cold_epoch(self, bucket: str, order: str, seed: int) -> ReadLog:
+        """An epoch with an empty page cache; every sample must come once."""
+        plan = self.plan(bucket, ORDERS[order], seed)
+        self.disk.drop_caches()
+        rows = self.epoch(plan)
+        assert sorted(rows) == HASHES
+        return self.disk.stats()
+
+    def counted(self, name: str) -> float:
+        text = self.daemon.request("GET", "/metrics").body.decode()
+        return sum(float(value) for value in re.findall(rf"^meshd_{name}_total\S* (\S+)$", text, re.M))
+
+
+HASHES = sorted(hashlib.sha256(sample(number)).hexdigest() for number in range(SAMPLES))
+
+
+@pytest.fixture(scope="module")
+def node(disk: RotationalDisk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    folder = tmp_path_factory.mktemp("node")
+    made = Node(disk, folder, "--read-ahead", "64MiB")
+    with contextlib.closing(made.daemon):
+        fill(made.daemon)
+        yield made
+
+
+@pytest.mark.parametrize("bucket", ["tars", "loose"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_epoch_is_read_in_runs_whatever_its_order(node: Node, bucket: str, order: str) -> None:
+    seen = node.cold_epoch(bucket, order, seed=1)
+    assert seen.bytes < 1.3 * SAMPLES * SIZE
+    assert seen.seeks < SAMPLES / (4 if order == "global" else 20)
+    if order != "global":
+        assert seen.seek_s + seen.media_s < 2 * seen.media_s
+
+
+def test_without_it_an_epoch_costs_many_times_the_seeks(
+    disk: RotationalDisk, node: Node, tmp_path: Path
+) -> None:
+    ordered = node.cold_epoch("loose", "global", seed=2)
+    node.daemon.stop()
+    try:
+        node.daemon.args = (*node.daemon.args, "--disk-type", "solid-state")
+        node.daemon.up()
+        plain = node.cold_epoch("loose", "global", seed=3)
+    finally:
+        node.daemon.stop()
+        node.daemon.args = node.daemon.args[:-2]
+        node.daemon.up()
+    assert plain.seeks > 5 * ordered.seeks
+
+
+def test_the_next_epoch_of_cached_data_reads_nothing(node: Node) -> None:
+    plan = node.plan("tars", ORDERS["global"], seed=4)
+    assert sorted(node.epoch(plan)) == HASHES
+    node.disk.stats()
+    before, read = node.disk.stats().bytes, node.counted("read_ahead_samples")
+    assert sorted(node.epoch(plan, epoch=1)) == HASHES
+    assert node.disk.stats().bytes - before < SIZE
+    assert node.counted("read_ahead_samples") == read

@@ -1,0 +1,236 @@
+"""ReadScheduler: windows of the epoch in order, within the budget; no batch waits for more than its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from meshd.batches.read_ahead import scheduler as module
+from meshd.batches.read_ahead.extents import plan_reads
+from meshd.batches.read_ahead.scheduler import IDLE_SECONDS, MIN_WINDOW_BYTES, ReadScheduler
+from meshd.batches.read_ahead.window_lookup import DiskReads
+from meshd.core.frame_address import FrameAddress
+from meshd.core.plan_record import FieldOutput, Plan
+from meshd.util.clock import ManualClock
+from meshwire.dataset.build_snapshot import build_from_objects
+from meshwire.dataset.fields import parse_fields
+from meshwire.plan.epoch_order import snapshot_order
+from meshwire.plan.plan_spec import parse_spec, plan_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.batches.read_ahead.disk_reader import DiskWork
+    from meshwire.dataset.snapshot import Snapshot
+
+SAMPLES, SIZE, BATCH = 2000, 1 << 20, 10
+BUDGET = 8 * MIN_WINDOW_BYTES
+
+
+class Arm:
+    """A disk whose reads end when the test says so."""
+
+    def __init__(self, name: str, clock: object) -> None:
+        self.works: list[DiskWork] = []
+        self.urgent: list[DiskWork] = []
+        arms.append(self)
+
+    def submit(self, work: DiskWork) -> None:
+        self.works.append(work)
+
+    def prioritize(self, work: DiskWork) -> None:
+        self.urgent.append(work)
+
+    def close(self) -> None:
+        for work in self.works:
+            work.on_done()
+
+
+arms: list[Arm] = []
+
+
+class Lookup:
+    """Looks up windows: notes their samples; `disk`: they are on a disk, else in the page cache."""
+
+    def __init__(self) -> None:
+        self.windows: list[list[int]] = []
+        self.disk = True
+        self.error: Exception | None = None
+
+    async def reads_of(self, snapshot: Snapshot, samples: Any) -> list[DiskReads]:
+        self.windows.append(samples.tolist())
+        if self.error is not None:
+            raise self.error
+        if not self.disk:
+            return []
+        table = np.arange(len(samples), dtype=np.int64)
+        return [DiskReads(1, ["file"], plan_reads(table * 0, table * SIZE, table * 0 + SIZE))]
+
+
+class World:
+    """A plan of SAMPLES objects of 1 MiB, and a scheduler with a disk to command."""
+
+    def __init__(self, shuffle: dict[str, Any]) -> None:
+        listing = [(f"d/{number:05d}.bin", "0" * 32, SIZE) for number in range(SAMPLES)]
+        fields = parse_fields({"image": {"ext": "bin"}})
+        self.snapshot = build_from_objects(listing, source="s3://b/d/", fields=fields).snapshot
+        spec = parse_spec({"seed": 3, "shuffle": shuffle})
+        digest = plan_hash(self.snapshot.hash, spec)
+        outputs = {"image": FieldOutput("uint8", (4,))}
+        self.plan = Plan(digest, self.snapshot.hash, "b", SAMPLES, spec, outputs)
+        self.clock, self.lookup = ManualClock(), Lookup()
+        self.scheduler = ReadScheduler(self.lookup, self.clock, BUDGET)  # type: ignore[arg-type]
+
+    def order(self, epoch: int = 0) -> list[int]:
+        order = snapshot_order(self.plan.spec, self.snapshot, epoch)
+        return order.samples_at(np.arange(SAMPLES)).tolist()
+
+    def ask(self, step: int, epoch: int = 0) -> FrameAddress:
+        address = FrameAddress(self.plan.hash, epoch, step, batch=BATCH)
+        self.scheduler.frame_requested(self.plan, self.snapshot, address)
+        return address
+
+    def read_all(self) -> None:
+        """Let the reads end that are queued at the disk."""
+        for arm in arms:
+            while arm.works:
+                arm.works.pop(0).on_done()
+
+
+def running(shuffle: dict[str, Any], story: Callable[[World], Awaitable[None]]) -> None:
+    async def run() -> None:
+        world = World(shuffle)
+        try:
+            await story(world)
+        finally:
+            await world.scheduler.aclose()
+
+    asyncio.run(run())
+
+
+async def settled() -> None:
+    """Let everything happen that waits for nothing."""
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def _disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    arms.clear()
+    monkeypatch.setattr(module, "DiskReader", Arm)
+
+
+@pytest.mark.parametrize("shuffle", [{"kind": "global"}, {"kind": "none"}, {"kind": "blocks", "shards": 1}])
+def test_windows_are_the_epoch_in_order_each_sample_once(shuffle: dict[str, Any]) -> None:
+    async def story(world: World) -> None:
+        for step in range(SAMPLES // BATCH):
+            waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(step)))
+            while not waiting.done():
+                await asyncio.sleep(0)
+                world.read_all()
+        read = [sample for window in world.lookup.windows for sample in window]
+        assert read == world.order()
+        assert all(len(window) * SIZE <= BUDGET // 2 for window in world.lookup.windows)
+        assert len(world.lookup.windows) > 1
+
+    running(shuffle, story)
+
+
+def test_a_batch_waits_until_its_window_is_read_and_the_disk_hears_of_it() -> None:
+    async def story(world: World) -> None:
+        waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(0)))
+        await settled()
+        assert not waiting.done()
+        assert arms[0].urgent or arms[0].works[0].urgent
+        world.read_all()
+        await asyncio.wait_for(waiting, 30)
+
+    running({"kind": "none"}, story)
+
+
+def test_windows_ahead_stay_within_the_budget_and_follow_the_reader() -> None:
+    async def story(world: World) -> None:
+        world.ask(0)
+        await settled()
+        world.read_all()
+        held = sum(len(window) for window in world.lookup.windows) * SIZE
+        assert BUDGET // 2 < held <= BUDGET
+        before = len(world.lookup.windows)
+        await settled()
+        assert len(world.lookup.windows) == before  # nothing was consumed
+        world.ask(100)  # 100 batches of 10 MiB later: several windows are behind it
+        await settled()
+        assert len(world.lookup.windows) > before
+
+    running({"kind": "none"}, story)
+
+
+def test_blocks_end_windows_so_that_no_shard_is_read_twice() -> None:
+    async def story(world: World) -> None:
+        for step in range(0, SAMPLES // BATCH, 5):
+            world.ask(step)
+            await settled()
+            world.read_all()
+        shard = [[sample // 1024 for sample in window] for window in world.lookup.windows]
+        assert all(max(each) == min(each) for each in shard)  # blocks of one shard: 1,024 samples, 1 GiB
+
+    running({"kind": "blocks", "shards": 1}, story)
+
+
+def test_readers_at_different_places_have_windows_of_their_own() -> None:
+    async def story(world: World) -> None:
+        world.ask(0)
+        await settled()
+        world.ask(150)
+        await settled()
+        order = world.order()
+        first = {window[0] for window in world.lookup.windows}
+        assert {order[0], order[1500]} <= first
+        world.ask(0, epoch=1)
+        await settled()
+        assert world.order(1)[0] in {window[0] for window in world.lookup.windows}
+
+    running({"kind": "global"}, story)
+
+
+def test_a_cached_window_and_one_that_cannot_be_looked_up_hold_nobody_up() -> None:
+    async def story(world: World) -> None:
+        world.lookup.disk = False
+        await asyncio.wait_for(world.scheduler.wait_until_read(world.ask(0)), 30)
+        world.lookup.error = OSError("the index is gone")
+        await asyncio.wait_for(world.scheduler.wait_until_read(world.ask(199)), 30)
+        assert not arms
+
+    running({"kind": "global"}, story)
+
+
+def test_a_reader_that_stops_gives_its_memory_back() -> None:
+    async def story(world: World) -> None:
+        world.ask(0)
+        await settled()
+        works = list(arms[0].works)
+        waiting = asyncio.create_task(
+            world.scheduler.wait_until_read(FrameAddress(world.plan.hash, 0, 0, batch=BATCH))
+        )
+        await settled()
+        world.clock.advance(IDLE_SECONDS + 1)
+        world.ask(0, epoch=5)  # another reader comes
+        await asyncio.wait_for(waiting, 30)
+        assert all(work.cancelled for work in works)
+
+    running({"kind": "none"}, story)
+
+
+def test_closing_lets_every_waiting_batch_go() -> None:
+    async def run() -> None:
+        world = World({"kind": "global"})
+        waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(0)))
+        await settled()
+        assert not waiting.done()
+        await world.scheduler.aclose()
+        await asyncio.wait_for(waiting, 30)
+
+    asyncio.run(run())
