@@ -69,7 +69,7 @@ class _Window:
 @dataclass(slots=True, eq=False)
 class _Cursor:
     """The place of one reader of an epoch. `windows`: in order and adjacent, those not yet consumed; `next`:
-    the first position after them; `size`: bytes of the next window."""
+    the first position after them; `size`: bytes of the next window; `started`: a frame was requested."""
 
     plan: Plan
     snapshot: Snapshot
@@ -82,6 +82,7 @@ class _Cursor:
     used: float
     windows: deque[_Window] = field(default_factory=deque)
     growing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    started: bool = False
     extending: bool = False
     dropped: bool = False
 
@@ -112,17 +113,22 @@ class ReadScheduler:
         return f"<ReadScheduler {len(self._cursors)} cursors, {self._held()} of {self._budget} bytes>"
 
     def frame_requested(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
-        """Note that a frame is being built: its window becomes the reader's place. Returns at once."""
+        """Note that a frame is being built: this is the reader's place. Returns at once.
+
+        When the last window of an epoch is planned, the first one of the next epoch is, too.
+        """
         first = address.origin + address.step * address.batch
         self._drop_idle()
         cursor = self._find(plan.hash, address.epoch, first)
         if cursor is None:
             cursor = self._begin(plan, snapshot, address.epoch, first, address.batch)
-        cursor.used = self._clock.monotonic()
+        cursor.used, cursor.started = self._clock.monotonic(), True
         cursor.furthest = max(cursor.furthest, first)
         while cursor.windows and cursor.windows[0].end <= cursor.furthest - _BEHIND * cursor.batch:
             cursor.windows.popleft()
         self._extend(cursor)
+        if cursor.next >= cursor.order.n and self._find(plan.hash, address.epoch + 1, 0) is None:
+            self._extend(self._begin(plan, snapshot, address.epoch + 1, 0, address.batch))
 
     async def wait_until_read(self, address: FrameAddress) -> None:
         """Wait until the bytes of a frame's batch have been read ahead; at once if none are to be."""
@@ -186,9 +192,11 @@ class ReadScheduler:
         return self._budget // max(1, len(self._cursors))
 
     def _has_room(self, cursor: _Cursor) -> bool:
-        more = cursor.next < cursor.order.n and not cursor.dropped
+        """Return whether to add a window: always one, and more within the share once the reader started."""
+        if cursor.next >= cursor.order.n or cursor.dropped:
+            return False
         size = min(cursor.size, self._share() // 2)
-        return more and (not cursor.windows or cursor.bytes + size <= self._share())
+        return not cursor.windows or (cursor.started and cursor.bytes + size <= self._share())
 
     def _extend(self, cursor: _Cursor) -> None:
         if not cursor.extending and self._has_room(cursor):

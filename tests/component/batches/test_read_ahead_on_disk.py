@@ -88,7 +88,7 @@ class Node:
             answer = self.daemon.request("GET", f"/-/plans/{plan}/{epoch}/{step}?batch={BATCH}")
             assert answer.status == 200, answer.body
             rows = ragged_rows(tensor_frame.tensor_views(answer.body), "data")
-            return [hashlib.sha256(row).hexdigest() for row in rows]
+            return [hashlib.sha256(row.tobytes()).hexdigest() for row in rows]
 
         with ThreadPoolExecutor(4) as pool:
             return [row for rows in pool.map(get, range(SAMPLES // BATCH)) for row in rows]
