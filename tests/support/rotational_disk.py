@@ -31,6 +31,8 @@ NAME: Final = "rotational-disk"
 """For MESH_TEST_WITHOUT."""
 MIB: Final = 1 << 20
 SECTOR: Final = 512
+LIMIT_S: Final = 60
+"""For one program of the system."""
 READ_AHEAD_KIB: Final = 128
 TRACE_KIB: Final = 8192
 """Of each core; a request takes about 200 bytes."""
@@ -164,7 +166,7 @@ def _require() -> None:
         missing(NAME, "a kernel with loop devices, and /dev/loop-control")
     if "tracefs" not in Path("/proc/filesystems").read_text():
         missing(NAME, "a kernel with tracefs")
-    if subprocess.run(["losetup", "--find"], capture_output=True, check=False).returncode:
+    if subprocess.run(["losetup", "--find"], capture_output=True, check=False, timeout=LIMIT_S).returncode:
         missing(NAME, "a free loop device")
     try:
         with _tracefs() as root:
@@ -179,7 +181,7 @@ class ProgramError(RuntimeError):
 
 
 def _run(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     if done.returncode:
         raise ProgramError(f"`{' '.join(argv)}` failed: {done.stderr.strip()}")
     return done.stdout.strip()
