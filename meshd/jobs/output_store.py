@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.rpc.peer_client import PeerRefusedError
     from meshd.rpc.peer_rpc import CallContext
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader, StoreWriter
     from meshd.store.records import Page, Record
     from meshwire.cluster import Node
 
@@ -138,14 +138,16 @@ class OutputStore(Protocol):
 class LocalOutputStore:
     """Writes outputs whose primary is this node. One per process.
 
-    `store` replicates to the other nodes; `stored` is called for every output.
+    `replicated` sends writes to the other nodes, too; `stored` is called for every output.
     """
 
-    def __init__(self, store: ObjectStore, versions: VersionLookup, stored: StoredCallback) -> None:
-        self._store, self._versions, self._stored = store, versions, stored
+    def __init__(
+        self, store: StoreReader, replicated: StoreWriter, versions: VersionLookup, stored: StoredCallback
+    ) -> None:
+        self._store, self._replicated, self._versions, self._stored = store, replicated, versions, stored
 
     def __repr__(self) -> str:
-        return f"<LocalOutputStore to {self._store!r}>"
+        return f"<LocalOutputStore to {self._replicated!r}>"
 
     async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
         """See `OutputStore.lookup_outputs`."""
@@ -159,7 +161,7 @@ class LocalOutputStore:
         self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
     ) -> None:
         """See `OutputStore.write_output`."""
-        writer = self._store.writer(target.bucket, target.key, size=target.size)
+        writer = self._replicated.writer(target.bucket, target.key, size=target.size)
         try:
             async for piece in body:
                 await (writer.write(piece) if isinstance(piece, bytes) else writer.write_borrowed(piece))
@@ -176,7 +178,7 @@ class LocalOutputStore:
         """Finish a write; if the bucket was deleted in the meantime, delete the output again."""
         if not self._versions.has_bucket(target.bucket):
             same = Conditions(if_match=(record.etag,))
-            await self._store.delete_version(
+            await self._replicated.delete_version(
                 target.bucket, target.key, record.version or NULL, conditions=same
             )
             raise BatchError("NoSuchBucket", f"the bucket {target.bucket!r} was deleted while the job ran")
@@ -184,7 +186,7 @@ class LocalOutputStore:
 
     async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
         """See `OutputStore.remove_outputs`."""
-        await self._store.delete_many(bucket, keys, versioning=self._versions.versioning_of(bucket))
+        await self._replicated.delete_many(bucket, keys, versioning=self._versions.versioning_of(bucket))
 
 
 class ClusterOutputStore:

@@ -25,7 +25,7 @@ from meshwire.http_values.conditional_requests import failed_read_condition
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader
     from meshd.store.records import Record
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.operations import CopyObject, CopySource
@@ -104,7 +104,7 @@ def copy_meta(source: Record, operation: CopyObject, owner: str) -> Meta:
     )
 
 
-async def add_checksum(store: ObjectStore, source: Record, algorithm: str | None) -> Record:
+async def add_checksum(store: StoreReader, source: Record, algorithm: str | None) -> Record:
     """Return `source` with the requested checksum of the whole object. If that is unknown, the bytes are
     read, and the ETag becomes their MD5: the copy then has one part, whatever parts the source had."""
     known = source.checksum_type != "COMPOSITE" and algorithm in source.checksums
@@ -137,7 +137,7 @@ async def retry_if_moved(attempt: Callable[[], Awaitable[_T]], source: CopySourc
 
 
 async def read_chunks(
-    store: ObjectStore, record: Record, offset: int, length: int
+    store: StoreReader, record: Record, offset: int, length: int
 ) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a stored object in chunks of at most a MiB and verify them against its checksums.
     The bytes are verified only if this generator ends normally. Close it if you stop early.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshd.objects.version_lookup import VersionLookup
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreWriter
     from meshd.store.records import Record, Removed
     from meshd.store.write_context import WriteContext
     from meshwire.s3.operations import DeleteObject, DeleteObjects
@@ -57,9 +57,9 @@ class DeleteService:
     """The use cases of deletion. One per process."""
 
     def __init__(
-        self, store: ObjectStore, versions: VersionLookup, backed: OriginWriteBack | None = None
+        self, replicated: StoreWriter, versions: VersionLookup, backed: OriginWriteBack | None = None
     ) -> None:
-        self._store, self._versions, self._backed = store, versions, backed
+        self._replicated, self._versions, self._backed = replicated, versions, backed
 
     async def delete_object(
         self, operation: DeleteObject, *, context: WriteContext = INTERNAL_WRITE
@@ -102,7 +102,7 @@ class DeleteService:
         with store_errors():
             setting = self._versions.versioning_of(bucket)
             keys = [key for _, key in plain]
-            removed = await self._store.delete_many(bucket, keys, versioning=setting, context=context)
+            removed = await self._replicated.delete_many(bucket, keys, versioning=setting, context=context)
         for number, key in plain:
             answers[number] = _deleted(key, None, removed[key])
         await self._settle(bucket, list(removed.items()), context)
@@ -159,11 +159,11 @@ class DeleteService:
         context: WriteContext,
     ) -> Removed:
         if version is not None:
-            return await self._store.delete_version(
+            return await self._replicated.delete_version(
                 bucket, key, version, conditions=conditions, context=context
             )
         setting = self._versions.versioning_of(bucket)
-        return await self._store.delete(
+        return await self._replicated.delete(
             bucket, key, conditions=conditions, versioning=setting, context=context
         )
 
@@ -177,7 +177,7 @@ class DeleteService:
             for key, one in removed:
                 if one.marker is not None:
                     version = one.marker.version or NULL
-                    await self._store.delete_version(bucket, key, version, context=context)
+                    await self._replicated.delete_version(bucket, key, version, context=context)
         raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meshd.control.buckets import BucketTable
     from meshd.control.identities import IdentityTable, User
     from meshd.peer_reads.listing import MergedListings
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader
     from meshd.store.records import EntryPage, Record, Upload, UploadPage, VersionPage
     from meshwire.s3.operations import ListMultipartUploads, ListObjects, ListObjectVersions
 
@@ -36,7 +36,7 @@ class ListingService:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: StoreReader,
         identities: IdentityTable,
         buckets: BucketTable,
         merged: MergedListings | None = None,

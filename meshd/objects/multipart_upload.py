@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from meshd.core.object_io import Body
     from meshd.objects.service import ObjectService
     from meshd.objects.version_lookup import VersionLookup
-    from meshd.store.api import ObjectStore, ObjectWriter
+    from meshd.store.api import ObjectWriter, StoreReader, StoreWriter
     from meshd.store.records import Record, Upload
     from meshd.store.write_context import WriteContext
     from meshwire.s3.operations import (
@@ -63,13 +63,15 @@ class UploadService:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: StoreReader,
+        replicated: StoreWriter,
         objects: ObjectService,
         versions: VersionLookup,
         owner: Callable[[str], Owner] = Owner,
     ) -> None:
         self._owner = owner
-        self._store, self._objects, self._versions = store, objects, versions
+        self._store, self._replicated = store, replicated
+        self._objects, self._versions = objects, versions
 
     async def create_upload(
         self, operation: CreateMultipartUpload, identity: Identity, *, context: WriteContext = INTERNAL_WRITE
@@ -83,7 +85,7 @@ class UploadService:
         algorithm, kind = _checksum_plan(operation.checksum_algorithm, operation.checksum_type)
         born = self._versions.bucket_created(operation.bucket)
         with store_errors():
-            upload = await self._store.create_upload(
+            upload = await self._replicated.create_upload(
                 operation.bucket,
                 operation.key,
                 headers=dict(operation.headers.system),
@@ -100,7 +102,7 @@ class UploadService:
                 upload
             ):
                 # the bucket was deleted, and perhaps created again
-                await self._store.abort_upload(upload, context=context)
+                await self._replicated.abort_upload(upload, context=context)
                 raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
         told = algorithm if operation.checksum_algorithm else ""
         return UploadCreated(upload.bucket, upload.key, upload.upload_id, told, kind if told else "")
@@ -113,7 +115,7 @@ class UploadService:
         upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
         _check_algorithm(upload, operation.digests)
         with store_errors():
-            writer = self._store.part_writer(upload, operation.part_number, body.size)
+            writer = self._replicated.part_writer(upload, operation.part_number, body.size)
             try:
                 await _receive_part(writer, body, operation.digests, upload.checksum_algorithm)
                 digest = body.digest()
@@ -142,7 +144,7 @@ class UploadService:
         check_source_conditions(operation.source_conditions, source)
         offset, length = copy_part_range(operation.range, source.size)
         check_put_size(length)
-        writer = self._store.part_writer(upload, operation.part_number, length)
+        writer = self._replicated.part_writer(upload, operation.part_number, length)
         try:
             meta = await self._fill(writer, upload, source, offset, length)
             record = await writer.commit(meta, context=context)
@@ -180,13 +182,13 @@ class UploadService:
             found = self._in_progress(operation.bucket, operation.key, operation.upload_id)
             if found is None:
                 record = self._become(operation, parts)
-                await self._store.wait_replicated(operation.bucket, operation.key, record)
+                await self._replicated.wait_replicated(operation.bucket, operation.key, record)
                 return self._completed(operation, record)
             upload, arrived = found
             stored = check_parts(arrived, parts)
             meta = completed_meta(upload, stored, operation)
             try:
-                record = await self._store.complete_upload(
+                record = await self._replicated.complete_upload(
                     upload,
                     [part.number for part in stored],
                     meta,
@@ -220,7 +222,7 @@ class UploadService:
     ) -> UploadAborted:
         upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
         with store_errors():
-            await self._store.abort_upload(upload, context=context)
+            await self._replicated.abort_upload(upload, context=context)
         return UploadAborted()
 
     def list_parts(self, operation: ListParts) -> PartList:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshd.auth.acls import AclService
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.objects.version_lookup import VersionLookup
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreWriter
     from meshd.store.records import Record
     from meshd.store.write_context import WriteContext
     from meshwire.s3.operations import (
@@ -46,9 +46,9 @@ class ObjectAclService:
     """The use cases of object ACLs. One per process."""
 
     def __init__(
-        self, store: ObjectStore, buckets: BucketTable, versions: VersionLookup, acls: AclService
+        self, replicated: StoreWriter, buckets: BucketTable, versions: VersionLookup, acls: AclService
     ) -> None:
-        self._store, self._buckets, self._versions, self._acls = store, buckets, versions, acls
+        self._replicated, self._buckets, self._versions, self._acls = replicated, buckets, versions, acls
 
     def get_acl(self, operation: GetObjectAcl) -> ObjectAcl:
         """Return an ACL. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
@@ -73,7 +73,7 @@ class ObjectAclService:
         acl = self._acls.parse_request(operation.acl, body, _owner(bucket, record))
         check_acl(acl, bucket)
         with store_errors():
-            record = await self._store.amend(
+            record = await self._replicated.amend(
                 bucket.name, operation.key, operation.version, acl=acl, context=context
             )
         return ObjectAclStored(self._versions.version_header(bucket.name, record))
@@ -94,8 +94,8 @@ def _owner(bucket: Bucket, record: Record) -> str:
 class TaggingService:
     """The use cases of object tags. One per process."""
 
-    def __init__(self, store: ObjectStore, versions: VersionLookup) -> None:
-        self._store, self._versions = store, versions
+    def __init__(self, replicated: StoreWriter, versions: VersionLookup) -> None:
+        self._replicated, self._versions = replicated, versions
 
     def get_tags(self, operation: GetObjectTagging) -> ObjectTags:
         """Return the tags. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
@@ -123,7 +123,9 @@ class TaggingService:
         bucket, key = operation.bucket, operation.key
         self._versions.find_version(bucket, key, operation.version)
         with store_errors():
-            record = await self._store.amend(bucket, key, operation.version, tags=dict(tags), context=context)
+            record = await self._replicated.amend(
+                bucket, key, operation.version, tags=dict(tags), context=context
+            )
         return ObjectTagged(self._versions.version_header(bucket, record))
 
 

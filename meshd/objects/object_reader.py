@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from meshd.objects.version_lookup import VersionLookup
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader
     from meshd.store.records import Record, Span
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.operations import GetObject
@@ -36,7 +36,7 @@ class ReplacedError(S3Error):
 class ObjectReader:
     """Reads whole objects and ranges of them. One per process."""
 
-    def __init__(self, store: ObjectStore, versions: VersionLookup) -> None:
+    def __init__(self, store: StoreReader, versions: VersionLookup) -> None:
         self._store, self._versions = store, versions
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from meshd.core.object_io import Body, StoredCallback
     from meshd.objects.delete import OriginWriteBack
     from meshd.objects.version_lookup import VersionLookup
-    from meshd.store.api import ObjectStore, ObjectWriter
+    from meshd.store.api import ObjectWriter, StoreReader, StoreWriter
     from meshd.store.records import Record
     from meshd.store.write_context import WriteContext
     from meshwire.s3.operations import CopyObject, PutObject
@@ -33,12 +33,14 @@ class ObjectService:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: StoreReader,
+        replicated: StoreWriter,
         versions: VersionLookup,
         stored: StoredCallback,
         backed: OriginWriteBack | None = None,
     ) -> None:
-        self._store, self._versions, self._stored, self._backed = store, versions, stored, backed
+        self._store, self._replicated, self._versions = store, replicated, versions
+        self._stored, self._backed = stored, backed
 
     async def put_object(
         self, operation: PutObject, identity: Identity, body: Body, *, context: WriteContext = INTERNAL_WRITE
@@ -49,7 +51,7 @@ class ObjectService:
         born = self._versions.bucket_created(operation.bucket)
         await self._precheck(operation.bucket, operation.key, operation.conditions, context)
         with store_errors():
-            writer = self._store.writer(operation.bucket, operation.key, size=body.size)
+            writer = self._replicated.writer(operation.bucket, operation.key, size=body.size)
             try:
                 await write_body(writer, body, operation)
                 digest = body.digest()
@@ -83,7 +85,7 @@ class ObjectService:
             return
         try:
             with store_errors():
-                await self._store.check_conditions(bucket, key, conditions, context=context)
+                await self._replicated.check_conditions(bucket, key, conditions, context=context)
         except S3Error as error:
             if error.code == "NoSuchKey":
                 raise S3Error("NoSuchKey", extra={"Key": key}) from error
@@ -97,7 +99,7 @@ class ObjectService:
         if not self._versions.has_bucket(bucket):
             same = Conditions(if_match=(record.etag,))
             with store_errors():
-                await self._store.delete_version(
+                await self._replicated.delete_version(
                     bucket, key, record.version or NULL, conditions=same, context=context
                 )
             raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
@@ -137,7 +139,7 @@ class ObjectService:
         owner = self._versions.owner_for_write(bucket, identity.user_id, operation.acl)
         meta = copy_meta(rehashed, operation, owner)
         setting = self._versions.versioning_of(bucket)
-        record = await self._store.link(
+        record = await self._replicated.link(
             bucket, key, rehashed, meta, operation.conditions, versioning=setting, context=context
         )
         return source, record

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshd.control.buckets import BucketTable
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader
     from meshd.store.records import Record, Upload
     from meshwire.s3.bucket_settings import Acl, Versioning
     from meshwire.s3.operations import CopySource
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class VersionLookup:
     """Looks versions up. Stateless; every lookup takes microseconds."""
 
-    def __init__(self, store: ObjectStore, buckets: BucketTable) -> None:
+    def __init__(self, store: StoreReader, buckets: BucketTable) -> None:
         self._store, self._buckets = store, buckets
 
     def has_bucket(self, name: str) -> bool:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from meshd.origins.read_through import BackedReader
     from meshd.origins.worker_shards import WorkerShards
     from meshd.origins.write_back_routing import WriteBackRouter
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreWriter
     from meshd.store.records import Record, Span
     from meshd.store.store import Store
     from meshd.store.write_context import WriteContext
@@ -84,7 +84,7 @@ class BackedService:
     def __init__(
         self,
         store: Store,
-        shared: ObjectStore,
+        shared: StoreWriter,
         cache_store: CacheStore,
         shards: WorkerShards,
         router: WriteBackRouter,

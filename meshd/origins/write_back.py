@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from meshd.origins.cache.fetcher import Fetcher
     from meshd.origins.client.origin_pool import OriginPool
     from meshd.rpc.peer_client import PeerClient
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreWriter
     from meshd.store.records import Record
     from meshd.store.store import Store
     from meshd.store.write_context import WriteContext
@@ -137,7 +137,7 @@ class OriginWriter:
         self,
         origins: OriginPool,
         store: Store,
-        shared: ObjectStore,
+        shared: StoreWriter,
         mesh: ClusterView,
         fetcher: Fetcher,
         succession: HandoverBarrier,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from meshd.core.object_io import LookupResult
     from meshd.peer_reads.replica_selection import ReplicaSelector
     from meshd.rpc.peer_rpc import CallContext
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader
     from meshd.store.records import Record, Span
     from meshwire.cluster import Node
 
@@ -101,7 +101,7 @@ class ReadResumer:
 class ResumeSource:
     """Handler of resumed reads: reads this node's own store."""
 
-    def __init__(self, store: ObjectStore, node_id: str) -> None:
+    def __init__(self, store: StoreReader, node_id: str) -> None:
         self._store, self._node_id = store, node_id
 
     def __repr__(self) -> str:

@@ -80,7 +80,13 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
     """Return the tasks that run once per node, in the coordinator."""
     settings = node.settings
     lifecycle = LifecycleRunner(
-        node.replicated_store, node.buckets, node.control, node.clock, settings.stale_upload_days, node.mesh
+        node.store,
+        node.replicated_store,
+        node.buckets,
+        node.control,
+        node.clock,
+        settings.stale_upload_days,
+        node.mesh,
     )
     results = ResultEvictor(node.store, node.last_used, settings.view_cache_bytes)
     indexer = BackgroundIndexer(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from meshd.core.object_io import LookupResult
     from meshd.datasets.archives.archive_service import ArchiveService, MemberLocation
     from meshd.objects.version_lookup import VersionLookup
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader
     from meshd.store.records import Span
     from meshwire.dataset.archive_index import ArchiveIndex
 
@@ -51,7 +51,7 @@ class MemberService:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: StoreReader,
         versions: VersionLookup,
         archives: ArchiveService,
         is_view: Callable[[str], bool],

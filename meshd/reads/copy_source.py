@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from meshd.origins.service import BackedService
     from meshd.reads.archive_members import MemberService
     from meshd.rpc.peer_client import PeerClient
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader
     from meshwire.checksums.body_checksums import BodyDigest
     from meshwire.cluster import Node
 
@@ -95,7 +95,7 @@ class LocalCopySources:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: StoreReader,
         versions: VersionLookup,
         members: MemberService,
         backed: BackedService | None = None,

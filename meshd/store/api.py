@@ -1,4 +1,4 @@
-"""Interfaces of the object store: ObjectStore, ObjectWriter and ReplicaWriter; CacheLookup, which it calls.
+"""Interfaces of the object store: StoreReader, StoreWriter, and ObjectStore, which is both and a replica.
 
 `Store` implements them on disks; the tests' reference store implements them in memory. A process has
 one store object and calls it from one event loop. Methods without `async` never wait for a disk write.
@@ -109,16 +109,12 @@ class ReplicaWriter(Protocol):
     async def abort(self) -> None: ...
 
 
-class ObjectStore(Protocol):
-    """Stores objects by (bucket, key), their versions, and multipart uploads.
+class StoreReader(Protocol):
+    """Reads objects by (bucket, key), their versions, and multipart uploads.
 
     Keys are str without surrogates and NUL, at most 1024 bytes of UTF-8. A version is identified by its id,
     or by `null`.
     """
-
-    def close(self) -> None:
-        """Commits pending writes and releases files. Idempotent."""
-        ...
 
     def get(self, bucket: str, key: str) -> Record | None:
         """Returns the current object's record; None if there is none or the newest version is a delete
@@ -190,6 +186,71 @@ class ObjectStore(Protocol):
     def is_empty(self, bucket: str) -> bool:
         """Returns True if the bucket has no object, no other version and no upload in progress."""
         ...
+
+    def open_spans(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
+        """Opens the files that hold these bytes and yields their ranges. The spans stay valid inside the
+        `with` block, even if the object is deleted meanwhile."""
+        ...
+
+    def open_spans_many(
+        self, wanted: Sequence[tuple[Record, int, int]]
+    ) -> AbstractContextManager[Sequence[Sequence[Span] | None]]:
+        """Opens many (record, offset, length) ranges at once, like `open_spans`. An entry is None if its
+        bytes are gone or cannot be opened."""
+        ...
+
+    def read_range(self, record: Record, offset: int, length: int) -> bytes:
+        """Reads the bytes and verifies whole extents. Raises CorruptExtentError, ExtentGoneError."""
+        ...
+
+    def try_read_range(self, record: Record, offset: int, length: int) -> bytes | None:
+        """Reads like `read_range`, but returns None if the bytes span several extents or are not in the page
+        cache."""
+        ...
+
+    def try_open_span(self, record: Record, offset: int, length: int) -> Span | None:
+        """Returns a span like `open_spans`, valid only until the caller next awaits or reads; None if the
+        bytes span several extents or their file is not kept open."""
+        ...
+
+    def locate(self, record: Record) -> Sequence[Location]:
+        """Returns paths and ranges for other processes; a file may be gone before it is opened."""
+        ...
+
+    def get_upload(self, bucket: str, key: str, upload_id: str) -> Upload | None:
+        """Returns the upload in progress, or None."""
+        ...
+
+    def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:
+        """Lists parts with numbers above `after`, in order."""
+        ...
+
+    def list_uploads(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        key_marker: str = "",
+        id_marker: str = "",
+        limit: int = 1000,
+        slots: bytes | None = None,
+    ) -> UploadPage:
+        """Lists uploads after (key_marker, id_marker); without an id, after all uploads of key_marker."""
+        ...
+
+    def revision(self) -> int:
+        """Returns a number that rises with every write or deletion by any process. Equal numbers mean that no
+        name has changed its bytes."""
+        ...
+
+    def stats(self) -> StoreStats:
+        """Returns current counts and byte totals."""
+        ...
+
+
+class StoreWriter(Protocol):
+    """Writes objects, versions and uploads, on this node or on every node that must have them."""
 
     def writer(self, bucket: str, key: str, *, size: int | None) -> ObjectWriter:
         """Opens a writer for a new version. If `size` (bytes) is given, exactly that many bytes must be
@@ -275,36 +336,6 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def open_spans(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
-        """Opens the files that hold these bytes and yields their ranges. The spans stay valid inside the
-        `with` block, even if the object is deleted meanwhile."""
-        ...
-
-    def open_spans_many(
-        self, wanted: Sequence[tuple[Record, int, int]]
-    ) -> AbstractContextManager[Sequence[Sequence[Span] | None]]:
-        """Opens many (record, offset, length) ranges at once, like `open_spans`. An entry is None if its
-        bytes are gone or cannot be opened."""
-        ...
-
-    def read_range(self, record: Record, offset: int, length: int) -> bytes:
-        """Reads the bytes and verifies whole extents. Raises CorruptExtentError, ExtentGoneError."""
-        ...
-
-    def try_read_range(self, record: Record, offset: int, length: int) -> bytes | None:
-        """Reads like `read_range`, but returns None if the bytes span several extents or are not in the page
-        cache."""
-        ...
-
-    def try_open_span(self, record: Record, offset: int, length: int) -> Span | None:
-        """Returns a span like `open_spans`, valid only until the caller next awaits or reads; None if the
-        bytes span several extents or their file is not kept open."""
-        ...
-
-    def locate(self, record: Record) -> Sequence[Location]:
-        """Returns paths and ranges for other processes; a file may be gone before it is opened."""
-        ...
-
     async def create_upload(
         self,
         bucket: str,
@@ -324,31 +355,9 @@ class ObjectStore(Protocol):
         start."""
         ...
 
-    def get_upload(self, bucket: str, key: str, upload_id: str) -> Upload | None:
-        """Returns the upload in progress, or None."""
-        ...
-
     def part_writer(self, upload: Upload, number: int, size: int | None) -> ObjectWriter:
         """Opens a writer for part `number` (1–10,000). The committed Record has size, etag, modified and
         checksums."""
-        ...
-
-    def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:
-        """Lists parts with numbers above `after`, in order."""
-        ...
-
-    def list_uploads(
-        self,
-        bucket: str,
-        *,
-        prefix: str = "",
-        delimiter: str = "",
-        key_marker: str = "",
-        id_marker: str = "",
-        limit: int = 1000,
-        slots: bytes | None = None,
-    ) -> UploadPage:
-        """Lists uploads after (key_marker, id_marker); without an id, after all uploads of key_marker."""
         ...
 
     async def complete_upload(
@@ -374,6 +383,27 @@ class ObjectStore(Protocol):
         """Drops the upload and its parts; returns the stamp of its end. Raises NoSuchUploadError."""
         ...
 
+    async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
+        """Returns when every node that must hold a name has this node's state of it, or its removal; and also
+        the version `record`, if given. A single-node store returns at once. Raises NotReplicatedError."""
+        ...
+
+    async def check_conditions(
+        self, bucket: str, key: str, conditions: Conditions, *, context: WriteContext = INTERNAL_WRITE
+    ) -> None:
+        """Raises ConditionFailedError or ConditionMissingError if the conditions of a write do not hold now.
+        When it returns, every node that must hold the name has the state that was checked. Raises
+        NotReplicatedError."""
+        ...
+
+
+class ObjectStore(StoreReader, StoreWriter, Protocol):
+    """The store of one node, which also accepts what other nodes have committed."""
+
+    def close(self) -> None:
+        """Commits pending writes and releases files. Idempotent."""
+        ...
+
     def replica_writer(self, bucket: str, key: str, *, size: int | None) -> ReplicaWriter:
         """Opens a writer for a version or part that another node has committed."""
         ...
@@ -393,19 +423,6 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
-        """Returns when every node that must hold a name has this node's state of it, or its removal; and also
-        the version `record`, if given. A single-node store returns at once. Raises NotReplicatedError."""
-        ...
-
-    async def check_conditions(
-        self, bucket: str, key: str, conditions: Conditions, *, context: WriteContext = INTERNAL_WRITE
-    ) -> None:
-        """Raises ConditionFailedError or ConditionMissingError if the conditions of a write do not hold now.
-        When it returns, every node that must hold the name has the state that was checked. Raises
-        NotReplicatedError."""
-        ...
-
     def tombstone_stamp(self, bucket: str, key: str, what: str = "") -> int:
         """Returns the stamp of the recorded deletion of a name's null version, or of the version or upload
         with id `what`; 0 if there is none."""
@@ -414,15 +431,6 @@ class ObjectStore(Protocol):
     def removals_since(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
         """Returns (id, stamp) of the removed versions of a name whose removal stamps are above `after`. The
         list may be incomplete if thousands are recorded for the name."""
-        ...
-
-    def revision(self) -> int:
-        """Returns a number that rises with every write or deletion by any process. Equal numbers mean that no
-        name has changed its bytes."""
-        ...
-
-    def stats(self) -> StoreStats:
-        """Returns current counts and byte totals."""
         ...
 
 

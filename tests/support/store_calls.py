@@ -14,7 +14,7 @@ from meshd.store.write_context import INTERNAL_WRITE
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import ObjectStore, StoreWriter
     from meshd.store.records import Location, Record, Upload
     from meshd.store.write_context import WriteContext
     from meshwire.http_values.conditional_requests import Conditions
@@ -26,7 +26,7 @@ LARGE = 300_000
 
 
 async def put_object(
-    store: ObjectStore,
+    store: StoreWriter,
     key: str,
     data: bytes = b"",
     *,
@@ -46,7 +46,7 @@ async def put_object(
     )
 
 
-async def put_part(store: ObjectStore, upload: Upload, number: int, data: bytes) -> Record:
+async def put_part(store: StoreWriter, upload: Upload, number: int, data: bytes) -> Record:
     """Writes one part."""
     writer = store.part_writer(upload, number, len(data))
     await writer.write(data)

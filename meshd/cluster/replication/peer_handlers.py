@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from meshd.cluster.replication.replicator import ReplicaData
     from meshd.cluster.replication.write_forwarding import ForwardedData, ForwardedRequest
     from meshd.rpc.peer_rpc import CallContext
-    from meshd.store.api import ObjectStore, ObjectWriter, ReplicaWriter
+    from meshd.store.api import ObjectStore, ObjectWriter, ReplicaWriter, StoreReader, StoreWriter
     from meshd.store.records import Removed, Upload
     from meshd.store.replica.changes import Applied, ReplicaChange
 
@@ -148,10 +148,10 @@ class HandoverHandler:
 
 
 class ForwardedWriteHandlers:
-    """One a process. `store`: the one that tells the other nodes."""
+    """One a process. `store`: this node's own; `replicated`: the store that commits writes as the primary."""
 
-    def __init__(self, store: ObjectStore, mesh: ClusterView) -> None:
-        self._store, self._mesh = store, mesh
+    def __init__(self, store: StoreReader, replicated: StoreWriter, mesh: ClusterView) -> None:
+        self._store, self._replicated, self._mesh = store, replicated, mesh
 
     @handler(FORWARD_REQUEST)
     async def change_name(self, asked: ForwardedRequest, context: CallContext) -> WriteResult:
@@ -162,12 +162,12 @@ class ForwardedWriteHandlers:
     async def write_object(self, data: ForwardedData, context: CallContext) -> WriteResult:
         self._mesh.require_primary(data.bucket, data.key)
         if not data.upload:
-            writer = self._store.writer(data.bucket, data.key, size=data.size)
+            writer = self._replicated.writer(data.bucket, data.key, size=data.size)
         else:
             upload = self._store.get_upload(data.bucket, data.key, data.upload)
             if upload is None:
                 return WriteResult(trouble="upload")
-            writer = self._store.part_writer(upload, data.number, data.size)
+            writer = self._replicated.part_writer(upload, data.number, data.size)
         return await self._result(
             _write_body(writer, data.size, context.iter_body(), _write_context(context))
         )
@@ -186,22 +186,22 @@ class ForwardedWriteHandlers:
 
     async def _execute(self, asked: ForwardedRequest, context: WriteContext) -> WriteResult:
         """Raises StoreError."""
-        store = self._store
+        replicated = self._replicated
         if isinstance(asked, DeleteRequest):
             return _deletion_result(await self._delete(asked, context))
         if isinstance(asked, AmendRequest):
-            record = await store.amend(
+            record = await replicated.amend(
                 asked.bucket, asked.key, asked.version, tags=asked.tags, acl=asked.acl, context=context
             )
             return WriteResult(without_local_fields(record))
         if isinstance(asked, CreateUploadRequest):
             upload = await self._begin_upload(asked.about, context)
             return WriteResult(upload=upload_without_local_fields(upload))
-        found = store.get_upload(asked.bucket, asked.key, asked.upload_id)
+        found = self._store.get_upload(asked.bucket, asked.key, asked.upload_id)
         if found is None:
             raise NoSuchUploadError(f"upload {asked.upload_id} was completed or aborted")
         if isinstance(asked, CompleteUploadRequest):
-            record = await store.complete_upload(
+            record = await replicated.complete_upload(
                 found,
                 asked.parts,
                 asked.meta,
@@ -212,18 +212,20 @@ class ForwardedWriteHandlers:
             )
             return WriteResult(without_local_fields(record))
         assert isinstance(asked, AbortUploadRequest)
-        return WriteResult(stamp=await store.abort_upload(found, context=context))
+        return WriteResult(stamp=await replicated.abort_upload(found, context=context))
 
     async def _delete(self, asked: DeleteRequest, context: WriteContext) -> Removed:
-        store, bucket, key, conditions = self._store, asked.bucket, asked.key, asked.conditions
+        replicated, bucket, key, conditions = self._replicated, asked.bucket, asked.key, asked.conditions
         if asked.version is None:
-            return await store.delete(
+            return await replicated.delete(
                 bucket, key, conditions=conditions, versioning=asked.versioning, context=context
             )
-        return await store.delete_version(bucket, key, asked.version, conditions=conditions, context=context)
+        return await replicated.delete_version(
+            bucket, key, asked.version, conditions=conditions, context=context
+        )
 
     async def _begin_upload(self, about: Upload, context: WriteContext) -> Upload:
-        return await self._store.create_upload(
+        return await self._replicated.create_upload(
             about.bucket,
             about.key,
             headers=about.headers,

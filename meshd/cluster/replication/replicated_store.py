@@ -1,9 +1,9 @@
-"""Replicated store: the ObjectStore to which the services of a cluster node write.
+"""Replicated store: the StoreWriter to which the services of a cluster node write.
 
-Law: reads are local. The primary checks and commits a write locally, under the fence of the map version
-by which it is primary, then replicates it with the same stamp. The caller gets its answer when every
-node of the write set has the write durably. This also holds on a node that is alone in its cluster:
-another node may join before a write in progress commits. Seam: an ObjectStore.
+Law: the primary checks and commits a write locally, under the fence of the map version by which it is
+primary, then replicates it with the same stamp. The caller gets its answer when every node of the write
+set has the write durably. So a read takes the local store and asks no other node. This also holds on a
+node that is alone in its cluster: another node may join before a write in progress commits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from meshd.cluster.replication.local_reads import LocalReads
 from meshd.cluster.replication.primary_writes import PARALLEL_CHANGES, PrimaryWrites
 from meshd.cluster.replication.replicated_writer import ReplicatedWriter
 from meshd.cluster.replication.write_forwarding import (
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from meshd.cluster.replication.primary_writes import WriteAction
     from meshd.cluster.replication.write_forwarding import ForwardedRequest
     from meshd.rpc.peer_client import PeerClient
-    from meshd.store.api import ObjectStore, ObjectWriter
+    from meshd.store.api import ObjectStore, ObjectWriter, StoreWriter
     from meshd.store.records import Meta, Record, UploadedPart
     from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
@@ -66,12 +65,12 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class ReplicatedStore(LocalReads):
-    """Replicates writes to the other owners; see ObjectStore. One per process."""
+class ReplicatedStore:
+    """Writes to `store`, this node's own, and replicates to the other owners; see StoreWriter. One per
+    process."""
 
     def __init__(self, store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
-        super().__init__(store)
-        self._mesh, self._clock = mesh, clock
+        self._store, self._mesh, self._clock = store, mesh, clock
         self.primary = PrimaryWrites(store, mesh, peers, clock)
 
     def __repr__(self) -> str:
@@ -354,12 +353,12 @@ class ReplicatedStore(LocalReads):
         return stamp
 
 
-def replicated_store(store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> ObjectStore:
+def replicated_store(store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> StoreWriter:
     """Returns the store for services to write to: the given store itself on a standalone node."""
     return store if mesh.standalone else ReplicatedStore(store, mesh, peers, clock)
 
 
 if TYPE_CHECKING:
 
-    def _is_a_store(replicated: ReplicatedStore) -> ObjectStore:
+    def _is_a_store(replicated: ReplicatedStore) -> StoreWriter:
         return replicated  # a type check only

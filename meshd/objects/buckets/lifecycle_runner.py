@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.control.control_api import ControlStore
     from meshd.objects.lifecycle_rules import ExpiryAction, ExpiryPlanner, ListedVersion
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader, StoreWriter
     from meshd.store.records import Record, Upload, VersionPage
     from meshd.util.clock import Clock
 
@@ -62,15 +62,16 @@ class LifecycleRunner:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: StoreReader,
+        replicated: StoreWriter,
         buckets: BucketTable,
         control: ControlStore,
         clock: Clock,
         stale_upload_days: int,
         mesh: ClusterView | None = None,
     ) -> None:
-        self._store, self._buckets, self._clock = store, buckets, clock
-        self._mesh = mesh
+        self._store, self._replicated, self._buckets = store, replicated, buckets
+        self._clock, self._mesh = clock, mesh
         self._stale_upload_days = stale_upload_days
         self._progress = CachedTopic(control, "lifecycle", SweepProgress)
         self._swept: dict[str, str] = {}  # bucket → mark: these need no look at the control store
@@ -220,7 +221,7 @@ class LifecycleRunner:
         if not self._is_primary(upload.bucket, upload.key):
             return ""
         try:
-            await self._store.abort_upload(upload)
+            await self._replicated.abort_upload(upload)
         except NoSuchUploadError:  # completed or aborted meanwhile
             return ""
         return "upload"
@@ -238,12 +239,14 @@ class LifecycleRunner:
             if doomed.action == "expire":
                 same = Conditions((version.etag,), if_unmodified_since=unchanged)
                 present = self._buckets.get(name) or bucket
-                result = await self._store.delete(
+                result = await self._replicated.delete(
                     name, version.key, conditions=same, versioning=present.versioning
                 )
             else:
                 same = Conditions(if_unmodified_since=unchanged)
-                result = await self._store.delete_version(name, version.key, version.version, conditions=same)
+                result = await self._replicated.delete_version(
+                    name, version.key, version.version, conditions=same
+                )
         except (ConditionFailedError, ConditionMissingError):
             return ""
         return doomed.action if result.record or result.marker else ""

@@ -148,9 +148,9 @@ class PeerServices:
     def routes(self) -> list[HttpRoute]:
         """Return the routes that other nodes call."""
         node, backed = self._node, self._backed
-        store, handover = node.replicated_store, list[object]()
-        if isinstance(store, ReplicatedStore):
-            handover = [HandoverHandler(store.primary, node.mesh)]
+        replicated, handover = node.replicated_store, list[object]()
+        if isinstance(replicated, ReplicatedStore):
+            handover = [HandoverHandler(replicated.primary, node.mesh)]
         origins: list[object] = []
         if backed is not None:
             origins = [
@@ -168,7 +168,7 @@ class PeerServices:
                 CopySourceHandlers(self.sources, node.mesh),
                 ResumeSource(node.store, node.settings.node_id),
                 ReplicaHandlers(node.store, node.mesh),
-                ForwardedWriteHandlers(store, node.mesh),
+                ForwardedWriteHandlers(node.store, replicated, node.mesh),
                 *handover,
                 *origins,
             ),

@@ -138,8 +138,9 @@ def job_service(node: NodeContext, access: Authorizer) -> JobService:
 def local_outputs(node: NodeContext) -> LocalOutputStore:
     """Return the store for job outputs of which this node is the primary."""
     return LocalOutputStore(
+        node.store,
         node.replicated_store,
-        VersionLookup(node.replicated_store, node.buckets),
+        VersionLookup(node.store, node.buckets),
         IndexQueue(node.store).enqueue,
     )
 
@@ -160,7 +161,7 @@ def job_runner(
         node.mesh,
         WriteForwarder(node.mesh, node.peers, node.clock),
     )
-    versions = VersionLookup(node.replicated_store, node.buckets)
+    versions = VersionLookup(node.store, node.buckets)
     tools = JobServices(node.store, node.objects, node.archives, versions, access, outputs)
     inventories = SourceInventory(node.store, catalog, node.archives, node.objects)
     plan_store = PlanStore(node.store, catalog)

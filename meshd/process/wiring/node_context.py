@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from meshd.cluster.rebalance.worker import WorkerSocket
     from meshd.config import NodeSettings
     from meshd.control.control_api import ControlStore
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreWriter
     from meshd.util.clock import Clock
 
 
@@ -66,9 +66,8 @@ class NodeContext:
     mesh: ClusterView
     peers: PeerClient
     objects: RemoteObjects
-    replicated_store: ObjectStore
-    """The store that services write to: `store`, and in a cluster every other node that must store the
-    write."""
+    replicated_store: StoreWriter
+    """What services write to: `store`, and in a cluster every other node that must store the write."""
     cache_store: CacheStore | None = None
     """The cache of buckets with origins."""
     rebalance_socket: WorkerSocket | None = None

@@ -65,8 +65,10 @@ def server_services(
     backed: BackedService | None = None,
 ) -> ServerServices:
     """Return the services of the S3 endpoint. `mesh`: see `peer_services`."""
-    versions = VersionLookup(node.replicated_store, node.buckets)
-    objects = ObjectService(node.replicated_store, versions, IndexQueue(node.store).enqueue, backed)
+    versions = VersionLookup(node.store, node.buckets)
+    objects = ObjectService(
+        node.store, node.replicated_store, versions, IndexQueue(node.store).enqueue, backed
+    )
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)
     secret = ClusterSecret(node.control)
@@ -75,9 +77,9 @@ def server_services(
         sessions=CredentialService(node.identities, secret, node.key_usage, node.clock),
         buckets=mesh.buckets,
         bucket_table=node.buckets,
-        reader=ObjectReader(node.replicated_store, versions),
+        reader=ObjectReader(node.store, versions),
         objects=objects,
-        uploads=UploadService(node.replicated_store, objects, versions, acls.owner_of),
+        uploads=UploadService(node.store, node.replicated_store, objects, versions, acls.owner_of),
         listings=ListingService(node.store, node.identities, node.buckets, mesh.merged),
         versions=versions,
         deleter=DeleteService(node.replicated_store, versions, backed),
@@ -85,7 +87,7 @@ def server_services(
         settings=SettingService(node.buckets, acls),
         acls=acls,
         views=views,
-        members=MemberService(node.replicated_store, versions, node.archives, views.is_view),
+        members=MemberService(node.store, versions, node.archives, views.is_view),
         object_acls=ObjectAclService(node.replicated_store, node.buckets, versions, acls),
         clock=node.clock,
         mesh=node.mesh,

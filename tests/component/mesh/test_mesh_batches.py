@@ -248,7 +248,8 @@ def test_each_name_expires_once(crew: MeshCrew) -> None:
     async def sweep() -> list[Counter[str]]:
         await nodes[0].buckets.update("expiring", lambda bucket: replace(bucket, lifecycle=rules))
         sweeps = [
-            LifecycleRunner(n.replicated_store, n.buckets, n.control, n.clock, 0, n.mesh) for n in nodes
+            LifecycleRunner(n.store, n.replicated_store, n.buckets, n.control, n.clock, 0, n.mesh)
+            for n in nodes
         ]
         found = await asyncio.gather(*[each.sweep() for each in sweeps])
         again = await asyncio.gather(*[each.sweep() for each in sweeps])

@@ -258,7 +258,7 @@ def test_an_upload_goes_on_with_another_decider() -> None:
         await change_map(nodes, lambda cluster: mark_node_away(cluster, decider.node.settings.node_id))
         heir = decider_of(nodes, "b", "k")
         assert heir is not decider
-        found = heir.node.replicated_store.get_upload("b", "k", upload.upload_id)
+        found = heir.node.store.get_upload("b", "k", upload.upload_id)
         assert found is not None
         await put_part(heir.node.replicated_store, found, 2, b"b" * 7)
         record = await heir.node.replicated_store.complete_upload(found, [1, 2], Meta("whole"))

@@ -45,7 +45,7 @@ class World:
     def restarted(self, stale_upload_days: int = 0) -> LifecycleRunner:
         """The periodic task of a new process."""
         self.lifecycle = LifecycleRunner(
-            self.store, self.buckets, self.control, self.clock, stale_upload_days
+            self.store, self.store, self.buckets, self.control, self.clock, stale_upload_days
         )
         return self.lifecycle
 

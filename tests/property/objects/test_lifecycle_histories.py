@@ -116,7 +116,7 @@ def check(
                 for key, group in groupby(before, key=lambda entry: entry.key)
                 for action, version in expected(found, [shifted(entry, shift) for entry in group])
             }
-            removed = await LifecycleRunner(store, table, control, clock, 0).sweep()
+            removed = await LifecycleRunner(store, store, table, control, clock, 0).sweep()
             after, bucket = listed(store), table.get(NAME)
             assert bucket is not None
             # Where versioning is suspended, the marker that hides an object takes the null version's place.

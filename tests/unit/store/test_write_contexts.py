@@ -69,7 +69,7 @@ def _is_write(name: str, call: ast.Call) -> bool:
     assert isinstance(call.func, ast.Attribute)
     receiver = ast.unparse(call.func.value).rpartition(".")[2].strip("_")
     if name == "delete":
-        return receiver in {"store", "shared"}
+        return receiver in {"store", "shared", "replicated"}
     return name in STORE_WRITES | SERVICE_WRITES and receiver != "os"
 
 
