@@ -255,7 +255,7 @@ class BatchService:
         if isinstance(address, FrameAddress) and self._objects.near_cache is not None:
             return await self._cached_or_peer_frame(address)
         if share and isinstance(address, FrameAddress) and not self._objects.single_node:
-            met = await self._objects.assigned_peer_frame(address)
+            met = await self._objects.frames.assigned_peer_frame(address)
             if met is not None:
                 return met
         return await self._frames.get_frame(address)
@@ -270,10 +270,11 @@ class BatchService:
 
     async def _cached_or_peer_frame(self, address: FrameAddress) -> Frame:
         """Return the frame from the near cache, else from the peer assigned to its address; cache it."""
-        frame = await self._objects.cached_frame(address)
+        peers = self._objects.frames
+        frame = await peers.cached_frame(address)
         if frame is None:
-            frame = await self._objects.assigned_peer_frame(address) or await self._frames.get_frame(address)
-            self._objects.cache_frame(address, frame)
+            frame = await peers.assigned_peer_frame(address) or await self._frames.get_frame(address)
+            peers.cache_frame(address, frame)
         return frame
 
     async def get_rows(self, caller: Caller, digest: str, epoch: int, body: bytes) -> Frame:
@@ -294,7 +295,7 @@ class BatchService:
         await self._require(caller, plan)
         if self._objects.single_node:
             return read_ledger(self._catalog, digest)
-        others = await self._objects.fetch_from_all_nodes(f"bad/{digest}")
+        others = await self._objects.documents.fetch_from_all_nodes(f"bad/{digest}")
         return merge_ledgers(read_ledger(self._catalog, digest), *map(json.loads, others))
 
     async def samples(self, caller: Caller, address: FrameAddress) -> StreamBody:

@@ -25,7 +25,7 @@ from meshwire.dataset.build_snapshot import Snapshot
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from meshd.core.peer_source import PeerSource
+    from meshd.core.peer_source import PeerDocumentSource
     from meshd.store.api import ObjectStore
     from meshd.transform.source_files import AssetPlace
 
@@ -110,7 +110,7 @@ class DocumentStore:
     def __init__(
         self,
         store: ObjectStore,
-        remote: PeerSource = SINGLE_NODE,
+        remote: PeerDocumentSource = SINGLE_NODE,
         uses: LastUsedRecorder | None = None,
         removals: DeletedDocuments = _NO_REMOVALS,
     ) -> None:

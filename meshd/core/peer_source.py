@@ -1,4 +1,4 @@
-"""PeerSource: the protocol through which this node reads bytes and documents of other nodes.
+"""PeerSource: the protocol through which this node reads bytes of other nodes; PeerDocumentSource: documents.
 
 Law: a request names bytes by bucket, key and ETag, so a node never returns other content under an old
 name. Callers know neither the cluster map nor the network. A single-node daemon uses `SINGLE_NODE`,
@@ -53,6 +53,25 @@ class FetchedRanges(Protocol):
         ...
 
 
+class PeerDocumentSource(Protocol):
+    """Documents of the reserved bucket that the other nodes hold."""
+
+    @property
+    def single_node(self) -> bool:
+        """True if there are no other nodes; then nothing else is called. As cheap as a dictionary look-up."""
+        ...
+
+    async def fetch_document(self, key: str) -> bytes | None:
+        """Fetches a document of the reserved bucket from any node. Raises BatchError Busy if no answering
+        node has it and some do not answer."""
+        ...
+
+    async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
+        """Stores a document on the storing nodes; `again`: also where a copy exists, because it was deleted
+        and that copy may be about to go. Raises BatchError Busy if too few nodes stored it."""
+        ...
+
+
 class PeerSource(Protocol):
     """Reads from the other nodes."""
 
@@ -81,16 +100,6 @@ class PeerSource(Protocol):
     async def fetch_parts(self, parts: Sequence[ObjectRange], memory: MemoryAccount) -> FetchedRanges:
         """Fetches these bytes with one call per node; falls back to another replica for bytes that a node
         cannot supply."""
-        ...
-
-    async def fetch_document(self, key: str) -> bytes | None:
-        """Fetches a document of the reserved bucket from any node. Raises BatchError Busy if no answering
-        node has it and some do not answer."""
-        ...
-
-    async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
-        """Stores a document on the storing nodes; `again`: also where a copy exists, because it was deleted
-        and that copy may be about to go. Raises BatchError Busy if too few nodes stored it."""
         ...
 
 
@@ -122,4 +131,4 @@ class _SingleNode:
         return
 
 
-SINGLE_NODE: Final[PeerSource] = _SingleNode()
+SINGLE_NODE: Final = _SingleNode()

@@ -135,7 +135,7 @@ class ArchiveDecompressor:
         found: list[_File] = []
         at = 0
         try:
-            async with aclosing(self._archives.stream_files(bucket, key, record)) as files:
+            async with aclosing(self._archives.local.stream_files(bucket, key, record)) as files:
                 async for file in files:
                     found.append(_File(file.name, file.size, at))
                     at += file.size

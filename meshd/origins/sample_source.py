@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
     from meshd.core.peer_messages import RemoteRecord
     from meshd.core.peer_source import ObjectRange
-    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.datasets.archives.archive_service import LocalArchives
     from meshd.origins.cache.in_flight import InFlightPiece
     from meshd.origins.client.origin_api import ObjectFacts
     from meshd.origins.service import BackedService
@@ -45,7 +45,7 @@ _PAUSE: Final = 0.02
 class OriginSampleSource:
     """Reads samples from buckets with origins. One instance per process."""
 
-    def __init__(self, store: Store, backed: BackedService, archives: ArchiveService) -> None:
+    def __init__(self, store: Store, backed: BackedService, archives: LocalArchives) -> None:
         self._store, self._backed, self._archives = store, backed, archives
 
     def __repr__(self) -> str:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from meshd.core.peer_source import ObjectRange
     from meshd.peer_reads.replica_selection import ReplicaSelector
     from meshd.rpc.peer_client import PeerResponse
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader
     from meshd.store.records import Page, Record
     from meshwire.cluster import Node
 
@@ -89,22 +89,28 @@ class NearCache(Protocol):
 
 
 class PeerFetcher:
-    """Fetches parts of objects. One instance per process. `origins` reads buckets with origins, if this
-    process can; `near_cache` is set on a node that has one; `backs`: whether a bucket has an origin."""
+    """Fetches parts of objects. One instance per process. `origins`, `near_cache`: see `RemoteObjects`;
+    `backs`: whether a bucket has an origin."""
 
-    def __init__(self, store: ObjectStore, asking: ReplicaSelector, backs: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        store: StoreReader,
+        asking: ReplicaSelector,
+        backs: Callable[[str], bool],
+        origins: OriginReader | None,
+        near_cache: NearCache | None,
+    ) -> None:
         self._store, self._asking, self._mesh, self._backs = store, asking, asking.mesh, backs
-        self.origins: OriginReader | None = None
-        self.near_cache: NearCache | None = None
+        self._origins, self._near_cache = origins, near_cache
 
     def __repr__(self) -> str:
         return f"<Fetching from {self._mesh.node_id}>"
 
     def require_origins(self) -> OriginReader:
         """Return `origins`. Raises BatchError Busy if this process has none."""
-        if self.origins is None:
+        if self._origins is None:
             raise busy("buckets with origins cannot be read by this process")
-        return self.origins
+        return self._origins
 
     def reads_from_origin(self, bucket: str, key: str) -> bool:
         """Whether the bucket has an origin and this node is in the read set of the name."""
@@ -215,11 +221,11 @@ class PeerFetcher:
         places: list[Location | ReadFailure | None],
     ) -> None:
         """Copy the parts that the near cache holds and remove them from `named`."""
-        if self.near_cache is None or not named:
+        if self._near_cache is None or not named:
             return
         numbers = list(named)
         for number, data in zip(
-            numbers, await self.near_cache.get_parts([parts[each] for each in numbers]), strict=True
+            numbers, await self._near_cache.get_parts([parts[each] for each in numbers]), strict=True
         ):
             if data is not None:
                 places[number] = append_bytes(room, data)
@@ -232,11 +238,11 @@ class PeerFetcher:
         room: MemoryFrame,
         places: Sequence[Location | ReadFailure | None],
     ) -> None:
-        if self.near_cache is None:
+        if self._near_cache is None:
             return
         came = [(parts[number], places[number]) for number in numbers]
         kept = [(part, place.offset, place.length) for part, place in came if isinstance(place, Location)]
-        self.near_cache.keep_parts(room.fd, kept)
+        self._near_cache.keep_parts(room.fd, kept)
 
     def _gone(self, part: ObjectRange) -> ReadFailure:
         """Return why a single node does not have the part."""
@@ -372,8 +378,8 @@ class RendezvousFrameSource:
 class PeerFrames:
     """Frames of other nodes, and frames in the near cache. One instance per process."""
 
-    def __init__(self, asking: ReplicaSelector, fetching: PeerFetcher, memory: MemoryAccount) -> None:
-        self._asking, self._fetching, self._memory = asking, fetching, memory
+    def __init__(self, asking: ReplicaSelector, near_cache: NearCache | None, memory: MemoryAccount) -> None:
+        self._asking, self._near_cache, self._memory = asking, near_cache, memory
         self._mesh = asking.mesh
 
     def __repr__(self) -> str:
@@ -400,9 +406,7 @@ class PeerFrames:
 
     async def cached_frame(self, address: FrameAddress) -> Frame | None:
         """Return the frame if the near cache holds it."""
-        found = (
-            None if self._fetching.near_cache is None else await self._fetching.near_cache.get_frame(address)
-        )
+        found = None if self._near_cache is None else await self._near_cache.get_frame(address)
         if found is None:
             return None
         pieces, rows = found
@@ -414,8 +418,8 @@ class PeerFrames:
 
     def cache_frame(self, address: FrameAddress, frame: Frame) -> None:
         """Put a copy into the near cache, if this node has one."""
-        if self._fetching.near_cache is not None:
-            self._fetching.near_cache.keep_frame(address, frame.fd, frame.size, frame.rows)
+        if self._near_cache is not None:
+            self._near_cache.keep_frame(address, frame.fd, frame.size, frame.rows)
 
 
 def _rendezvous_name(address: FrameAddress | BlockAddress) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshd.peer_reads.replica_selection import ReplicaSelector
     from meshd.rpc.peer_client import PeerClient
     from meshd.rpc.peer_rpc import CallContext
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader
     from meshd.store.records import Record
     from meshd.util.clock import Clock
     from meshwire.cluster import ClusterMap, Node, Routes
@@ -47,7 +47,7 @@ _NEWER_MAP_WAIT_S: Final = 2.0
 class ObjectListings:
     """Listings of buckets without an origin, for batches, jobs and views. One instance per process."""
 
-    def __init__(self, store: ObjectStore, asking: ReplicaSelector) -> None:
+    def __init__(self, store: StoreReader, asking: ReplicaSelector) -> None:
         self._store, self._asking, self._mesh = store, asking, asking.mesh
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class ObjectListings:
 
 
 def primary_page(
-    store: ObjectStore, mesh: ClusterView, ask: peer_messages.ListRequest
+    store: StoreReader, mesh: ClusterView, ask: peer_messages.ListRequest
 ) -> peer_messages.ListResponse:
     """Return a page of the objects whose primary is this node. Raises StaleMapError if this node uses another
     map than the caller."""
@@ -178,7 +178,7 @@ LIST_PAGE: Final = PeerCall(
 class LocalListings:
     """Pages of the names whose primary is this node."""
 
-    def __init__(self, store: ObjectStore, mesh: ClusterView, own: OwnEntries) -> None:
+    def __init__(self, store: StoreReader, mesh: ClusterView, own: OwnEntries) -> None:
         self._store, self._mesh, self._own = store, mesh, own
         self._masks: dict[tuple[int, int], bytes] = {}
 
@@ -251,7 +251,7 @@ class MergedListings:
     async def list_entries(
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = _LIMIT
     ) -> EntryPage:
-        """Return a page like `ObjectStore.list_entries`, of all nodes. Raises S3Error SlowDown."""
+        """Return a page like `StoreReader.list_entries`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("entries", bucket, prefix, delimiter, (after, ""), limit)
         items, truncated = await self._merged(asked, EntryPage, page_merge.read_entries)
         return page_merge.entry_page(items, truncated=truncated)
@@ -272,7 +272,7 @@ class MergedListings:
         version_marker: str = "",
         limit: int = _LIMIT,
     ) -> VersionPage:
-        """Return a page like `ObjectStore.list_versions`, of all nodes. Raises S3Error SlowDown."""
+        """Return a page like `StoreReader.list_versions`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("versions", bucket, prefix, delimiter, (key_marker, version_marker), limit)
         items, truncated = await self._merged(asked, VersionPage, page_merge.read_versions)
         return page_merge.version_page(items, truncated=truncated)
@@ -287,7 +287,7 @@ class MergedListings:
         id_marker: str = "",
         limit: int = _LIMIT,
     ) -> UploadPage:
-        """Return a page like `ObjectStore.list_uploads`, of all nodes. Raises S3Error SlowDown."""
+        """Return a page like `StoreReader.list_uploads`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("uploads", bucket, prefix, delimiter, (key_marker, id_marker), limit)
         items, truncated = await self._merged(asked, UploadPage, page_merge.read_uploads)
         return page_merge.upload_page(items, truncated=truncated)

@@ -34,7 +34,7 @@ _AT_ONCE: Final = 4
 
 
 class PeerDocuments:
-    """Shared documents of other nodes. One instance per process."""
+    """A PeerDocumentSource. One instance per process."""
 
     def __init__(self, asking: ReplicaSelector) -> None:
         self._asking, self._mesh = asking, asking.mesh
@@ -42,8 +42,13 @@ class PeerDocuments:
     def __repr__(self) -> str:
         return f"<RemoteDocuments from {self._mesh.node_id}>"
 
+    @property
+    def single_node(self) -> bool:
+        """Whether there are no other nodes."""
+        return self._mesh.single_node
+
     async def fetch_document(self, key: str) -> bytes | None:
-        """Fetch a document from any node; see `PeerSource.fetch_document`."""
+        """Fetch a document from any node; see `PeerDocumentSource`."""
         silent = ""
         others = self._asking.document_nodes()
         for start in range(0, len(others), _AT_ONCE):
@@ -78,7 +83,7 @@ class PeerDocuments:
             raise
 
     async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
-        """Store a document on the storing nodes; see `PeerSource.replicate_document`."""
+        """Store a document on the storing nodes; see `PeerDocumentSource`."""
         name, others = DocumentName(key, again), self._asking.document_nodes()
         own = self._mesh.current_map().node(self._mesh.node_id)
         needed = min(_MIN_REPLICAS, len(others) + 1) - int(own is not None and own.stores)

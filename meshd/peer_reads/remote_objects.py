@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import FrameSource
     from meshd.peer_reads.fetch import FetchedParts, NearCache, OriginReader
     from meshd.rpc.peer_client import PeerClient
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import StoreReader
     from meshd.store.records import Page, Record
     from meshwire.cluster import Node
 
@@ -91,32 +91,31 @@ _PATIENCE: Final = 1.0  # seconds for a newer map
 
 class RemoteObjects:
     """The objects of the mesh. One instance per process. `store` is this node's own, which is asked first;
-    `buckets` knows which buckets have origins; `origins` reads those, if this process can; `near_cache` is
-    set on a node that has one."""
+    `buckets` knows which buckets have origins; `origins` reads those, None if this process cannot;
+    `near_cache` is this node's near cache, if it has one.
+
+    `documents` are the shared documents of other nodes, `frames` their frames; `resumer` reads the rest of a
+    response from another replica.
+    """
 
     def __init__(
-        self, store: ObjectStore, mesh: ClusterView, peers: PeerClient, buckets: BucketTable | None = None
+        self,
+        store: StoreReader,
+        mesh: ClusterView,
+        peers: PeerClient,
+        buckets: BucketTable | None = None,
+        origins: OriginReader | None = None,
+        near_cache: NearCache | None = None,
     ) -> None:
         self._store, self._mesh, self._buckets = store, mesh, buckets
+        self._origins, self.near_cache = origins, near_cache
         self._memory = MemoryAccount()
         self._asking = ReplicaSelector(mesh, peers)
         self._listings = ObjectListings(store, self._asking)
-        self._fetching = PeerFetcher(store, self._asking, self.has_origin)
-        documents = PeerDocuments(self._asking)
-        frames = self._frames = PeerFrames(self._asking, self._fetching, self._memory)
-        self.fetch_document, self.fetch_from_all_nodes, self.replicate_document = (
-            documents.fetch_document,
-            documents.fetch_from_all_nodes,
-            documents.replicate_document,
-        )
-        continuing = ReadResumer(self._asking)
-        self.resume_response, self.read_from_peers = continuing.resume_response, continuing.read_from_peers
-        self.list_inventories = documents.list_inventories
-        self.assigned_peer_frame, self.cached_frame, self.cache_frame = (
-            frames.assigned_peer_frame,
-            frames.cached_frame,
-            frames.cache_frame,
-        )
+        self._fetching = PeerFetcher(store, self._asking, self.has_origin, origins, near_cache)
+        self.documents = PeerDocuments(self._asking)
+        self.frames = PeerFrames(self._asking, near_cache, self._memory)
+        self.resumer = ReadResumer(self._asking)
 
     def __repr__(self) -> str:
         return f"<RemoteObjects of {self._mesh.node_id}>"
@@ -129,24 +128,6 @@ class RemoteObjects:
     def has_origin(self, bucket: str) -> bool:
         """Whether the bucket has an origin."""
         return self._buckets is not None and bool(self._buckets.origin_write_mode(bucket))
-
-    @property
-    def origins(self) -> OriginReader | None:
-        """The reader of buckets with origins; None if this process cannot read them."""
-        return self._fetching.origins
-
-    @origins.setter
-    def origins(self, origins: OriginReader | None) -> None:
-        self._fetching.origins = origins
-
-    @property
-    def near_cache(self) -> NearCache | None:
-        """This node's near cache, if it has one."""
-        return self._fetching.near_cache
-
-    @near_cache.setter
-    def near_cache(self, near: NearCache | None) -> None:
-        self._fetching.near_cache = near
 
     async def aclose(self) -> None:
         """Stop the background tasks."""
@@ -255,7 +236,7 @@ class RemoteObjects:
         """Return the record with exactly this content if this node has it and knows of no damage, else
         None."""
         if self.has_origin(bucket):
-            return None if self.origins is None else self.origins.cached_record(bucket, key, etag)
+            return None if self._origins is None else self._origins.cached_record(bucket, key, etag)
         record = self._store.get(bucket, key)
         if record is None or record.etag != etag or (record.broken and not self._mesh.single_node):
             return None  # damaged here: another owner has it
@@ -315,8 +296,8 @@ class RemoteObjects:
 
     def record_use(self, bucket: str, key: str) -> None:
         """Record that this node's own copy is about to be read; see `PeerSource.record_use`."""
-        if self.origins is not None and self.has_origin(bucket):
-            self.origins.record_use(bucket, key)
+        if self._origins is not None and self.has_origin(bucket):
+            self._origins.record_use(bucket, key)
 
     async def fetch_view_result(self, ask: peer_messages.ViewResultRequest) -> bytes | None:
         """Return a view's result from the node that reads the source from its origin. None if that is this
@@ -341,7 +322,7 @@ class RemoteObjects:
         origin, the node that is assigned each frame."""
         if self._mesh.single_node or not any(map(self.has_origin, buckets)):
             return frames
-        return RendezvousFrameSource(self._frames, frames)
+        return RendezvousFrameSource(self.frames, frames)
 
     async def fetch_index(
         self,

@@ -19,6 +19,7 @@ from meshd.batches.assembly.assembler import Assembler, serve_assembler
 from meshd.origins.access_hints import PlanReadHints
 from meshd.process.periodic_tasks import coordinator_tasks, process_tasks, start_periodic_tasks
 from meshd.process.rebalance_process import rebalance_socket
+from meshd.process.wiring.cache import cache_manager, cache_tasks
 from meshd.process.wiring.cluster import join_and_maintain, scrub_scheduler
 from meshd.process.wiring.data_services import (
     data_services,
@@ -26,8 +27,7 @@ from meshd.process.wiring.data_services import (
     node_catalog,
     read_scheduler,
 )
-from meshd.process.wiring.node_context import node_access, open_node
-from meshd.process.wiring.origins import cache_manager, cache_tasks, open_backed_service
+from meshd.process.wiring.node_context import node_access, node_origins, open_node
 from meshd.process.wiring.services import view_reader
 from meshd.telemetry import logs
 from meshd.transform.pool import TransformPool
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
     from meshd.config import NodeSettings
+    from meshd.origins.service import BackedService
     from meshd.process.child_process import ChildReporter
     from meshd.process.listen_sockets import ListenSockets
     from meshd.process.wiring.node_context import NodeContext
@@ -60,7 +61,7 @@ async def _run_until_stopped(node: NodeContext, listener: socket.socket, reporte
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     background = BackgroundTasks("periodic tasks")
-    async with start_coordinator(node, listener):
+    async with node_origins(node).run() as backed, start_coordinator(node, backed, listener):
         start_periodic_tasks(process_tasks(node, reporter), background)
         reporter.report_ready()
         await stop.wait()
@@ -68,43 +69,44 @@ async def _run_until_stopped(node: NodeContext, listener: socket.socket, reporte
 
 
 @asynccontextmanager
-async def start_coordinator(node: NodeContext, listener: socket.socket) -> AsyncIterator[Assembler]:
+async def start_coordinator(
+    node: NodeContext, backed: BackedService, listener: socket.socket
+) -> AsyncIterator[Assembler]:
     """Run the coordinator's work in this process for the length of the block; yields its assembler."""
     tasks, settings = BackgroundTasks("coordinator"), node.settings
     pool = TransformPool([settings.transform_socket(index) for index in range(settings.transform.processes)])
     pool.start()
     try:
-        async with open_backed_service(node, None) as backed:
-            tasks.spawn(scrub_scheduler(node, await join_and_maintain(node, tasks)).run(), "scrubber")
-            manager = cache_manager(node)
-            tasks.spawn(_vital(manager.serve(settings.cache_manager_socket)), "cache manager")
-            hints = PlanReadHints(manager, node.buckets)
-            read_ahead = read_scheduler(node)
-            assembler = Assembler(
-                node.store,
-                pool,
-                settings.transform,
-                node.archives,
-                node=settings.node_id,
-                elsewhere=node.objects,
-                catalog=node_catalog(node),
-                hints=[hints],
-                read_ahead=read_ahead,
-            )
-            tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
-            start_periodic_tasks([*coordinator_tasks(node), *cache_tasks(node, manager, backed)], tasks)
-            access = node_access(node)
-            views = view_reader(node, access, data_services(node, access, assembler))
-            jobs = job_runner(node, access, views, backed)
-            tasks.spawn(_vital(jobs.run()), "jobs")
-            try:
-                yield assembler
-            finally:
-                await tasks.aclose()
-                await hints.aclose()
-                if read_ahead is not None:
-                    await read_ahead.aclose()
-                await assembler.aclose()
+        tasks.spawn(scrub_scheduler(node, await join_and_maintain(node, tasks)).run(), "scrubber")
+        manager = cache_manager(node)
+        tasks.spawn(_vital(manager.serve(settings.cache_manager_socket)), "cache manager")
+        hints = PlanReadHints(manager, node.buckets)
+        read_ahead = read_scheduler(node)
+        assembler = Assembler(
+            node.store,
+            pool,
+            settings.transform,
+            node.archives,
+            node=settings.node_id,
+            elsewhere=node.objects,
+            catalog=node_catalog(node),
+            hints=[hints],
+            read_ahead=read_ahead,
+        )
+        tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
+        start_periodic_tasks([*coordinator_tasks(node), *cache_tasks(node, manager, backed)], tasks)
+        access = node_access(node)
+        views = view_reader(node, access, data_services(node, access, assembler))
+        jobs = job_runner(node, access, views, backed)
+        tasks.spawn(_vital(jobs.run()), "jobs")
+        try:
+            yield assembler
+        finally:
+            await tasks.aclose()
+            await hints.aclose()
+            if read_ahead is not None:
+                await read_ahead.aclose()
+            await assembler.aclose()
     finally:
         await tasks.aclose()
         await pool.aclose()

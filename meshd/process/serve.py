@@ -41,7 +41,7 @@ from meshd.process.rebalance_process import REBALANCE_PROCESS, run_rebalance_pro
 from meshd.process.root_credentials import has_environment_credentials, root_credentials
 from meshd.process.supervisor import Hooks, ProcessStatus, Stage, Supervisor
 from meshd.process.transform_process import run_transform
-from meshd.process.wiring.origins import close_cache, recover_cache
+from meshd.process.wiring.cache import close_cache, recover_cache
 from meshd.process.worker import run_worker
 from meshd.store.disks.data_dir_guards import mark_index_unreadable, recovery_advice, require_readable_index
 from meshd.store.disks.health_monitor import DiskState

@@ -22,8 +22,7 @@ from meshd.process.coordinator import start_coordinator
 from meshd.process.periodic_tasks import PeriodicTask, process_tasks, start_periodic_tasks
 from meshd.process.rebalance_process import rebalance_socket
 from meshd.process.wiring.data_services import data_services
-from meshd.process.wiring.node_context import node_access, open_node
-from meshd.process.wiring.origins import open_backed_service
+from meshd.process.wiring.node_context import node_access, node_origins, open_node
 from meshd.process.wiring.routes import admin_routes, native_routes
 from meshd.process.wiring.services import peer_services, server_services
 from meshd.server.accept_balancer import Acceptor
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 
     from meshd.config import NodeSettings
     from meshd.core.frame_address import FrameSource
+    from meshd.origins.service import BackedService
     from meshd.process.child_process import ChildReporter
     from meshd.process.listen_sockets import ListenSockets
     from meshd.process.wiring.node_context import NodeContext
@@ -105,9 +105,9 @@ async def _serve_node(
 ) -> None:
     background = BackgroundTasks("periodic tasks")
     async with (
-        _frame_source(node, sockets) as frames,
+        node_origins(node).run() as backed,
+        _frame_source(node, backed, sockets) as frames,
         _audit_log(node.settings) as audit,
-        open_backed_service(node, index) as backed,
         local_handover(node.settings, index) as frame_service,
     ):
         access = node_access(node)
@@ -141,9 +141,11 @@ async def _save_key_usage(node: NodeContext) -> None:
 
 
 @asynccontextmanager
-async def _frame_source(node: NodeContext, sockets: ListenSockets) -> AsyncIterator[FrameSource]:
+async def _frame_source(
+    node: NodeContext, backed: BackedService, sockets: ListenSockets
+) -> AsyncIterator[FrameSource]:
     if node.settings.workers == 1:
-        async with start_coordinator(node, sockets.coordinator) as assembler:
+        async with start_coordinator(node, backed, sockets.coordinator) as assembler:
             yield assembler
         return
     remote = AssemblerClient(node.settings.coordinator_socket)

@@ -20,7 +20,7 @@ from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.deleted_documents import DeletedDocumentTable
 from meshd.control.identities import Account, IdentityTable, Key, KeyLastUsed, User
-from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.documents.inventory import UsageFile
 from meshd.peer_reads.remote_objects import RemoteObjects
 from meshd.process.wiring.data_services import data_services
@@ -136,7 +136,7 @@ class Pair:
             KeyLastUsed(control),
             self._uses,
             DeletedDocumentTable(control),
-            ArchiveService(self.store, self._uses.note, single_node_objects(self.store)),
+            ArchiveService(LocalArchives(self.store, self._uses.note), single_node_objects(self.store)),
             mesh,
             peers,
             RemoteObjects(self.store, mesh, peers),

@@ -24,7 +24,7 @@ from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.deleted_documents import DeletedDocumentTable
 from meshd.control.identities import Account, IdentityTable, Key, KeyLastUsed, User
-from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.documents.inventory import UsageFile
 from meshd.peer_reads.remote_objects import RemoteObjects
 from meshd.process.wiring.data_services import data_services
@@ -223,7 +223,7 @@ async def _run(
         KeyLastUsed(control),
         uses,
         DeletedDocumentTable(control),
-        ArchiveService(store, uses.note, single_node_objects(store)),
+        ArchiveService(LocalArchives(store, uses.note), single_node_objects(store)),
         mesh,
         peers,
         RemoteObjects(store, mesh, peers),

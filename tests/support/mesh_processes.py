@@ -24,7 +24,7 @@ from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.deleted_documents import DeletedDocumentTable
 from meshd.control.identities import Account, IdentityTable, Key, KeyLastUsed, User
-from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.documents.inventory import UsageFile
 from meshd.peer_reads.remote_objects import RemoteObjects
 from meshd.process.wiring.data_services import data_services, node_catalog
@@ -121,7 +121,7 @@ class MeshCrew:
         mesh = ClusterView(name, control, buckets.replica_count)
         peers = PeerClient(name, ClusterSecret(control).derive_key, clock, lambda: mesh.current_map().version)
         objects = RemoteObjects(store, mesh, peers)
-        archives = ArchiveService(store, uses.note, objects=objects)
+        archives = ArchiveService(LocalArchives(store, uses.note), objects)
         identities = IdentityTable(control)
         node = NodeContext(
             settings, clock, store, control, buckets, identities, KeyLastUsed(control), uses,

@@ -103,7 +103,7 @@ class Assembler:
         hints: Sequence[ReadHints] = (),
         read_ahead: ReadScheduler | None = None,
     ) -> None:
-        self.catalog = DocumentStore(store, elsewhere) if catalog is None else catalog
+        self.catalog = DocumentStore(store) if catalog is None else catalog
         self._context = BuildContext(store, pool, BadSampleLedger(self.catalog), node, archives, elsewhere)
         self._cache: FrameCache[AnyFrameAddress] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[AnyFrameAddress, MemoryFrame] = SingleFlight()

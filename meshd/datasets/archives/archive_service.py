@@ -1,4 +1,4 @@
-"""Archives: the index, the decompressed copy, member lookup and one streaming pass.
+"""Archives: the index, the decompressed copy, member lookup and one streaming pass, here and on other nodes.
 
 Law: index and copy are named by the ETag and size of the source, so they hold for that content alone. A
 damaged or hostile archive is refused by name, and the refusal is stored. Invariant: while an archive
@@ -78,24 +78,18 @@ class MemberLocation(NamedTuple):
     size: int
 
 
-class ArchiveService:
-    """Indexes archives and makes decompressed copies, for a process.
+class LocalArchives:
+    """Indexes archives that this node has, and makes decompressed copies. One per process.
 
     `room`: bytes that results of views may take; a copy takes at most half of that. `ratio`: bytes that an
     archive may have decompressed per byte of its size. `used` is called with the key of each copy that is
-    read. For an archive on other nodes (`RemoteRecord`), those nodes make the index and the copy.
+    read.
     """
 
     def __init__(
-        self,
-        store: ObjectStore,
-        used: Callable[[str], None],
-        objects: RemoteObjects,
-        room: int = 10 << 30,
-        ratio: int = RATIO,
+        self, store: ObjectStore, used: Callable[[str], None], room: int = 10 << 30, ratio: int = RATIO
     ) -> None:
         self._store, self._used, self._most, self._ratio = store, used, room // 2, ratio
-        self._objects = objects
         self._catalog = DocumentStore(store)
         self._indexing: SingleFlight[str, ArchiveIndex] = SingleFlight()
         self._copying: SingleFlight[str, Record] = SingleFlight()
@@ -105,7 +99,7 @@ class ArchiveService:
 
     def __repr__(self) -> str:
         return (
-            f"<ArchiveService, {self._held} files of {len(self._kept)} archives cached, "
+            f"<LocalArchives, {self._held} files of {len(self._kept)} archives cached, "
             f"{len(self._indexing)} being indexed>"
         )
 
@@ -118,68 +112,54 @@ class ArchiveService:
         BatchError BadSample: the key is not that of an archive, or the archive is damaged, hostile, or of
         an unsupported format.
         """
-        kind = _kind(bucket, key)
-        name = _name(kind, record)
+        found = await self.find_index(bucket, key, record)
+        if found is None:
+            kind = _kind(bucket, key)
+            name, url = _name(kind, record), _url(bucket, key)
+            most = self._most if spare is None else min(self._most, spare)
+            found, _ = await self._indexing.run(name, lambda: self._make(kind, name, url, record, most))
+            self._keep(name, found)
+        return found
+
+    async def find_index(self, bucket: str, key: str, record: Record) -> ArchiveIndex | None:
+        """Return the index of an archive if this node has it, wherever the archive is. Raises BatchError
+        BadSample."""
+        name = _name(_kind(bucket, key), record)
         found = self._kept.get(name)
         if found is not None:
             self._kept.move_to_end(name)
             return found
-        url = _url(bucket, key)
-        found = await self._stored(name, url, record)
-        if isinstance(record, RemoteRecord):
-            if found is None:
-                await self._objects.fetch_whole(bucket, key, record)
-            here = self._objects.local_record(bucket, key, record.etag)
-            if here is None and found is None:
-                found, _ = await self._indexing.run(name, lambda: self._asked(name, bucket, key, record))
-            record = record if here is None else here
-        if found is None:
-            most = self._most if spare is None else min(self._most, spare)
-            found, _ = await self._indexing.run(name, lambda: self._make(kind, name, url, record, most))
-        self._keep(name, found)
+        found = await self._stored(name, _url(bucket, key), record)
+        if found is not None:
+            self._keep(name, found)
         return found
+
+    async def add_index(self, bucket: str, key: str, record: Record, document: bytes) -> ArchiveIndex:
+        """Store the index that another node made of an archive, and return it. Raises ColumnError."""
+        name = _name(_kind(bucket, key), record)
+        index = await asyncio.to_thread(_read, document)
+        await self._catalog.write_document(INDEXES_PREFIX + name, document)
+        self._keep(name, index)
+        return index
 
     async def decompressed(self, bucket: str, key: str, record: Record) -> Record:
         """Return the object that the offsets of the index refer to: the archive or its decompressed copy.
 
         Creates the copy if needed. Raises BatchError BadSample, TooLarge.
         """
-        copied = copy_kind(key)
-        if copied is not None:
-            return await self._unpacked(copied, bucket, key, record)
-        index = await self.get_index(bucket, key, record)
-        if not index.inflated:
-            return record
-        if isinstance(record, RemoteRecord):
-            await self._objects.fetch_whole(bucket, key, record)
-            here = self._objects.local_record(bucket, key, record.etag)
-            if here is None:
-                return msgspec.structs.replace(record, size=index.size)
-            record = here
-        found = self._kept_copy(index.kind, record)
-        if found is not None and found.size == index.size:
-            return found
-        return await self._copy(index.kind, _url(bucket, key), record)
-
-    async def _unpacked(self, kind: CopyKind, bucket: str, key: str, record: Record) -> Record:
-        """Return the copy of a compressed or Parquet file; for a file on other nodes, its remote record."""
-        if isinstance(record, RemoteRecord):
-            await self._objects.fetch_whole(bucket, key, record)
-            here = self._objects.local_record(bucket, key, record.etag)
-            if here is None:
+        kind: CopyKind | None = copy_kind(key)
+        size: int | None = None
+        if kind is None:
+            index = await self.get_index(bucket, key, record)
+            if not index.inflated:
                 return record
-            record = here
-        return self._kept_copy(kind, record) or await self._copy(kind, _url(bucket, key), record)
-
-    def _kept_copy(self, kind: CopyKind, record: Record) -> Record | None:
+            kind, size = index.kind, index.size
         place = copy_key(kind, record)
         self._used(place)
-        return self._store.get(RESERVED_BUCKET, place)
-
-    async def locate_member(self, bucket: str, key: str, record: Record, name: str) -> MemberLocation | None:
-        """Return the location of a member, None if there is no such file. Raises as `decompressed` does."""
-        place = (await self.get_index(bucket, key, record)).find(name)
-        return None if place is None else MemberLocation(await self.decompressed(bucket, key, record), *place)
+        found = self._store.get(RESERVED_BUCKET, place)
+        if found is not None and size in (None, found.size):
+            return found
+        return await self._copy(kind, _url(bucket, key), record)
 
     def stream_files(self, bucket: str, key: str, record: Record) -> AsyncGenerator[StreamedFile, None]:
         """Stream every file of an archive in stored order: in one pass, without a copy, in bounded memory.
@@ -225,13 +205,6 @@ class ArchiveService:
         self._kept[name] = index
         while self._held > _KEPT_FILES and len(self._kept) > 1:
             self._held -= len(self._kept.popitem(last=False)[1])
-
-    async def _asked(self, name: str, bucket: str, key: str, record: Record) -> ArchiveIndex:
-        """Return the index that a node with the archive creates; store it on this node, too."""
-        document = await self._objects.fetch_index(bucket, key, record)
-        index = await asyncio.to_thread(_read, document)
-        await self._catalog.write_document(INDEXES_PREFIX + name, document)
-        return index
 
     async def _make(self, kind: ArchiveKind, name: str, url: str, record: Record, most: int) -> ArchiveIndex:
         try:
@@ -339,6 +312,65 @@ class ArchiveService:
 
     def _believed(self, record: Record) -> int:
         return max(_SMALL, self._ratio * record.size)
+
+
+class ArchiveService:
+    """Archives wherever they are. One per process. Of an archive on other nodes (`RemoteRecord`), those nodes
+    make the index and the copy, unless its bucket has an origin and this node may fetch it."""
+
+    def __init__(self, local: LocalArchives, objects: RemoteObjects) -> None:
+        self.local, self._objects = local, objects
+        self._fetching: SingleFlight[str, ArchiveIndex] = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<ArchiveService over {self.local!r}>"
+
+    async def get_index(
+        self, bucket: str, key: str, record: Record, *, spare: int | None = None
+    ) -> ArchiveIndex:
+        """Return the index of an archive; see `LocalArchives.get_index`. Raises also what
+        `RemoteObjects.fetch_index` raises."""
+        if not isinstance(record, RemoteRecord):
+            return await self.local.get_index(bucket, key, record, spare=spare)
+        found = await self.local.find_index(bucket, key, record)
+        if found is None:
+            here = await self._fetched(bucket, key, record)
+            if here is not None:
+                return await self.local.get_index(bucket, key, here, spare=spare)
+            name = _name(_kind(bucket, key), record)
+            found, _ = await self._fetching.run(name, lambda: self._fetch_index(bucket, key, record))
+        return found
+
+    async def decompressed(self, bucket: str, key: str, record: Record) -> Record:
+        """Return the object that the offsets of the index refer to; see `LocalArchives.decompressed`. For a
+        file that only other nodes have, return its remote record, with the size of the copy."""
+        if not isinstance(record, RemoteRecord):
+            return await self.local.decompressed(bucket, key, record)
+        size = record.size
+        if copy_kind(key) is None:
+            index = await self.get_index(bucket, key, record)
+            if not index.inflated:
+                return record
+            size = index.size
+        here = await self._fetched(bucket, key, record)
+        if here is None:
+            return msgspec.structs.replace(record, size=size)
+        return await self.local.decompressed(bucket, key, here)
+
+    async def locate_member(self, bucket: str, key: str, record: Record, name: str) -> MemberLocation | None:
+        """Return the location of a member, None if there is no such file. Raises as `decompressed` does."""
+        place = (await self.get_index(bucket, key, record)).find(name)
+        return None if place is None else MemberLocation(await self.decompressed(bucket, key, record), *place)
+
+    async def _fetched(self, bucket: str, key: str, record: Record) -> Record | None:
+        """Return the record of the archive's content on this node, fetched from its origin if there is one
+        and this node is a reader; None if only other nodes have it."""
+        await self._objects.fetch_whole(bucket, key, record)
+        return self._objects.local_record(bucket, key, record.etag)
+
+    async def _fetch_index(self, bucket: str, key: str, record: Record) -> ArchiveIndex:
+        document = await self._objects.fetch_index(bucket, key, record)
+        return await self.local.add_index(bucket, key, record, document)
 
 
 def copy_key(kind: CopyKind, record: Record) -> str:

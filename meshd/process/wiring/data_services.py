@@ -78,7 +78,7 @@ class DataServices:
 
 def node_catalog(node: NodeContext) -> DocumentStore:
     """Return the document store, as this process opens it."""
-    return DocumentStore(node.store, node.objects, node.last_used, node.removals)
+    return DocumentStore(node.store, node.objects.documents, node.last_used, node.removals)
 
 
 def data_services(node: NodeContext, access: Authorizer, frames: FrameSource) -> DataServices:

@@ -1,7 +1,7 @@
 """What every process of a node has open: store, control state, tables, the view of the cluster, other nodes.
 
 It is opened once, after fork, and everything else is constructed from it: first the services
-(`data_services`, `origins`, `cluster`, `services`), then the routes (`routes`).
+(`data_services`, `cluster`, `services`), then the routes (`routes`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from meshd.control.deleted_documents import DeletedDocumentTable
 from meshd.control.factory import open_control
 from meshd.control.identities import IdentityTable, KeyLastUsed
 from meshd.core.document_store import DocumentStore
-from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.documents.inventory import UsageFile
 from meshd.origins.cache.cache_store import CacheStore, FreshnessTable
 from meshd.peer_reads.remote_objects import RemoteObjects
+from meshd.process.wiring.origin_services import OriginServices
 from meshd.rpc.peer_client import PeerClient
 from meshd.store.store import Store
 from meshd.transform.sandbox.user_op_definitions import MODULES
@@ -70,6 +71,8 @@ class NodeContext:
     """What services write to: `store`, and in a cluster every other node that must store the write."""
     cache_store: CacheStore | None = None
     """The cache of buckets with origins."""
+    origins: OriginServices | None = None
+    """What this process reads and writes these buckets through; None in the rebalance process."""
     rebalance_socket: WorkerSocket | None = None
     """The socket of the rebalance process; None where there is none, or in that process itself."""
 
@@ -120,9 +123,21 @@ def open_node(
             lambda: mesh.current_map().version,
             ca=settings.cluster.peer_ca,
         )
-        objects = RemoteObjects(store, mesh, peers, buckets)
-        archives = ArchiveService(
-            store, uses.note, objects, settings.view_cache_bytes, settings.archive_ratio
+        replicated = replicated_store(store, mesh, peers, clock)
+        archives = LocalArchives(store, uses.note, settings.view_cache_bytes, settings.archive_ratio)
+        origins = None
+        if writer != REBALANCE_WRITER:
+            index = int(writer[1:]) if writer.startswith("w") else None
+            origins = OriginServices(
+                settings, clock, store, replicated, cache_store, archives, mesh, peers, index
+            )
+        objects = RemoteObjects(
+            store,
+            mesh,
+            peers,
+            buckets,
+            None if origins is None else origins.samples,
+            None if origins is None else origins.near_cache,
         )
         yield NodeContext(
             settings,
@@ -134,12 +149,13 @@ def open_node(
             use,
             uses,
             DeletedDocumentTable(control),
-            archives,
+            ArchiveService(archives, objects),
             mesh,
             peers,
             objects,
-            replicated_store(store, mesh, peers, clock),
+            replicated,
             cache_store,
+            origins,
             rebalance_socket,
         )
 
@@ -188,6 +204,13 @@ def node_cache_store(node: NodeContext) -> CacheStore:
     if node.cache_store is None:
         raise ValueError("this node was opened without a cache")
     return node.cache_store
+
+
+def node_origins(node: NodeContext) -> OriginServices:
+    """Return the services of buckets with origins. Raises ValueError in the rebalance process."""
+    if node.origins is None:
+        raise ValueError("this process does not read buckets with origins")
+    return node.origins
 
 
 def node_access(node: NodeContext) -> Authorizer:

@@ -96,7 +96,7 @@ def server_services(
         http=node.settings.http,
         backed=backed,
         nearby_reader=NearCacheReader(node.objects, versions),
-        resume_read=node.objects.resume_response,
+        resume_read=node.objects.resumer.resume_response,
         peer_authenticator=PeerAuthenticator(secret.derive_key, node.clock),
         forwarder=mesh.forwarder,
         fan_out=mesh.fan_out,
@@ -107,7 +107,7 @@ def server_services(
 
 def document_inventory(node: NodeContext) -> DocumentInventory:
     """Return the inventory of documents, on this node and on the others."""
-    return DocumentInventory(node.store, node.last_used, node.objects.list_inventories)
+    return DocumentInventory(node.store, node.last_used, node.objects.documents.list_inventories)
 
 
 def document_references(node: NodeContext) -> Iterator[tuple[str, str]]:

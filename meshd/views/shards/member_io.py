@@ -212,7 +212,7 @@ class ShardSource:
         if piece.object is None:
             raise ReadLostError("what was made here cannot be read")
         record, key = await self.require_member_object(piece.object), piece.object.key
-        return self.objects.read_from_peers(
+        return self.objects.resumer.read_from_peers(
             self.bucket, key, record, piece.offset, piece.length, counted=counted
         )
 

@@ -14,7 +14,7 @@ import pytest
 
 from meshd.config import ConfigError, NodeSettings, StoreSettings
 from meshd.process.data_dir import prepare_data_dir
-from meshd.process.wiring.origins import recover_cache
+from meshd.process.wiring.cache import recover_cache
 from meshd.store.errors import FormatError
 from meshd.store.store import Store
 from meshd.util.clock import ManualClock

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.store.records import Meta
 from meshd.util.clock import ManualClock
 from meshwire.formats.zip_archive import scan_zip
@@ -40,7 +40,7 @@ def test_members_and_one_pass_give_what_was_packed(packed: dict[str, bytes], kin
 
 async def _check(packed: dict[str, bytes], key: str, data: bytes) -> None:
     store = MemoryStore(ManualClock())
-    archives = ArchiveService(store, list[str]().append, single_node_objects(store))
+    archives = ArchiveService(LocalArchives(store, list[str]().append), single_node_objects(store))
     record = await _put(store, key, data)
     assert list((await archives.get_index("b", key, record)).names) == list(packed)
     for name, expected in packed.items():
@@ -48,7 +48,7 @@ async def _check(packed: dict[str, bytes], key: str, data: bytes) -> None:
         assert place is not None
         assert store.read_range(*place) == expected
     seen = {}
-    async for name, size, pieces in archives.stream_files("b", key, record):
+    async for name, size, pieces in archives.local.stream_files("b", key, record):
         seen[name] = b"".join([piece async for piece in pieces])
         assert len(seen[name]) == size
     assert seen == packed

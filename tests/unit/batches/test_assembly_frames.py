@@ -22,7 +22,7 @@ from meshd.core.frame_address import DerivedAddress, FrameAddress, RowsAddress
 from meshd.core.memory_frames import FrameCache, MemoryAccount, MemoryFrame
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.core.sample_locations import slice_locations
-from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.store.records import Location, Meta
 from meshd.transform.messages import Failure
 from meshd.transform.render_calls import RenderResult, RowChecksums
@@ -100,7 +100,7 @@ class Bench:
             self.store,
             self.renderer,
             TransformSettings(1, cache),
-            ArchiveService(self.store, list[str]().append, single_node_objects(self.store)),
+            ArchiveService(LocalArchives(self.store, list[str]().append), single_node_objects(self.store)),
             node="n1",
         )
 

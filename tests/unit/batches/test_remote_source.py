@@ -14,11 +14,12 @@ from meshd.batches.assembly import frame_builder
 from meshd.batches.assembly.assembler import Assembler
 from meshd.config import TransformSettings
 from meshd.core.api_errors import BatchError
+from meshd.core.document_store import DocumentStore
 from meshd.core.frame_address import FrameAddress
 from meshd.core.memory_frames import MemoryFrame
 from meshd.core.peer_source import SINGLE_NODE, ReadFailure
 from meshd.core.plan_record import FieldOutput, Plan
-from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.store.records import Location, Meta
 from meshd.util.clock import ManualClock
 from meshwire.dataset.build_snapshot import build_from_objects
@@ -99,9 +100,14 @@ class Scene:
 
     def __init__(self, others: Others | None) -> None:
         self.others, self.store = others, MemoryStore(ManualClock())
-        archives = ArchiveService(self.store, list[str]().append, single_node_objects(self.store))
+        archives = ArchiveService(
+            LocalArchives(self.store, list[str]().append), single_node_objects(self.store)
+        )
         settings, elsewhere = TransformSettings(1, 0), SINGLE_NODE if others is None else others
-        self.assembler = Assembler(self.store, Stamper(), settings, archives, node="n1", elsewhere=elsewhere)
+        catalog = DocumentStore(self.store, elsewhere)
+        self.assembler = Assembler(
+            self.store, Stamper(), settings, archives, node="n1", elsewhere=elsewhere, catalog=catalog
+        )
 
     async def plan(self, **spec: object) -> str:
         listing = []

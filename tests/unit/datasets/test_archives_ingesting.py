@@ -15,6 +15,7 @@ from meshd.datasets.archives.archive_service import (
     NOTES_PREFIX,
     REFUSALS_PREFIX,
     ArchiveService,
+    LocalArchives,
 )
 from meshd.datasets.archives.background_indexer import BackgroundIndexer, IndexQueue
 from meshd.store.records import Meta
@@ -37,11 +38,15 @@ class Node:
         self.store = MemoryStore(self.clock)
         self.ingest = IndexQueue(self.store)
         self.room: int | None = 1 << 20
-        self.archives = ArchiveService(self.store, list[str]().append, single_node_objects(self.store))
+        self.archives = ArchiveService(
+            LocalArchives(self.store, list[str]().append), single_node_objects(self.store)
+        )
         self.indexer = self.another()
 
     def another(self) -> BackgroundIndexer:
-        archives = ArchiveService(self.store, list[str]().append, single_node_objects(self.store))
+        archives = ArchiveService(
+            LocalArchives(self.store, list[str]().append), single_node_objects(self.store)
+        )
         return BackgroundIndexer(self.store, archives, lambda: ["b"], lambda: self.room, self.clock)
 
     async def put(self, key: str, data: bytes) -> None:

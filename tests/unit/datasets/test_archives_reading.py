@@ -20,6 +20,7 @@ from meshd.datasets.archives.archive_service import (
     RATIO,
     REFUSALS_PREFIX,
     ArchiveService,
+    LocalArchives,
 )
 from meshd.datasets.archives.reader import MemberStart
 from meshd.store.records import Meta
@@ -52,7 +53,9 @@ class Shelf:
         self.archives = self.another(room)
 
     def another(self, room: int = 10 << 30, ratio: int = RATIO) -> ArchiveService:
-        return ArchiveService(self.store, self.used.append, single_node_objects(self.store), room, ratio)
+        return ArchiveService(
+            LocalArchives(self.store, self.used.append, room, ratio), single_node_objects(self.store)
+        )
 
     async def put(self, key: str, data: bytes) -> Record:
         writer = self.store.writer("b", key, size=len(data))
@@ -91,7 +94,7 @@ def test_members_are_the_same_whatever_the_kind(shelf: Shelf, kind: str) -> None
         assert len(shelf.kept(COPIES_PREFIX)) == int(index.inflated)
         assert set(shelf.used) == set(shelf.kept(COPIES_PREFIX))
         again = await ArchiveService(
-            shelf.store, shelf.used.append, single_node_objects(shelf.store)
+            LocalArchives(shelf.store, shelf.used.append), single_node_objects(shelf.store)
         ).get_index("b", key, record)
         assert again.to_bytes() == index.to_bytes()
 
@@ -104,13 +107,13 @@ def test_one_pass_gives_every_file_in_order(shelf: Shelf, kind: str) -> None:
         key = f"x.{kind}"
         record = await shelf.put(key, archive_of(kind, FILES))
         found = {}
-        async for name, size, pieces in shelf.archives.stream_files("b", key, record):
+        async for name, size, pieces in shelf.archives.local.stream_files("b", key, record):
             found[name] = b"".join([piece async for piece in pieces])
             assert len(found[name]) == size
         assert found == FILES
         assert list(found) == list(FILES)
         names = [
-            name async for name, _, _ in shelf.archives.stream_files("b", key, record)
+            name async for name, _, _ in shelf.archives.local.stream_files("b", key, record)
         ]  # nothing is read
         assert names == list(FILES)
         assert shelf.kept("") == []
@@ -145,14 +148,16 @@ def test_what_is_too_large_for_a_copy_is_still_indexed_and_walked(kind: str) -> 
         with pytest.raises(BatchError, match="too large for a copy") as caught:
             await shelf.read(key, record, "empty")
         assert caught.value.code == "TooLarge"
-        assert [name async for name, _, _ in shelf.archives.stream_files("b", key, record)] == list(FILES)
+        assert [name async for name, _, _ in shelf.archives.local.stream_files("b", key, record)] == list(
+            FILES
+        )
 
     asyncio.run(look())
     shelf.store.close()
 
 
 async def run_through(shelf: Shelf, key: str, record: Record) -> None:
-    async for _, _, pieces in shelf.archives.stream_files("b", key, record):
+    async for _, _, pieces in shelf.archives.local.stream_files("b", key, record):
         async for _ in pieces:
             pass
 
@@ -187,7 +192,7 @@ def test_damage_is_refused_by_name_and_the_refusal_kept(shelf: Shelf, name: str)
         for archives in (
             shelf.archives,
             shelf.archives,
-            ArchiveService(shelf.store, shelf.used.append, single_node_objects(shelf.store)),
+            ArchiveService(LocalArchives(shelf.store, shelf.used.append), single_node_objects(shelf.store)),
         ):
             with pytest.raises(BatchError) as caught:
                 await archives.get_index("b", name, record)
@@ -213,7 +218,8 @@ def test_bombs_are_refused_before_they_fill_anything(kind: str) -> None:
             await shelf.archives.get_index("b", key, record)
         assert shelf.kept(COPIES_PREFIX) == []
         roomier = ArchiveService(
-            shelf.store, shelf.used.append, single_node_objects(shelf.store), 200 << 20, ratio=40_000
+            LocalArchives(shelf.store, shelf.used.append, 200 << 20, ratio=40_000),
+            single_node_objects(shelf.store),
         )
         assert len(await roomier.get_index("b", key, record)) == 1  # more is believed: it is looked at again
 

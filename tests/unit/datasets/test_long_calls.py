@@ -12,7 +12,7 @@ import pytest
 
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import DocumentStore
-from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.datasets.service import DatasetService
 from meshd.store.records import Meta
 from meshd.util.async_tasks import LongRunningCalls
@@ -44,7 +44,7 @@ async def _told() -> None:
     listing = [
         await put(store, f"{part}.tfrecord", record(example({"x": Int64List([part])}))) for part in range(4)
     ]
-    archives = ArchiveService(store, list[str]().append, single_node_objects(store))
+    archives = ArchiveService(LocalArchives(store, list[str]().append), single_node_objects(store))
     service = DatasetService(
         store,
         DocumentStore(store),
@@ -85,7 +85,7 @@ def test_archives_take_as_long_as_they_take() -> None:
 async def _archives() -> None:
     store = MemoryStore(ManualClock())
     listing = [await put(store, f"{part}.tar", tar_of({"x.txt": b"text"})) for part in range(4)]
-    archives = ArchiveService(store, list[str]().append, single_node_objects(store))
+    archives = ArchiveService(LocalArchives(store, list[str]().append), single_node_objects(store))
     readers = cast("Any", SimpleNamespace(require_keys=AsyncMock()))
     service = DatasetService(
         store, DocumentStore(store), readers, archives, single_node_objects(store), cast("Any", None)

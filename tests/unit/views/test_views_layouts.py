@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.datasets.archives.archive_service import ArchiveService
+from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.store.records import Meta
 from meshd.util.clock import ManualClock
 from meshd.views.shards.reader import ShardReader
@@ -46,7 +46,10 @@ class World:
         self.store = Counted(self.clock)
         objects = single_node_objects(self.store)
         self.reader = ShardReader(
-            self.store, self.clock, ArchiveService(self.store, lambda _: None, objects), objects
+            self.store,
+            self.clock,
+            ArchiveService(LocalArchives(self.store, lambda _: None), objects),
+            objects,
         )
 
     async def put(self, key: str, body: bytes, bucket: str = "bkt") -> None:

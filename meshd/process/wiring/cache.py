@@ -1,8 +1,7 @@
-"""Wiring of backed buckets: origin services, recovery of the cache store, and periodic cache tasks.
+"""The cache of buckets with origins in a node: its recovery, its manager, and its periodic tasks.
 
-Services are constructed once per process, in its running loop; a worker also serves fetches for the other
-workers. Relaxed writes may leave an index torn by a power cut, so after a reboot without a clean stop the
-cache starts empty. It never holds the only copy of anything.
+Relaxed writes may leave an index torn by a power cut, so after a reboot without a clean stop the cache starts
+empty. It never holds the only copy of anything.
 """
 
 from __future__ import annotations
@@ -10,36 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.origins.cache.cache_manager import CacheManager, CacheManagerClient
-from meshd.origins.cache.fetcher import Fetcher
-from meshd.origins.cache.near_cache import NearCacheStore
-from meshd.origins.cache.peer_cache import PeerCacheClient
+from meshd.origins.cache.cache_manager import CacheManager
 from meshd.origins.client.origin_api import OriginError
-from meshd.origins.client.origin_pool import OriginPool
-from meshd.origins.listing import BackedListings, WriteMarks
-from meshd.origins.read_through import BackedReader, Revalidator
-from meshd.origins.sample_source import OriginSampleSource
-from meshd.origins.service import BackedService
-from meshd.origins.worker_shards import LocalFetchWorker, WorkerShards, serve_fetches
-from meshd.origins.write_back import HandoverBarrier, OriginWriter
-from meshd.origins.write_back_routing import WriteBackRouter
-from meshd.peer_reads.listing import LocalListings, MergedListings
 from meshd.process.periodic_tasks import PeriodicTask
 from meshd.process.wiring.node_context import node_cache_store
 from meshd.store.disks.startup_recovery import recover
 from meshd.store.errors import FormatError, StoreError
 from meshd.telemetry import metrics
-from meshd.util.async_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from meshd.config import StoreSettings
     from meshd.control.buckets import Bucket
+    from meshd.origins.service import BackedService
     from meshd.process.wiring.node_context import NodeContext
 
 
@@ -143,55 +127,3 @@ async def _write_back(backed: BackedService, bucket: Bucket, key: str, slots: as
         except (OriginError, StoreError) as error:
             return str(error)
     return ""
-
-
-@asynccontextmanager
-async def open_backed_service(node: NodeContext, index: int | None) -> AsyncIterator[BackedService]:
-    """Open backed buckets for worker `index`, or for the coordinator (None)."""
-    settings, cache_store = node.settings, node_cache_store(node)
-    manager = CacheManagerClient(settings.cache_manager_socket)
-    origins = OriginPool(settings.origin_credentials, node.clock)
-    fetcher = Fetcher(origins, cache_store, manager, PeerCacheClient(node.mesh, node.peers, cache_store))
-    succession = HandoverBarrier(node.mesh, node.peers, node.clock)
-    writer = OriginWriter(origins, node.store, node.replicated_store, node.mesh, fetcher, succession)
-    own = LocalFetchWorker(fetcher, writer)
-    shards = WorkerShards([settings.fetch_socket(each) for each in range(settings.workers)], index, own)
-    questions = Revalidator(shards, settings.origin_patience)
-    tasks = BackgroundTasks("backing")
-    if index is not None:
-        tasks.spawn(serve_fetches(settings.fetch_socket(index), own, cache_store), "fetches")
-    tasks.spawn(manager.run(), "notes")
-    lister = LocalListings(node.store, node.mesh, node.store.list_stored_entries)
-    marker = WriteMarks(cache_store, node.mesh, node.peers)
-    merged = MergedListings(lister, node.mesh, node.peers, node.clock)
-    service = BackedService(
-        node.store,
-        node.replicated_store,
-        cache_store,
-        shards,
-        WriteBackRouter(shards, cache_store, node.mesh, node.peers, node.clock),
-        BackedReader(node.store, cache_store, shards, manager, questions),
-        BackedListings(origins, node.store, cache_store, node.clock, node.mesh, merged, marker),
-        node.mesh,
-    )
-    node.objects.origins = OriginSampleSource(node.store, service, node.archives)
-    near = node.objects.near_cache = (
-        NearCacheStore(cache_store.cache, manager) if _is_near_cache(node) else None
-    )
-    try:
-        yield service
-    finally:
-        node.objects.origins = node.objects.near_cache = None
-        if near is not None:
-            await near.aclose()
-        await tasks.aclose()
-        await service.aclose()
-        await questions.aclose()
-        await shards.aclose()
-        await fetcher.aclose()
-
-
-def _is_near_cache(node: NodeContext) -> bool:
-    """Whether this node is a near cache for readers: it caches and stores nothing."""
-    roles = node.settings.cluster.roles
-    return not node.mesh.standalone and "cache" in roles and "store" not in roles
