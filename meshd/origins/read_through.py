@@ -28,7 +28,7 @@ from meshd.views.dispatch import AssembledRead
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import Callable
 
     from meshd.control.buckets import Bucket
     from meshd.origins.cache.cache_store import CacheStore
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from meshd.origins.cache.in_flight import InFlightPiece
     from meshd.origins.client.origin_api import ObjectFacts
     from meshd.origins.worker_shards import WorkerShards
-    from meshd.store.records import Record, Span
+    from meshd.store.records import Record
     from meshd.store.store import Store
     from meshwire.s3.operations import GetObject
 
@@ -171,13 +171,13 @@ class BackedReader:
             record = None if first else self._whole(bucket, key, facts)
             found = lookup_result(operation, record or record_from_facts(bucket, facts))
             if operation.head or not found.length:
-                return AssembledRead(found, _nothing())
+                return AssembledRead(found, FailoverRead((), found.offset, 0))
             number = found.offset // CHUNK_BYTES
             if record is None and first is None and self.cached_chunk(bucket, key, facts, number) is None:
                 first = await self._first(bucket, key, number, facts.etag)
             given, first = first, None
             read = self.open_range(bucket, key, facts, found.offset, found.length, given, record)
-            return AssembledRead(found, read.groups(), read.record_truncation)
+            return AssembledRead(found, read)
         finally:
             if first is not None:
                 first[1].release()
@@ -286,9 +286,3 @@ def _begins(operation: GetObject) -> int | None:
 
 def _length(facts: ObjectFacts, number: int) -> int:
     return min(CHUNK_BYTES, facts.size - number * CHUNK_BYTES)
-
-
-async def _nothing() -> AsyncGenerator[Sequence[Span], None]:
-    none: tuple[Sequence[Span], ...] = ()
-    for group in none:
-        yield group

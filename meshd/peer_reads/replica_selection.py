@@ -1,7 +1,9 @@
 """Replica selection: which node is asked for a name, and which one next.
 
-One call per node, to all nodes at once; names that a node cannot serve go to their next replica. A node
-that does not answer is reported to the failure detector, once at a time.
+`ReplicaSelector` asks for many names: one call per node, to all nodes at once; names that a node cannot serve
+go to their next replica, without a pause. `ReplicaSearch` asks for one name, for a caller that
+would have to begin again: it also waits for a newer map. A node that does not answer is reported to the
+failure detector.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast, get_args
 from meshd.core import peer_messages
 from meshd.core.api_errors import BatchError, Code, busy, damaged
 from meshd.errors import MeshdError
-from meshd.rpc.peer_client import PeerUnreachableError
+from meshd.rpc.peer_client import PeerUnreachableError, StaleMapError
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import BackgroundTasks
+from meshwire.errors import S3Error
 from meshwire.frame.tensor_frame import FrameError
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 _T = TypeVar("_T")
+_ROUNDS: Final = 8  # times that a search waits for a newer map
+_PAUSE: Final = 0.5  # seconds for a newer map
 UNREACHABLE_STATES: Final = ("away", "down")
 
 
@@ -131,6 +136,44 @@ class ReplicaSelector:
             for node in self.mesh.current_map().nodes
             if node.node_id != self.mesh.node_id and node.stores and node.state not in UNREACHABLE_STATES
         ]
+
+
+class ReplicaSearch:
+    """The nodes to ask for one name, by the current map: a completed change may replace the whole read set of
+    a name at once, and this node may become part of it."""
+
+    def __init__(self, mesh: ClusterView, bucket: str, key: str) -> None:
+        self._mesh, self._bucket, self._key, self._rounds = mesh, bucket, key, _ROUNDS
+        self._version = 0
+        self._missed: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<ReplicaSearch of {self._bucket}/{self._key}, {self._rounds} rounds left>"
+
+    async def next_replica(self) -> Node | None:
+        """Return the next node to ask; None: this node. Raises S3Error SlowDown if no node is left."""
+        while not self._mesh.is_reader(self._bucket, self._key):
+            self._version = self._mesh.current_map().version
+            for node in self._mesh.route_for(self._bucket, self._key).read_set:
+                if self._missed.get(node.node_id, -1) < self._version:
+                    return node
+            if not self._rounds:
+                raise S3Error(
+                    "SlowDown",
+                    f"No node that holds {self._bucket}/{self._key[:200]} answers; try again.",
+                )
+            self._rounds -= 1
+            self._missed.clear()
+            await self._mesh.wait_for_newer_map(self._version, _PAUSE)
+        return None
+
+    async def mark_failed(self, node: Node, lost: Exception) -> None:
+        """Record that a node could not supply the object: under this map, the other nodes are asked first."""
+        self._missed[node.node_id] = self._version
+        if isinstance(lost, StaleMapError):
+            await self._mesh.wait_for_newer_map(max(lost.version - 1, self._version), _PAUSE)
+        else:
+            await self._mesh.report_suspect(node.node_id, self._version)
 
 
 def missing_part_error(name: str, lost: ReadFailure) -> BatchError:

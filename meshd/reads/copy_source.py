@@ -23,6 +23,7 @@ from meshd.objects.copy_object import (
     copy_part_range,
     read_chunks,
 )
+from meshd.peer_reads.replica_selection import ReplicaSearch
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
 from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall, ResponseStream
@@ -43,11 +44,8 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import StoreReader
     from meshwire.checksums.body_checksums import BodyDigest
-    from meshwire.cluster import Node
 
 Response = TypeVar("Response")
-_ROUNDS: Final = 8
-_PAUSE: Final = 0.5  # seconds for a newer map
 _RETRYABLE: Final = (PeerUnreachableError, BodyFramingError, StaleMapError)
 
 Copy = ops.CopyObject | ops.UploadPartCopy
@@ -224,7 +222,7 @@ class RemoteCopySources:
     async def read_source(self, ask: CopySourceRequest) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of a source from a node that holds it; if none came, from the next one. Raises
         S3Error."""
-        search = _ReplicaSearch(self._mesh, ask)
+        search = ReplicaSearch(self._mesh, ask.bucket, ask.key)
         while (node := await search.next_replica()) is not None:
             begun = False
             try:
@@ -251,7 +249,7 @@ class RemoteCopySources:
     ) -> Response | None:
         """Return the response of a node that holds the source; None if this node has come to hold it. Raises
         S3Error."""
-        search = _ReplicaSearch(self._mesh, ask)
+        search = ReplicaSearch(self._mesh, ask.bucket, ask.key)
         while (node := await search.next_replica()) is not None:
             try:
                 return await self._peers.call_typed(node, call, ask)
@@ -262,47 +260,8 @@ class RemoteCopySources:
         return None
 
 
-class _ReplicaSearch:
-    """The nodes that hold a source, by the current map: a completed change may replace the whole read set of
-    a name at once, and this node may become part of it."""
-
-    def __init__(self, mesh: ClusterView, ask: CopySourceRequest) -> None:
-        self._mesh, self._ask, self._rounds = mesh, ask, _ROUNDS
-        self._version = 0
-        self._missed: dict[str, int] = {}
-
-    def __repr__(self) -> str:
-        return f"<_Search of {self._ask.bucket}/{self._ask.key}, {self._rounds} rounds left>"
-
-    async def next_replica(self) -> Node | None:
-        """Return the next node to ask; None: this node. Raises S3Error SlowDown if no node is left."""
-        while not self._mesh.is_reader(self._ask.bucket, self._ask.key):
-            self._version = self._mesh.current_map().version
-            for node in self._mesh.route_for(self._ask.bucket, self._ask.key).read_set:
-                if self._missed.get(node.node_id, -1) < self._version:
-                    return node
-            if not self._rounds:
-                raise _no_replica_error(self._ask)
-            self._rounds -= 1
-            self._missed.clear()
-            await self._mesh.wait_for_newer_map(self._version, _PAUSE)
-        return None
-
-    async def mark_failed(self, node: Node, lost: Exception) -> None:
-        """Record that a node could not supply the source: under this map, the other nodes are asked first."""
-        self._missed[node.node_id] = self._version
-        if isinstance(lost, StaleMapError):
-            await self._mesh.wait_for_newer_map(max(lost.version - 1, self._version), _PAUSE)
-        else:
-            await self._mesh.report_suspect(node.node_id, self._version)
-
-
 def _refusal(refused: PeerRefusedError) -> S3Error:
     return S3Error(refused.code if refused.code in CODES else "SlowDown", refused.message)
-
-
-def _no_replica_error(ask: CopySourceRequest) -> S3Error:
-    return S3Error("SlowDown", f"No node that holds {ask.bucket}/{ask.key[:200]} answers; try again.")
 
 
 class RemoteSourceBody:

@@ -23,9 +23,10 @@ from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from meshd.core.object_io import LookupResult
+    from meshd.core.read_source import FailoverRead
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record, Span
     from meshd.views.definitions import ViewDefinitions
@@ -49,12 +50,10 @@ _SETTINGS_REFUSED = frozenset({"versioning", "lifecycle"})
 
 
 class AssembledRead(NamedTuple):
-    """`groups`: the bytes of `found` as open files, a group at a time. `record_truncation`: called with the
-    number of bytes that were sent of a group that cannot be read to its end, if `groups` continue there."""
+    """`read`: the bytes of `found`."""
 
     found: LookupResult
-    groups: AsyncGenerator[Sequence[Span], None]
-    record_truncation: Callable[[int], None] | None = None
+    read: FailoverRead
 
 
 class ViewDispatcher:
@@ -140,7 +139,7 @@ class ViewDispatcher:
             return replace(operation, bucket=made.bucket, key=made.key, version=None)
         found = lookup_result(operation, made.record)
         read = made.open_range(found.offset, found.length, f"s3://{operation.bucket}/{operation.key}")
-        return AssembledRead(found, read.groups(), read.record_truncation)
+        return AssembledRead(found, read)
 
     async def rebuild_result(self, operation: ops.GetObject, etag: str) -> bytes | None:
         """Rebuild the bytes of a stored result that cannot be read.

@@ -319,8 +319,9 @@ class S3Endpoint:
         if asked.head or not found.length:
             return Reply(status, headers, b"", self._now())
         try:
+            read = assembled.read
             keep_alive = await send_groups(
-                request, status, headers, assembled.groups, self._now(), assembled.record_truncation
+                request, status, headers, read.groups(), self._now(), read.record_truncation
             )
         except StoreError as error:
             raise to_s3_error(error) from error

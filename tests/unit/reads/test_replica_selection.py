@@ -6,15 +6,19 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from meshd.cluster.cluster_view import ClusterView
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.errors import MeshdError
-from meshd.peer_reads.replica_selection import ReplicaSelector
-from meshd.rpc.peer_client import PeerClient
+from meshd.peer_reads import replica_selection
+from meshd.peer_reads.replica_selection import ReplicaSearch, ReplicaSelector
+from meshd.rpc.peer_client import PeerClient, StaleMapError
 from meshd.util.clock import SystemClock
 from meshwire.cluster import Node, compute_placement
 from meshwire.cluster.placement import slot_of
 from meshwire.cluster.transitions import bootstrap_map, join_node, mark_complete
+from meshwire.errors import S3Error
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
@@ -94,5 +98,41 @@ def test_this_node_is_asked_for_what_it_came_to_read_meanwhile() -> None:
 
         assert await _asking(mesh).ask_replicas({0: ("b", key)}, ask) == {}
         assert asked[-1] == "n1"
+
+    asyncio.run(run())
+
+
+def test_a_search_asks_every_replica_in_each_round_and_then_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_selection, "_ROUNDS", 2)
+    monkeypatch.setattr(replica_selection, "_PAUSE", 0.01)
+
+    async def run() -> None:
+        mesh, _ = await _mesh()
+        asked = list[str]()
+        search = ReplicaSearch(mesh, "b", _key(mesh.current_map(), "n2", "n3"))
+
+        async def ask_all() -> None:
+            while (node := await search.next_replica()) is not None:
+                asked.append(node.node_id)
+                await search.mark_failed(node, MeshdError("not now"))
+
+        with pytest.raises(S3Error) as caught:
+            await ask_all()
+        assert caught.value.code == "SlowDown"
+        assert [sorted(asked[at : at + 2]) for at in range(0, len(asked), 2)] == [["n2", "n3"]] * 3
+
+    asyncio.run(run())
+
+
+def test_a_search_goes_by_the_newer_map_that_a_node_names_and_may_end_here() -> None:
+    async def run() -> None:
+        mesh, maps = await _mesh()
+        search = ReplicaSearch(mesh, "b", _key(mesh.current_map(), "n2", "n3"))
+        node = await search.next_replica()
+        assert node is not None
+        newer = mesh.current_map().version + 1
+        await maps.update_map(lambda _: replace(_cluster("n1"), version=newer))
+        await search.mark_failed(node, StaleMapError(newer))
+        assert await search.next_replica() is None
 
     asyncio.run(run())
