@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NO_TENANT = ""
 """The tenant of unsigned requests and of the node itself."""
 
-# Decides whose work is rejected when memory is short, never what is read or written (decision 46).
+# Decides whose work waits or is rejected, never what is read or written (decision 46).
 _tenant: ContextVar[str] = ContextVar("account", default=NO_TENANT)
 
 
