@@ -135,7 +135,6 @@ _READERS: tuple[Callable[[bytes], object], ...] = (
     xml_documents.parse_complete_result,
     xml_documents.parse_copy_result,
     xml_documents.parse_delete_result,
-    xml_documents.parse_parts,
     xml_documents.parse_list_versions,
     acl_xml.parse_acl,
     settings_xml.parse_tagging,

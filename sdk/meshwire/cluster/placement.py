@@ -124,10 +124,6 @@ class Placement:
         """Return the owners of a slot, the primary first."""
         return tuple(self.nodes[place] for place in self.table[slot].tolist() if place >= 0)
 
-    def owners_of_key(self, bucket: str, key: str) -> tuple[Node, ...]:
-        """Return the owners of a key, the primary first."""
-        return self.owners_of_slot(slot_of(bucket, key, len(self.table)))
-
     def slots_per_node(self) -> dict[str, int]:
         """Number of slots by node id, over all ranks."""
         places, numbers = np.unique(self.table[self.table >= 0], return_counts=True)

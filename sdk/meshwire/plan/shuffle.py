@@ -155,7 +155,7 @@ class BlocksOrder:
     one window of shards open and meets each shard in only one window.
     """
 
-    __slots__ = ("_bounds", "_key", "_shards", "_starts", "_width", "_windows", "n")
+    __slots__ = ("_bounds", "_key", "_shards", "_starts", "_windows", "n")
 
     def __init__(self, shard_starts: Indices, shards: int, seed: int, epoch: int) -> None:
         starts = np.asarray(shard_starts, dtype=np.int64)
@@ -163,7 +163,6 @@ class BlocksOrder:
             raise ValueError("shard_starts must rise from 0 to n, and a window needs at least one shard")
         count = starts.size - 1
         self.n = int(starts[-1])
-        self._width = shards
         self._key = derive_key(_WINDOW, seed, epoch)
         self._shards = Feistel(count, derive_key(_SHARDS, seed, epoch)).samples_at(np.arange(count))
         self._starts = starts[:-1][self._shards]
@@ -200,11 +199,6 @@ class BlocksOrder:
             window = Feistel(end - start, derive_key(self._key, number))
             result[rows] = window.samples_at(positions[rows] - start) + start
         return result
-
-    def shards_at(self, position: int) -> Indices:
-        """Return the shards that the window around `position` reads, in permuted order, for read-ahead."""
-        window = int(np.searchsorted(self._windows, position, side="right")) - 1
-        return self._shards[window * self._width : (window + 1) * self._width]
 
     def __repr__(self) -> str:
         return f"BlocksOrder(n={self.n}, shards={self._shards.size}, windows={self._windows.size - 1})"

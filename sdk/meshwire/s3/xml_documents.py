@@ -269,28 +269,6 @@ def parse_delete_result(body: bytes) -> result_types.DeleteResult:
     )
 
 
-def parse_parts(body: bytes) -> result_types.PartList:
-    root = parse_xml(body, root="ListPartsResult", max_bytes=MAX_RESPONSE_BYTES)
-    owner = root.find_first("Owner")
-    return result_types.PartList(
-        tuple(map(_part_entry, root.find_all("Part"))),
-        root.child_text("IsTruncated") == "true",
-        result_types.Owner("") if owner is None else parse_owner(owner),
-        root.child_text("ChecksumAlgorithm").lower(),
-        root.child_text("ChecksumType"),
-    )
-
-
-def _part_entry(e: Element) -> result_types.PartEntry:
-    return result_types.PartEntry(
-        parse_integer(e.child_text("PartNumber")),
-        parse_integer(e.child_text("Size")),
-        conditional_requests.unquote_etag(e.child_text("ETag")),
-        parse_milliseconds(e.child_text("LastModified")),
-        _checksums(e),
-    )
-
-
 def _checksums(element: Element) -> dict[str, str]:
     return {
         _CHECKSUM_TAGS[child.name]: child.text.strip()

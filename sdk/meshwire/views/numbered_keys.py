@@ -28,9 +28,6 @@ class KeyLevel:
     count: int
     width: int = 0
 
-    def spelled(self, number: int) -> str:
-        return f"{self.head}{number:0{self.width}d}"
-
 
 @dataclass(frozen=True)
 class NumberedKeys:
@@ -38,11 +35,6 @@ class NumberedKeys:
 
     levels: tuple[KeyLevel, ...]
     tail: str = ""
-
-    def format_key(self, numbers: tuple[int, ...]) -> str:
-        """Format the key of these numbers, one per level."""
-        spelled = (level.spelled(number) for level, number in zip(self.levels, numbers, strict=True))
-        return "".join(spelled) + self.tail
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:

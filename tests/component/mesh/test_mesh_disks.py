@@ -21,6 +21,7 @@ from meshd.store.tools.fsck import check_store
 from meshd.util.clock import SystemClock
 from meshsdk.cli.cluster import cluster
 from meshwire.cluster import compute_placement as place_by
+from meshwire.cluster import slot_of
 from tests.support.bounded_wait import await_end
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import DaemonFailedError
@@ -194,8 +195,11 @@ def test_a_disk_that_has_the_only_copy_is_not_given_up_unasked(mesh: DaemonClust
     mesh.kill("n2")
     mesh.await_state("n2", "away")
     listed = mesh["n1"].client().list_objects_v2(Bucket="disks")["Contents"]
-    owners = place_by(mesh.map_of(), 2, "present").owners_of_key
-    short = [found["Key"] for found in listed if "n2" in {n.node_id for n in owners("disks", found["Key"])}]
+    placement = place_by(mesh.map_of(), 2, "present")
+    slots = {found["Key"]: slot_of("disks", found["Key"], len(placement.table)) for found in listed}
+    short = [
+        key for key, slot in slots.items() if "n2" in {n.node_id for n in placement.owners_of_slot(slot)}
+    ]
     _await(mesh, lambda: _status(mesh)["debt"] == len(short) > 0)
     told = CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output
     assert f"{len(short)} objects with fewer copies than required" in told

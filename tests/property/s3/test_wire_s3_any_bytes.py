@@ -181,7 +181,6 @@ DOCUMENTS: list[Callable[[bytes], object]] = [
     xml_documents.parse_complete_result,
     xml_documents.parse_copy_result,
     xml_documents.parse_delete_result,
-    xml_documents.parse_parts,
     settings_xml.parse_tagging,
     xml_documents.parse_list_versions,
 ]
