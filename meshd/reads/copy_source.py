@@ -26,7 +26,7 @@ from meshd.objects.copy_object import (
 from meshd.peer_reads.replica_selection import ReplicaSearch
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
-from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall, ResponseStream
+from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall, ResponseStream, handler, stream_handler
 from meshd.store.records import Record
 from meshd.views.copy_out import AssembledBody, copy_as_upload_part
 from meshd.views.view_kind import AssembledObject
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from meshd.origins.service import BackedService
     from meshd.reads.archive_members import MemberService
     from meshd.rpc.peer_client import PeerClient
+    from meshd.rpc.peer_rpc import CallContext
     from meshd.store.api import StoreReader
     from meshwire.checksums.body_checksums import BodyDigest
 
@@ -157,6 +158,38 @@ class LocalCopySources:
 
 def _source(ask: CopySourceRequest) -> ops.CopySource:
     return ops.CopySource(ask.bucket, ask.key, ask.version, ask.member)
+
+
+class CopySourceHandlers:
+    """Handles calls of other nodes for copy sources: only for names that this node reads, else the response
+    is 421 with this node's map version. One instance per process."""
+
+    def __init__(self, local: LocalCopySources, mesh: ClusterView) -> None:
+        self._local, self._mesh = local, mesh
+
+    @handler(FIND_SOURCE)
+    async def find_source(self, asked: CopySourceRequest, context: CallContext) -> Record:
+        self._require_reader(asked)
+        return await self._local.find_source(asked)
+
+    @handler(SOURCE_EXISTS)
+    async def source_exists(self, asked: CopySourceRequest, context: CallContext) -> bytes:
+        self._require_reader(asked)
+        return b"1" if self._local.has_versions(asked.bucket, asked.key) else b""
+
+    @stream_handler(READ_SOURCE)
+    async def read_source(
+        self, asked: CopySourceRequest, context: CallContext
+    ) -> AsyncGenerator[bytes, None]:
+        self._require_reader(asked)
+        async with aclosing(self._local.read_source(asked)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def _require_reader(self, asked: CopySourceRequest) -> None:
+        """Raise StaleMapError unless this node is in the read set of the name."""
+        if not self._mesh.is_reader(asked.bucket, asked.key):
+            raise StaleMapError(self._mesh.current_map().version)
 
 
 class RemoteCopySources:

@@ -1,7 +1,8 @@
-"""Peer read service: answers other nodes' reads of objects, listings, archive indexes and documents.
+"""Peer read service: answers other nodes' reads of objects, listings, archive indexes, documents, frames.
 
-It answers for what this node holds, says for which names it cannot answer, and never asks further nodes.
-The caller is a node of the mesh; the node that took the client's request checked permissions.
+`PeerReadService` answers for what this node holds, says for which names it cannot answer, and never asks
+further nodes; `FrameHandlers` has a frame built. The caller is a node of the mesh; the node that took the
+client's request checked permissions.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from meshd.core.peer_messages import (
     LIST_DOCUMENTS,
     LIST_RECORDS,
     READ_DOCUMENT,
+    READ_FRAME,
     READ_INDEX,
     READ_PARTS,
     STORE_DOCUMENT,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.core.api_errors import Code
     from meshd.core.document_store import DocumentStore
+    from meshd.core.frame_address import AnyFrameAddress, Frame, FrameSource
     from meshd.core.peer_messages import (
         DocumentName,
         FindRequest,
@@ -235,3 +238,14 @@ class PeerReadService:
         rows, after = await asyncio.to_thread(self._census.local_page, asked.prefix, asked.after, asked.limit)
         found = [(key, held.size, held.made, held.used) for key, held in rows.items()]
         return InventoryResponse(found, after)
+
+
+class FrameHandlers:
+    """Handles calls for frames, from wherever this node gets them."""
+
+    def __init__(self, frames: FrameSource) -> None:
+        self._frames = frames
+
+    @stream_handler(READ_FRAME)
+    async def read_frame(self, address: AnyFrameAddress, context: CallContext) -> Frame:
+        return await self._frames.get_frame(address)

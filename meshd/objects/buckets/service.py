@@ -18,7 +18,7 @@ from meshd.control.buckets import Bucket, BucketExistsError
 from meshd.core.error_mapping import store_errors
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
-from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall
+from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall, handler
 from meshd.store.errors import NoSuchUploadError
 from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.errors import S3Error
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from meshd.control.control_api import ControlStore
     from meshd.peer_reads.listing import MergedListings
     from meshd.rpc.peer_client import PeerClient
+    from meshd.rpc.peer_rpc import CallContext
     from meshd.store.api import ObjectStore
     from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
@@ -284,3 +285,19 @@ def _asks_for(present: Bucket, wanted: Bucket, operation: CreateBucket) -> bool:
     if operation.ownership is not None and wanted.ownership != present.ownership:
         return False
     return wanted.owner == present.owner
+
+
+class BucketHandlers:
+    """Handles calls of other nodes about buckets. One instance per process."""
+
+    def __init__(self, buckets: BucketService, broadcast: ChangeBroadcast) -> None:
+        self._buckets, self._broadcast = buckets, broadcast
+
+    @handler(ANNOUNCE_CHANGES)
+    async def announce_changes(self, known: dict[str, int], context: CallContext) -> None:
+        """Answer once this process knows at least the revisions that the caller knows."""
+        await self._broadcast.wait_until_known(known)
+
+    @handler(DROP_UPLOADS)
+    async def drop_uploads(self, bucket: str, context: CallContext) -> None:
+        await self._buckets.drop_uploads(bucket)

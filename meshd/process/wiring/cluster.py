@@ -34,16 +34,14 @@ from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.control_api import ControlError
 from meshd.core.document_store import SHARED_PREFIXES
 from meshd.errors import StartupError
-from meshd.objects.buckets.peer_handlers import BucketHandlers
-from meshd.objects.buckets.service import BucketService, ChangeBroadcast, PeerBuckets
+from meshd.objects.buckets.service import BucketHandlers, BucketService, ChangeBroadcast, PeerBuckets
 from meshd.origins.cache.peer_cache import PeerCacheServer
 from meshd.origins.peer_handlers import WriteBackHandlers
 from meshd.origins.prefetch_worker import PrefetchWorker
 from meshd.peer_reads.listing import LocalListings, MergedListings
 from meshd.peer_reads.resume_read import ResumeSource
 from meshd.process.wiring.data_services import node_catalog
-from meshd.reads.copy_source import LocalCopySources, RemoteCopySources
-from meshd.reads.peer_handlers import CopySourceHandlers
+from meshd.reads.copy_source import CopySourceHandlers, LocalCopySources, RemoteCopySources
 from meshd.server.peer.handoff import handoff_routes
 from meshd.server.peer.routes import peer_routes
 from meshd.server.proxy.fan_out import FanOut

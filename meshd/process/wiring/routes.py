@@ -19,8 +19,7 @@ from meshd.origins.client.origin_pool import OriginPool
 from meshd.process.log_level import notify_supervisor
 from meshd.process.wiring.data_services import job_service, output_routes, view_makers
 from meshd.process.wiring.services import document_inventory, document_references
-from meshd.reads.peer_handlers import FrameHandlers
-from meshd.reads.peer_read_service import PeerReadService
+from meshd.reads.peer_read_service import FrameHandlers, PeerReadService
 from meshd.server.api.admin import AdminEndpoint, StsEndpoint
 from meshd.server.api.backed_buckets import BackedBucketEndpoint, CacheResidencyEndpoint
 from meshd.server.api.batches import BatchEndpoint

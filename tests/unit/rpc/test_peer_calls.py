@@ -26,8 +26,7 @@ from meshd.core import peer_messages
 from meshd.core.frame_address import FrameAddress
 from meshd.core.peer_messages import DocumentName
 from meshd.jobs.output_store import REMOVE_OUTPUTS, WRITE_OUTPUT, JobOutputHandlers, OutputName
-from meshd.objects.buckets.peer_handlers import BucketHandlers
-from meshd.objects.buckets.service import ANNOUNCE_CHANGES, DROP_UPLOADS
+from meshd.objects.buckets.service import ANNOUNCE_CHANGES, DROP_UPLOADS, BucketHandlers
 from meshd.origins.cache.peer_cache import FETCH_PIECE, PeerCacheServer
 from meshd.origins.listing import READ_WRITE_MARK, WriteMarks
 from meshd.origins.peer_handlers import WriteBackHandlers
@@ -36,9 +35,8 @@ from meshd.origins.write_back import IS_FINISHED
 from meshd.origins.write_back_routing import WRITE_BACK
 from meshd.peer_reads.listing import LIST_PAGE, LocalListings
 from meshd.peer_reads.resume_read import ResumeSource
-from meshd.reads.copy_source import FIND_SOURCE, READ_SOURCE, SOURCE_EXISTS
-from meshd.reads.peer_handlers import CopySourceHandlers, FrameHandlers
-from meshd.reads.peer_read_service import PeerReadService
+from meshd.reads.copy_source import FIND_SOURCE, READ_SOURCE, SOURCE_EXISTS, CopySourceHandlers
+from meshd.reads.peer_read_service import FrameHandlers, PeerReadService
 from meshd.rpc.peer_rpc import (
     IN_QUERY,
     BodyFramingError,
