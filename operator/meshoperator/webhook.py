@@ -138,7 +138,12 @@ class Webhook:
         if self._server is not None:
             self._server.close()
         if self._runner is not None:
+            opened = [] if self._runner.server is None else list(self._runner.server.connections)
+            transports = [each.transport for each in opened if each.transport is not None]
             await self._runner.cleanup()
+            for transport in transports:  # a client may take its time to answer the end of TLS
+                transport.abort()
+            await asyncio.sleep(0)  # the loop closes the sockets
 
     # --- its certificate ----------------------------------------------------------------------------------
 

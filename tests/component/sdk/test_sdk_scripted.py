@@ -42,7 +42,7 @@ class ScriptedMesh:
     """`faults`: what befalls the next frame requests, in order: "cut", "flip", "busy", "silent", "gone",
     "bad", None (nothing). `away`: steps whose data nobody can give now. `asked`: the targets of frame
     requests, in order of arrival. `gate`: while it is closed, no frame is answered; nor anything, if it is
-    `still`."""
+    `still`. `frames_left`: so many frame requests are answered before it stands still by itself."""
 
     def __init__(self, samples: int = SAMPLES, side: int = SIDE) -> None:
         self.samples = samples
@@ -53,6 +53,7 @@ class ScriptedMesh:
         self.plans: dict[str, plan_spec.PlanSpec] = {}
         self.snapshot = SNAPSHOT
         self.down = self.still = False
+        self.frames_left: int | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.lock = threading.Lock()
@@ -168,6 +169,9 @@ def _handler(server: ScriptedMesh) -> type[BaseHTTPRequestHandler]:
             with server.lock:
                 server.asked.append(self.path)
                 fault = server.faults.popleft() if server.faults else None
+                if server.frames_left is not None and len(server.asked) > server.frames_left:
+                    server.still = True
+                    server.gate.clear()
             if server.down:
                 fault = "busy"
             server.gate.wait(60)
@@ -257,6 +261,7 @@ def undisturbed(server: ScriptedMesh) -> Iterator[None]:
     server.faults.clear()
     server.asked.clear()
     server.down = server.still = False
+    server.frames_left = None
     server.away = range(0)
     server.gate.set()
     yield
