@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshd.batches.read_ahead.extents import READ_BYTES
+from meshd.store.disks.disk_type import advice_limit
 from meshd.telemetry import metrics
 from meshd.util.page_cache import missing_bytes
 
@@ -47,10 +48,12 @@ class DiskWork:
 
 
 class DiskReader:
-    """Reads ahead from one disk. `submit` and `prioritize` may be called from any thread."""
+    """Reads ahead from the disk `device` (`st_dev`). `submit` and `prioritize` may be called from any
+    thread."""
 
-    def __init__(self, name: str, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, device: int, clock: Clock) -> None:
+        name = f"{os.major(device)}:{os.minor(device)}"
+        self._clock, self._advice_bytes = clock, advice_limit(device)
         self._queue: list[tuple[bool, int, DiskWork]] = []
         self._number = itertools.count()
         self._changed = threading.Condition()
@@ -111,7 +114,7 @@ class DiskReader:
         with ExitStack() as files:
             for read in self._missing(work, files):
                 ahead.append(read)
-                read.begin()
+                read.begin(self._advice_bytes)
                 if len(ahead) > QUEUED_READS:
                     done += ahead.popleft().finish(self._buffer)
                 metrics.read_ahead_seeks.inc(arm != (read.fd, read.offset))
@@ -147,10 +150,15 @@ class _Read:
     offset: int
     length: int
 
-    def begin(self) -> None:
-        """Queue the read at the disk, so that the disk always has the next one."""
+    def begin(self, advice_bytes: int) -> None:
+        """Queue the whole read at the disk, so that the disk always has the next one.
+
+        A part that was left out would be read after the beginning of the next read, which costs two seeks.
+        """
         with suppress(OSError):
-            os.posix_fadvise(self.fd, self.offset, self.length, os.POSIX_FADV_WILLNEED)
+            for place in range(self.offset, self.offset + self.length, advice_bytes):
+                size = min(advice_bytes, self.offset + self.length - place)
+                os.posix_fadvise(self.fd, place, size, os.POSIX_FADV_WILLNEED)
 
     def finish(self, buffer: mmap.mmap) -> int:
         """Wait for the bytes; returns their number. The reader of these bytes reports an error."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -46,6 +45,7 @@ MAX_CURSORS: Final = 16
 IDLE_SECONDS: Final = 120.0
 """A cursor from which no frame was requested for this long is dropped."""
 _BEHIND: Final = 2  # batches of margin, since ranks are not all in the same step
+_IN_FLIGHT: Final = 4  # batches that a loader requests at once: any of them may arrive first
 _REACH: Final = 32  # batches: a request this far from the others of its epoch begins a cursor of its own
 
 
@@ -68,13 +68,15 @@ class _Window:
 
 @dataclass(slots=True, eq=False)
 class _Cursor:
-    """The place of one reader of an epoch. `windows`: in order and adjacent, those not yet consumed; `next`:
-    the first position after them; `size`: bytes of the next window; `started`: a frame was requested."""
+    """The place of one reader of an epoch. `windows`: in order and adjacent, those not yet consumed; `start`:
+    the first position that had a window; `next`: the first after it that has none; `size`: bytes of the next
+    window; `started`: a frame was requested."""
 
     plan: Plan
     snapshot: Snapshot
     epoch: int
     order: SampleOrder
+    start: int
     next: int
     size: int
     batch: int
@@ -89,6 +91,11 @@ class _Cursor:
     @property
     def bytes(self) -> int:
         return sum(window.bytes for window in self.windows)
+
+    @property
+    def active(self) -> bool:
+        """Whether frames are requested and more will be: neither ended nor the epoch to come."""
+        return self.started and self.furthest + self.batch < self.order.n
 
     def covers(self, plan: str, epoch: int, first: int) -> bool:
         """Return whether a request at this position belongs to this reader."""
@@ -121,7 +128,8 @@ class ReadScheduler:
         self._drop_idle()
         cursor = self._find(plan.hash, address.epoch, first)
         if cursor is None:
-            cursor = self._begin(plan, snapshot, address.epoch, first, address.batch)
+            start = max(address.origin, first - _IN_FLIGHT * address.batch)
+            cursor = self._begin(plan, snapshot, address.epoch, start, address.batch)
         cursor.used, cursor.started = self._clock.monotonic(), True
         cursor.furthest = max(cursor.furthest, first)
         while cursor.windows and cursor.windows[0].end <= cursor.furthest - _BEHIND * cursor.batch:
@@ -139,6 +147,8 @@ class ReadScheduler:
         began = self._clock.monotonic()
         end = min(first + address.batch, cursor.order.n)
         async with cursor.growing:
+            if first < cursor.start:
+                await self._add_window_before(cursor, first)
             while cursor.next < end and not cursor.dropped:
                 await self._add_window(cursor)
         for window in [each for each in cursor.windows if each.first < end and each.end > first]:
@@ -168,7 +178,8 @@ class ReadScheduler:
         size = MIN_WINDOW_BYTES
         if not isinstance(order, StoredOrder):
             size = max(size, batch * SEEK_BYTES)
-        cursor = _Cursor(plan, snapshot, epoch, order, first, size, batch, first, self._clock.monotonic())
+        now = self._clock.monotonic()
+        cursor = _Cursor(plan, snapshot, epoch, order, first, first, size, batch, first, now)
         if len(self._cursors) == MAX_CURSORS:
             self._drop(min(self._cursors, key=lambda each: each.used))
         self._cursors.append(cursor)
@@ -189,7 +200,8 @@ class ReadScheduler:
             self._drop(cursor)
 
     def _share(self) -> int:
-        return self._budget // max(1, len(self._cursors))
+        """Return the bytes that each active reader may hold."""
+        return self._budget // max(1, sum(cursor.active for cursor in self._cursors))
 
     def _has_room(self, cursor: _Cursor) -> bool:
         """Return whether to add a window: always one, and more within the share once the reader started."""
@@ -228,6 +240,16 @@ class ReadScheduler:
             metrics.read_ahead_window_bytes.set(self._held())
             self._tasks.spawn(self._read(cursor, window, samples[:count]), "window")
 
+    async def _add_window_before(self, cursor: _Cursor, first: int) -> None:
+        """Add a window from a late request to where the reader began. The caller holds `growing`."""
+        positions = np.arange(first, cursor.start, dtype=np.int64)
+        samples, lengths = await asyncio.to_thread(_samples_at, cursor, positions)
+        window = _Window(first, cursor.start, int(lengths.sum()))
+        cursor.start = first
+        if not cursor.dropped:
+            cursor.windows.appendleft(window)
+            self._tasks.spawn(self._read(cursor, window, samples), "window")
+
     async def _read(self, cursor: _Cursor, window: _Window, samples: Integers) -> None:
         """Look up the bytes of a window and queue the reads of each disk."""
         try:
@@ -259,8 +281,7 @@ class ReadScheduler:
     def _reader(self, device: int) -> DiskReader:
         found = self._readers.get(device)
         if found is None:
-            name = f"{os.major(device)}:{os.minor(device)}"
-            found = self._readers[device] = DiskReader(name, self._clock)
+            found = self._readers[device] = DiskReader(device, self._clock)
         return found
 
 
@@ -270,5 +291,11 @@ def _coming_samples(cursor: _Cursor, size: int) -> tuple[Integers, Integers]:
     columns = bytes_columns(cursor.snapshot).values()
     mean = max(1.0, sum(float(column.length.mean()) for column in columns))
     count = min(int(1.25 * size / mean) + 1, MAX_WINDOW_ROWS, cursor.order.n - cursor.next)
-    samples = cursor.order.samples_at(np.arange(cursor.next, cursor.next + count, dtype=np.int64))
+    return _samples_at(cursor, np.arange(cursor.next, cursor.next + count, dtype=np.int64))
+
+
+def _samples_at(cursor: _Cursor, positions: Integers) -> tuple[Integers, Integers]:
+    """Return the samples at these positions, and their lengths in bytes: int64[n], int64[n]."""
+    samples = cursor.order.samples_at(positions)
+    columns = bytes_columns(cursor.snapshot).values()
     return samples, np.sum([column.length[samples] for column in columns], axis=0, dtype=np.int64)

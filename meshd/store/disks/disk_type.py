@@ -7,6 +7,7 @@ disk counts as solid-state unless the setting `disk-type` says otherwise.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,17 +17,28 @@ if TYPE_CHECKING:
     from meshd.config import DiskType
 
 _BLOCK: Final = Path("/sys/dev/block")
+_DEFAULT_READ_AHEAD: Final = 128 << 10
 
 
 def is_rotational(device: int, block: Path = _BLOCK) -> bool:
     """Return whether a block device (`st_dev`) reports that it has spinning platters."""
-    device_dir = block / f"{os.major(device)}:{os.minor(device)}"
-    for queue in (device_dir / "queue", device_dir.resolve().parent / "queue"):  # a partition has none
-        try:
-            return (queue / "rotational").read_text().strip() == "1"
-        except OSError:
-            continue
-    return False
+    return _queue_value(device, "rotational", block) == 1
+
+
+def advice_limit(device: int, block: Path = _BLOCK) -> int:
+    """Return the bytes that the kernel reads for one advice that a range of a file is needed; it ignores the
+    rest of a longer range."""
+    names = ("read_ahead_kb", "max_sectors_kb")
+    return max(_DEFAULT_READ_AHEAD, *((_queue_value(device, name, block) or 0) << 10 for name in names))
+
+
+def _queue_value(device: int, name: str, block: Path) -> int | None:
+    """Return a number that the queue of a block device reports; None if it reports none."""
+    folder = block / f"{os.major(device)}:{os.minor(device)}"
+    for queue in (folder / "queue", folder.resolve().parent / "queue"):  # a partition has none of its own
+        with suppress(OSError, ValueError):
+            return int((queue / name).read_text())
+    return None
 
 
 class RotationalDisks:

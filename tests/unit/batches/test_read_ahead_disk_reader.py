@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def reader() -> Iterator[DiskReader]:
-    made = DiskReader("test", SystemClock())
+    made = DiskReader(0, SystemClock())
     yield made
     made.close()
 
@@ -86,7 +86,7 @@ def test_a_window_that_a_batch_waits_for_is_read_before_the_others(
         order.append(work.paths[0])
 
     monkeypatch.setattr(disk_reader.DiskReader, "_read_window", read_window)
-    reader = DiskReader("test", SystemClock())
+    reader = DiskReader(0, SystemClock())
     works = [work_on(tmp_path / name, (0, 1)) for name in "abcd"]
     reader.submit(works[0][0])
     assert begun.wait(30)
@@ -102,7 +102,7 @@ def test_a_window_that_a_batch_waits_for_is_read_before_the_others(
 def test_a_reader_that_is_closed_ends_every_window(tmp_path: Path) -> None:
     path = tmp_path / "segment"
     path.write_bytes(bytes(8 * MIB))
-    reader = DiskReader("test", SystemClock())
+    reader = DiskReader(0, SystemClock())
     works = [work_on(path, (0, 8 * MIB)) for _ in range(20)]
     for work, _ in works:
         reader.submit(work)

@@ -33,7 +33,7 @@ BUDGET = 8 * MIN_WINDOW_BYTES
 class Arm:
     """A disk whose reads end when the test says so."""
 
-    def __init__(self, name: str, clock: object) -> None:
+    def __init__(self, device: int, clock: object) -> None:
         self.works: list[DiskWork] = []
         self.urgent: list[DiskWork] = []
         arms.append(self)
@@ -184,6 +184,34 @@ def test_blocks_end_windows_so_that_no_shard_is_read_twice() -> None:
     running({"kind": "blocks", "shards": 1}, story)
 
 
+def test_requests_in_flight_may_arrive_in_any_order() -> None:
+    async def story(world: World) -> None:
+        for step in (2, 3, 0, 1):
+            world.ask(step)
+        await settled()
+        assert world.lookup.windows[0][0] == world.order()[0]
+        assert len({window[0] for window in world.lookup.windows}) == len(world.lookup.windows)
+
+    running({"kind": "global"}, story)
+
+
+def test_a_request_before_the_first_window_has_one_of_its_own() -> None:
+    async def story(world: World) -> None:
+        world.ask(40)
+        await settled()
+        world.read_all()
+        waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(30)))
+        await settled()
+        assert not waiting.done()
+        world.read_all()
+        await asyncio.wait_for(waiting, 30)
+        read = [sample for window in world.lookup.windows for sample in window]
+        assert sorted(read) == sorted(set(read))
+        assert set(world.order()[300:310]) <= set(read)
+
+    running({"kind": "global"}, story)
+
+
 def test_readers_at_different_places_have_windows_of_their_own() -> None:
     async def story(world: World) -> None:
         world.ask(0)
@@ -192,7 +220,7 @@ def test_readers_at_different_places_have_windows_of_their_own() -> None:
         await settled()
         order = world.order()
         first = {window[0] for window in world.lookup.windows}
-        assert {order[0], order[1500]} <= first
+        assert {order[0], order[1500 - 4 * BATCH]} <= first
         world.ask(0, epoch=1)
         await settled()
         assert world.order(1)[0] in {window[0] for window in world.lookup.windows}

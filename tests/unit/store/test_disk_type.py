@@ -1,0 +1,51 @@
+"""What kind of disk a file is on: as the kernel reports it, or as configured."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.store.disks.disk_type import RotationalDisks, advice_limit, is_rotational
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DISK, PARTITION, OTHER = os.makedev(8, 0), os.makedev(8, 1), os.makedev(0, 42)
+
+
+@pytest.fixture
+def block(tmp_path: Path) -> Path:
+    """As /sys/dev/block: links by number to devices; a partition is a folder in that of its disk."""
+    disk = tmp_path / "devices" / "sda"
+    (disk / "queue").mkdir(parents=True)
+    (disk / "sda1").mkdir()
+    (disk / "queue" / "rotational").write_text("1\n")
+    (disk / "queue" / "max_sectors_kb").write_text("1280\n")
+    (disk / "queue" / "read_ahead_kb").write_text("128\n")
+    links = tmp_path / "block"
+    links.mkdir()
+    (links / "8:0").symlink_to(disk)
+    (links / "8:1").symlink_to(disk / "sda1")
+    return links
+
+
+def test_a_partition_is_as_its_disk(block: Path) -> None:
+    assert is_rotational(DISK, block)
+    assert is_rotational(PARTITION, block)
+    assert advice_limit(PARTITION, block) == 1280 << 10
+
+
+def test_what_reports_nothing_is_not_rotational(block: Path) -> None:
+    assert not is_rotational(OTHER, block)
+    assert advice_limit(OTHER, block) == 128 << 10
+
+
+@pytest.mark.parametrize(("given", "told"), [("rotational", True), ("solid-state", False)])
+def test_the_setting_decides(given: str, told: bool, tmp_path: Path) -> None:
+    disks = RotationalDisks(given)  # type: ignore[arg-type]
+    assert disks.includes(OTHER) is told
+    assert disks.any_of([tmp_path]) is told
+    assert not disks.any_of([])
+    assert not disks.any_of([tmp_path / "failed"])
