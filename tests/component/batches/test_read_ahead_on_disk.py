@@ -9,6 +9,7 @@ import json
 import random
 import re
 import tarfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -96,10 +97,21 @@ class Node:
     def cold_epoch(self, bucket: str, order: str, seed: int) -> ReadLog:
         """An epoch with an empty page cache; every sample must come once."""
         plan = self.plan(bucket, ORDERS[order], seed)
+        self.await_rest()
         self.disk.drop_caches()
         rows = self.epoch(plan)
         assert sorted(rows) == HASHES
         return self.disk.stats()
+
+    def await_rest(self) -> None:
+        """Wait until nothing is read ahead any more, such as the window of an earlier plan's next epoch."""
+        seen = -1.0
+        for _ in range(100):
+            before, seen = seen, self.counted("read_ahead_bytes")
+            if seen == before:
+                return
+            threading.Event().wait(0.3)
+        raise AssertionError(f"reads ahead do not end: {seen} bytes\n{self.daemon.output()}")
 
     def counted(self, name: str) -> float:
         text = self.daemon.request("GET", "/metrics").body.decode()
