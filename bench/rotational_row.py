@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from os import POSIX_FADV_RANDOM, posix_fadvise, pread
+from os import POSIX_FADV_RANDOM, posix_fadvise, posix_fallocate, pread
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,7 +47,8 @@ JOBS: Final = 4
 PEERS: Final = ("webdataset", "streaming", "litdata", "s3torchconnector")
 FOREIGN_BYTES: Final = 64 << 10
 FOREIGN_PAUSE_S: Final = 0.05
-FOREIGN_BUCKET: Final = "foreign"
+FOREIGN_EVERY: Final = 8
+"""Of the loose objects: so far apart that the read-ahead of one does not bring another."""
 FILE: Final = "photographs"
 UNCOUNTED: Final = 99
 """The round of an epoch that is not counted."""
@@ -161,10 +162,10 @@ class Site:
 
     @contextmanager
     def _foreign_reads(self, server: Server, waits: list[float]) -> Iterator[None]:
-        """While the context lasts, GETs of objects that nobody trains with; their milliseconds are added."""
+        """While the context lasts, GETs of objects that the epoch does not read; their milliseconds."""
         done, s3 = threading.Event(), photo_dataset.client(server)
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(_get_until, done, s3, self.scale.foreign, waits)
+            reading = pool.submit(_get_until, done, s3, waits)
             try:
                 yield
             finally:
@@ -179,16 +180,17 @@ def _waited(waits: Sequence[float]) -> dict[str, float]:
     return {"p50_ms": cuts[49], "p99_ms": cuts[98], "foreign": len(waits)}
 
 
-def _get_until(done: threading.Event, s3: Any, count: int, waits: list[float]) -> None:
-    """Each object once, in an order of chance, with pauses."""
-    s3.head_bucket(Bucket=FOREIGN_BUCKET)  # connected, before any is timed
-    keys = [f"{key:05d}" for key in range(count)]
+def _get_until(done: threading.Event, s3: Any, waits: list[float]) -> None:
+    """Some loose objects, each once, in an order of chance, with pauses; their milliseconds."""
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=photo_dataset.BUCKET, Prefix="raw/")
+    keys = [entry["Key"] for page in pages for entry in page["Contents"]][::FOREIGN_EVERY]
     random.Random(FOREIGN_BYTES).shuffle(keys)
     for key in keys:
         if done.wait(FOREIGN_PAUSE_S):
             return
         began = time.perf_counter()
-        s3.get_object(Bucket=FOREIGN_BUCKET, Key=key)["Body"].read()
+        bytes_asked = f"bytes=0-{FOREIGN_BYTES - 1}"
+        s3.get_object(Bucket=photo_dataset.BUCKET, Key=key, Range=bytes_asked)["Body"].read()
         waits.append(1000 * (time.perf_counter() - began))
 
 
@@ -215,18 +217,14 @@ def _read_file(file: Path, places: Sequence[tuple[int, int]], *, at_random: bool
 
 
 def fill(site: Site, album: Album, say: Callable[[str], None]) -> None:
-    """Put the photographs on the drive: into each server, and into a plain file."""
+    """Put the photographs on the drive: into a plain file, in one piece, and into each server."""
+    files = album.files()
+    with (site.drive.path / FILE).open("wb") as file:
+        posix_fallocate(file.fileno(), 0, sum(photograph.stat().st_size for photograph in files))
+        for photograph in files:
+            file.write(photograph.read_bytes())
     for name, server in site.servers.items():
         photo_dataset.upload(server, album, say, photo_dataset.FORMATS if name != "meshd" else ())
-    s3 = photo_dataset.client(site.servers["meshd"])
-    s3.create_bucket(Bucket=FOREIGN_BUCKET)
-    body = random.Random(FOREIGN_BYTES).randbytes(FOREIGN_BYTES)
-    with ThreadPoolExecutor(8) as pool:
-        names = [f"{number:05d}" for number in range(site.scale.foreign)]
-        list(pool.map(lambda key: s3.put_object(Bucket=FOREIGN_BUCKET, Key=key, Body=body), names))
-    with (site.drive.path / FILE).open("wb") as file:
-        for photograph in album.files():
-            file.write(photograph.read_bytes())
 
 
 def measure_site(

@@ -39,7 +39,6 @@ class Scale:
     checkpoint: int = 256 * MIB
     rotational: int = 6_000
     rotational_reads: int = 1_000
-    foreign: int = 1_000
 
 
 FULL = Scale()
@@ -67,7 +66,6 @@ QUICK = Scale(
     checkpoint=4 * MIB,
     rotational=128,
     rotational_reads=32,
-    foreign=32,
 )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.rotational_disk import RotationalDisk
 
 pytestmark = pytest.mark.timeout(300)
-SCALE = replace(QUICK, rotational=48, batch=8, foreign=8, rotational_reads=16, warmed=False)
+SCALE = replace(QUICK, rotational=48, batch=8, rotational_reads=16, warmed=False)
 
 
 class Counted:
@@ -67,9 +67,9 @@ def test_our_epochs_at_toy_size(tmp_path: Path) -> None:
         assert figure.metrics["rate"] > 0
     assert tars.metrics["read_bytes"] >= stored
     assert tars.metrics["warm_reads"] < tars.metrics["reads"]
-    assert shared.metrics["foreign"] >= 2
+    assert shared.metrics["foreign"] >= 2  # of the six that are asked for
     assert shared.metrics["p99_ms"] >= shared.metrics["p50_ms"]
-    foreign = shared.metrics["foreign"] * (2 * row.FOREIGN_BYTES)  # with read-ahead
+    foreign = shared.metrics["foreign"] * (4 * row.FOREIGN_BYTES)  # with read-ahead
     assert shared.metrics["read_bytes"] - foreign < 1.5 * tars.metrics["read_bytes"]
     assert in_order.metrics["read_bytes"] >= stored
     assert in_order.metrics["seeks"] < at_random.metrics["seeks"]
