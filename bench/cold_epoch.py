@@ -9,24 +9,22 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from contextlib import ExitStack, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from threading import Event
+from typing import TYPE_CHECKING, Protocol
 
 from bench import photo_dataset
 from bench.loader_timing import TIMEOUT_S
 from bench.timing import Pass
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from bench.drive_model import DriveStats
     from bench.servers import Server
-
-
-_NOTHING: Final = nullcontext()
 
 
 class Drive(Protocol):
@@ -77,11 +75,12 @@ def run_epoch(
     server: Server,
     *,
     cold: bool,
-    beside: AbstractContextManager[None] = _NOTHING,
+    beside: Sequence[Callable[[Event], None]] = (),
 ) -> Epoch:
     """Start the processes, let them import; then their epoch, from the drive if `cold`, else from memory.
 
-    `beside` is entered when the epoch begins, and left at its end. Raises EpochError.
+    Each of `beside` runs in a thread of its own, from the beginning of the epoch until its event is set, at
+    the end. Raises EpochError.
     """
     with ExitStack() as stack:
         jobs = [stack.enter_context(_started(argv, server)) for argv in commands]
@@ -92,7 +91,7 @@ def run_epoch(
             drive.drop_caches()
         drive.delay(True)
         stack.callback(drive.delay, False)
-        stack.enter_context(beside)
+        stack.enter_context(_running(beside))
         before, began = drive.stats(), time.perf_counter()
         for job in jobs:
             assert job.stdin is not None
@@ -102,6 +101,20 @@ def run_epoch(
         ended = max(one.ended for one in passes)
         samples, waited = sum(one.samples for one in passes), max(one.first_s for one in passes)
         return Epoch(samples, ended - began, waited, drive.stats() - before)
+
+
+@contextmanager
+def _running(works: Sequence[Callable[[Event], None]]) -> Iterator[None]:
+    """Threads while the context lasts; what one of them raises comes at its end."""
+    done = Event()
+    with ThreadPoolExecutor(max(1, len(works))) as pool:
+        running = [pool.submit(work, done) for work in works]
+        try:
+            yield
+        finally:
+            done.set()
+        for work in running:
+            work.result()
 
 
 def _started(argv: Sequence[str], server: Server) -> subprocess.Popen[str]:

@@ -12,13 +12,13 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 GRACE_S = 15.0
 
@@ -109,6 +109,18 @@ def family(pid: int) -> list[psutil.Process]:
     """The process and all its living descendants."""
     root = psutil.Process(pid)
     return [root, *root.children(recursive=True)]
+
+
+def memory_bytes(pid: int) -> int:
+    """Anonymous and shared memory of the process and its living descendants, each page once."""
+    total = 0
+    for process in family(pid):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+                name, _, value = line.partition(":")
+                if name in ("Pss_Anon", "Pss_Shmem"):
+                    total += int(value.split()[0]) << 10
+    return total
 
 
 def cpu_seconds(pid: int) -> float:

@@ -34,7 +34,9 @@ direction. meshd and SeaweedFS have all their data on it, a file system of {gib}
 page cache when an epoch begins, and every process has imported what it needs. Peers that keep shards in a
 cache have that elsewhere, at no cost here. *Seeks* and *seconds* are the drive's own count and depend on no
 clock; *media* is how long the bytes that were read pass under the head. *From memory* is the same epoch with
-another seed, all of it in the page cache. *A plain file* has the photographs one after the other and is read
+another seed, all of it in the page cache. *Memory* is the most that all processes of the node have of their
+own, without page cache. *Foreign GETs* are those of another client: 64 KiB of loose objects, one after the
+other, with pauses of 50 ms. *A plain file* has the photographs one after the other and is read
 without a server and without decoding: in order, and {rotational_reads:,} of them at random by 32 threads."""
 COMMAND: Final = """<!-- not run: mounts a disk, and takes minutes -->
 ```bash
@@ -51,6 +53,7 @@ HEAD: Final = (
     "of media",
     "disk ÷ media",
     "MB read",
+    "memory of the node, MiB",
 )
 
 
@@ -90,6 +93,7 @@ def _line(result: RowResult, name: str) -> list[str]:
         number(result.value(name, "media_s"), 1),
         number(result.ratio_of(name, "disk_s", "media_s"), 2, "×"),
         number(None if read is None else read / 1e6, 0),
+        number(result.value(name, "memory_mib"), 0),
     ]
 
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import random
 import subprocess
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from os import POSIX_FADV_RANDOM, posix_fadvise, posix_fallocate, pread
@@ -26,12 +24,13 @@ from bench.cold_epoch import Epoch, EpochError, run_epoch
 from bench.interleave import turns
 from bench.loader_timing import OURS, Turn, argv_of
 from bench.page_cache import read_files
-from bench.processes import Children
+from bench.processes import Children, memory_bytes
 from bench.results import Figure
 from bench.rotational_drive import rotational_drive
 from bench.servers import SERVERS, new_account
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
@@ -49,6 +48,7 @@ FOREIGN_BYTES: Final = 64 << 10
 FOREIGN_PAUSE_S: Final = 0.05
 FOREIGN_EVERY: Final = 8
 """Of the loose objects: so far apart that the read-ahead of one does not bring another."""
+MEMORY_EVERY_S: Final = 1.0
 FILE: Final = "photographs"
 UNCOUNTED: Final = 99
 """The round of an epoch that is not counted."""
@@ -103,10 +103,12 @@ class Site:
 
     def ours(self, way: Ours, number: int) -> Figure:
         """One of our ways, cold; those alone on the drive a second time, from memory, with another seed."""
-        server, waits = self.servers["meshd"], list[float]()
-        beside = self._foreign_reads(server, waits) if way.foreign else nullcontext()
+        server, waits, memory = self.servers["meshd"], list[float](), list[int]()
+        commands = self._commands(way, server, number)
+        beside = [partial(_watch_memory, server.child.process.pid, memory)]
+        if way.foreign:
+            beside.append(partial(_get_until_done, photo_dataset.client(server), waits))
         try:
-            commands = self._commands(way, server, number)
             epoch = run_epoch(self.drive, commands, server, cold=True, beside=beside)
             metrics, problem = epoch.metrics, self._short(epoch, way.jobs)
             if way in ALONE:
@@ -118,6 +120,7 @@ class Site:
                 problem = problem or self._short(warm, 1)
         except (EpochError, subprocess.TimeoutExpired, OSError) as error:
             return Figure(way.name, number, {}, str(error)[:300])
+        metrics["memory_mib"] = max(memory) / (1 << 20)
         return Figure(way.name, number, metrics | _waited(waits), problem)
 
     def warm_up(self, way: Ours) -> None:
@@ -160,17 +163,12 @@ class Site:
         wanted = jobs * self.scale.rotational
         return "" if epoch.samples == wanted else f"{epoch.samples} samples instead of {wanted}"
 
-    @contextmanager
-    def _foreign_reads(self, server: Server, waits: list[float]) -> Iterator[None]:
-        """While the context lasts, GETs of objects that the epoch does not read; their milliseconds."""
-        done, s3 = threading.Event(), photo_dataset.client(server)
-        with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(_get_until, done, s3, waits)
-            try:
-                yield
-            finally:
-                done.set()
-            reading.result()
+
+def _watch_memory(pid: int, found: list[int], done: threading.Event) -> None:
+    """Once a second, and at the end, what the server's processes have of their own."""
+    while not done.wait(MEMORY_EVERY_S):
+        found.append(memory_bytes(pid))
+    found.append(memory_bytes(pid))
 
 
 def _waited(waits: Sequence[float]) -> dict[str, float]:
@@ -180,7 +178,7 @@ def _waited(waits: Sequence[float]) -> dict[str, float]:
     return {"p50_ms": cuts[49], "p99_ms": cuts[98], "foreign": len(waits)}
 
 
-def _get_until(done: threading.Event, s3: Any, waits: list[float]) -> None:
+def _get_until_done(s3: Any, waits: list[float], done: threading.Event) -> None:
     """Some loose objects, each once, in an order of chance, with pauses; their milliseconds."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=photo_dataset.BUCKET, Prefix="raw/")
     keys = [entry["Key"] for page in pages for entry in page["Contents"]][::FOREIGN_EVERY]

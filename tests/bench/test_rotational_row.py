@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,7 +56,8 @@ def test_our_epochs_at_toy_size(tmp_path: Path) -> None:
     ):
         account = Account(daemon.access_key, daemon.secret_key)
         port = int(daemon.endpoint.rpartition(":")[2])
-        server = Server("meshd", port, account, None)  # type: ignore[arg-type]
+        child = SimpleNamespace(process=SimpleNamespace(pid=daemon.pid))
+        server = Server("meshd", port, account, child)  # type: ignore[arg-type]
         site = row.Site(Counted(disk), {"meshd": server}, SCALE, tmp_path)
         row.fill(site, album, lambda _: None)
         stored = sum(file.stat().st_size for file in album.files())
@@ -66,6 +68,7 @@ def test_our_epochs_at_toy_size(tmp_path: Path) -> None:
         assert not figure.problem, figure
         assert figure.metrics["rate"] > 0
     assert tars.metrics["read_bytes"] >= stored
+    assert tars.metrics["memory_mib"] > 10
     assert tars.metrics["warm_reads"] < tars.metrics["reads"]
     assert shared.metrics["foreign"] >= 2  # of the six that are asked for
     assert shared.metrics["p99_ms"] >= shared.metrics["p50_ms"]
@@ -104,7 +107,7 @@ def test_the_bars_are_of_the_best_peer_and_of_the_drive() -> None:
     waits = "p99 of 80 foreign GETs of 64 KiB, one at a time, during an epoch"
     assert bars[waits] == ["60.0 ms", "≤ 50 **missed**"]
     text = "\n".join(rotational_report.section({row.NAME: found}))
-    assert "| Blocks over tar shards | 900 | 1,000 | 0.010 | 2.5 | 2.0 | 1.25× | 400 |" in text
+    assert "| Blocks over tar shards | 900 | 1,000 | 0.010 | 2.5 | 2.0 | 1.25× | 400 | – |" in text
     assert "| First epoch over 6,000 photographs on a rotational disk | 1.50× | litdata |" in (
         headlines.headlines({row.NAME: found})
     )
