@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from bench.loader_report import loader_repeats
 from bench.rotational_row import (
     ALONE,
     AT_RANDOM,
     BESIDE,
     FOUR,
     FULL_SHUFFLE,
+    IN_ORDER,
     LOOSE,
     NAME,
     PEERS,
@@ -43,7 +45,8 @@ COMMAND: Final = """<!-- not run: mounts a disk, and takes minutes -->
 apt-get install nbdkit nbdkit-plugin-python libnbd-bin fuse3
 make bench ARGS="--only rotational"     # as root
 ```"""
-DISK_BAR, WARM_BAR, PEER_BAR, FULL_BAR, SHARED_BAR, FOREIGN_BAR_MS = 1.3, 0.9, 2.0, 3.0, 1.05, 50.0
+DISK_BAR, READ_BAR, WARM_BAR, PEER_BAR, FULL_BAR, SHARED_BAR = 1.3, 1.1, 0.9, 2.0, 3.0, 1.05
+FOREIGN_BAR_MS = 50.0
 HEAD: Final = (
     "",
     "samples/s",
@@ -104,6 +107,9 @@ def bars(result: RowResult) -> list[list[str]]:
         spent = result.ratio_of(way.name, "disk_s", "media_s")
         told = verdict(spent, DISK_BAR, at_most=True)
         lines.append([f"{way.name}: seconds of disk ÷ media", number(spent, 2, "×"), told])
+        read = result.ratio(way.name, IN_ORDER, "read_bytes")
+        told = verdict(read, READ_BAR, at_most=True)
+        lines.append([f"{way.name}: bytes read ÷ those of the photographs", number(read, 2, "×"), told])
     for way in ALONE:
         bar = WARM_BAR if way is not FULL_SHUFFLE else None
         warm = warm_ratio(result, way.name)
@@ -132,4 +138,5 @@ def section(rows: Mapping[str, RowResult]) -> list[str]:
         return []
     text = TEXT.format(gib=SIZE >> 30, **result.setup)
     lines = [_line(result, name) for name in result.contenders()]
-    return [f"## {result.title}", text, table(HEAD, lines), table(BARS_HEAD, bars(result)), COMMAND]
+    parts = [f"## {result.title}", text, table(HEAD, lines), *loader_repeats(result)]
+    return [*parts, table(BARS_HEAD, bars(result)), COMMAND]

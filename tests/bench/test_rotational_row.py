@@ -75,7 +75,8 @@ def test_our_epochs_at_toy_size(tmp_path: Path) -> None:
     foreign = shared.metrics["foreign"] * (4 * row.FOREIGN_BYTES)  # with read-ahead
     assert shared.metrics["read_bytes"] - foreign < 1.5 * tars.metrics["read_bytes"]
     assert in_order.metrics["read_bytes"] >= stored
-    assert in_order.metrics["seeks"] < at_random.metrics["seeks"]
+    assert in_order.metrics["seeks"] <= 4
+    assert at_random.metrics["read_bytes"] < in_order.metrics["read_bytes"]
 
 
 def result(**rates: float) -> RowResult:
@@ -95,9 +96,12 @@ def result(**rates: float) -> RowResult:
 def test_the_bars_are_of_the_best_peer_and_of_the_drive() -> None:
     peers = {"webdataset from seaweedfs": 400.0, "litdata from seaweedfs": 600.0}
     found = result(**peers, **{row.AT_RANDOM: 150.0})
+    plain = Figure(row.IN_ORDER, 0, {"read_bytes": 3.8e8, "rate": 2500.0})
+    found = replace(found, figures=(*found.figures, plain))
     bars = {title: told for title, *told in rotational_report.bars(found)}
     assert bars[f"{row.TARS.name}: seconds of disk ÷ media"] == ["1.25×", "≤ 1.3 met"]
     assert bars[f"{row.LOOSE.name}: seconds of disk ÷ media"] == ["1.50×", "≤ 1.3 **missed**"]
+    assert bars[f"{row.TARS.name}: bytes read ÷ those of the photographs"] == ["1.05×", "≤ 1.1 met"]
     assert bars[f"{row.TARS.name} ÷ best peer (litdata from seaweedfs)"] == ["1.50×", "≥ 2 **missed**"]
     assert bars[f"{row.FULL_SHUFFLE.name} ÷ what a seek for each photograph allows"] == [
         "3.00×",
