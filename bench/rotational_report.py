@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bench.results import RowResult
+    from bench.rotational_row import Ours
 
 TEXT: Final = """The first epoch over {rotational:,} photographs (as in the loaders' rows: 70 KB on average,
 batches of {batch}) from an emulated drive of 7200 rpm ([how it works](rotational-drive.md)): one arm, seeks
@@ -67,9 +68,9 @@ def best_peer(result: RowResult) -> tuple[str, float] | None:
     return max(known, key=lambda pair: pair[1]) if known else None
 
 
-def ratio_to_best_peer(result: RowResult) -> tuple[str, float] | None:
-    """The best peer, and how many times its rate our Blocks over tar shards have."""
-    best, mine = best_peer(result), result.value(TARS.name, "rate")
+def ratio_to_best_peer(result: RowResult, way: Ours = TARS) -> tuple[str, float] | None:
+    """The best peer, and how many times its rate this way of ours has."""
+    best, mine = best_peer(result), result.value(way.name, "rate")
     return (best[0], mine / best[1]) if best and mine else None
 
 
@@ -115,10 +116,11 @@ def bars(result: RowResult) -> list[list[str]]:
         warm = warm_ratio(result, way.name)
         title = f"{way.name}: first epoch ÷ from memory, or the media rate where that is less"
         lines.append([title, number(warm, 2, "×"), verdict(warm, bar)])
-    best = ratio_to_best_peer(result)
-    title = f"{TARS.name} ÷ best peer ({best[0] if best else 'none'})"
-    ratio = best[1] if best else None
-    lines.append([title, number(ratio, 2, "×"), verdict(ratio, PEER_BAR)])
+    for way in (TARS, LOOSE):
+        best = ratio_to_best_peer(result, way)
+        ratio = best[1] if best else None
+        title = f"{way.name} ÷ best peer ({best[0] if best else 'none'})"
+        lines.append([title, number(ratio, 2, "×"), verdict(ratio, PEER_BAR)])
     full = result.ratio(FULL_SHUFFLE.name, AT_RANDOM, "rate")
     title = f"{FULL_SHUFFLE.name} ÷ what a seek for each photograph allows"
     lines.append([title, number(full, 2, "×"), verdict(full, FULL_BAR)])

@@ -103,6 +103,7 @@ def test_the_bars_are_of_the_best_peer_and_of_the_drive() -> None:
     assert bars[f"{row.LOOSE.name}: seconds of disk ÷ media"] == ["1.50×", "≤ 1.3 **missed**"]
     assert bars[f"{row.TARS.name}: bytes read ÷ those of the photographs"] == ["1.05×", "≤ 1.1 met"]
     assert bars[f"{row.TARS.name} ÷ best peer (litdata from seaweedfs)"] == ["1.50×", "≥ 2 **missed**"]
+    assert bars[f"{row.LOOSE.name} ÷ best peer (litdata from seaweedfs)"][0] == "1.17×"
     assert bars[f"{row.FULL_SHUFFLE.name} ÷ what a seek for each photograph allows"] == [
         "3.00×",
         "≥ 3 met",
