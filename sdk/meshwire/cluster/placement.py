@@ -158,20 +158,40 @@ class _Assigning:
     def __init__(self, nodes: tuple[Share, ...], slots: int, table: npt.NDArray[np.int16]) -> None:
         self._nodes, self._slots, self._table = nodes, slots, table
         self._zones = [node.zone or f"\0{node.node_id}" for node in nodes]
-        self._preferred = _preferences(nodes, slots)
+        self._preferences = _preferences(nodes, slots)
+        self._preferred: list[list[int]] = []
         weights = sum(node.weight for node in nodes)
         self._most = [math.ceil((1 + _SLACK) * slots * node.weight / weights) for node in nodes]
 
     def run(self) -> None:
-        copies = min(self._table.shape[1], len(self._nodes))
-        owners: list[list[int]] = [[] for _ in range(self._slots)]
-        for rank in range(copies):
-            loads = [0] * len(self._nodes)
-            for slot, own in enumerate(owners):
-                chosen = self._choose(slot, own, loads)
-                loads[chosen] += 1
-                own.append(chosen)
-                self._table[slot, rank] = chosen
+        for rank in range(min(self._table.shape[1], len(self._nodes))):
+            chosen = self._first_choices(rank)
+            self._table[:, rank] = self._choose_in_turn(rank) if chosen is None else chosen
+
+    def _first_choices(self, rank: int) -> npt.NDArray[np.intp] | None:
+        """Return for every slot the best node in a zone that has none of its owners yet; None if there is
+        none for some slot, or a node would get more than it may."""
+        numbers = {zone: number for number, zone in enumerate(dict.fromkeys(self._zones))}
+        zones = np.array([numbers[zone] for zone in self._zones])
+        free = np.ones(self._preferences.shape, dtype=np.bool_)
+        for column in self._table[:, :rank].T:
+            free &= zones[self._preferences] != zones[column][:, None]
+        if not free.any(axis=1).all():
+            return None
+        chosen = self._preferences[np.arange(self._slots), free.argmax(axis=1)]
+        loads = np.bincount(chosen, minlength=len(self._nodes))
+        return None if (loads > self._most).any() else chosen
+
+    def _choose_in_turn(self, rank: int) -> list[int]:
+        """Return the node of each slot, where those that come first take the room."""
+        if not self._preferred:
+            self._preferred = self._preferences.tolist()
+        loads, found = [0] * len(self._nodes), list[int]()
+        for slot, own in enumerate(self._table[:, :rank].tolist()):
+            chosen = self._choose(slot, own, loads)
+            loads[chosen] += 1
+            found.append(chosen)
+        return found
 
     def _choose(self, slot: int, own: Sequence[int], loads: Sequence[int]) -> int:
         """Return the best node with room in a zone that has none of the owners yet."""
@@ -201,15 +221,15 @@ class _Assigning:
         return [int(place) for place in np.argsort(row, kind="stable")]
 
 
-def _preferences(nodes: Sequence[Share], slots: int) -> list[list[int]]:
-    """Return for each slot the cheapest nodes in order."""
-    found: list[list[int]] = []
+def _preferences(nodes: Sequence[Share], slots: int) -> npt.NDArray[np.intp]:
+    """Return intp[slots, nodes]: for each slot the cheapest nodes in order, `_PREFERRED` at most."""
+    found: list[npt.NDArray[np.intp]] = []
     for start in range(0, slots, _BLOCK):
         block = slot_costs(nodes, np.arange(start, min(start + _BLOCK, slots), dtype=np.uint64))
         if len(nodes) > _PREFERRED:
             best = np.sort(np.argpartition(block, _PREFERRED, axis=1)[:, :_PREFERRED], axis=1)
             within = np.argsort(np.take_along_axis(block, best, axis=1), axis=1, kind="stable")
-            found += np.take_along_axis(best, within, axis=1).tolist()
+            found.append(np.take_along_axis(best, within, axis=1))
         else:
-            found += np.argsort(block, axis=1, kind="stable").tolist()
-    return found
+            found.append(np.argsort(block, axis=1, kind="stable"))
+    return np.concatenate(found)

@@ -103,11 +103,19 @@ class Routes:
         """bool[slots]: the slots of which a node is the primary."""
         found = self._decided.get(node_id)
         if found is None:
-            primaries = [self.route_of_slot(slot).primary for slot in range(self.slots)]
-            found = np.array([node is not None and node.node_id == node_id for node in primaries])
+            first, which = self._distinct_rows()
+            primaries = [self.route_of_slot(slot).primary for slot in first.tolist()]
+            found = np.array([node is not None and node.node_id == node_id for node in primaries])[which]
             found.flags.writeable = False
             self._decided[node_id] = found
         return found
+
+    def _distinct_rows(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Return the first slot of each combination of owners, and of each slot the number of its
+        combination."""
+        whole = np.ascontiguousarray(self._rows).view(f"V{self._rows[0].nbytes}").ravel()
+        _, first, which = np.unique(whole, return_index=True, return_inverse=True)
+        return first, which
 
     def _make(self, slot: int) -> Route:
         present, future = self._present.owners_of_slot(slot), self._future.owners_of_slot(slot)
