@@ -43,21 +43,24 @@ class UsageRecorder(Protocol):
         ...
 
     def last_uses(self) -> LastUses:
-        """Returns everything recorded until now."""
+        """Returns everything recorded until the result is first asked."""
         ...
 
 
 class LastUses:
-    """The recorded uses at one time."""
+    """The recorded uses at one time: they are read (4 MiB) when the first one is asked for."""
 
-    def __init__(self, minutes: npt.NDArray[np.uint32]) -> None:
-        self._minutes = minutes
+    def __init__(self, read: Callable[[], bytes]) -> None:
+        self._read = read
+        self._minutes: npt.NDArray[np.uint32] | None = None
 
     def __repr__(self) -> str:
-        return f"<LastUses, {np.count_nonzero(self._minutes)} slots used>"
+        return f"<LastUses, {'unread' if self._minutes is None else np.count_nonzero(self._minutes)}>"
 
     def last_used_minute(self, key: str) -> int:
-        """Returns the minute (since 1970) of the last use; 0 if none was recorded."""
+        """Returns the minute (since 1970) of the last use; 0 if none was recorded (blocking at first)."""
+        if self._minutes is None:
+            self._minutes = np.frombuffer(self._read(), np.uint32)
         return int(self._minutes[_slot_of(key)])
 
 
@@ -79,8 +82,7 @@ class UsageFile:
             os.pwrite(self._fd, _SLOT.pack(minute), _slot_of(key) * _SLOT.size)
 
     def last_uses(self) -> LastUses:
-        data = os.pread(self._fd, _SLOTS * _SLOT.size, 0)
-        return LastUses(np.frombuffer(data, np.uint32))
+        return LastUses(lambda: os.pread(self._fd, _SLOTS * _SLOT.size, 0))
 
     def close(self) -> None:
         os.close(self._fd)

@@ -205,7 +205,7 @@ class ResultEvictor:
 
     async def evict_results(self) -> int:
         """Measure the results and remove what exceeds the limit. Returns how many were removed."""
-        uses = await asyncio.to_thread(self._uses.last_uses)
+        uses = self._uses.last_uses()
         used = await asyncio.to_thread(self._used, uses)
         total = sum(used.values())
         metrics.view_result_bytes.set(total)
