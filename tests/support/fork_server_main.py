@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import logging
 import mmap
 import os
 import re
@@ -19,10 +20,11 @@ import selectors
 import signal
 import socket
 import sys
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -199,9 +201,28 @@ def main() -> None:
     request = NodeForker(requests).run()
     if request is not None:
         apply_request(request, loaded)
-        from meshd.cli import main as meshd
+        run_node(request.arguments)
 
-        meshd(request.arguments)
+
+def run_node(arguments: Sequence[str]) -> NoReturn:
+    """Be a node, from start to end. Its modules are not taken apart at the end: that would first copy all
+    their memory."""
+    from meshd.cli import main as meshd
+
+    code = 1
+    try:
+        meshd(arguments)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":
