@@ -69,6 +69,14 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 @click.option("--transform-workers", metavar="N", help="Processes that decode and augment.  [cores]")
 @click.option("--transform-memory", metavar="SIZE", help="Memory of each of them for samples.  [2GiB]")
 @click.option("--frame-cache", metavar="SIZE", help="Memory for finished batches.  [1GiB]")
+@click.option(
+    "--decoded-cache",
+    metavar="SIZE",
+    help="Disk space for decoded samples, auto or off.  [auto: a quarter of the free space]",
+)
+@click.option(
+    "--decoded-cache-dir", metavar="DIR", help="Directory of decoded samples.  [<data-dir>/decoded]"
+)
 @click.option("--local-frames", metavar="on|off|DIR", help="Shared memory for jobs on this host.  [on]")
 @click.option("--user-ops", metavar="on|off", help="Run ops that users push, in a sandbox.  [on]")
 @click.option("--user-op-seconds", metavar="SECONDS", help="Time limit of such an op per sample.  [30]")

@@ -163,6 +163,8 @@ def _assemble(values: Mapping[str, object], deprecations: tuple[str, ...]) -> No
         transform=TransformSettings(
             value["transform-workers"],
             value["frame-cache"],
+            decoded_cache_bytes=value["decoded-cache"],
+            decoded_cache_dir=value["decoded-cache-dir"],
             process_bytes=value["transform-memory"],
             local_frames=value["local-frames"],
             user_ops=value["user-ops"],

@@ -107,6 +107,17 @@ def parse_sigv2(text: object) -> str:
     return str(text)
 
 
+def parse_kept(text: object) -> int | None:
+    """Parse `auto` (None), `off` (0) or a size."""
+    if text == "auto":
+        return None
+    if str(text).lower() in {"off", "false"}:
+        return 0
+    with contextlib.suppress(ValueError):
+        return parse_size(text)
+    raise ValueError("expected auto, off, or a size such as 200GB")
+
+
 def parse_name(text: object) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", str(text)):
         raise ValueError("expected letters, digits, dots and dashes, at most 63")
@@ -273,6 +284,8 @@ OPTIONS: Mapping[str, Option] = {
         Option("transform-workers", parse_positive, cores),
         Option("transform-memory", at_least(64 << 20), lambda: 2 << 30),
         Option("frame-cache", at_least(1 << 20), lambda: 1 << 30),
+        Option("decoded-cache", parse_kept, lambda: None),
+        Option("decoded-cache-dir", parse_path, lambda: None),
         Option("local-frames", parse_local, lambda: True),
         Option("user-ops", parse_switch, lambda: True),
         Option("user-op-seconds", parse_seconds, lambda: 30.0),

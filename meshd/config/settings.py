@@ -115,6 +115,11 @@ class TransformSettings:
     local_frames: bool | Path = True
     """Whether jobs on this host get batches as shared memory, and the directory where they find them. True:
     `run/local` in the data directory; a path: a directory that pods mount."""
+    decoded_cache_bytes: int | None = None
+    """Disk space for decoded samples, which later epochs begin with. None: a quarter of the free space at
+    start, on a rotational disk at most half of the free memory. 0: none are kept."""
+    decoded_cache_dir: Path | None = None
+    """Directory of the decoded samples, emptied at start. Default: `<data_dir>/decoded`."""
     process_bytes: int = 2 << 30
     """Memory that a transform process may use for its samples, in addition to its initial memory."""
     user_ops: bool = True
@@ -308,6 +313,11 @@ class NodeSettings:
     def control_dir(self) -> Path:
         """Directory of the embedded control store."""
         return self.store.data_dir / "control"
+
+    @property
+    def decoded_cache_dir(self) -> Path:
+        """Directory of decoded samples; nothing in it outlives the node's processes."""
+        return self.transform.decoded_cache_dir or self.store.data_dir / "decoded"
 
     @property
     def last_used_path(self) -> Path:

@@ -27,6 +27,7 @@ from meshd.process.wiring.data_services import (
     node_catalog,
     read_scheduler,
 )
+from meshd.process.wiring.decoded_cache import decoded_cache_tasks, open_decoded_cache
 from meshd.process.wiring.node_context import node_access, node_origins, open_node
 from meshd.process.wiring.services import view_reader
 from meshd.telemetry import logs
@@ -74,7 +75,9 @@ async def start_coordinator(
 ) -> AsyncIterator[Assembler]:
     """Run the coordinator's work in this process for the length of the block; yields its assembler."""
     tasks, settings = BackgroundTasks("coordinator"), node.settings
-    pool = TransformPool([settings.transform_socket(index) for index in range(settings.transform.processes)])
+    decoded = open_decoded_cache(settings, node.clock)
+    sockets = [settings.transform_socket(index) for index in range(settings.transform.processes)]
+    pool = TransformPool(sockets, decoded)
     pool.start()
     try:
         tasks.spawn(scrub_scheduler(node, await join_and_maintain(node, tasks)).run(), "scrubber")
@@ -94,7 +97,8 @@ async def start_coordinator(
             read_ahead=read_ahead,
         )
         tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
-        start_periodic_tasks([*coordinator_tasks(node), *cache_tasks(node, manager, backed)], tasks)
+        periodic = [*coordinator_tasks(node), *cache_tasks(node, manager, backed)]
+        start_periodic_tasks([*periodic, *decoded_cache_tasks(decoded)], tasks)
         access = node_access(node)
         views = view_reader(node, access, data_services(node, access, assembler))
         jobs = job_runner(node, access, views, backed)

@@ -26,7 +26,7 @@ def sandbox_limits(settings: NodeSettings) -> SandboxPolicy | None:
     if not settings.transform.user_ops:
         return None
     store = settings.store
-    hidden = {store.data_dir, store.index_dir, *store.disks}
+    hidden = {store.data_dir, store.index_dir, settings.decoded_cache_dir, *store.disks}
     return SandboxPolicy(
         tuple(sorted(map(str, hidden))), settings.transform.user_op_seconds, settings.transform.user_op_memory
     )

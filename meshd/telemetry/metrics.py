@@ -218,6 +218,15 @@ read_ahead_wait_seconds = counter(
 read_ahead_window_bytes = gauge(
     "meshd_read_ahead_window_bytes", "Page cache that windows of coming batches use."
 )
+decoded_cache_bytes = gauge("meshd_decoded_cache_bytes", "Bytes of kept samples.", mode="mostrecent")
+decoded_cache_stored = counter("meshd_decoded_cache_stored_bytes_total", "Bytes of samples stored.")
+decoded_cache_evicted = counter("meshd_decoded_cache_evicted_bytes_total", "Bytes of samples dropped.")
+decoded_cache_saved = counter(
+    "meshd_decoded_cache_cpu_seconds_saved_total", "Time of ops saved, less reading."
+)
+decoded_cache_reads = counter(
+    "meshd_decoded_cache_reads_total", "Samples wanted; result is hit, miss or damaged.", "result"
+)
 asset_bytes = counter("meshd_asset_bytes_total", "Bytes of assets stored for plans and views.")
 samples_evaluated = counter(
     "meshd_samples_evaluated_total", "Samples on which an expression of a filter or a join was evaluated."

@@ -17,6 +17,11 @@ import numpy as np
 
 from meshd.rpc.process_rpc import Method
 from meshd.telemetry import metrics
+from meshd.transform.decoded_cache.messages import (  # noqa: TC001  msgspec reads the annotations
+    FieldOrder,
+    KeptPlace,
+    PrefixReport,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,13 +40,18 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     A piece is (index into the request's `paths`, offset, length), in bytes, and the crc32c if it is known;
     a field has several pieces if its extents are split. `partner`: the pieces of the row at position ^ 1, if
-    the plan mixes the two.
+    the plan mixes the two. `sample`: the number of its sample in the snapshot, -1 if unknown; `kept`: for
+    each field, its entries in the decoded cache (`KeptPlace`); both also for the partner.
     """
 
     row: int
     position: int
     sources: tuple[tuple[tuple[int, ...], ...], ...]
     partner: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    sample: int = -1
+    partner_sample: int = -1
+    kept: tuple[tuple[KeptPlace, ...], ...] = ()
+    partner_kept: tuple[tuple[KeptPlace, ...], ...] = ()
 
 
 class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -49,7 +59,8 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
 
     `targets`: one per field, ordered by name, then one per column that mixing adds: (offset of its tensor in
     the frame, its number of rows), or None for a ragged field. `assets`: the digest of each asset of the
-    program and its pieces. `last`: a process has already died on the row.
+    program and its pieces. `last`: a process has already died on the row. `prefixes`: for each field, what to
+    do with the result of its first steps; empty without a decoded cache.
     """
 
     number: int
@@ -62,6 +73,7 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     rows: tuple[Row, ...]
     assets: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
     last: bool = False
+    prefixes: tuple[FieldOrder, ...] = ()
 
     def places(self, pieces: Iterable[tuple[int, ...]]) -> list[Piece]:
         """Return pieces with their paths, as `SourceFiles` reads them."""
@@ -111,8 +123,8 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
 
     `rendered`: the rows that succeeded; `ragged`: their ragged fields, in this order in the scratch file;
     `sums`: for each fixed field, ordered by name, the crc32c of each of those rows; `ops`: statistics per
-    op; `reading`: the part of `seconds` spent on reading source bytes. A slice may end early: rows that are
-    neither rendered nor failed must be requested again.
+    op; `reading`: the part of `seconds` spent on reading source bytes; `prefixes`: what was done with the
+    decoded cache. A slice may end early: rows that are neither rendered nor failed must be requested again.
     """
 
     number: int
@@ -123,6 +135,7 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
     ops: tuple[OpUse, ...] = ()
     reading: float = 0.0
+    prefixes: PrefixReport | None = None
 
 
 RENDER: Method[RenderRequest, RenderReply] = Method("render", RenderRequest, RenderReply)

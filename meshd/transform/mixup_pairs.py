@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshd.transform.compiler import partner_label_name
+from meshd.transform.decoded_cache.row_prefixes import RowPrefixes
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError
 from meshd.transform.messages import value_bytes
 from meshd.transform.multi_field_ops import RowInputs
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.transform.compiler import CompiledMixing, Program
+    from meshd.transform.decoded_cache.slice_recorder import SliceRecorder
     from meshd.transform.messages import OpStats, Row
     from meshd.transform.op_chain import Draw
 
@@ -69,10 +71,17 @@ class PairRenderer:
     """Prepares the pairs of one slice; caches the values and draws of the current pair."""
 
     def __init__(
-        self, program: Program, pairing: CompiledMixing, epoch: int, read: Read, tally: OpStats
+        self,
+        program: Program,
+        pairing: CompiledMixing,
+        epoch: int,
+        read: Read,
+        tally: OpStats,
+        recorder: SliceRecorder | None = None,
     ) -> None:
         self.pairing = pairing
         self._program, self._epoch, self._read, self._tally = program, epoch, read, tally
+        self._recorder = recorder
         self._names = list(program.chains)
         self.number = self._names.index(pairing.field)
         self._beside: RowInputs | None = None
@@ -126,7 +135,8 @@ class PairRenderer:
         known = self._known.get(key)
         if known is None:
             try:
-                known = self.pairing.before.render(start.field_value(self.number), draw, self._tally)
+                value, done = start.begin_chain(self.number, self.pairing.before)
+                known = self.pairing.before.render(value, draw, self._tally, done)
             except BadSampleError as error:
                 known = error
             self._known[key] = known
@@ -138,7 +148,9 @@ class PairRenderer:
         position = row.position ^ 1
         draw = self.draw(position, row.partner)
         pairing = self.pairing
-        self._beside = start = RowInputs(self._program.joints, row.partner, self._read, draw, self._tally)
+        recorder, tally = self._recorder, self._tally
+        kept = RowPrefixes(recorder, row.partner_sample, row.partner_kept) if recorder else None
+        self._beside = start = RowInputs(self._program.joints, row.partner, self._read, draw, tally, kept)
         start.number = self.number
         try:
             value = self._prepared(position, row.partner, draw, start)
@@ -159,5 +171,6 @@ class PairRenderer:
         return None if beside is None else beside.number
 
     def _label(self, name: str, draw: Draw, start: RowInputs) -> Any:
-        value = start.field_value(self._names.index(name))
-        return self._program.chains[name].render(value, draw, self._tally)
+        chain = self._program.chains[name]
+        value, done = start.begin_chain(self._names.index(name), chain)
+        return chain.render(value, draw, self._tally, done)

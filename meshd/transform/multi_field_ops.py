@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from meshd.transform.assets import AssetLoader
+    from meshd.transform.decoded_cache.row_prefixes import RowPrefixes
     from meshd.transform.messages import OpStats
     from meshd.transform.op_chain import Draw, OpChain
     from meshd.transform.op_types import FieldType
@@ -152,9 +153,10 @@ class RowInputs:
         read: Callable[[Pieces], bytes],
         draw: Draw,
         tally: OpStats,
+        prefixes: RowPrefixes | None = None,
     ) -> None:
         self._joints, self._sources, self._read = joints, sources, read
-        self._draw, self._tally = draw, tally
+        self._draw, self._tally, self._prefixes = draw, tally, prefixes
         self._made: dict[int, Any] = {}
         self._joined = not joints
         self.number = joints[0].before[0][0] if joints else 0
@@ -168,7 +170,7 @@ class RowInputs:
             values = []
             for number, chain in joint.before:
                 self.number = number
-                values.append(chain.render(self._begun(number), self._draw, self._tally))
+                values.append(self.render_chain(number, chain))
             self.number = joint.before[0][0]
             made = joint.run(values, self._draw, self._tally)
             self._made.update({number: value for (number, _), value in zip(joint.before, made, strict=True)})
@@ -178,10 +180,28 @@ class RowInputs:
         """Return the input of a field, by its number."""
         self.run_multi_field_ops()
         self.number = number
-        return self._begun(number)
-
-    def _begun(self, number: int) -> Any:
         return self._made[number] if number in self._made else self._read(self._sources[number])
+
+    def begin_chain(self, number: int, chain: OpChain) -> tuple[Any, int]:
+        """Return (value, done): the result of the first `done` steps of the last part of a field's chain.
+
+        Raises as rendering does.
+        """
+        self.run_multi_field_ops()
+        self.number = number
+        return self._begin(number, chain)
+
+    def render_chain(self, number: int, chain: OpChain) -> Any:
+        """Return the value of a field's chain, or of its part before the next op that joins fields."""
+        value, done = self._begin(number, chain)
+        return chain.render(value, self._draw, self._tally, done)
+
+    def _begin(self, number: int, chain: OpChain) -> tuple[Any, int]:
+        if number in self._made:
+            return self._made[number], 0
+        if self._prefixes is None:
+            return self._read(self._sources[number]), 0
+        return self._prefixes.begin(number, chain, self._draw, lambda: self._read(self._sources[number]))
 
 
 class _TracedDraws(KeyedRandom):

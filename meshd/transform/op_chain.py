@@ -6,8 +6,9 @@ straight into the row), but never changes a result. `render` and `render_into` g
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,10 +17,11 @@ from meshd.transform import builtin, registry
 from meshd.transform.assets import no_assets
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
 from meshd.transform.messages import OpStats, value_bytes
-from meshd.transform.op_types import BYTES, image, mismatch
+from meshd.transform.op_types import BYTES, WindowedDecoder, image, mismatch
 from meshd.transform.resource_limits import is_out_of_memory
+from meshd.transform.source_files import SourceDamagedError, SourceGoneError
 from meshwire.plan.keyed_random import KeyedRandom
-from meshwire.strict_json import PlanError
+from meshwire.strict_json import PlanError, canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,13 +67,14 @@ class RowWriter(Protocol):
 class Step:
     """One call. `index`: the op's index in the plan, which keys its draws; -1 if it does not draw.
 
-    `output`: the type that it declares.
+    `output`: the type that it declares; `ops`: the ops of the plan that it consists of.
     """
 
     label: str
     index: int
     operation: registry.Operation
     output: FieldType
+    ops: tuple[OpSpec, ...] = ()
 
     def random(self, draw: Draw) -> KeyedRandom:
         """Return its draws for one sample."""
@@ -85,10 +88,35 @@ class Step:
         return made
 
 
-class OpChain:
-    """The compiled ops of one field, from its bytes to its `output` type."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An operation that calls a function with its draws, whatever its value is."""
 
-    __slots__ = ("_row_writer", "_steps", "_steps_before_write", "_write_row", "output")
+    function: Callable[[KeyedRandom], Any]
+
+    def infer(self, field: FieldType) -> FieldType:
+        raise NotImplementedError("types are inferred when a chain is compiled")
+
+    def apply(self, value: Any, random: KeyedRandom) -> Any:
+        return self.function(random)
+
+
+class OpChain:
+    """The compiled ops of one field, from its bytes to its `output` type.
+
+    `prefix_length`: the number of steps at its beginning that draw nothing, so that their result is the same
+    in every epoch. `windowed`: its first op, if that draws a window of an image that it decodes.
+    """
+
+    __slots__ = (
+        "_row_writer",
+        "_steps",
+        "_steps_before_write",
+        "_write_row",
+        "output",
+        "prefix_length",
+        "windowed",
+    )
 
     def __init__(self, steps: Sequence[Step], output: FieldType) -> None:
         self.output = output
@@ -98,23 +126,54 @@ class OpChain:
         if steps and isinstance(steps[-1].operation, RowWriter):
             self._steps_before_write, self._row_writer = self._steps[:-1], steps[-1]
             self._write_row = steps[-1].operation.write_row
+        drawing = (number for number, step in enumerate(self._steps_before_write) if step.index >= 0)
+        self.prefix_length = next(drawing, len(self._steps_before_write))
+        first = steps[0].operation if steps and steps[0].index >= 0 else None
+        self.windowed: WindowedDecoder | None = first if isinstance(first, WindowedDecoder) else None
 
     def __repr__(self) -> str:
         return f"<OpChain {' → '.join(step.label for step in self._steps) or 'bytes'}: {self.output}>"
 
-    def render(self, data: bytes, draw: Draw, tally: OpStats = _UNTIMED) -> Any:
+    def prefix_digest(self, steps: int, variant: int) -> str:
+        """Return the name of the result of the first steps: a hash of their ops, versions and arguments.
+
+        `variant`: the reduction at which the windowed op's image is decoded, 0 for the result of whole steps.
+        """
+        ops = [op for step in self._steps[:steps] for op in step.ops]
+        named = [
+            {"op": op.op, "version": op.version, "args": dict(op.args)}
+            for op in (ops[:1] if variant else ops)
+        ]
+        return hashlib.sha256(canonical_json({"ops": named, "variant": variant})).hexdigest()
+
+    def render(self, data: Any, draw: Draw, tally: OpStats = _UNTIMED, done: int = 0) -> Any:
         """Return the value of one sample: an array, or bytes if there are no ops. Records steps in `tally`.
 
-        Raises BadSampleError (the data is at fault) or OpFailedError (the op is), both naming the op.
+        `data`: its bytes, or the result of the first `done` steps. Raises BadSampleError (the data is at
+        fault) or OpFailedError (the op is), both naming the op.
         """
-        return self._run(self._steps, data, draw, tally)
+        return self._run(self._steps[done:] if done else self._steps, data, draw, tally)
 
-    def render_into(self, data: bytes, draw: Draw, row: npt.NDArray[Any], tally: OpStats = _UNTIMED) -> None:
-        """Write the value of one sample of a fixed type into `row`.
+    def run_steps(self, value: Any, first: int, end: int, draw: Draw, tally: OpStats = _UNTIMED) -> Any:
+        """Return the result of steps first…end for the result of those before. Raises as `render` does."""
+        return self._run(self._steps[first:end], value, draw, tally)
+
+    def run_windowed(
+        self, decode: Callable[[KeyedRandom], Any], draw: Draw, tally: OpStats = _UNTIMED
+    ) -> Any:
+        """Return the result of the windowed first step, made by `decode`. Raises as `render` does, and
+        SourceGoneError, SourceDamagedError.
+        """
+        return self._run((replace(self._steps[0], operation=_Call(decode)),), None, draw, tally)
+
+    def render_into(
+        self, data: Any, draw: Draw, row: npt.NDArray[Any], tally: OpStats = _UNTIMED, done: int = 0
+    ) -> None:
+        """Write the value of one sample of a fixed type into `row`; `data`, `done`: see `render`.
 
         After an error, `row` may be partly written.
         """
-        value = self._run(self._steps_before_write, data, draw, tally)
+        value = self._run(self._steps_before_write[done:], data, draw, tally)
         began, last = tally.clock(), self._row_writer
         label = last.label if last else "row"
         try:
@@ -136,6 +195,8 @@ class OpChain:
                 now, made = tally.clock(), value_bytes(value)
                 tally.record_call(label, now - began, taken, made)
                 began, taken = now, made
+        except (SourceGoneError, SourceDamagedError):
+            raise
         except Exception as error:
             tally.record_call(label, tally.clock() - began, taken, 0, failed=True)
             if is_out_of_memory(error):
@@ -170,7 +231,7 @@ def compile_chain(
             field = operation.infer(field)
         except ValueError as error:
             raise PlanError(path, f"{op.op}: {error}{decode_hint(operation, field)}") from None
-        _append(steps, Step(op.op, index if definition.random else -1, operation, field), fuse=fuse)
+        _append(steps, Step(op.op, index if definition.random else -1, operation, field, (op,)), fuse=fuse)
     return OpChain(steps, field)
 
 
@@ -191,6 +252,6 @@ def _append(steps: list[Step], step: Step, *, fuse: bool) -> None:
         fused = last.operation.fuse(step.operation)
         if fused is not None:
             index = max(last.index, step.index)
-            steps[-1] = Step(f"{last.label}+{step.label}", index, fused, step.output)
+            steps[-1] = Step(f"{last.label}+{step.label}", index, fused, step.output, last.ops + step.ops)
             return
     steps.append(step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -104,6 +104,50 @@ class Operation(Protocol):
 
     def apply(self, value: Any, random: KeyedRandom) -> Any:
         """Return the value for one sample. Raises BadSampleError if the data is at fault."""
+        ...
+
+
+class ImageSize(NamedTuple):
+    """The size of an image in pixels; `scales`: whether it can be decoded at a smaller size."""
+
+    height: int
+    width: int
+    scales: bool
+
+
+@runtime_checkable
+class WindowedDecoder(Protocol):
+    """A first op that draws a window of an image and decodes only what the window needs.
+
+    Its parts, so that the image can come from elsewhere; `apply` runs them in this order. A window is the
+    op's own value; `shrink` is the reduction at which the image is decoded: 1, 2, 4 or 8.
+    """
+
+    def open(self, value: bytes) -> Any:
+        """Return the image with its `size` (ImageSize), undecoded if possible. Raises BadSampleError."""
+        ...
+
+    def choose_window(self, size: ImageSize, random: KeyedRandom) -> tuple[Any, int]:
+        """Return (window, shrink). Raises BadSampleError."""
+        ...
+
+    def needed_rows(self, window: Any, shrink: int) -> tuple[int, int]:
+        """Return (first row, end) of the reduced image that the window needs; the end may be beyond it."""
+        ...
+
+    def decode_window(self, opened: Any, window: Any, shrink: int) -> Any:
+        """Return the reduced image from its first row to the last one that the window needs, or further.
+
+        Raises BadSampleError.
+        """
+        ...
+
+    def decode_whole(self, opened: Any, shrink: int) -> Any:
+        """Return the whole reduced image, an array [rows, columns, channels]. Raises BadSampleError."""
+        ...
+
+    def cut(self, rows: Any, window: Any, shrink: int, first: int) -> Any:
+        """Return the window of the reduced image, of which `rows` begins with row `first`."""
         ...
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.rpc.process_client import Answer
+    from meshd.transform.decoded_cache.cache import DecodedCache, SampleSet
     from meshd.transform.messages import FailureKind, RenderReply
     from meshd.transform.render_calls import RowWork
     from meshd.transform.source_files import AssetPlace
@@ -56,16 +57,17 @@ _SILENT = "the transform process returned no row"
 class TransformPool:
     """The pool over `sockets`, one Unix socket path per transform process.
 
-    Call `start` before use and `aclose` at the end.
+    Call `start` before use and `aclose` at the end. `decoded`: the node's decoded cache, if it has one.
     """
 
-    def __init__(self, sockets: Sequence[Path]) -> None:
+    def __init__(self, sockets: Sequence[Path], decoded: DecodedCache | None = None) -> None:
         if not sockets:
             raise ValueError("a pool needs at least one transform process")
         brave = (len(sockets) + 1) // 2
         self._workers = [
             WorkerClient(path, self, brave=number < brave) for number, path in enumerate(sockets)
         ]
+        self._decoded = decoded
         self._distrusted: dict[str, asyncio.TimerHandle] = {}
         self._asked: dict[str, float] = {}
         """The time of the last call of each account."""
@@ -105,10 +107,11 @@ class TransformPool:
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[AssetPlace] = (),
         account: str = "",
+        samples: SampleSet | None = None,
     ) -> RenderResult:
         """Render rows into the frame at `frame_fd`, which the caller keeps and closes.
 
-        `targets`, `assets`: see `Renderer`; `account`: whose share of the processes' time to use.
+        `targets`, `assets`, `samples`: see `Renderer`; `account`: whose share of the processes' time to use.
         Cancellation drops rows that have not begun; rows in progress still write into the frame. Raises
         PoolClosedError.
         """
@@ -119,7 +122,16 @@ class TransformPool:
         now = self._asked[account] = asyncio.get_running_loop().time()
         program = hashlib.sha256(program_text.encode()).hexdigest()[:32]
         order = RenderSpec(
-            now, account, job, program_text, program, epoch, frame_bytes, tuple(targets), tuple(assets)
+            now,
+            account,
+            job,
+            program_text,
+            program,
+            epoch,
+            frame_bytes,
+            tuple(targets),
+            tuple(assets),
+            samples,
         )
         call = RenderCall(order, frame_fd, len(rows))
         for start in range(0, len(rows), SLICE_ROWS):
@@ -180,6 +192,8 @@ class TransformPool:
     def on_reply(self, item: RowSlice, reply: RenderReply, fds: Sequence[int]) -> None:
         """Handle the result of all or a part of `item`; the remaining rows are queued again for their job."""
         self._end_turn(item, reply.seconds)
+        if self._decoded is not None and item.prefixes is not None and reply.prefixes is not None:
+            self._decoded.on_reply(item.prefixes, reply.prefixes)
         if reply.seconds > SLOW_SLICE_SECONDS and self._has_neighbours():
             self._distrust(item.call.order.job)
         record_reply_metrics(reply)
@@ -195,6 +209,18 @@ class TransformPool:
         if left and item.call.is_pending:
             self._put(RowSlice(item.call, left), first=True)
         item.call.release_slice()
+
+    def order_prefixes(self, item: RowSlice, writer: object) -> None:
+        """Decide what the process `writer` does with the decoded cache for a slice; it is sent next."""
+        order, rows = item.call.order, item.rows
+        if self._decoded is not None:
+            fields = len(rows[0].sources)
+            item.prefixes = self._decoded.order(order.program, order.samples, len(rows), fields, writer)
+
+    def on_writer_lost(self, writer: object, sent: Sequence[RowSlice]) -> None:
+        """Note that a process died: nothing more is appended for these slices."""
+        if self._decoded is not None:
+            self._decoded.on_writer_lost(writer, [item.prefixes for item in sent if item.prefixes])
 
     def abandon_slice(self, item: RowSlice) -> None:
         """Fail `item`, because the node is shutting down."""
@@ -318,6 +344,7 @@ class WorkerClient:
         """Return the slices of the dead process; the row it was working on is the suspect."""
         number, row = read_progress(self._progress)
         left, self._sent = list(self._sent), deque()
+        self._pool.on_writer_lost(self, left)
         for item in reversed(left):
             if item.number == number:
                 self._pool.on_worker_crash(item, row, self._now() - self._since)
@@ -337,6 +364,7 @@ class WorkerClient:
                 self._since = self._now()
             self._sent.append(item)
             self._update_room()
+            self._pool.order_prefixes(item, self)
             request = item.to_request(self._number, with_text=program not in texts)
             texts.add(program)
             try:

@@ -16,6 +16,8 @@ from meshd.transform.messages import RenderRequest, Row
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from meshd.transform.decoded_cache.cache import SampleSet, SliceOrder
+    from meshd.transform.decoded_cache.messages import KeptPlace
     from meshd.transform.messages import Failure, RaggedColumn
     from meshd.transform.scheduling import QueueTicket
     from meshd.transform.source_files import AssetPlace, Piece, Pieces
@@ -30,13 +32,16 @@ class RowWork:
     """One row to render: its number in the frame, its epoch position, and the pieces of its bytes.
 
     `sources`: for each bytes field, ordered by name. `partner`: the same of the row at position ^ 1, if the
-    plan mixes the two and that row exists.
+    plan mixes the two and that row exists. `sample`, `partner_sample`: their numbers in the snapshot, -1 if
+    unknown.
     """
 
     row: int
     position: int
     sources: tuple[Pieces, ...]
     partner: tuple[Pieces, ...] = ()
+    sample: int = -1
+    partner_sample: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +95,13 @@ class Renderer(Protocol):
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[AssetPlace] = (),
         account: str = "",
+        samples: SampleSet | None = None,
     ) -> RenderResult:
         """Render the rows. `assets`: those that the program's ops are built with.
 
         `targets`: for each field, ordered by name, then for each column that mixing adds, (offset of its
         tensor, number of its rows), or None for a ragged field. `account`: the tenant whose share of the
-        processes is used.
+        processes is used. `samples`: what the rows' sample numbers refer to; None: nothing of them is kept.
         """
         ...
 
@@ -113,6 +119,7 @@ class RenderSpec:
     frame_bytes: int
     targets: tuple[tuple[int, int] | None, ...]
     assets: tuple[AssetPlace, ...] = ()
+    samples: SampleSet | None = None
 
 
 class RenderCall:
@@ -169,13 +176,14 @@ class RowSlice:
     """Rows that travel together. `suspect`: a single row, retried because a process died on it.
 
     `lost`: how often a process died that had received this slice but not begun it; `turn`: the ticket to
-    return to the queue.
+    return to the queue; `prefixes`: what its process does with the decoded cache.
     """
 
     def __init__(self, call: RenderCall, rows: Sequence[RowWork], *, suspect: bool = False) -> None:
         self.call, self.rows, self.suspect = call, rows, suspect
         self.number, self.lost = 0, 0
         self.turn: QueueTicket[RowSlice] | None = None
+        self.prefixes: SliceOrder | None = None
         call.add_slice()
 
     def to_request(self, number: int, *, with_text: bool) -> RenderRequest:
@@ -185,13 +193,30 @@ class RowSlice:
         def placed(pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
             return tuple((paths.setdefault(piece[0], len(paths)), *piece[1:]) for piece in pieces)
 
+        def path_index(path: str) -> int:
+            return paths.setdefault(path, len(paths))
+
+        def kept(sample: int) -> tuple[tuple[KeptPlace, ...], ...]:
+            return () if prefixes is None or sample < 0 else prefixes.places(sample, path_index)
+
         def all_placed(sources: Sequence[Sequence[Piece]]) -> PlacedPieces:
             return tuple(map(placed, sources))
 
+        prefixes = self.prefixes
         rows = tuple(
-            Row(work.row, work.position, all_placed(work.sources), all_placed(work.partner))
+            Row(
+                work.row,
+                work.position,
+                all_placed(work.sources),
+                all_placed(work.partner),
+                work.sample,
+                work.partner_sample,
+                kept(work.sample),
+                kept(work.partner_sample),
+            )
             for work in self.rows
         )
+        fields = () if prefixes is None else prefixes.fields(path_index)
         order = self.call.order
         assets = tuple((digest, placed(pieces)) for digest, pieces in order.assets)
         return RenderRequest(
@@ -205,4 +230,5 @@ class RowSlice:
             rows,
             assets,
             self.suspect,
+            fields,
         )

@@ -21,6 +21,9 @@ from meshd.rpc.process_server import serve_blocking
 from meshd.rpc.unix_messages import MessageError
 from meshd.transform.assets import LoadedAssets
 from meshd.transform.compiler import load_program
+from meshd.transform.decoded_cache.row_prefixes import RowPrefixes
+from meshd.transform.decoded_cache.segment_files import SegmentFiles
+from meshd.transform.decoded_cache.slice_recorder import SliceRecorder
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError
 from meshd.transform.messages import (
     MAX_PROGRAMS,
@@ -37,7 +40,7 @@ from meshd.transform.multi_field_ops import RowInputs
 from meshd.transform.resource_limits import RowLimits, RowWatchdog, keep_heap
 from meshd.transform.source_files import SourceDamagedError, SourceFiles, SourceGoneError
 from meshd.util import failpoints
-from meshd.util.clock import SystemClock
+from meshd.util.clock import SystemClock, ThreadWorkClock
 
 if TYPE_CHECKING:
     import socket
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from meshd.transform.op_chain import Draw
     from meshd.transform.op_types import FieldType
     from meshd.transform.source_files import Piece
+    from meshd.util.clock import WorkClock
 
 _log = logging.getLogger(__name__)
 _USUAL = RowLimits()
@@ -98,7 +102,7 @@ def _broken(request: RenderRequest, error: Exception) -> RenderReply:
 class _PoolConnection:
     def __init__(self, watch: RowWatchdog) -> None:
         self._watch = watch
-        self._files = SourceFiles()
+        self._files, self._segments = SourceFiles(), SegmentFiles()
         self._assets = LoadedAssets(self._files)
         self._texts: OrderedDict[str, str] = OrderedDict()
         self._programs: OrderedDict[str, Program] = OrderedDict()
@@ -111,6 +115,7 @@ class _PoolConnection:
         finally:
             self._watch.end_row()
             self._files.close()
+            self._segments.close()
 
     def _answer(self, request: RenderRequest, fds: Sequence[int]) -> tuple[RenderReply, Sequence[int]]:
         frame_fd, progress_fd = fds
@@ -124,7 +129,8 @@ class _PoolConnection:
             begin()
 
         try:
-            renderer = SliceRenderer(self._files, self._program(request), request, frame_fd, clock)
+            program = self._program(request)
+            renderer = SliceRenderer(self._files, program, request, frame_fd, clock, self._segments)
             reply, scratch = renderer.render(before_row, self._watch.is_worn)
         except OutOfMemoryError:
             raise
@@ -210,9 +216,16 @@ class SliceRenderer:
         request: RenderRequest,
         frame_fd: int,
         clock: Callable[[], float],
+        segments: SegmentFiles | None = None,
+        work_clock: WorkClock | None = None,
     ) -> None:
         self._files, self._request = files, request
+        self._segments = segments = segments or SegmentFiles()
         self._tally = OpStats(clock)
+        work_clock = work_clock or ThreadWorkClock()
+        self._recorder = (
+            SliceRecorder(segments, request, self._tally, work_clock) if request.prefixes else None
+        )
         self._program = program
         self._chains = tuple(program.chains.values())
         self._columns = [
@@ -223,7 +236,7 @@ class SliceRenderer:
         self._pairs = (
             None
             if pairing is None
-            else PairRenderer(program, pairing, request.epoch, self._read, self._tally)
+            else PairRenderer(program, pairing, request.epoch, self._read, self._tally, self._recorder)
         )
         self._ragged = {number: _Ragged() for number, target in enumerate(request.targets) if target is None}
         self._ragged_bytes = 0
@@ -256,21 +269,30 @@ class SliceRenderer:
         sums = tuple(tuple(column.sums) for column in self._columns if column is not None)
         number, failures, seconds = self._request.number, tuple(self._failures), clock() - began
         uses = self._tally.op_totals()
+        report = None if self._recorder is None else self._recorder.report()
         reply = RenderReply(
-            number, tuple(rendered), failures, columns, sums, seconds, uses, self._tally.reading
+            number, tuple(rendered), failures, columns, sums, seconds, uses, self._tally.reading, report
         )
         return reply, scratch
 
     def _pieces(self) -> Iterator[Piece]:
-        """Yield the source pieces of all rows, in the order in which they are read."""
+        """Yield the pieces of all rows, in the order in which they are read: of sources, or of entries."""
+        paths = self._request.paths
         for row in self._request.rows:
-            for pieces in (*row.sources, *row.partner):
-                yield from self._request.places(pieces)
+            for sources, kept in ((row.sources, row.kept), (row.partner, row.partner_kept)):
+                for number, pieces in enumerate(sources):
+                    entries = [place for place in kept[number] if len(place) > 1] if kept else ()
+                    if not entries:
+                        yield from self._request.places(pieces)
+                    for _, path, offset, length in entries:
+                        self._segments.readahead(paths[path], offset, length)
 
     def _row(self, row: Row) -> bool:
         draw = self._draw(row)
         values: list[tuple[_Ragged, Any]] = []
-        start = RowInputs(self._program.joints, row.sources, self._read, draw, self._tally)
+        recorder = self._recorder
+        kept = RowPrefixes(recorder, row.sample, row.kept) if recorder else None
+        start = RowInputs(self._program.joints, row.sources, self._read, draw, self._tally, kept)
         pair = None
         try:
             start.run_multi_field_ops()
@@ -332,14 +354,14 @@ class SliceRenderer:
         pair: PairedRow | None,
     ) -> None:
         mixed = pair is not None and self._pairs is not None and number == self._pairs.number
-        data = pair.value if mixed and pair is not None else start.field_value(number)
         column, chain = self._columns[number], self._chains[number]
+        data, done = (pair.value, 0) if mixed and pair is not None else start.begin_chain(number, chain)
         if column is not None:
-            chain.render_into(data, draw, column.row, self._tally)
+            chain.render_into(data, draw, column.row, self._tally, done)
             if pair is not None:
                 pair.mix_soft_label(number, column.row)
             return
-        value = chain.render(data, draw, self._tally)
+        value = chain.render(data, draw, self._tally, done)
         size = sum(value_bytes(other) for _, other in values) + value_bytes(value)
         if size > MAX_RAGGED_BYTES:
             raise BadSampleError("its ragged fields exceed 1 GiB; resize or crop in the plan", op="row")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -73,6 +74,32 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+
+class WorkClock(Protocol):
+    """Measures the work of the calling thread."""
+
+    def mark(self) -> tuple[float, ...]:
+        """Return the present, for `since`."""
+        ...
+
+    def since(self, mark: tuple[float, ...]) -> float:
+        """Return the seconds of work since a mark."""
+        ...
+
+
+class ThreadWorkClock:
+    """Counts the processor time of the calling thread; of a stretch in which the thread waited for something
+    (a disk, another process), the elapsed time. So work takes as long on a busy machine as on an idle one.
+    """
+
+    def mark(self) -> tuple[float, ...]:
+        waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        return time.thread_time(), time.monotonic(), waits
+
+    def since(self, mark: tuple[float, ...]) -> float:
+        busy, now, waits = self.mark()
+        return now - mark[1] if waits > mark[2] else busy - mark[0]
 
 
 class ManualClock:

@@ -193,7 +193,8 @@ class Assembler:
         samples = np.arange(snapshot.samples, dtype=np.int64)
         with self._admission(snapshot.samples, snapshot.samples * _row_bytes(plan)):
             rows, metadata = new_rows(samples + address.first, samples), block_metadata(address.block)
-            frame = await FrameBuilder(self._context, plan, snapshot, 0, rows, metadata).build()
+            builder = FrameBuilder(self._context, plan, snapshot, 0, rows, metadata, kept_bytes=0)
+            frame = await builder.build()
         self._cache.put(address, frame)  # until the caller has written it to the store
         return frame
 

@@ -21,6 +21,7 @@ from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.store.integrity.verification import report_damage
+from meshd.transform.decoded_cache.cache import SampleSet
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
 from meshd.util.admission import current_tenant
 from meshwire.frame.tensor_frame import Status
@@ -86,7 +87,10 @@ async def _drop(ahead: asyncio.Task[_Work] | None, work: _Work | None) -> None:
 
 
 class FrameBuilder:
-    """Builds one frame, once. `whole`: the number of rows of its global batch, without padding."""
+    """Builds one frame, once. `whole`: the number of rows of its global batch, without padding.
+
+    `kept_bytes`: bytes that the node may keep of the plan's decoded samples; None: the node decides.
+    """
 
     def __init__(
         self,
@@ -97,7 +101,9 @@ class FrameBuilder:
         rows: Rows,
         metadata: Mapping[str, str],
         whole: int | None = None,
+        kept_bytes: int | None = None,
     ) -> None:
+        self._sample_set = SampleSet(snapshot.hash, snapshot.samples, kept_bytes)
         self._context, self._plan, self._snapshot, self._epoch = context, plan, snapshot, epoch
         self._whole = len(rows) if whole is None else whole
         self._complaint: BatchError | None = None
@@ -202,7 +208,14 @@ class FrameBuilder:
                 sources = pinned.sample_sources(wanted)
                 others = dict(zip(paired, pinned.sample_sources(list(paired.values())), strict=True))
                 work.rows += [
-                    RowWork(row, positions[row], pieces, others.get(row, ()))
+                    RowWork(
+                        row,
+                        positions[row],
+                        pieces,
+                        others.get(row, ()),
+                        samples[row],
+                        paired.get(row, -1),
+                    )
                     for row, pieces in zip(some, sources, strict=True)
                 ]
                 await asyncio.sleep(0)  # give other frames a turn
@@ -223,6 +236,7 @@ class FrameBuilder:
             targets=draft.targets,
             assets=asset_places(self._context.store, self._plan.assets),
             account=current_tenant(),
+            samples=self._sample_set,
         )
         took = self._clock() - began
         reading = took * rendered.reading / rendered.seconds if rendered.seconds else 0.0

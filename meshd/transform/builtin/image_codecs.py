@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 
 from meshd.transform.builtin.resize import CenterCrop, WindowOp, resample_window
 from meshd.transform.errors import BadSampleError
-from meshd.transform.op_types import BYTES, channels_of, image
+from meshd.transform.op_types import BYTES, ImageSize, channels_of, image
 from meshd.transform.parameters import Parameter, choice, flag, whole
 from meshd.transform.registry import operation
 
@@ -287,6 +287,17 @@ def _whole(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink: int) -> P
 
 
 @dataclass(frozen=True, slots=True)
+class _OpenedImage:
+    """An image file whose size is known. `pixels`: the whole image, for a file that is not decoded at a
+    smaller size; `head`: the header of a JPEG that is."""
+
+    size: ImageSize
+    data: bytes
+    head: JpegHead | None
+    pixels: Pixels | None
+
+
+@dataclass(frozen=True, slots=True)
 class _WindowedDecode:
     """decode, fused with the window op that follows: it shrinks while decoding if the window allows.
 
@@ -301,20 +312,45 @@ class _WindowedDecode:
         raise NotImplementedError("types are inferred op by op, before fusing")
 
     def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
-        mode = self.mode
-        if value[:3] != _JPEG:
-            return self._cut(decode_other(value, mode), random)
-        head = read_jpeg_head(value)
-        if head.colorspace in ("CMYK", "YCCK"):
-            return self._cut(decode_other(value, mode), random)
-        window: ResampleWindow = self.windowing.window(head.height, head.width, random)
-        shrink = window.shrink()
-        return resample_window(
-            self.decode_rows(value, head, mode, window.rows(shrink), shrink), window, shrink
-        )
+        opened = self.open(value)
+        window, shrink = self.choose_window(opened.size, random)
+        return resample_window(self.decode_window(opened, window, shrink), window, shrink)
 
-    def _cut(self, decoded: Pixels, random: KeyedRandom) -> npt.NDArray[Any]:
-        return resample_window(decoded, self.windowing.window(decoded.shape[0], decoded.shape[1], random))
+    def open(self, value: bytes) -> _OpenedImage:
+        """See `WindowedDecoder.open`."""
+        head = read_jpeg_head(value) if value[:3] == _JPEG else None
+        if head is None or head.colorspace in ("CMYK", "YCCK"):
+            pixels = decode_other(value, self.mode)
+            return _OpenedImage(
+                ImageSize(pixels.shape[0], pixels.shape[1], scales=False), value, None, pixels
+            )
+        return _OpenedImage(ImageSize(head.height, head.width, scales=True), value, head, None)
+
+    def choose_window(self, size: ImageSize, random: KeyedRandom) -> tuple[ResampleWindow, int]:
+        """See `WindowedDecoder.choose_window`."""
+        window: ResampleWindow = self.windowing.window(size.height, size.width, random)
+        return window, window.shrink() if size.scales else 1
+
+    def needed_rows(self, window: ResampleWindow, shrink: int) -> tuple[int, int]:
+        """See `WindowedDecoder.needed_rows`."""
+        return window.first_row(shrink), window.rows(shrink)
+
+    def decode_window(self, opened: _OpenedImage, window: ResampleWindow, shrink: int) -> Pixels:
+        """See `WindowedDecoder.decode_window`."""
+        if opened.head is None:
+            return self.decode_whole(opened, shrink)
+        return self.decode_rows(opened.data, opened.head, self.mode, window.rows(shrink), shrink)
+
+    def decode_whole(self, opened: _OpenedImage, shrink: int) -> Pixels:
+        """See `WindowedDecoder.decode_whole`."""
+        if opened.head is None:
+            assert opened.pixels is not None
+            return opened.pixels
+        return decode_jpeg(opened.data, opened.head, self.mode, shrink)
+
+    def cut(self, rows: Pixels, window: ResampleWindow, shrink: int, first: int) -> npt.NDArray[Any]:
+        """See `WindowedDecoder.cut`."""
+        return resample_window(rows, window, shrink, first)
 
 
 Format = Literal["jpeg", "png", "webp"]

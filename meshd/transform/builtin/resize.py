@@ -64,6 +64,10 @@ class ResampleWindow:
                 return factor
         return 1
 
+    def first_row(self, shrink: int) -> int:
+        """Return the first row of the image, shrunk by `shrink`, that the window needs."""
+        return (self.top + shrink // 2) // shrink
+
     def rows(self, shrink: int) -> int:
         """Return how many rows of the image, shrunk by `shrink`, the window needs, from the top."""
         return (self.top + self.height + shrink // 2) // shrink
@@ -74,12 +78,14 @@ def pixels(image: Image) -> Image:
     return image[:, :, None] if image.ndim == 2 else image
 
 
-def resample_window(image: Image, window: ResampleWindow, shrink: int = 1) -> Image:
-    """Return the window of `image`, which was shrunk by `shrink` from the size the window is measured in."""
+def resample_window(image: Image, window: ResampleWindow, shrink: int = 1, first: int = 0) -> Image:
+    """Return the window of `image`, which was shrunk by `shrink` from the size the window is measured in.
+
+    `first`: the row of the shrunk image that `image` begins with.
+    """
     half = shrink // 2  # edges move to the nearest pixel of the shrunk image
-    top, left = (window.top + half) // shrink, (window.left + half) // shrink
-    right = (window.left + window.width + half) // shrink
-    kept = image[top : window.rows(shrink), left:right]
+    left, right = (window.left + half) // shrink, (window.left + window.width + half) // shrink
+    kept = image[window.first_row(shrink) - first : window.rows(shrink) - first, left:right]
     if window.nearest:
         return _picked(kept, window.out_height, window.out_width)
     return resample(kept, window.out_height, window.out_width)

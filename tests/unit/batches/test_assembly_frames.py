@@ -38,6 +38,7 @@ from tests.support.single_node_objects import single_node_objects
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from meshd.transform.decoded_cache.cache import SampleSet
     from meshd.transform.messages import FailureKind
     from meshd.transform.render_calls import RowWork
     from meshwire.dataset.build_snapshot import Snapshot
@@ -68,6 +69,7 @@ class Stamper:
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[Any] = (),
         account: str = "",
+        samples: SampleSet | None = None,
     ) -> RenderResult:
         self.calls += 1
         self.called.set()

@@ -1,0 +1,75 @@
+"""Wiring of the decoded cache: its size, which follows from the disk, and its periodic task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from meshd.process import memory_usage
+from meshd.process.periodic_tasks import PeriodicTask
+from meshd.transform.decoded_cache.cache import DecodedCache
+from meshd.transform.decoded_cache.segment_store import SegmentStore
+
+if TYPE_CHECKING:
+    from meshd.config import NodeSettings
+    from meshd.util.clock import Clock
+
+_log = logging.getLogger(__name__)
+_SHARE_OF_DISK: Final = 4
+_SHARE_OF_MEMORY: Final = 2
+_FIT_SECONDS: Final = 2.0
+
+
+def is_rotational(directory: Path, sysfs: Path = Path("/sys")) -> bool:
+    """Return whether a directory is on a rotational disk, as far as the kernel tells (blocking)."""
+    device = directory.stat().st_dev
+    block = sysfs / "dev" / "block" / f"{os.major(device)}:{os.minor(device)}"
+    for place in (block / "queue" / "rotational", block.resolve().parent / "queue" / "rotational"):
+        try:
+            return place.read_text().strip() == "1"
+        except OSError:
+            continue
+    return False
+
+
+def default_bytes(directory: Path) -> int:
+    """Return how much is kept if no size is configured: a quarter of the free space, on a rotational disk at
+    most half of the free memory (blocking).
+    """
+    found = os.statvfs(directory)
+    size = found.f_bavail * found.f_frsize // _SHARE_OF_DISK
+    memory = memory_usage.free_memory()
+    if memory is not None and is_rotational(directory):
+        size = min(size, memory // _SHARE_OF_MEMORY)
+    return size
+
+
+def open_decoded_cache(settings: NodeSettings, clock: Clock) -> DecodedCache | None:
+    """Return the node's empty decoded cache; None if it is switched off or has no directory."""
+    wanted, directory = settings.transform.decoded_cache_bytes, settings.decoded_cache_dir
+    if wanted == 0:
+        return None
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        segments = SegmentStore(directory, default_bytes(directory) if wanted is None else wanted)
+        segments.clear()
+        cache = DecodedCache(segments, directory, clock.monotonic)
+        cache.fit(*cache.measure_disk())
+    except OSError as error:
+        _log.warning("no decoded samples are kept", extra={"why": str(error)})
+        return None
+    return cache
+
+
+def decoded_cache_tasks(cache: DecodedCache | None) -> list[PeriodicTask]:
+    """Return the task that gives space back to the disk."""
+    if cache is None:
+        return []
+
+    async def fit() -> None:
+        cache.fit(*await asyncio.to_thread(cache.measure_disk))
+
+    return [PeriodicTask("decoded cache", _FIT_SECONDS, fit)]

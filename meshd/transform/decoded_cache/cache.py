@@ -1,0 +1,361 @@
+"""Decoded cache of a node, in the coordinator: what transform processes read, compute and store.
+
+Law: a plan's first rows are measured; then the prefix of each field that saves most is kept, or none. A wrong
+decision costs time, never a byte of a batch. Space that the store may need is given back within seconds.
+Use on one event loop only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from meshd.telemetry import metrics
+from meshd.transform.decoded_cache import policy
+from meshd.transform.decoded_cache.messages import MEASURE, PLAIN, WINDOWED, FieldOrder, TableOrder
+from meshd.transform.decoded_cache.policy import Candidate
+from meshd.transform.decoded_cache.tables import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from meshd.transform.decoded_cache.messages import PrefixCost, PrefixReport
+    from meshd.transform.decoded_cache.segment_store import SegmentStore
+    from meshd.transform.decoded_cache.tables import Segment
+
+_log = logging.getLogger(__name__)
+MEASURED_ROWS: Final = 24
+"""Rows of a plan that are measured before its prefixes are chosen."""
+KEEP_FREE: Final = 32 << 30
+"""Bytes of the file system that the cache leaves free, or KEEP_FREE_SHARE of a smaller one."""
+KEEP_FREE_SHARE: Final = 0.1
+_MAX_PLANS: Final = 256
+_MAX_TABLES: Final = 64
+_SHRINKS_BY: Final = 4
+_PAUSE: Final = 60.0
+"""Seconds without new entries after one could not be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSet:
+    """The data set that sample numbers of rows refer to: `snapshot` is its hash, `count` its size.
+
+    `limit`: bytes that the caller allows for results of this plan; None if the node decides.
+    """
+
+    snapshot: str
+    count: int
+    limit: int | None = None
+
+
+@dataclass(slots=True)
+class _FieldChoice:
+    """The prefix of one field that is kept; `tables` by variant."""
+
+    steps: int
+    digests: dict[int, str] = field(default_factory=dict)
+    tables: dict[int, Table] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _PlanState:
+    """What is known of a plan's prefixes. `fields`: the choices, None while its rows are measured."""
+
+    samples: SampleSet
+    measured: int = 0
+    candidates: dict[int, dict[tuple[int, int, str], Candidate]] = field(default_factory=dict)
+    fields: list[_FieldChoice | None] | None = None
+
+    @property
+    def tables(self) -> Iterator[Table]:
+        for choice in self.fields or ():
+            if choice is not None:
+                yield from choice.tables.values()
+
+
+@dataclass(slots=True)
+class SliceOrder:
+    """What a transform process is told about one slice: for each field, the steps and tables of its prefix.
+
+    By table: the `segments` to append to, the `shares` of the samples to keep, the bytes `promised`.
+    """
+
+    program: tuple[str, str]
+    writer: object
+    rows: int
+    steps: tuple[int, ...]
+    tables: tuple[tuple[Table, ...], ...]
+    segments: dict[int, Segment]
+    shares: dict[int, float]
+    promised: dict[int, int] = field(default_factory=dict)
+
+    def fields(self, path: Callable[[str], int]) -> tuple[FieldOrder, ...]:
+        """Return the part for the request; `path` returns the index of a path in it."""
+        return tuple(
+            FieldOrder(steps, tuple(self._table_order(table, path) for table in tables))
+            for steps, tables in zip(self.steps, self.tables, strict=True)
+        )
+
+    def _table_order(self, table: Table, path: Callable[[str], int]) -> TableOrder:
+        segment = self.segments.get(table.number)
+        return TableOrder(table.variant, table.number, -1 if segment is None else path(str(segment.path)))
+
+    def places(self, sample: int, path: Callable[[str], int]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Return for each field the entries of a sample, and which results may be stored."""
+        return tuple(
+            tuple(filter(None, (self._place(table, sample, path) for table in tables)))
+            for tables in self.tables
+        )
+
+    def _place(self, table: Table, sample: int, path: Callable[[str], int]) -> tuple[int, ...]:
+        found = table.find(sample)
+        if found is not None:
+            segment, offset, length = found
+            return (table.variant, path(str(segment.path)), offset, length)
+        appended = self.segments.get(table.number)
+        if sample < 0 or appended is None or not policy.is_admitted(sample, self.shares[table.number]):
+            return ()
+        if appended.used + appended.promised >= appended.size:
+            return ()
+        size = int(table.size.value) + 1
+        appended.promised += size
+        self.promised[table.number] = self.promised.get(table.number, 0) + size
+        return (table.variant,)
+
+
+class DecodedCache:
+    """Decides for each slice; see the module. `clock` returns seconds."""
+
+    def __init__(self, segments: SegmentStore, directory: Path, clock: Callable[[], float]) -> None:
+        self._segments, self._directory, self._clock = segments, directory, clock
+        self._plans: OrderedDict[tuple[str, str], _PlanState] = OrderedDict()
+        self._tables: dict[tuple[str, int, str], Table] = {}
+        self._by_number: dict[int, Table] = {}
+        self._next_table = secrets.randbits(62)
+        self._most = segments.limit
+        self._paused_until = 0.0
+
+    def __repr__(self) -> str:
+        return f"<DecodedCache {self._segments!r}, {len(self._tables)} tables>"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its entries."""
+        return self._segments.used
+
+    def order(
+        self, program: str, samples: SampleSet | None, rows: int, fields: int, writer: object
+    ) -> SliceOrder | None:
+        """Return what to do for a slice that `writer` renders; None: as if there were no cache."""
+        if samples is None or samples.limit == 0 or self._most < self._segments.segment_bytes:
+            return None
+        key = program, samples.snapshot
+        state = self._plans.get(key)
+        if state is None:
+            state = self._plans[key] = _PlanState(samples)
+            if len(self._plans) > _MAX_PLANS:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(key)
+        state.samples = samples
+        if state.fields is None:
+            return SliceOrder(key, writer, rows, (MEASURE,) * fields, ((),) * fields, {}, {})
+        if not any(state.fields):
+            return None
+        return self._order(key, state, rows, writer)
+
+    def _order(self, key: tuple[str, str], state: _PlanState, rows: int, writer: object) -> SliceOrder:
+        now, segments, shares = self._clock(), dict[int, "Segment"](), dict[int, float]()
+        for table in state.tables:
+            table.last_used = now
+            segment = self._segment(table, state, writer, now)
+            if segment is not None:
+                segments[table.number] = segment
+                shares[table.number] = self._share(table, state, now)
+        steps = tuple(PLAIN if choice is None else choice.steps for choice in state.fields or ())
+        tables = tuple(
+            () if choice is None else tuple(choice.tables.values()) for choice in state.fields or ()
+        )
+        return SliceOrder(key, writer, rows, steps, tables, segments, shares)
+
+    def _segment(self, table: Table, state: _PlanState, writer: object, now: float) -> Segment | None:
+        """Return the segment that `writer` appends results of the table to, if any are to be stored."""
+        found = self._segments.open_segment(writer, table)
+        if found is not None:
+            return found
+        if now < max(table.paused_until, self._paused_until) or table.saved <= 0:
+            return None
+        size, most = self._segments.segment_bytes, state.samples.limit
+        if table.limit is not None and table.bytes + size > table.limit:
+            return None
+        if most is not None and sum(each.bytes for each in state.tables) + size > most:
+            return None
+        if table.entries >= table.samples or not self._make_room(table, now):
+            return None
+        try:
+            return self._segments.create(writer, table)
+        except OSError as error:
+            self._pause(str(error))
+            return None
+
+    def _share(self, table: Table, state: _PlanState, now: float) -> float:
+        """Return the share of the samples whose results there is room for."""
+        least = table.value(now) / policy.BETTER
+        others = sum(
+            other.bytes for other in self._tables.values() if other is not table and other.value(now) > least
+        )
+        room = self._most - others
+        for bound in (table.limit, state.samples.limit):
+            room = room if bound is None else min(room, bound)
+        whole = table.samples * max(1.0, table.size.value)
+        return max(0.0, min(1.0, room / whole))
+
+    def _make_room(self, table: Table, now: float) -> bool:
+        """Drop segments of less value until the table can have another. Returns whether it can."""
+        wanted = self._segments.segment_bytes
+        while self._segments.bytes + wanted > self._most:
+            worth = table.value(now)
+            least = min(
+                (each for each in self._by_number.values() if each is not table and each.segments),
+                key=lambda each: each.value(now),
+                default=None,
+            )
+            if least is None or worth < policy.BETTER * least.value(now):
+                return False
+            self._drop(next(iter(least.segments.values())))
+        return True
+
+    def _drop(self, segment: Segment) -> None:
+        metrics.decoded_cache_evicted.inc(self._segments.drop(segment))
+        metrics.decoded_cache_bytes.set(self._segments.used)
+
+    def on_reply(self, order: SliceOrder, report: PrefixReport) -> None:
+        """Take over what a transform process measured, stored and found damaged."""
+        for table, sample in report.damaged:
+            if table in self._by_number:
+                self._by_number[table].forget(sample)
+        metrics.decoded_cache_reads.labels("damaged").inc(len(report.damaged))
+        for entry in report.stored:
+            segment = order.segments.get(entry.table)
+            if segment is not None and segment.number in segment.table.segments:
+                segment.table.add(segment, entry)
+                self._segments.grow(segment, entry.offset + entry.length)
+                metrics.decoded_cache_stored.inc(entry.length)
+        self._end_promises(order)
+        if report.full:
+            for segment in order.segments.values():
+                self._segments.seal(segment)
+            self._pause("an entry could not be written")
+        now = self._clock()
+        for use in report.uses:
+            used = self._by_number.get(use.table)
+            if used is None:
+                continue
+            metrics.decoded_cache_reads.labels("hit").inc(use.hits)
+            metrics.decoded_cache_reads.labels("miss").inc(use.made)
+            metrics.decoded_cache_saved.inc(max(0.0, use.hits * used.cost.value - use.hit_seconds))
+            used.record_use(use, now)
+            if used.is_slow(now):
+                self._shrink(used, now)
+        self._learn(order, report.costs)
+        metrics.decoded_cache_bytes.set(self._segments.used)
+
+    def on_writer_lost(self, writer: object, orders: Sequence[SliceOrder]) -> None:
+        """Note that a transform process died, with slices that it had not answered."""
+        for order in orders:
+            self._end_promises(order)
+        self._segments.seal_all(writer)
+
+    def _end_promises(self, order: SliceOrder) -> None:
+        for number, size in order.promised.items():
+            self._segments.end_promise(order.segments[number], size)
+        order.promised.clear()
+
+    def _learn(self, order: SliceOrder, costs: Sequence[PrefixCost]) -> None:
+        state = self._plans.get(order.program)
+        if state is None:
+            return
+        for cost in costs:
+            known = state.candidates.setdefault(cost.field, {})
+            one = known.setdefault(
+                (cost.steps, cost.variant, cost.digest), Candidate(cost.steps, cost.variant, cost.digest)
+            )
+            one.calls += cost.calls
+            one.seconds += cost.seconds
+            one.size += cost.size
+        if state.fields is None:
+            state.measured += order.rows
+            if state.measured >= MEASURED_ROWS:
+                state.fields = [self._choose(state, number) for number in range(len(order.steps))]
+        elif costs:
+            for number, choice in enumerate(state.fields):
+                if choice is not None and choice.steps == WINDOWED:
+                    self._add_tables(state, number, choice)
+
+    def _choose(self, state: _PlanState, number: int) -> _FieldChoice | None:
+        found = state.candidates.get(number, {}).values()
+        steps = policy.choose_prefix(found, state.samples.count, self._most)
+        if steps is None:
+            return None
+        made = _FieldChoice(steps)
+        self._add_tables(state, number, made)
+        return made
+
+    def _add_tables(self, state: _PlanState, number: int, choice: _FieldChoice) -> None:
+        for one in state.candidates.get(number, {}).values():
+            if one.steps == choice.steps and one.variant not in choice.tables and one.calls:
+                choice.tables[one.variant] = self._table(state.samples, number, one)
+
+    def _table(self, samples: SampleSet, number: int, one: Candidate) -> Table:
+        key = samples.snapshot, number, one.digest
+        found = self._tables.get(key)
+        if found is None:
+            if len(self._tables) >= _MAX_TABLES:
+                self._drop_table()
+            self._next_table += 1
+            found = Table(self._next_table, samples.count, one.variant, self._clock())
+            found.cost.add(one.seconds, one.calls)
+            found.size.add(one.size, one.calls)
+            self._tables[key] = self._by_number[found.number] = found
+        return found
+
+    def _drop_table(self) -> None:
+        """Drop the table of the least value, with the plans that use it."""
+        now = self._clock()
+        key, table = min(self._tables.items(), key=lambda item: item[1].value(now))
+        for segment in list(table.segments.values()):
+            self._drop(segment)
+        del self._tables[key], self._by_number[table.number]
+        for name in [name for name, state in self._plans.items() if table in set(state.tables)]:
+            del self._plans[name]
+
+    def _shrink(self, table: Table, now: float) -> None:
+        """Drop a part of a table that is read too slowly: what is left may fit in memory."""
+        for segment in list(table.segments.values())[: -(-len(table.segments) // _SHRINKS_BY)]:
+            self._drop(segment)
+        table.set_limit(table.bytes, now)
+        _log.info("decoded samples are read slowly; fewer are kept", extra={"bytes": table.bytes})
+
+    def _pause(self, why: str) -> None:
+        self._paused_until = self._clock() + _PAUSE
+        _log.info("no decoded samples are stored for a while", extra={"why": why})
+
+    def fit(self, total: int, free: int) -> None:
+        """Adapt to the file system, of `total` bytes with `free` ones, so that enough of it stays free."""
+        spare = free - min(KEEP_FREE, int(KEEP_FREE_SHARE * total))
+        self._most = max(0, min(self._segments.limit, self._segments.bytes + spare))
+        now = self._clock()
+        while self._segments.bytes > self._most:
+            filled = [table for table in self._by_number.values() if table.segments]
+            if not filled:
+                return
+            self._drop(next(iter(min(filled, key=lambda table: table.value(now)).segments.values())))
+
+    def measure_disk(self) -> tuple[int, int]:
+        """Return (total, free) bytes of the file system (blocking). Raises OSError."""
+        found = os.statvfs(self._directory)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

@@ -1,0 +1,106 @@
+"""Policy of the decoded cache: which prefix to keep, how much of it, and what is dropped first.
+
+Law: pure functions of what was measured. The value of a table is the processor time that a byte of it saves
+at each read; a table that is not read loses half of its value every HALF_LIFE seconds. A share of the samples
+is kept, chosen by a hash of the sample number: it stays the same from epoch to epoch, so a cache that holds a
+share p of the data saves a share p of the work, in every batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+READ_SECONDS: Final = 40e-6
+"""Assumed time of reading an entry, besides its bytes, until reads were measured."""
+READ_RATE: Final = 3e9
+"""Assumed bytes a second of reading and verifying entries in memory, until reads were measured."""
+LEAST_GAIN: Final = 0.25
+"""A prefix is kept if this share of its time is saved, at least."""
+LEAST_SECONDS: Final = 60e-6
+"""A prefix that costs less is not kept."""
+HALF_LIFE: Final = 600.0
+BETTER: Final = 2.0
+"""A table gives way to one of at least so many times its value."""
+_WEIGHT: Final = 1 / 64
+_MASK: Final = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class Mean:
+    """A moving mean; the first values count fully."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, total: float, count: int) -> None:
+        """Add `count` values that make up `total`."""
+        if count:
+            self.count += count
+            weight = min(1.0, max(count / self.count, count * _WEIGHT))
+            self.value += (total / count - self.value) * weight
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A possible prefix of a field, as measured: totals of `calls` samples."""
+
+    steps: int
+    variant: int
+    digest: str
+    calls: int = 0
+    seconds: float = 0.0
+    size: int = 0
+
+    @property
+    def cost(self) -> float:
+        """Seconds of computing the prefix of one sample."""
+        return self.seconds / self.calls if self.calls else 0.0
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of one result."""
+        return self.size / self.calls if self.calls else 0.0
+
+
+def expected_read(size: float) -> float:
+    """Return the seconds that reading an entry of `size` bytes takes if it is in memory."""
+    return READ_SECONDS + size / READ_RATE
+
+
+def gain(cost: float, size: float) -> float:
+    """Return the seconds that keeping one result saves at each read; 0 if it does not pay."""
+    saved = cost - expected_read(size)
+    return saved if size and cost >= LEAST_SECONDS and saved >= LEAST_GAIN * cost else 0.0
+
+
+def choose_prefix(candidates: Iterable[Candidate], samples: int, room: int) -> int | None:
+    """Return the number of steps whose results are worth keeping, or None if none are.
+
+    The choice saves most in an epoch of so many `samples`, with `room` bytes for results.
+    """
+    by_steps: dict[int, float] = {}
+    for one in candidates:
+        if one.calls:
+            fits = min(1.0, room / (samples * one.bytes)) if samples and one.bytes else 1.0
+            saved = one.calls * fits * gain(one.cost, one.bytes)
+            by_steps[one.steps] = by_steps.get(one.steps, 0.0) + saved
+    best = max(by_steps, key=lambda steps: by_steps[steps], default=None)
+    return best if best is not None and by_steps[best] > 0 else None
+
+
+def value(saved: float, size: float, idle: float) -> float:
+    """Return the value of a table: `saved` seconds at a read of `size` bytes, `idle` seconds after its last
+    use.
+    """
+    return saved / size * 0.5 ** (idle / HALF_LIFE) if size else 0.0
+
+
+def is_admitted(sample: int, share: float) -> bool:
+    """Return whether a sample belongs to the share of the samples that is kept, by its number alone."""
+    mixed = (sample + 1) * 0x9E3779B97F4A7C15 & _MASK
+    mixed = (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & _MASK
+    return (mixed ^ mixed >> 32) < share * (_MASK + 1)

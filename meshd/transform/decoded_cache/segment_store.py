@@ -1,0 +1,128 @@
+"""Segments of the decoded cache: the files, their bytes, and who appends to them.
+
+Law: a segment has one table and one writer. A dropped segment is truncated before it is unlinked, so that its
+bytes are free although processes still have it open; their reads then fail, which is a miss.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from meshd.transform.decoded_cache.tables import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from meshd.transform.decoded_cache.tables import Table
+
+MIN_SEGMENT_BYTES: Final = 1 << 20
+MAX_SEGMENT_BYTES: Final = 256 << 20
+_SEGMENTS: Final = 64
+"""Segments that a full cache has, at least."""
+
+
+def remove_file(path: Path) -> None:
+    """Free a segment's bytes and remove it (blocking)."""
+    with suppress(OSError):
+        os.truncate(path, 0)
+        path.unlink()
+
+
+class SegmentStore:
+    """The segments of all tables in `directory`, which belongs to this node's cache alone.
+
+    `limit`: bytes that all segments may take; `remove`: removes a file.
+    """
+
+    def __init__(self, directory: Path, limit: int, remove: Callable[[Path], None] = remove_file) -> None:
+        self._directory, self._remove = directory, remove
+        self.limit = limit
+        self.segment_bytes = max(MIN_SEGMENT_BYTES, min(MAX_SEGMENT_BYTES, limit // _SEGMENTS))
+        self._open: dict[tuple[object, int], Segment] = {}
+        self._numbers = itertools.count()
+        self.bytes = 0
+        """Bytes of all segments; an open one counts in full."""
+        self.used = 0
+        """Bytes of their entries."""
+
+    def __repr__(self) -> str:
+        return f"<SegmentStore {self.bytes} of {self.limit} bytes>"
+
+    def clear(self) -> None:
+        """Remove what an earlier process left and create the directory. Raises OSError."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+
+    def open_segment(self, writer: object, table: Table) -> Segment | None:
+        """Return the segment of a table that `writer` appends to, if it has one that is not full."""
+        found = self._open.get((writer, table.number))
+        if found is not None and found.used + found.promised >= self.segment_bytes:
+            self.seal(found)
+            return None
+        return found
+
+    def create(self, writer: object, table: Table) -> Segment:
+        """Begin a segment. Raises OSError."""
+        number = next(self._numbers)
+        path = self._directory / f"{number:08x}.seg"
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        made = Segment(number, path, table, self.segment_bytes, owner=writer)
+        self._open[writer, table.number] = table.segments[number] = made
+        self.bytes += made.size
+        return made
+
+    def grow(self, segment: Segment, end: int) -> None:
+        """Count the bytes of a segment, whose entries reach to `end`."""
+        self.used += max(0, end - segment.used)
+        segment.used = max(segment.used, end)
+        self._resize(segment)
+
+    def end_promise(self, segment: Segment, size: int) -> None:
+        """Note that entries of `size` bytes will not be appended any more, or have been."""
+        segment.promised = max(0, segment.promised - size)
+        if segment.owner is None and not segment.used and not segment.promised:
+            self.drop(segment)
+        self._resize(segment)
+
+    def _resize(self, segment: Segment) -> None:
+        if segment.number not in segment.table.segments:
+            return
+        size = segment.used + segment.promised
+        if segment.owner is not None:
+            size = max(size, self.segment_bytes)
+        self.bytes += size - segment.size
+        segment.size = size
+
+    def seal(self, segment: Segment) -> None:
+        """End appending to a segment, except for what was promised."""
+        if segment.owner is None:
+            return
+        del self._open[segment.owner, segment.table.number]
+        segment.owner = None
+        if segment.used or segment.promised:
+            self._resize(segment)
+        else:
+            self.drop(segment)
+
+    def seal_all(self, writer: object) -> None:
+        """End the segments of a process that died."""
+        for owner, number in [key for key in self._open if key[0] is writer]:
+            self.seal(self._open[owner, number])
+
+    def drop(self, segment: Segment) -> int:
+        """Remove a segment with its entries. Returns its bytes."""
+        if segment.number not in segment.table.segments:
+            return 0
+        if segment.owner is not None:
+            del self._open[segment.owner, segment.table.number]
+            segment.owner = None
+        segment.table.forget_segment(segment)
+        self.bytes -= segment.size
+        self.used -= segment.used
+        self._remove(segment.path)
+        return segment.size

@@ -1,0 +1,147 @@
+"""Tables of the decoded cache: for one kind of result, where the entry of each sample lies.
+
+A table belongs to (snapshot, field, ops of the prefix, variant), whichever plans use it. Its index takes 12
+bytes a sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from meshd.transform.decoded_cache import policy
+from meshd.transform.decoded_cache.policy import Mean
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshd.transform.decoded_cache.messages import StoredEntry, TableUse
+
+JUDGED_READS: Final = 256
+"""Reads after which a table is judged."""
+SLOW: Final = 0.8
+"""A table shrinks if reading takes longer than this share of computing."""
+PAUSE_SECONDS: Final = 30.0
+"""Time without new entries after writing them took longer than it saves."""
+LIMIT_SECONDS: Final = 3600.0
+"""Time after which a table that shrank may grow again."""
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A file of entries of one table. `size`: bytes that it takes, or may take while it is open."""
+
+    number: int
+    path: Path
+    table: Table
+    size: int
+    used: int = 0
+    promised: int = 0
+    """Bytes of the entries that its owner was asked to append."""
+    owner: object | None = None
+    """The transform process that appends to it."""
+
+
+@dataclass(slots=True)
+class _Judgement:
+    """What was measured since the last one."""
+
+    reads: int = 0
+    seconds: float = 0.0
+
+
+class Table:
+    """The entries of one kind of result; see the module."""
+
+    def __init__(self, number: int, samples: int, variant: int, now: float) -> None:
+        self.number, self.samples, self.variant = number, samples, variant
+        self.segments: dict[int, Segment] = {}
+        self.last_used = now
+        self.cost, self.size, self.reading, self.writing = Mean(), Mean(), Mean(), Mean()
+        self.limit: int | None = None
+        """Bytes that it may take since it was found to be slow."""
+        self.paused_until = self.limited_until = 0.0
+        self._judgement = _Judgement()
+        self._segment = np.full(samples, -1, np.int32)
+        self._offset = np.zeros(samples, np.uint32)
+        self._length = np.zeros(samples, np.uint32)
+        self.entries = 0
+
+    def __repr__(self) -> str:
+        return f"<Table {self.number:x}: {self.entries} of {self.samples} samples, {self.bytes} bytes>"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its segments."""
+        return sum(segment.size for segment in self.segments.values())
+
+    @property
+    def saved(self) -> float:
+        """Seconds that a read saves."""
+        if self.reading.count:
+            return max(0.0, self.cost.value - self.reading.value)
+        return policy.gain(self.cost.value, self.size.value)
+
+    def value(self, now: float) -> float:
+        """Return seconds saved a byte and read, less for a table that is not read."""
+        return policy.value(self.saved, self.size.value, now - self.last_used)
+
+    def find(self, sample: int) -> tuple[Segment, int, int] | None:
+        """Return (segment, offset, length) of a sample's entry."""
+        if not 0 <= sample < self.samples:
+            return None
+        segment = self.segments.get(int(self._segment[sample]))
+        if segment is None:
+            return None
+        return segment, int(self._offset[sample]), int(self._length[sample])
+
+    def add(self, segment: Segment, entry: StoredEntry) -> bool:
+        """Add an entry. Returns False if the sample has one, which stays."""
+        if not 0 <= entry.sample < self.samples or self.find(entry.sample) is not None:
+            return False
+        self._segment[entry.sample] = segment.number
+        self._offset[entry.sample], self._length[entry.sample] = entry.offset, entry.length
+        self.entries += 1
+        return True
+
+    def forget(self, sample: int) -> None:
+        """Forget the entry of a sample, which could not be used."""
+        if self.find(sample) is not None:
+            self._segment[sample] = -1
+            self.entries -= 1
+
+    def forget_segment(self, segment: Segment) -> None:
+        """Forget a segment and its entries."""
+        del self.segments[segment.number]
+        inside = self._segment == segment.number
+        self.entries -= int(np.count_nonzero(inside))
+        self._segment[inside] = -1
+
+    def record_use(self, use: TableUse, now: float) -> None:
+        """Record what a slice did with the table."""
+        self.last_used = now
+        self.cost.add(use.made_seconds, use.made)
+        self.size.add(use.made_bytes, use.made)
+        self.reading.add(use.hit_seconds, use.hits)
+        self.writing.add(use.store_seconds, use.stores)
+        self._judgement.reads += use.hits
+        self._judgement.seconds += use.hit_seconds
+        if use.stores and self.writing.value > self.cost.value > 0:
+            self.paused_until = now + PAUSE_SECONDS
+            self.writing = Mean()
+
+    def is_slow(self, now: float) -> bool:
+        """Return whether reads since the last judgement took nearly as long as computing would have."""
+        if self.limit is not None and now > self.limited_until:
+            self.limit = None
+        if self._judgement.reads < JUDGED_READS:
+            return False
+        mean = self._judgement.seconds / self._judgement.reads
+        self._judgement = _Judgement()
+        return mean > SLOW * self.cost.value
+
+    def set_limit(self, limit: int, now: float) -> None:
+        """Bound the table's bytes for LIMIT_SECONDS."""
+        self.limit, self.limited_until = limit, now + LIMIT_SECONDS
