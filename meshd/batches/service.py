@@ -245,11 +245,13 @@ class BatchService:
             self._compiled.clear()
         self._compiled.add(digest)
 
-    async def get_frame(self, caller: Caller, address: Address, *, share: str = "") -> Frame:
+    async def get_frame(
+        self, caller: Caller, address: Address, *, share: str = "", kept_bytes: int | None = None
+    ) -> Frame:
         """Return a frame of tensors; the caller closes the handle. Raises BatchError.
 
-        With `share`, take the frame from the peer that its address is assigned to, so that it is built once
-        whichever node receives the request.
+        `kept_bytes`: see `FrameSource`. With `share`, take the frame from the peer that its address is
+        assigned to, so that it is built once whichever node receives the request.
         """
         await self.plan(caller, address.plan)
         if isinstance(address, FrameAddress) and self._objects.near_cache is not None:
@@ -258,15 +260,17 @@ class BatchService:
             met = await self._objects.frames.assigned_peer_frame(address)
             if met is not None:
                 return met
-        return await self._frames.get_frame(address)
+        return await self._frames.get_frame(address, kept_bytes)
 
-    async def get_part(self, caller: Caller, address: FrameAddress, version: int) -> Frame:
+    async def get_part(
+        self, caller: Caller, address: FrameAddress, version: int, kept_bytes: int | None = None
+    ) -> Frame:
         """Return the rows of a frame whose bytes this node holds under this version of the cluster map.
 
         Raises BatchError; NotOwner if this node uses another version.
         """
         await self.plan(caller, address.plan)
-        return await self._frames.get_frame(PartAddress(address, version))
+        return await self._frames.get_frame(PartAddress(address, version), kept_bytes)
 
     async def _cached_or_peer_frame(self, address: FrameAddress) -> Frame:
         """Return the frame from the near cache, else from the peer assigned to its address; cache it."""

@@ -113,7 +113,8 @@ class Frame:
 class FrameSource(Protocol):
     """Returns frames: the assembler itself, or its client in another process."""
 
-    async def get_frame(self, address: AnyFrameAddress) -> Frame:
+    async def get_frame(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> Frame:
         """Returns a frame, or the bytes of a derived object. Raises BatchError. A cancelled call stops the
-        work unless another caller waits for it."""
+        work unless another caller waits for it. `kept_bytes`: how much may be kept of the plan's decoded
+        samples, if the caller bounds it; this never changes the frame."""
         ...

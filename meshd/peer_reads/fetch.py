@@ -366,13 +366,13 @@ class RendezvousFrameSource:
     def __repr__(self) -> str:
         return f"<MeetingFrames before {self._frames!r}>"
 
-    async def get_frame(self, address: AnyFrameAddress) -> Frame:
+    async def get_frame(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> Frame:
         """Return the frame; see `FrameSource`."""
         if isinstance(address, FrameAddress | BlockAddress):
             met = await self._remote.assigned_peer_frame(address)
             if met is not None:
                 return met
-        return await self._frames.get_frame(address)
+        return await self._frames.get_frame(address, kept_bytes)
 
 
 class PeerFrames:

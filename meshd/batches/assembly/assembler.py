@@ -117,8 +117,8 @@ class Assembler:
     def __repr__(self) -> str:
         return f"<Assembler {self._rows_room.held} rows being built, {self._cache!r}>"
 
-    async def get_frame(self, address: AnyFrameAddress) -> Frame:
-        """Return the frame at an address; the caller closes the handle.
+    async def get_frame(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> Frame:
+        """Return the frame at an address; the caller closes the handle. `kept_bytes`: see `FrameSource`.
 
         Raises BatchError: InvalidPlan, NoSuchPlan, NoSuchSnapshot, SnapshotChanged, BadSample, OpFailed,
         Busy.
@@ -128,7 +128,7 @@ class Assembler:
             await self._judge(address, cached)
             await self._count("hit", address, cached.rows)
             return cached.hand_out("hit")
-        built, joined = await self._flights.run(address, lambda: self._build(address))
+        built, joined = await self._flights.run(address, lambda: self._build(address, kept_bytes))
         await self._judge(address, built)
         await self._count("joined" if joined else "miss", address, built.rows)
         return built.hand_out("joined" if joined else "miss")
@@ -170,14 +170,14 @@ class Assembler:
         """Drop the finished frames."""
         self._cache.clear()
 
-    async def _build(self, address: AnyFrameAddress) -> MemoryFrame:
+    async def _build(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> MemoryFrame:
         if isinstance(address, DerivedAddress):
             return await self._derive(address)
         if isinstance(address, BlockAddress):
             return await self._block(address)
         if isinstance(address, PartAddress):
-            return await self._part(address)
-        return await self._assemble(address)
+            return await self._part(address, kept_bytes)
+        return await self._assemble(address, kept_bytes)
 
     async def _derive(self, address: DerivedAddress) -> MemoryFrame:
         await self.catalog.ensure_local_copies(map(asset_key, address.assets))
@@ -198,7 +198,7 @@ class Assembler:
         self._cache.put(address, frame)  # until the caller has written it to the store
         return frame
 
-    async def _part(self, address: PartAddress) -> MemoryFrame:
+    async def _part(self, address: PartAddress, kept_bytes: int | None) -> MemoryFrame:
         whole = address.whole
         plan = await self.catalog.plan(whole.plan)
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
@@ -210,19 +210,20 @@ class Assembler:
             places = await own_rows(self._context.remote, snapshot, rows, address.version)
         with self._admission(len(places), len(places) * _row_bytes(plan)):
             metadata = part_metadata(metadata_of(whole), address.version, len(rows))
+            part = rows.part_rows(places)
             builder = FrameBuilder(
-                self._context, plan, snapshot, whole.epoch, rows.part_rows(places), metadata
+                self._context, plan, snapshot, whole.epoch, part, metadata, kept_bytes=kept_bytes
             )
             frame = await builder.build_part()
         self._cache.put(address, frame)
         return frame
 
-    async def _assemble(self, address: Address) -> MemoryFrame:
+    async def _assemble(self, address: Address, kept_bytes: int | None) -> MemoryFrame:
         plan = await self.catalog.plan(address.plan)
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         if plan.within:
-            return await self._pack(address, plan)
+            return await self._pack(address, plan, kept_bytes)
         if isinstance(address, FrameAddress):
             await self._read_batch_ahead(plan, snapshot, address)
         count = count_rows(address, plan)
@@ -230,7 +231,7 @@ class Assembler:
             rows = self._row_lookup.rows_at(address, plan, snapshot)
             whole = real_rows(address, plan, 0, 1) if isinstance(address, FrameAddress) else None
             builder = FrameBuilder(
-                self._context, plan, snapshot, address.epoch, rows, metadata_of(address), whole
+                self._context, plan, snapshot, address.epoch, rows, metadata_of(address), whole, kept_bytes
             )
             frame = await builder.build()
         if isinstance(address, FrameAddress):
@@ -244,11 +245,11 @@ class Assembler:
         if self._read_ahead is not None:
             await self._read_ahead.wait_until_read(address)
 
-    async def _pack(self, address: Address, plan: Plan) -> MemoryFrame:
+    async def _pack(self, address: Address, plan: Plan, kept_bytes: int | None) -> MemoryFrame:
         count, table = count_rows(address, plan), await self._packs.get_table(plan)
         rows = self._row_lookup.rows_at(address, plan, table)
         samples = table.samples_of(rows.samples)
-        within = await self._assemble(RowsAddress(plan.within, 0, tuple(samples.tolist())))
+        within = await self._assemble(RowsAddress(plan.within, 0, tuple(samples.tolist())), kept_bytes)
         with self._admission(0, count * _row_bytes(plan)):
             packing = PackedFrame(plan, table, rows, samples)
             made = await asyncio.to_thread(
@@ -329,10 +330,11 @@ def planned_size(plan: Plan, snapshot: Snapshot, address: FrameAddress) -> int |
 
 
 class FrameRequest(msgspec.Struct, frozen=True):
-    """`account`: the account that the work is charged to."""
+    """`account`: the account that the work is charged to; `kept_bytes`: see `FrameSource`."""
 
     address: AnyFrameAddress
     account: str = ""
+    kept_bytes: int | None = None
 
 
 class FrameReply(msgspec.Struct, frozen=True):
@@ -364,9 +366,9 @@ class AssemblerClient:
     def __repr__(self) -> str:
         return f"<AssemblerClient of {self._client!r}>"
 
-    async def get_frame(self, address: AnyFrameAddress) -> Frame:
+    async def get_frame(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> Frame:
         """As `Assembler.get_frame`. Also raises Busy while the coordinator is not running."""
-        answer = await self._client.open(GET_FRAME, FrameRequest(address, current_tenant()))
+        answer = await self._client.open(GET_FRAME, FrameRequest(address, current_tenant(), kept_bytes))
         made = answer.message
         took = FrameTiming(made.fetch, made.prepare)
         return Frame(answer.fds[0], made.size, made.rows, made.result, done=answer.release, took=took)
@@ -381,7 +383,7 @@ async def serve_assembler(assembler: FrameSource, listener: socket.socket) -> No
 
     async def get_frame(request: FrameRequest, call: ServerCall) -> FrameReply:
         with tenant_scope(request.account):
-            frame = await assembler.get_frame(request.address)
+            frame = await assembler.get_frame(request.address, request.kept_bytes)
         call.attach(frame.fd, on_release=frame.close)
         return FrameReply(frame.size, frame.rows, frame.result, frame.took.fetch, frame.took.prepare)
 

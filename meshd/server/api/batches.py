@@ -35,7 +35,9 @@ from meshwire.frame import tensor_frame
 from meshwire.http_values import mesh_headers
 from meshwire.http_values.mesh_headers import (
     LOADER_REPORT_HEADER,
+    SAMPLE_CACHE_HEADER,
     parse_report,
+    parse_sample_cache,
 )
 from meshwire.strict_json import PlanError, checked_choice, suggestion
 
@@ -186,16 +188,20 @@ class BatchEndpoint:
                 )
         return await send_frame(
             request,
-            await self._tensors(caller_of(request, identity), address, query),
+            await self._tensors(caller_of(request, identity), address, query, _kept_bytes(request)),
             self._now(),
             self.location_headers(),
             self._local_frames,
         )
 
-    async def _tensors(self, caller: Caller, address: FrameAddress, query: Mapping[str, str]) -> Frame:
+    async def _tensors(
+        self, caller: Caller, address: FrameAddress, query: Mapping[str, str], kept_bytes: int | None
+    ) -> Frame:
         if "part" in query:
-            return await self._batches.get_part(caller, address, _number(query["part"], "part"))
-        return await self._batches.get_frame(caller, address, share=query.get("share", ""))
+            version = _number(query["part"], "part")
+            return await self._batches.get_part(caller, address, version, kept_bytes)
+        share = query.get("share", "")
+        return await self._batches.get_frame(caller, address, share=share, kept_bytes=kept_bytes)
 
     async def post_rows(self, request: MeshRequest, identity: Identity) -> Reply:
         digest, what = _path(request, "/-/plans/", 2)
@@ -260,6 +266,11 @@ class BatchEndpoint:
             more.append(("Retry-After", str(error.retry_after)))
         body = json.dumps({"error": document}).encode()
         return self._reply(STATUS[error.code], "application/json", body, *more)
+
+
+def _kept_bytes(request: MeshRequest) -> int | None:
+    """Return how much may be kept of the plan's decoded samples; None if the node decides."""
+    return parse_sample_cache(request.headers.get(SAMPLE_CACHE_HEADER))
 
 
 def _note_report(request: MeshRequest) -> None:

@@ -148,6 +148,11 @@ class DecodedCache:
         """Bytes of its entries."""
         return self._segments.used
 
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Its tables."""
+        return tuple(self._by_number.values())
+
     def order(
         self, program: str, samples: SampleSet | None, rows: int, fields: int, writer: object
     ) -> SliceOrder | None:

@@ -191,6 +191,22 @@ def checked_share(name: str | None) -> str | None:
     return name
 
 
+def checked_cache(cache: str | int) -> int | None:
+    """Return the bytes that each node may keep of decoded samples; None if it decides, 0 for none.
+
+    Raises ConfigurationError.
+    """
+    if isinstance(cache, str):
+        found = {"off": 0}.get(cache)
+    else:
+        found = None if isinstance(cache, bool) else _integer(cache)
+    if cache != "auto" and (found is None or not 0 <= found < 10**18):
+        raise ConfigurationError(
+            f"cache={cache!r}: use 'auto', 'off', or the number of bytes that a node may keep for this plan"
+        )
+    return found
+
+
 def oversized_batch_hint(batch: int, positions: int, tail: str) -> str:
     """Return the warning for a batch that is larger than an epoch; "" for others."""
     if batch <= positions or tail != "pad":

@@ -24,9 +24,11 @@ from meshwire.frame.tensor_frame import FrameError
 from meshwire.http_values.mesh_headers import (
     LOADER_NAME,
     LOADER_REPORT_HEADER,
+    SAMPLE_CACHE_HEADER,
     FrameTiming,
     LoaderReport,
     ServerTiming,
+    sample_cache_value,
 )
 from meshwire.plan.loader_state import batch_rows, rank_rows
 
@@ -244,7 +246,11 @@ class LoaderReporter:
 
 @dataclass(frozen=True, slots=True)
 class FrameRequests:
-    """Makes the requests for one rank's frames. `parted`: frames may be split by node."""
+    """Makes the requests for one rank's frames.
+
+    `parted`: frames may be split by node; `cache`: bytes of decoded samples that a node may keep, None if it
+    decides.
+    """
 
     plan: PlanInfo
     batch: int
@@ -254,13 +260,17 @@ class FrameRequests:
     share: str | None
     parted: bool
     reporter: LoaderReporter | None = None
+    cache: int | None = None
 
     def bare_request(self, epoch: int, step: int, origin: int) -> Request:
         """Return the request for a frame, without a report."""
         share = self.share
-        return FrameAddress(
+        request = FrameAddress(
             self.plan.hash, epoch, step, self.rank, self.world, self.batch, origin, share
         ).request()
+        if self.cache is None:
+            return request
+        return replace(request, headers={SAMPLE_CACHE_HEADER: sample_cache_value(self.cache)})
 
     def frame_request(self, epoch: int, step: int, origin: int) -> Request:
         """Return the request for a frame, with the job's report if that is due."""

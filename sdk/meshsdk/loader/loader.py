@@ -92,6 +92,8 @@ class Loader:
             on the device.
         rows_from: "owners": in a mesh each node sends the rows whose bytes it stores, if rows have a fixed
             size and the batch is neither shared nor packed; "one": one node sends all rows of a batch.
+        cache: what a node keeps of results of ops before the first random one, for later epochs: "auto" (what
+            pays), "off", or the bytes that it may use for this plan. Batches are the same.
 
     Raises:
         ConfigurationError: an argument is invalid, or an epoch has no step.
@@ -129,6 +131,7 @@ class Loader:
         report: str | None = None,
         normalize: Normalize | None = None,
         rows_from: Literal["owners", "one"] = "owners",
+        cache: Literal["auto", "off"] | int = "auto",
     ) -> None:
         given = dict(locals())
         del given["self"], given["dataset"]

@@ -22,6 +22,7 @@ from meshsdk.datasets.batch import read_frame
 from meshsdk.loader.arguments import (
     arena_bytes,
     checked_batch,
+    checked_cache,
     checked_connections,
     checked_normalize,
     checked_seed,
@@ -288,6 +289,7 @@ class LoaderArguments:
     report: str | None
     normalize: Normalize | None
     rows_from: Literal["owners", "one"]
+    cache: Literal["auto", "off"] | int
 
     def plan_spec(self, dataset: Dataset) -> dict[str, Any]:
         """Return the plan's document. Raises ConfigurationError, which names the invalid value."""
@@ -352,6 +354,7 @@ def make_setup(
         arguments.share,
         may_split_frames(arguments.rows_from) and alike,
         reporter,
+        checked_cache(arguments.cache),
     )
     slot = stage.memory.capacity(expected)
     arena = Arena(arena_bytes(arguments.prefetch_bytes, slot), stage.memory)

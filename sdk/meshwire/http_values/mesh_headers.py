@@ -116,6 +116,23 @@ def parse_report(header: str | None) -> LoaderReport | None:
     return report if report.waited <= report.seconds and known <= report.waited + _ROUNDED else None
 
 
+SAMPLE_CACHE_HEADER: Final = "x-mesh-cache"
+"""In requests for frames: how many bytes of decoded samples a node may keep for the plan; `off` for none."""
+_CACHE_LIMIT = re.compile(r"[0-9]{1,18}")
+
+
+def sample_cache_value(limit: int) -> str:
+    """Return the value of the header for a number of bytes."""
+    return str(limit) if limit else "off"
+
+
+def parse_sample_cache(header: str | None) -> int | None:
+    """Return the bytes that a node may keep; None if the node decides: without the header, or a valid one."""
+    if header == "off":
+        return 0
+    return int(header) if header is not None and _CACHE_LIMIT.fullmatch(header) else None
+
+
 LOCAL_HANDOVER_HEADER: Final = "x-mesh-local"
 """In responses `<id> <directory, percent-encoded>`, in requests `<id>`."""
 HANDOVER_TICKET_HEADER: Final = "x-mesh-handed"

@@ -33,7 +33,7 @@ class Source:
         self.cancelled = 0
         self.memory = MemoryAccount()
 
-    async def get_frame(self, address: AnyFrameAddress) -> Frame:
+    async def get_frame(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> Frame:
         self.asked.append(address)
         try:
             if self.gate is not None:

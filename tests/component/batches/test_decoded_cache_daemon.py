@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import meshsdk as mesh
+from meshsdk import ops
 from tests.support.daemons import Daemon, with_failpoints
 
 if TYPE_CHECKING:
@@ -214,3 +216,16 @@ def test_a_restart_begins_with_an_empty_directory(daemon: Daemon, expected: list
     daemon.restart()
     assert segments(daemon) == []
     assert epoch(daemon, plan, 1) == expected[1]
+
+
+def test_a_loader_says_how_much_is_kept(daemon: Daemon) -> None:
+    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        data = mesh.open("s3://photos/train/", {"image": "jpg"}, client=client)
+        data = data.map(ops.decode("image"), ops.random_resized_crop("image", size=160))
+        found = {}
+        for cache in ("off", "auto"):
+            with mesh.Loader(data, BATCH, output="numpy", cache=cache) as loader:
+                found[cache] = [batch["image"].copy() for _ in range(2) for batch in loader]
+                assert (counted(daemon, "stored_bytes_total") > 0) == (cache == "auto")
+            daemon.signal_child("coordinator-0")  # forgets the finished frames
+        assert all(map(np.array_equal, found["off"], found["auto"]))

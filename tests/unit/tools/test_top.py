@@ -271,6 +271,7 @@ meshd_http_bytes_total{{direction="out"}} {0}e3
 meshd_frames_total{{result="miss"}} {1}
 meshd_frames_total{{result="hit"}} {0}
 meshd_transform_queue_rows 12.0
+meshd_decoded_cache_cpu_seconds_saved_total {1}
 meshd_store_disk_bytes{{disk="d"}} 100
 meshd_store_disk_free_bytes{{disk="d"}} 25
 meshd_loader_samples_total{{loader="far"}} {0}
@@ -317,6 +318,7 @@ def test_nodes_and_the_jobs_that_report_to_them() -> None:
     assert answers.sent == pytest.approx(45000)
     assert answers.hits == pytest.approx(0.9)
     assert (answers.queue, answers.free) == (12, 0.25)
+    assert answers.saved == pytest.approx(5)
     assert silent.why == "connection refused"
     [far] = screen().reported
     assert far.name == "far"
@@ -327,7 +329,18 @@ def test_one_screen_and_one_document() -> None:
     out = io.StringIO()
     Console(file=out, width=160).print(render_screen(screen()))
     shown = out.getvalue()
-    for text in ("resnet", "H200", "MIG 1:0", "50%", "no answer", "far", "a note", "CPU", "computing"):
+    for text in (
+        "resnet",
+        "H200",
+        "MIG 1:0",
+        "50%",
+        "no answer",
+        "far",
+        "a note",
+        "CPU",
+        "computing",
+        "5.0 cores",
+    ):
         assert text in shown
     told = json.loads(json.dumps(screen().to_dict()))
     assert told["jobs"][0]["source"] == "s3://photos/train/"

@@ -180,7 +180,17 @@ def _reported(found: Sequence[ReportedJob]) -> Table:
 
 def _nodes(found: Sequence[NodeRates]) -> Table:
     table = _table(
-        "node", "requests/s", "5xx/s", "in/s", "out/s", "rows/s", "prepared/s", "ready", "queue", "disk free"
+        "node",
+        "requests/s",
+        "5xx/s",
+        "in/s",
+        "out/s",
+        "rows/s",
+        "prepared/s",
+        "ready",
+        "saved",
+        "queue",
+        "disk free",
     )
     for node in found:
         if node.why:
@@ -195,6 +205,7 @@ def _nodes(found: Sequence[NodeRates]) -> Table:
             f"{node.rows:,.0f}",
             f"{node.prepared:,.0f}",
             _share(node.hits),
+            f"{node.saved:,.1f} cores" if node.saved else "–",
             f"{node.queue:,.0f}",
             _share(node.free),
         )

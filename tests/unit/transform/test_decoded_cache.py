@@ -1,0 +1,256 @@
+"""The decoded cache's decisions: what is kept, how much of it, and what gives way."""
+
+from __future__ import annotations
+
+import io
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from meshd.transform.decoded_cache import policy
+from meshd.transform.decoded_cache.entry_format import (
+    EntryError,
+    can_keep,
+    check_blocks,
+    decode_header,
+    decode_value,
+    encode_entry,
+)
+from meshd.transform.decoded_cache.messages import TableUse
+from meshd.transform.decoded_cache.policy import Candidate
+from meshd.transform.decoded_cache.tables import JUDGED_READS, Table
+from tests.support.decoded_cache_node import DecodedCacheNode
+from tests.support.transform_processes import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SAMPLES, HEIGHT, WIDTH = 80, 200, 300
+BYTES = HEIGHT * WIDTH * 3
+MIB = 1 << 20
+CROPS: list[dict[str, Any]] = [
+    {"op": "decode", "field": "image"},
+    {"op": "random_resized_crop", "field": "image", "args": {"size": 160}},
+]
+TEXT = text_of(CROPS, ["image"])
+
+
+def picture(seed: int) -> bytes:
+    small = np.random.default_rng(seed).integers(0, 256, (20, 30, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(small).resize((WIDTH, HEIGHT)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[tuple[bytes]]:
+    return [(picture(number),) for number in range(SAMPLES)]
+
+
+@pytest.fixture
+def node(tmp_path: Path, pictures: list[tuple[bytes]]) -> Iterator[DecodedCacheNode]:
+    made = DecodedCacheNode(tmp_path, pictures, 1 << 30)
+    yield made
+    made.close()
+
+
+def hits(node: DecodedCacheNode, epoch: int, text: str = TEXT, limit: int | None = None) -> int:
+    """How many samples of an epoch came from the cache."""
+    before = node.hits
+    node.epoch(text, epoch, random.Random(epoch).sample(range(SAMPLES), SAMPLES), limit=limit)
+    return node.hits - before
+
+
+def kept(node: DecodedCacheNode) -> set[int]:
+    return {
+        sample for table in node.cache.tables for sample in range(SAMPLES) if table.find(sample) is not None
+    }
+
+
+def test_with_room_for_all_everything_is_kept_once(node: DecodedCacheNode) -> None:
+    assert hits(node, 0) == 0
+    hits(node, 1)
+    assert kept(node) == set(range(SAMPLES))
+    stored = node.stored
+    assert hits(node, 2) == hits(node, 3) == SAMPLES
+    assert node.stored == stored == SAMPLES
+
+
+def test_with_room_for_a_third_a_fixed_third_stays(tmp_path: Path, pictures: list[tuple[bytes]]) -> None:
+    room = 5 * MIB
+    share = room / (SAMPLES * BYTES)
+    node = DecodedCacheNode(tmp_path, pictures, room)
+    try:
+        hits(node, 0), hits(node, 1), hits(node, 2)
+        first = kept(node)
+        assert 0.5 * share < len(first) / SAMPLES <= 1.1 * share
+        for epoch in range(3, 8):
+            assert hits(node, epoch) >= len(first)
+            assert first <= kept(node), "an entry was replaced by another of the same value"
+        assert node.cache.bytes <= room + MIB
+        assert sum(path.stat().st_size for path in (tmp_path / "decoded").iterdir()) <= room + MIB
+    finally:
+        node.close()
+
+
+def test_a_share_is_a_fixed_random_part_and_grows_by_more_samples() -> None:
+    parts = [
+        {sample for sample in range(20_000) if policy.is_admitted(sample, share)}
+        for share in (0.0, 0.1, 0.3, 1.0)
+    ]
+    assert [len(part) / 20_000 for part in parts] == pytest.approx([0, 0.1, 0.3, 1], abs=0.02)
+    assert parts[0] <= parts[1] <= parts[2] <= parts[3]
+    halves = [sum(1 for sample in parts[2] if sample // 10_000 == half) for half in range(2)]
+    assert halves[0] == pytest.approx(halves[1], rel=0.1)
+
+
+def test_a_caller_bounds_what_is_kept_for_its_plan(node: DecodedCacheNode) -> None:
+    node.store.segment_bytes = MIB
+    for epoch in range(3):
+        assert hits(node, epoch, limit=0) == 0
+    assert list((node.folder / "decoded").iterdir()) == []
+    for epoch in range(3):
+        hits(node, epoch, limit=4 * MIB)
+    assert MIB < node.cache.bytes <= 5 * MIB
+
+
+def test_space_that_others_need_is_given_back(node: DecodedCacheNode) -> None:
+    hits(node, 0), hits(node, 1)
+    total = 100 << 30
+    node.cache.fit(total, total // 2)
+    assert hits(node, 2) == SAMPLES
+    node.cache.fit(total, total // 20)
+    assert node.cache.bytes == 0
+    assert [path for path in (node.folder / "decoded").iterdir() if path.stat().st_size] == []
+    assert hits(node, 3) == 0
+    node.cache.fit(total, total // 2)
+    hits(node, 4), hits(node, 5)
+    assert hits(node, 6) == SAMPLES
+
+
+def test_what_is_worth_more_a_byte_takes_the_place_of_what_is_not_read(
+    tmp_path: Path, pictures: list[tuple[bytes]]
+) -> None:
+    node = DecodedCacheNode(tmp_path, pictures, 20 * MIB)
+    small: list[dict[str, Any]] = [
+        CROPS[0],
+        {"op": "resize", "field": "image", "args": {"size": [40, 40]}},
+        *crops(32),
+    ]
+    try:
+        for epoch in range(3):
+            hits(node, epoch)
+        large = kept(node)
+        text = text_of(small, ["image"])
+        for epoch in range(3):
+            hits(node, epoch, text)
+        assert hits(node, 3, text) == SAMPLES  # results of 5 KB, each worth as much as one of 180 KB
+        assert 0 < hits(node, 4) <= len(large)
+    finally:
+        node.close()
+
+
+def crops(size: int) -> list[dict[str, Any]]:
+    return [{"op": "random_crop", "field": "image", "args": {"size": size}}]
+
+
+def table() -> Table:
+    made = Table(7, SAMPLES, 0, 0.0)
+    made.cost.add(0.1, 100)
+    made.size.add(100 * BYTES, 100)
+    return made
+
+
+def test_a_table_that_is_read_as_slowly_as_it_is_computed_is_found_out() -> None:
+    fast, slow = table(), table()
+    fast.record_use(TableUse(7, hits=JUDGED_READS, hit_seconds=0.0002 * JUDGED_READS), 1.0)
+    slow.record_use(TableUse(7, hits=JUDGED_READS, hit_seconds=0.0009 * JUDGED_READS), 1.0)
+    assert not fast.is_slow(1.0)
+    assert slow.is_slow(1.0)
+    assert not slow.is_slow(1.0), "it is judged by new reads only"
+    slow.set_limit(5, 1.0)
+    slow.is_slow(10.0)
+    assert slow.limit == 5
+    slow.is_slow(1e5)
+    assert slow.limit is None
+
+
+def test_entries_that_take_longer_to_write_than_to_compute_are_not_written_for_a_while() -> None:
+    slow = table()
+    slow.record_use(TableUse(7, stores=10, store_seconds=0.005), 1.0)
+    assert slow.paused_until == 0
+    slow.record_use(TableUse(7, stores=10, store_seconds=0.5), 2.0)
+    assert slow.paused_until > 2.0
+
+
+def test_the_prefix_that_saves_most_in_an_epoch_is_chosen() -> None:
+    decoded = Candidate(1, 0, "a", 10, 0.010, 10 * 600_000)  # 1 ms, 600 KB
+    resized = Candidate(2, 0, "b", 10, 0.012, 10 * 200_000)
+    floats = Candidate(3, 0, "c", 10, 0.0121, 10 * 800_000)  # 0.01 ms more for four times the bytes
+    larger = Candidate(2, 0, "f", 10, 0.0105, 10 * 800_000)
+    ample, tight = 1 << 40, 1_000 * 100_000
+    assert policy.choose_prefix([decoded, resized, floats], 1_000, ample) == 2
+    assert policy.choose_prefix([decoded, larger], 1_000, ample) == 1
+    assert policy.choose_prefix([decoded, resized], 1_000, tight) == 2
+    assert policy.choose_prefix([Candidate(1, 0, "d", 10, 0.0002, 10_000)], 1_000, ample) is None  # 20 µs
+    assert policy.choose_prefix([Candidate(1, 0, "e", 10, 0.001, 10 * 400_000)], 1_000, ample) is None
+    assert policy.choose_prefix([], 1_000, ample) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"some bytes",
+        bytes(200_000),
+        np.arange(100_000, dtype=np.float32).reshape(50, 40, 50),
+        np.arange(300, dtype=np.int64)[::-3],
+        np.asfortranarray(np.arange(12, dtype=np.uint8).reshape(3, 4)),
+        np.array([[1.5]], ">f8"),
+    ],
+)
+def test_an_entry_gives_its_value_back_or_an_error(value: Any) -> None:
+    head, body = encode_entry(3, 5, value)
+    data = np.frombuffer(head + bytes(body), np.uint8)
+    header = decode_header(data.data, 3, 5, len(data))
+    rest = data[header.size :].copy()
+    check_blocks(header, 0, rest.data)
+    got: Any = decode_value(header, rest)
+    assert type(got) is type(value)
+    if isinstance(value, np.ndarray):
+        assert got.dtype == value.dtype
+        np.testing.assert_array_equal(got, value)
+    else:
+        assert got == value
+    rng = random.Random(1)
+    for _ in range(200):
+        at = rng.randrange(len(data))
+        wrong = data.copy()
+        wrong[at] ^= 1 << rng.randrange(8)
+        try:
+            header = decode_header(wrong.data, 3, 5, len(data))
+            check_blocks(header, 0, wrong[header.size :].data)
+            assert _is_padding(at, header.size, len(body)), f"byte {at} was changed unnoticed"
+        except EntryError:
+            pass
+    for other in ((4, 5), (3, 6)):
+        with pytest.raises(EntryError, match="another sample"):
+            decode_header(data.data, *other, len(data))
+    with pytest.raises(EntryError):
+        decode_header(data.data[:50], 3, 5, len(data))
+
+
+def _is_padding(at: int, header: int, body: int) -> bool:
+    """The bytes that mean nothing: beside the checksum, and after the last block's."""
+    return 12 <= at < 16 or header - 64 < at < header
+
+
+def test_what_cannot_be_an_entry() -> None:
+    assert not can_keep(b"")
+    assert not can_keep(np.zeros((1,) * 5, np.uint8))
+    assert not can_keep(np.array(["text"]))
+    assert not can_keep(7)
+    assert not can_keep(np.zeros(65 << 20, np.uint8))
