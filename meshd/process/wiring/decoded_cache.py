@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Final
 from meshd.process import memory_usage
 from meshd.process.periodic_tasks import PeriodicTask
 from meshd.transform.decoded_cache.cache import DecodedCache
-from meshd.transform.decoded_cache.segment_store import SegmentStore
+from meshd.transform.decoded_cache.segment_store import SegmentStore, remove_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshd.config import NodeSettings
     from meshd.util.clock import Clock
 
@@ -47,14 +49,24 @@ def default_bytes(directory: Path) -> int:
     return size
 
 
-def open_decoded_cache(settings: NodeSettings, clock: Clock) -> DecodedCache | None:
+async def open_decoded_cache(settings: NodeSettings, clock: Clock) -> DecodedCache | None:
     """Return the node's empty decoded cache; None if it is switched off or has no directory."""
+    loop = asyncio.get_running_loop()
+
+    def remove(path: Path) -> None:
+        loop.run_in_executor(None, remove_file, path)
+
+    return await asyncio.to_thread(_opened, settings, clock, remove)
+
+
+def _opened(settings: NodeSettings, clock: Clock, remove: Callable[[Path], None]) -> DecodedCache | None:
     wanted, directory = settings.transform.decoded_cache_bytes, settings.decoded_cache_dir
     if wanted == 0:
         return None
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        segments = SegmentStore(directory, default_bytes(directory) if wanted is None else wanted)
+        limit = default_bytes(directory) if wanted is None else wanted
+        segments = SegmentStore(directory, limit, remove)
         segments.clear()
         cache = DecodedCache(segments, directory, clock.monotonic)
         cache.fit(*cache.measure_disk())
