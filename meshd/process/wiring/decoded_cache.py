@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,8 @@ _log = logging.getLogger(__name__)
 _SHARE_OF_DISK: Final = 4
 _SHARE_OF_MEMORY: Final = 2
 _FIT_SECONDS: Final = 2.0
+_ROTATIONAL_RATE: Final = 150e6
+"""Bytes a second that a rotational disk reads in sequence, on its average track."""
 
 
 def is_rotational(directory: Path, sysfs: Path = Path("/sys")) -> bool:
@@ -68,7 +71,8 @@ def _opened(settings: NodeSettings, clock: Clock, remove: Callable[[Path], None]
         limit = default_bytes(directory) if wanted is None else wanted
         segments = SegmentStore(directory, limit, remove)
         segments.clear()
-        cache = DecodedCache(segments, directory, clock.monotonic)
+        rate = _ROTATIONAL_RATE if is_rotational(directory) else math.inf
+        cache = DecodedCache(segments, directory, clock.monotonic, rate)
         cache.fit(*cache.measure_disk())
     except OSError as error:
         _log.warning("no decoded samples are kept", extra={"why": str(error)})

@@ -8,6 +8,7 @@ Use on one event loop only.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 from collections import OrderedDict
@@ -129,9 +130,20 @@ class SliceOrder:
 
 
 class DecodedCache:
-    """Decides for each slice; see the module. `clock` returns seconds."""
+    """Decides for each slice; see the module. `clock` returns seconds.
 
-    def __init__(self, segments: SegmentStore, directory: Path, clock: Callable[[], float]) -> None:
+    `disk_rate`: bytes a second of the directory's disk, if it is so slow that reading from it may take longer
+    than computing.
+    """
+
+    def __init__(
+        self,
+        segments: SegmentStore,
+        directory: Path,
+        clock: Callable[[], float],
+        disk_rate: float = math.inf,
+    ) -> None:
+        self._disk_rate = disk_rate
         self._segments, self._directory, self._clock = segments, directory, clock
         self._plans: OrderedDict[tuple[str, str], _PlanState] = OrderedDict()
         self._tables: dict[tuple[str, int, str], Table] = {}
@@ -292,6 +304,7 @@ class DecodedCache:
             one.calls += cost.calls
             one.seconds += cost.seconds
             one.size += cost.size
+            one.source += cost.source
         if state.fields is None:
             state.measured += order.rows
             if state.measured >= MEASURED_ROWS:
@@ -303,7 +316,7 @@ class DecodedCache:
 
     def _choose(self, state: _PlanState, number: int) -> _FieldChoice | None:
         found = state.candidates.get(number, {}).values()
-        steps = policy.choose_prefix(found, state.samples.count, self._most)
+        steps = policy.choose_prefix(found, state.samples.count, self._most, self._disk_rate)
         if steps is None:
             return None
         made = _FieldChoice(steps)
@@ -322,7 +335,8 @@ class DecodedCache:
             if len(self._tables) >= _MAX_TABLES:
                 self._drop_table()
             self._next_table += 1
-            found = Table(self._next_table, samples.count, one.variant, self._clock())
+            found = Table(self._next_table, samples.count, one.variant, self._clock(), self._disk_rate)
+            found.source_seconds = one.source_bytes / self._disk_rate
             found.cost.add(one.seconds, one.calls)
             found.size.add(one.size, one.calls)
             self._tables[key] = self._by_number[found.number] = found

@@ -51,9 +51,9 @@ class StoredEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PrefixCost(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Cost of a possible prefix of a field, as measured: `seconds` for `calls` samples, `size` bytes in all.
+    """Cost of a possible prefix of a field, as measured: `seconds` for `calls` samples.
 
-    `digest` names the ops of the prefix.
+    `size`: bytes of their results; `source`: bytes of their files; `digest` names the ops of the prefix.
     """
 
     field: int
@@ -63,6 +63,7 @@ class PrefixCost(msgspec.Struct, frozen=True, array_like=True, gc=False):
     calls: int
     seconds: float
     size: int
+    source: int = 0
 
 
 class TableUse(msgspec.Struct, frozen=True, array_like=True, gc=False):

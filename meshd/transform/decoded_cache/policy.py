@@ -8,6 +8,7 @@ share p of the data saves a share p of the work, in every batch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -54,6 +55,7 @@ class Candidate:
     calls: int = 0
     seconds: float = 0.0
     size: int = 0
+    source: int = 0
 
     @property
     def cost(self) -> float:
@@ -65,28 +67,42 @@ class Candidate:
         """Bytes of one result."""
         return self.size / self.calls if self.calls else 0.0
 
+    @property
+    def source_bytes(self) -> float:
+        """Bytes of one file."""
+        return self.source / self.calls if self.calls else 0.0
 
-def expected_read(size: float) -> float:
-    """Return the seconds that reading an entry of `size` bytes takes if it is in memory."""
-    return READ_SECONDS + size / READ_RATE
+
+def expected_read(size: float, disk_rate: float = math.inf) -> float:
+    """Return the seconds that reading an entry of `size` bytes takes: in memory, and of a disk that gives
+    `disk_rate` bytes a second.
+    """
+    return READ_SECONDS + size / READ_RATE + size / disk_rate
 
 
-def gain(cost: float, size: float) -> float:
-    """Return the seconds that keeping one result saves at each read; 0 if it does not pay."""
-    saved = cost - expected_read(size)
+def gain(cost: float, size: float, disk_rate: float = math.inf) -> float:
+    """Return the seconds that keeping one result saves at each read; 0 if it does not pay.
+
+    `cost`: of computing it, and of reading its file.
+    """
+    saved = cost - expected_read(size, disk_rate)
     return saved if size and cost >= LEAST_SECONDS and saved >= LEAST_GAIN * cost else 0.0
 
 
-def choose_prefix(candidates: Iterable[Candidate], samples: int, room: int) -> int | None:
+def choose_prefix(
+    candidates: Iterable[Candidate], samples: int, room: int, disk_rate: float = math.inf
+) -> int | None:
     """Return the number of steps whose results are worth keeping, or None if none are.
 
-    The choice saves most in an epoch of so many `samples`, with `room` bytes for results.
+    The choice saves most in an epoch of so many `samples`, with `room` bytes for results. `disk_rate`: bytes
+    a second of a disk that is too slow to be left out of account.
     """
     by_steps: dict[int, float] = {}
     for one in candidates:
         if one.calls:
             fits = min(1.0, room / (samples * one.bytes)) if samples and one.bytes else 1.0
-            saved = one.calls * fits * gain(one.cost, one.bytes)
+            cost = one.cost + one.source_bytes / disk_rate
+            saved = one.calls * fits * gain(cost, one.bytes, disk_rate)
             by_steps[one.steps] = by_steps.get(one.steps, 0.0) + saved
     best = max(by_steps, key=lambda steps: by_steps[steps], default=None)
     return best if best is not None and by_steps[best] > 0 else None

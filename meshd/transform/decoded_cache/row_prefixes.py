@@ -49,6 +49,7 @@ class RowPrefixes:
         if chain.windowed is not None:
             return self._begin_windowed(number, chain, draw, read)
         value: Any = read()
+        source = len(value)
         if self._sample < 0:
             return value, 0
         clock, spent = self._slice.clock, 0.0
@@ -58,7 +59,7 @@ class RowPrefixes:
             spent += clock.since(began)
             if can_keep(value):
                 key = number, steps, WHOLE_STEPS, chain.prefix_digest(steps, WHOLE_STEPS)
-                self._slice.add_cost(key, spent, value_bytes(value))
+                self._slice.add_cost(key, spent, value_bytes(value), source)
         return value, chain.prefix_length
 
     def _begin_steps(

@@ -51,8 +51,8 @@ class SliceRecorder:
     def report(self) -> PrefixReport:
         """Return what was measured, read and stored."""
         costs = tuple(
-            PrefixCost(*key, int(calls), seconds, int(size))
-            for key, (calls, seconds, size) in self._costs.items()
+            PrefixCost(*key, int(calls), seconds, int(size), int(source))
+            for key, (calls, seconds, size, source) in self._costs.items()
         )
         uses = tuple(
             TableUse(
@@ -78,12 +78,13 @@ class SliceRecorder:
         """Return a path of the request by its index."""
         return self._paths[number]
 
-    def add_cost(self, key: tuple[int, int, int, str], seconds: float, size: int) -> None:
-        """Add what a possible prefix (field, steps, variant, digest) took."""
-        cost = self._costs.setdefault(key, [0, 0.0, 0])
+    def add_cost(self, key: tuple[int, int, int, str], seconds: float, size: int, source: int) -> None:
+        """Add what a possible prefix (field, steps, variant, digest) took for `source` bytes of a file."""
+        cost = self._costs.setdefault(key, [0, 0.0, 0, 0])
         cost[0] += 1
         cost[1] += seconds
         cost[2] += size
+        cost[3] += source
 
     def add_made(self, table: int, seconds: float, size: int) -> None:
         """Note that a result was computed."""

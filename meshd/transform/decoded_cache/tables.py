@@ -6,6 +6,7 @@ bytes a sample.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -55,8 +56,13 @@ class _Judgement:
 class Table:
     """The entries of one kind of result; see the module."""
 
-    def __init__(self, number: int, samples: int, variant: int, now: float) -> None:
+    def __init__(
+        self, number: int, samples: int, variant: int, now: float, disk_rate: float = math.inf
+    ) -> None:
         self.number, self.samples, self.variant = number, samples, variant
+        self._disk_rate = disk_rate
+        self.source_seconds = 0.0
+        """Seconds of the disk that a read spares because the file of the sample is not read."""
         self.segments: dict[int, Segment] = {}
         self.last_used = now
         self.cost, self.size, self.reading, self.writing = Mean(), Mean(), Mean(), Mean()
@@ -81,8 +87,12 @@ class Table:
     def saved(self) -> float:
         """Seconds that a read saves."""
         if self.reading.count:
-            return max(0.0, self.cost.value - self.reading.value)
-        return policy.gain(self.cost.value, self.size.value)
+            return max(0.0, self._cost - self.reading.value)
+        return policy.gain(self._cost, self.size.value, self._disk_rate)
+
+    @property
+    def _cost(self) -> float:
+        return self.cost.value + self.source_seconds
 
     def value(self, now: float) -> float:
         """Return seconds saved a byte and read, less for a table that is not read."""
@@ -128,7 +138,7 @@ class Table:
         self.writing.add(use.store_seconds, use.stores)
         self._judgement.reads += use.hits
         self._judgement.seconds += use.hit_seconds
-        if use.stores and self.writing.value > self.cost.value > 0:
+        if use.stores and self.writing.value > self._cost > 0:
             self.paused_until = now + PAUSE_SECONDS
             self.writing = Mean()
 
@@ -140,7 +150,7 @@ class Table:
             return False
         mean = self._judgement.seconds / self._judgement.reads
         self._judgement = _Judgement()
-        return mean > SLOW * self.cost.value
+        return mean > SLOW * self._cost
 
     def set_limit(self, limit: int, now: float) -> None:
         """Bound the table's bytes for LIMIT_SECONDS."""

@@ -44,7 +44,7 @@ class WindowedImage:
         self._wanted = {place[0] for place in places if len(place) == 1}
         self._headers: dict[int, EntryHeader] = {}
         self._opened: Any = None
-        self._opening = 0.0
+        self._opening, self._source = 0.0, 0
 
     def draw_window(self, random: KeyedRandom) -> Any:
         """Return the window that `random` draws. Raises BadSampleError, and what `read` raises."""
@@ -86,7 +86,7 @@ class WindowedImage:
         if self._opened is None:
             data = self._read()
             began = self._slice.clock.mark()
-            self._opened = self._decoder.open(data)
+            self._opened, self._source = self._decoder.open(data), len(data)
             self._opening = self._slice.clock.since(began)
         return self._opened
 
@@ -126,5 +126,6 @@ class WindowedImage:
                 self._slice.store(table, self._sample, pixels, tuple(opened.size))
         elif self._sample >= 0 and self._tables.get(shrink) is None:
             digest = self._chain.prefix_digest(1, shrink)
-            self._slice.add_cost((self._number, WINDOWED, shrink, digest), seconds, size)
+            key = self._number, WINDOWED, shrink, digest
+            self._slice.add_cost(key, seconds, size, self._source)
         return pixels

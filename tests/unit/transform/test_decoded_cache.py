@@ -201,6 +201,17 @@ def test_the_prefix_that_saves_most_in_an_epoch_is_chosen() -> None:
     assert policy.choose_prefix([], 1_000, ample) is None
 
 
+def test_on_a_rotational_disk_results_much_larger_than_their_files_are_not_kept() -> None:
+    ample, rate, files = 1 << 40, 150e6, 10 * 70_000
+    pixels = Candidate(1, 0, "a", 10, 0.008, 10 * 560_000, files)
+    small = Candidate(2, 0, "b", 10, 0.010, 10 * 60_000, files)
+    tokens = Candidate(1, 0, "c", 10, 0.002, 10 * 4_000, 10 * 4_000)
+    assert policy.choose_prefix([pixels], 1_000, ample) == 1
+    assert policy.choose_prefix([pixels], 1_000, ample, rate) is None
+    assert policy.choose_prefix([pixels, small], 1_000, ample, rate) == 2
+    assert policy.choose_prefix([tokens], 1_000, ample, rate) == 1
+
+
 @pytest.mark.parametrize(
     "value",
     [
