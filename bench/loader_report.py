@@ -28,7 +28,8 @@ because it has no S3 client of its own. Every contender runs once uncounted befo
 starts in a script that has imported torch, after a garbage collection in Python (as before each later
 epoch), when the script imports its loader's packages; the table below also gives the first epochs without
 that import. `decode` is our latest version, which does not decode rows of a JPEG below the crop; the rows
-it keeps are those of the whole image."""
+it keeps are those of the whole image. Ours keep nothing decoded (`cache="off"`), except in *decoded once*:
+there, the node could keep images in an epoch before (`cache="auto"`), and the epoch has new crops."""
 SHARING_TEXT = """Four processes of one loader run at the same time; the rate is for all of them together,
 until the last batch of the last process. Ours set `share=`, so each photograph is decoded once; the batches
 are one piece of memory for all four, or come over TCP to each. The peers' copies have one worker process
@@ -51,6 +52,7 @@ LOADER_HEAD = (
     "",
     "first epoch, samples/s",
     "next epoch",
+    "decoded once",
     "same plan again",
     "client CPU s a 1,000",
     "next epoch",
@@ -58,6 +60,7 @@ LOADER_HEAD = (
     "import, s",
 )
 SPEEDUP_BAR, CPU_BAR, AGAIN_BAR, LATER_BAR = 2.0, 0.1, 5.0, 8.0
+KEPT_BAR, KEPT_OWN_BAR = 4.0, 2.5
 OURS, OURS_TCP = "meshsdk from meshd", f"{loader_timing.TCP} from meshd"
 
 
@@ -72,7 +75,7 @@ def loader_line(result: RowResult, name: str) -> list[str]:
     """One row of the loader table."""
     if problem := result.problem(name):
         return [name, f"failed: {problem}".replace("|", "/"), *([""] * (len(LOADER_HEAD) - 2))]
-    rates = [number(result.value(name, f"{one}_rate"), 0) for one in ("first", "second", "again")]
+    rates = [number(result.value(name, f"{one}_rate"), 0) for one in ("first", "second", "kept", "again")]
     cpus = [number(result.value(name, f"{one}_cpu"), 3) for one in ("first", "second")]
     waits = [number(result.value(name, each), 2) for each in ("first_wait", "import_s")]
     return [name, *rates, *cpus, *waits]
@@ -117,6 +120,16 @@ def loader_bars(result: RowResult) -> list[list[str]]:
         share = mine_cpu / cpu[1]
         bar = verdict(share, CPU_BAR, at_most=True)
         lines.append([f"client CPU ÷ least of the peers ({cpu[0]})", number(share, 3, "×"), bar])
+    kept = result.value(OURS, "kept_rate")
+    if later and kept:
+        ratio = kept / later[1]
+        text = f"next epoch, decoded once ÷ best peer's next epoch ({later[0]})"
+        lines.append([text, number(ratio, 2, "×"), verdict(ratio, KEPT_BAR)])
+    if mine and kept:
+        ratio = kept / mine
+        lines.append(
+            ["next epoch, decoded once ÷ the first", number(ratio, 2, "×"), verdict(ratio, KEPT_OWN_BAR)]
+        )
     lines.append(["the same plan again ÷ its first pass", number(again, 1, "×"), verdict(again, AGAIN_BAR)])
     return lines
 

@@ -231,7 +231,8 @@ def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None
     )
     passes = [json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@ ")]
     seen = [(one["name"], one["samples"]) for one in passes]
-    assert seen == [("import", 0), ("first", 12), ("again", 12), ("second", 12)], done.stderr[-2000:]
+    counted = [("first", 12), ("again", 12), ("second", 12), ("kept", 12)]
+    assert seen == [("import", 0), *counted], done.stderr[-2000:]
 
 
 @pytest.mark.bench
@@ -306,7 +307,13 @@ def test_records_are_of_the_sizes_of_the_benchmark() -> None:
 
 
 def test_the_bars_of_loaders_are_of_the_best_peer() -> None:
-    mine = {"first_rate": 1100.0, "second_rate": 1400.0, "again_rate": 9000.0, "first_cpu": 0.1}
+    mine = {
+        "first_rate": 1100.0,
+        "second_rate": 1400.0,
+        "again_rate": 9000.0,
+        "first_cpu": 0.1,
+        "kept_rate": 4400.0,
+    }
     figures = [
         Figure(loader_report.OURS, 0, {**mine, "imported_rate": 1150.0}),
         Figure("webdataset from seaweedfs", 0, {"first_rate": 500.0, "second_rate": 600.0, "first_cpu": 2.0}),
@@ -318,6 +325,9 @@ def test_the_bars_of_loaders_are_of_the_best_peer() -> None:
     assert lines["without imports, best peer streaming from seaweedfs"] == ["2.00×", ""]
     later = "the same plan again ÷ best peer's next epoch (litdata from seaweedfs)"
     assert lines[later] == ["9.0×", "≥ 8 met"]
+    kept = "next epoch, decoded once ÷ best peer's next epoch (litdata from seaweedfs)"
+    assert lines[kept] == ["4.40×", "≥ 4 met"]
+    assert lines["next epoch, decoded once ÷ the first"] == ["4.00×", "≥ 2.5 met"]
     four = row(
         Figure(loader_report.OURS, 0, {"rate": 3000.0}),
         Figure("webdataset from seaweedfs", 0, {"rate": 600.0}),
