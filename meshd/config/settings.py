@@ -42,7 +42,7 @@ class StoreSettings:
     single node, where no other node must learn of them."""
     disk_type: DiskType = "auto"
     """What the disks are: on rotational ones, coming batches are read ahead in the order of the disk. auto:
-    as the kernel reports it, which virtual disks and network file systems do not."""
+    as the kernel reports it; virtual disks and network file systems count as solid-state."""
     family: int = 0
     """Where the numbers of disks and data files begin; a store next to another one must use other numbers."""
 

@@ -1,12 +1,14 @@
 """Disk type: whether the disk that holds a file is rotational, as the kernel reports or as configured.
 
-A virtual disk of a cloud, a network file system or an overlay does not report what it is made of; such a
-disk counts as solid-state unless the setting `disk-type` says otherwise.
+A network file system or an overlay does not report what it is made of, and the virtual disks of clouds
+(virtio, Xen, NBD, RBD) report platters whatever they are made of. All of these count as solid-state unless
+the setting `disk-type` says otherwise.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,12 +19,16 @@ if TYPE_CHECKING:
     from meshd.config import DiskType
 
 _BLOCK: Final = Path("/sys/dev/block")
+_VIRTUAL_NAMES: Final = ("vd", "xvd", "nbd", "rbd")
+_VIRTUAL_BUS: Final = re.compile(r"(virtio|vbd-)\d+")
 _DEFAULT_READ_AHEAD: Final = 128 << 10
 
 
 def is_rotational(device: int, block: Path = _BLOCK) -> bool:
-    """Return whether a block device (`st_dev`) reports that it has spinning platters."""
-    return _queue_value(device, "rotational", block) == 1
+    """Return whether a block device (`st_dev`) reports that it has spinning platters, and can know."""
+    folder = (block / f"{os.major(device)}:{os.minor(device)}").resolve()
+    virtual = folder.name.startswith(_VIRTUAL_NAMES) or any(map(_VIRTUAL_BUS.match, folder.parts))
+    return not virtual and _queue_value(device, "rotational", block) == 1
 
 
 def advice_limit(device: int, block: Path = _BLOCK) -> int:

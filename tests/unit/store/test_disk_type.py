@@ -42,6 +42,17 @@ def test_what_reports_nothing_is_not_rotational(block: Path) -> None:
     assert advice_limit(OTHER, block) == 128 << 10
 
 
+@pytest.mark.parametrize("place", ["pci0/virtio2/block/vda", "vbd-768/block/xvda", "virtio1/host0/block/sda"])
+def test_virtual_disks_report_platters_that_they_do_not_have(place: str, tmp_path: Path) -> None:
+    queue = tmp_path / "devices" / place / "queue"
+    queue.mkdir(parents=True)
+    (queue / "rotational").write_text("1\n")
+    links = tmp_path / "block"
+    links.mkdir()
+    (links / "8:0").symlink_to(queue.parent)
+    assert not is_rotational(DISK, links)
+
+
 @pytest.mark.parametrize(("given", "told"), [("rotational", True), ("solid-state", False)])
 def test_the_setting_decides(given: str, told: bool, tmp_path: Path) -> None:
     disks = RotationalDisks(given)  # type: ignore[arg-type]
