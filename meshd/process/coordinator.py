@@ -84,7 +84,7 @@ async def start_coordinator(
         manager = cache_manager(node)
         tasks.spawn(_vital(manager.serve(settings.cache_manager_socket)), "cache manager")
         hints = PlanReadHints(manager, node.buckets)
-        read_ahead = read_scheduler(node)
+        read_ahead = read_scheduler(node, decoded)
         assembler = Assembler(
             node.store,
             pool,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import weakref
 from collections import deque
@@ -30,6 +29,7 @@ from meshd.transform.render_calls import (
     RenderSpec,
     RowChecksums,
     RowSlice,
+    program_digest,
 )
 from meshd.transform.scheduling import FairQueue, QueuePosition, SliceSizer
 from meshd.util.async_tasks import BackgroundTasks
@@ -120,7 +120,7 @@ class TransformPool:
         if not rows:
             return RenderResult()
         now = self._asked[account] = asyncio.get_running_loop().time()
-        program = hashlib.sha256(program_text.encode()).hexdigest()[:32]
+        program = program_digest(program_text)
         order = RenderSpec(
             now,
             account,

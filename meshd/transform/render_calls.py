@@ -7,6 +7,7 @@ dropped, and every descriptor is closed once.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 UNREADABLE_KINDS: Final = frozenset({"read", "damaged"})
 """Kinds of failure after which the location of the bytes is looked up once more."""
 PlacedPieces = tuple[tuple[tuple[int, ...], ...], ...]
+
+
+def program_digest(program_text: str) -> str:
+    """Return the name of a program for transform processes."""
+    return hashlib.sha256(program_text.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from meshd.transform.decoded_cache.cache import DecodedCache, SampleSet
 from meshd.transform.decoded_cache.segment_files import SegmentFiles
 from meshd.transform.decoded_cache.segment_store import SegmentStore
 from meshd.transform.messages import RenderReply, RenderRequest
-from meshd.transform.render_calls import RenderCall, RenderSpec, RowSlice, RowWork
+from meshd.transform.render_calls import RenderCall, RenderSpec, RowSlice, RowWork, program_digest
 from meshd.transform.source_files import SourceFiles
 from meshd.transform.worker import SliceRenderer
 
@@ -91,8 +90,9 @@ class DecodedCacheNode:
             partner = self.places[other] if other >= 0 else ()
             rows.append(RowWork(position, position, self.places[sample], partner, sample, other))
         samples = SampleSet("snapshot", len(self.samples), limit)
-        name = hashlib.sha256(text.encode()).hexdigest()[:32]
-        spec = RenderSpec(0.0, "", "job", text, name, epoch, size, tuple(targets), (), samples)
+        spec = RenderSpec(
+            0.0, "", "job", text, program_digest(text), epoch, size, tuple(targets), (), samples
+        )
         fd = os.memfd_create("frame")
         os.ftruncate(fd, max(1, size))
         ragged: dict[int, bytes] = {}

@@ -20,6 +20,7 @@ from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork
 from meshd.batches.read_ahead.extents import window_end
 from meshd.core.sample_locations import bytes_columns
 from meshd.telemetry import metrics
+from meshd.transform.render_calls import program_digest
 from meshd.util.async_tasks import BackgroundTasks
 from meshwire.plan.epoch_order import snapshot_order
 from meshwire.plan.shuffle import BlocksOrder, StoredOrder
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from meshd.batches.read_ahead.window_lookup import WindowLookup
     from meshd.core.frame_address import FrameAddress
     from meshd.core.plan_record import Plan
+    from meshd.transform.decoded_cache.cache import DecodedCache
     from meshd.util.clock import Clock
     from meshwire.dataset.snapshot import Snapshot
     from meshwire.plan.shuffle import SampleOrder
@@ -107,10 +109,14 @@ class _Cursor:
 class ReadScheduler:
     """Reads ahead for all plans of a node. Use on one event loop only; `aclose` at the end.
 
-    `budget`: bytes of page cache that windows may use at a time.
+    `budget`: bytes of page cache that windows may use at a time; `decoded`: has samples whose bytes are not
+    needed.
     """
 
-    def __init__(self, lookup: WindowLookup, clock: Clock, budget: int) -> None:
+    def __init__(
+        self, lookup: WindowLookup, clock: Clock, budget: int, decoded: DecodedCache | None = None
+    ) -> None:
+        self._decoded = decoded
         self._lookup, self._clock, self._budget = lookup, clock, max(budget, 2 * MIN_WINDOW_BYTES)
         self._cursors: list[_Cursor] = []
         self._readers: dict[int, DiskReader] = {}
@@ -253,6 +259,9 @@ class ReadScheduler:
     async def _read(self, cursor: _Cursor, window: _Window, samples: Integers) -> None:
         """Look up the bytes of a window and queue the reads of each disk."""
         try:
+            if self._decoded is not None:
+                program, snapshot = program_digest(cursor.plan.program_text), cursor.snapshot.hash
+                samples = samples[~self._decoded.find_all(program, snapshot, samples)]
             reads = await self._lookup.reads_of(cursor.snapshot, samples)
             if cursor.dropped or not reads:
                 return

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from meshd.origins.service import BackedService
     from meshd.process.wiring.node_context import NodeContext
     from meshd.server.native_routes import HttpRoute
+    from meshd.transform.decoded_cache.cache import DecodedCache
     from meshd.views.dispatch import ViewDispatcher
     from meshd.views.view_kind import ViewCompleter, ViewKind
 
@@ -98,14 +99,14 @@ def data_services(node: NodeContext, access: Authorizer, frames: FrameSource) ->
     return DataServices(frames, catalog, readers, datasets, assets, batches, user_ops)
 
 
-def read_scheduler(node: NodeContext) -> ReadScheduler | None:
+def read_scheduler(node: NodeContext, decoded: DecodedCache | None) -> ReadScheduler | None:
     """Build the scheduler of reads ahead; None if the node has no rotational disk."""
     disks = RotationalDisks(node.settings.store.disk_type)
     if not disks.any_of(node.settings.store.disks):
         return None
     budget = node.settings.read_ahead_bytes or (memory_usage.free_memory() or 0) // 4
     lookup = WindowLookup(node.store, node.archives, disks, node.objects)
-    return ReadScheduler(lookup, node.clock, budget)
+    return ReadScheduler(lookup, node.clock, budget, decoded)
 
 
 def view_kinds(node: NodeContext, data: DataServices) -> dict[type, ViewKind[Any]]:

@@ -6,16 +6,17 @@ import asyncio
 import logging
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from meshd.process import memory_usage
 from meshd.process.periodic_tasks import PeriodicTask
+from meshd.store.disks.disk_type import RotationalDisks
 from meshd.transform.decoded_cache.cache import DecodedCache
 from meshd.transform.decoded_cache.segment_store import SegmentStore, remove_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from meshd.config import NodeSettings
     from meshd.util.clock import Clock
@@ -28,28 +29,21 @@ _ROTATIONAL_RATE: Final = 150e6
 """Bytes a second that a rotational disk reads in sequence, on its average track."""
 
 
-def is_rotational(directory: Path, sysfs: Path = Path("/sys")) -> bool:
-    """Return whether a directory is on a rotational disk, as far as the kernel tells (blocking)."""
-    device = directory.stat().st_dev
-    block = sysfs / "dev" / "block" / f"{os.major(device)}:{os.minor(device)}"
-    for place in (block / "queue" / "rotational", block.resolve().parent / "queue" / "rotational"):
-        try:
-            return place.read_text().strip() == "1"
-        except OSError:
-            continue
-    return False
-
-
-def default_bytes(directory: Path) -> int:
+def default_bytes(directory: Path, *, rotational: bool) -> int:
     """Return how much is kept if no size is configured: a quarter of the free space, on a rotational disk at
     most half of the free memory (blocking).
     """
     found = os.statvfs(directory)
     size = found.f_bavail * found.f_frsize // _SHARE_OF_DISK
     memory = memory_usage.free_memory()
-    if memory is not None and is_rotational(directory):
-        size = min(size, memory // _SHARE_OF_MEMORY)
-    return size
+    return min(size, memory // _SHARE_OF_MEMORY) if rotational and memory is not None else size
+
+
+def _is_rotational(settings: NodeSettings) -> bool:
+    """Return whether decoded samples are on a rotational disk; `disk-type` says it of the store's disks."""
+    own = settings.transform.decoded_cache_dir is None
+    disks = RotationalDisks(settings.store.disk_type if own else "auto")
+    return disks.any_of([settings.decoded_cache_dir])
 
 
 async def open_decoded_cache(settings: NodeSettings, clock: Clock) -> DecodedCache | None:
@@ -68,10 +62,11 @@ def _opened(settings: NodeSettings, clock: Clock, remove: Callable[[Path], None]
         return None
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        limit = default_bytes(directory) if wanted is None else wanted
+        rotational = _is_rotational(settings)
+        limit = default_bytes(directory, rotational=rotational) if wanted is None else wanted
         segments = SegmentStore(directory, limit, remove)
         segments.clear()
-        rate = _ROTATIONAL_RATE if is_rotational(directory) else math.inf
+        rate = _ROTATIONAL_RATE if rotational else math.inf
         cache = DecodedCache(segments, directory, clock.monotonic, rate)
         cache.fit(*cache.measure_disk())
     except OSError as error:

@@ -15,6 +15,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from meshd.telemetry import metrics
 from meshd.transform.decoded_cache import policy
 from meshd.transform.decoded_cache.messages import MEASURE, PLAIN, WINDOWED, FieldOrder, TableOrder
@@ -24,6 +26,8 @@ from meshd.transform.decoded_cache.tables import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    import numpy.typing as npt
 
     from meshd.transform.decoded_cache.messages import PrefixCost, PrefixReport
     from meshd.transform.decoded_cache.segment_store import SegmentStore
@@ -184,6 +188,19 @@ class DecodedCache:
         if not any(state.fields):
             return None
         return self._order(key, state, rows, writer)
+
+    def find_all(self, program: str, snapshot: str, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return for which samples every field of the program has an entry, so that their files are most
+        likely not read. bool[n].
+        """
+        state = self._plans.get((program, snapshot))
+        found = np.full(len(samples), state is not None and bool(state.fields))
+        for choice in (state.fields or ()) if state is not None else ():
+            kept = np.zeros(len(samples), np.bool_)
+            for table in choice.tables.values() if choice is not None else ():
+                kept |= table.find_all(samples)
+            found &= kept
+        return found
 
     def _order(self, key: tuple[str, str], state: _PlanState, rows: int, writer: object) -> SliceOrder:
         now, segments, shares = self._clock(), dict[int, "Segment"](), dict[int, float]()

@@ -18,6 +18,8 @@ from meshd.transform.decoded_cache.policy import Mean
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy.typing as npt
+
     from meshd.transform.decoded_cache.messages import StoredEntry, TableUse
 
 JUDGED_READS: Final = 256
@@ -106,6 +108,10 @@ class Table:
         if segment is None:
             return None
         return segment, int(self._offset[sample]), int(self._length[sample])
+
+    def find_all(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which of these samples have an entry. bool[n]."""
+        return np.isin(self._segment[samples], list(self.segments))
 
     def add(self, segment: Segment, entry: StoredEntry) -> bool:
         """Add an entry. Returns False if the sample has one, which stays."""

@@ -266,3 +266,32 @@ def test_closing_lets_every_waiting_batch_go() -> None:
         await asyncio.wait_for(waiting, 30)
 
     asyncio.run(run())
+
+
+class HalfDecoded:
+    """A decoded cache that has every sample with an even number."""
+
+    def find_all(self, program: str, snapshot: str, samples: Any) -> Any:
+        return samples % 2 == 0
+
+
+def test_samples_that_are_decoded_already_are_not_read_ahead() -> None:
+    async def story(world: World) -> None:
+        world.scheduler = ReadScheduler(
+            world.lookup,  # type: ignore[arg-type]
+            world.clock,
+            BUDGET,
+            HalfDecoded(),  # type: ignore[arg-type]
+        )
+        waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(0)))
+        await settled()
+        first = world.lookup.windows[0]
+        assert (
+            first
+            == [sample for sample in world.order()[: 2 * len(first) + BATCH] if sample % 2][: len(first)]
+        )
+        world.read_all()
+        await settled()
+        assert waiting.done()
+
+    running({"kind": "global"}, story)

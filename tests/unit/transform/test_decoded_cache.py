@@ -22,6 +22,7 @@ from meshd.transform.decoded_cache.entry_format import (
 from meshd.transform.decoded_cache.messages import TableUse
 from meshd.transform.decoded_cache.policy import Candidate
 from meshd.transform.decoded_cache.tables import JUDGED_READS, Table
+from meshd.transform.render_calls import program_digest
 from tests.support.decoded_cache_node import DecodedCacheNode
 from tests.support.transform_processes import text_of
 
@@ -78,6 +79,15 @@ def test_with_room_for_all_everything_is_kept_once(node: DecodedCacheNode) -> No
     stored = node.stored
     assert hits(node, 2) == hits(node, 3) == SAMPLES
     assert node.stored == stored == SAMPLES
+
+
+def test_it_knows_which_samples_need_not_be_read(node: DecodedCacheNode) -> None:
+    samples, program = np.arange(SAMPLES), program_digest(TEXT)
+    assert not node.cache.find_all(program, "snapshot", samples).any()
+    hits(node, 0)
+    assert set(np.flatnonzero(node.cache.find_all(program, "snapshot", samples))) == kept(node) != set()
+    assert not node.cache.find_all(program, "another", samples).any()
+    assert not node.cache.find_all("another", "snapshot", samples).any()
 
 
 def test_with_room_for_a_third_a_fixed_third_stays(tmp_path: Path, pictures: list[tuple[bytes]]) -> None:
