@@ -37,12 +37,23 @@ def _tree(path: Path) -> ast.Module:
 
 
 @cache
-def _functions(path: Path) -> dict[str, list[Function]]:
-    """Functions and methods of a module, those inside of others too, by name."""
-    found: dict[str, list[Function]] = {}
+def _nodes(path: Path) -> tuple[list[Function], list[ast.ImportFrom]]:
+    """Functions and methods of a module, those inside of others too, and its imports."""
+    functions, imports = list[Function](), list[ast.ImportFrom]()
     for node in ast.walk(_tree(path)):
         if isinstance(node, Function):
-            found.setdefault(node.name, []).append(node)
+            functions.append(node)
+        elif isinstance(node, ast.ImportFrom):
+            imports.append(node)
+    return functions, imports
+
+
+@cache
+def _functions(path: Path) -> dict[str, list[Function]]:
+    """By name."""
+    found: dict[str, list[Function]] = {}
+    for node in _nodes(path)[0]:
+        found.setdefault(node.name, []).append(node)
     return found
 
 
@@ -50,8 +61,8 @@ def _functions(path: Path) -> dict[str, list[Function]]:
 def _imported(path: Path) -> dict[str, tuple[Path, str]]:
     """Names that a module has from our own test modules: where they are, and what they are called there."""
     found: dict[str, tuple[Path, str]] = {}
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(OWN):
+    for node in _nodes(path)[1]:
+        if (node.module or "").startswith(OWN):
             file = ROOT.joinpath(*str(node.module).split(".")).with_suffix(".py")
             if file.exists():
                 found |= {alias.asname or alias.name: (file, alias.name) for alias in node.names}
@@ -59,20 +70,31 @@ def _imported(path: Path) -> dict[str, tuple[Path, str]]:
 
 
 @cache
+def _read(function: Function) -> tuple[set[str], bool]:
+    """The names it refers to, and whether it has an `assert` or raises an AssertionError."""
+    names, asserts = set[str](), False
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.Assert):
+            asserts = True
+        elif isinstance(node, ast.Raise) and node.exc is not None:
+            asserts = asserts or "AssertionError" in ast.dump(node.exc)
+    return names, asserts
+
+
 def _names(function: Function) -> set[str]:
     """What it refers to: a helper may be called, or handed to something that calls it."""
-    named = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-    return named | {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+    return _read(function)[0]
 
 
 @cache
 def _asserts_itself(function: Function) -> bool:
-    nodes = list(ast.walk(function))
-    raised = [node.exc for node in nodes if isinstance(node, ast.Raise) and node.exc is not None]
-    names = _names(function)
+    names, asserts = _read(function)
     return (
-        any(isinstance(node, ast.Assert) for node in nodes)
-        or any("AssertionError" in ast.dump(error) for error in raised)
+        asserts
         or any(name.startswith("assert_") for name in names)  # numpy's, for one
         or not (ASSERTING | WAITING | RUNNING).isdisjoint(names)
     )

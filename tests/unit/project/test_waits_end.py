@@ -29,11 +29,13 @@ FREE = (
 
 def endless(source: str) -> Iterator[tuple[int, str]]:
     """Line and text of each call that may wait for ever."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     # What is awaited is a task's: the test's timeout cancels it.
-    awaited = {id(node) for each in ast.walk(tree) if isinstance(each, ast.Await) for node in ast.walk(each)}
-    for node in ast.walk(tree):
+    awaited = {id(node) for each in nodes if isinstance(each, ast.Await) for node in ast.walk(each)}
+    for node in nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or id(node) in awaited:
+            continue
+        if node.func.attr not in WAITING | RUNNING:
             continue
         bounded = any(keyword.arg in (None, "timeout") for keyword in node.keywords)
         called = node.func.attr
