@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from meshwire.cluster import Route
 
 PATIENCE = 60.0
-_STEP = 0.05
+_STEP = 0.1
 _clock = SystemClock()
 _open: WeakSet[DaemonCluster] = WeakSet()
 
