@@ -132,3 +132,14 @@ class _SingleNode:
 
 
 SINGLE_NODE: Final = _SingleNode()
+
+
+class _LookupOnly(_SingleNode):
+    single_node = False
+
+    def __repr__(self) -> str:
+        return "<no reads from other nodes>"
+
+
+LOOKUP_ONLY: Final = _LookupOnly()
+"""For lookups of what this node holds that read nothing: uses are not recorded, other nodes are not asked."""

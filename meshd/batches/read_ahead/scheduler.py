@@ -14,21 +14,23 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork
-from meshd.batches.read_ahead.extents import window_end
-from meshd.core.sample_locations import bytes_columns
+from meshd.batches.read_ahead.windows import (
+    MIN_WINDOW_BYTES,
+    cut_window,
+    first_size,
+    fitting_size,
+    next_size,
+    window_between,
+)
 from meshd.telemetry import metrics
 from meshd.transform.render_calls import program_digest
 from meshd.util.async_tasks import BackgroundTasks
 from meshwire.plan.epoch_order import snapshot_order
-from meshwire.plan.shuffle import BlocksOrder, StoredOrder
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from meshd.batches.read_ahead.window_lookup import WindowLookup
+    from meshd.batches.read_ahead.windows import Integers
     from meshd.core.frame_address import FrameAddress
     from meshd.core.plan_record import Plan
     from meshd.transform.decoded_cache.cache import DecodedCache
@@ -36,13 +38,7 @@ if TYPE_CHECKING:
     from meshwire.dataset.snapshot import Snapshot
     from meshwire.plan.shuffle import SampleOrder
 
-    Integers = npt.NDArray[np.int64]
-
 _log = logging.getLogger("meshd.read_ahead")
-SEEK_BYTES: Final = 2_400_000
-"""Bytes that a disk of 200 MB/s reads in the time of one seek and half a turn, 12 ms."""
-MIN_WINDOW_BYTES: Final = 32 << 20
-MAX_WINDOW_ROWS: Final = 1 << 18  # bounds the memory and time of looking up a window
 MAX_CURSORS: Final = 16
 IDLE_SECONDS: Final = 120.0
 """A cursor from which no frame was requested for this long is dropped."""
@@ -181,10 +177,7 @@ class ReadScheduler:
     def _begin(self, plan: Plan, snapshot: Snapshot, epoch: int, first: int, batch: int) -> _Cursor:
         """Begin at a position with a window that costs no more than the seeks of one batch would."""
         order = snapshot_order(plan.spec, snapshot, epoch)
-        size = MIN_WINDOW_BYTES
-        if not isinstance(order, StoredOrder):
-            size = max(size, batch * SEEK_BYTES)
-        now = self._clock.monotonic()
+        size, now = first_size(order, batch), self._clock.monotonic()
         cursor = _Cursor(plan, snapshot, epoch, order, first, first, size, batch, first, now)
         if len(self._cursors) == MAX_CURSORS:
             self._drop(min(self._cursors, key=lambda each: each.used))
@@ -232,29 +225,24 @@ class ReadScheduler:
 
     async def _add_window(self, cursor: _Cursor) -> None:
         """Add the next window and start to read it. The caller holds `growing`."""
-        size = min(cursor.size, max(MIN_WINDOW_BYTES, self._share() // 2))
-        samples, lengths = await asyncio.to_thread(_coming_samples, cursor, size)
-        ends = cursor.order.window_ends if isinstance(cursor.order, BlocksOrder) else None
-        end = window_end(lengths, MIN_WINDOW_BYTES, size, cursor.next, ends)
-        count = end - cursor.next
-        window = _Window(cursor.next, end, int(lengths[:count].sum()))
-        cursor.next = end
-        if not isinstance(cursor.order, StoredOrder):
-            cursor.size = min(2 * cursor.size, self._budget)
+        size = fitting_size(cursor.size, self._share())
+        cut = await asyncio.to_thread(cut_window, cursor.snapshot, cursor.order, cursor.next, size)
+        window = _Window(cut.first, cut.end, cut.bytes)
+        cursor.next = cut.end
+        cursor.size = next_size(cursor.order, cursor.size, self._budget)
         if not cursor.dropped:
             cursor.windows.append(window)
             metrics.read_ahead_window_bytes.set(self._held())
-            self._tasks.spawn(self._read(cursor, window, samples[:count]), "window")
+            self._tasks.spawn(self._read(cursor, window, cut.samples), "window")
 
     async def _add_window_before(self, cursor: _Cursor, first: int) -> None:
         """Add a window from a late request to where the reader began. The caller holds `growing`."""
-        positions = np.arange(first, cursor.start, dtype=np.int64)
-        samples, lengths = await asyncio.to_thread(_samples_at, cursor, positions)
-        window = _Window(first, cursor.start, int(lengths.sum()))
+        cut = await asyncio.to_thread(window_between, cursor.snapshot, cursor.order, first, cursor.start)
+        window = _Window(first, cursor.start, cut.bytes)
         cursor.start = first
         if not cursor.dropped:
             cursor.windows.appendleft(window)
-            self._tasks.spawn(self._read(cursor, window, samples), "window")
+            self._tasks.spawn(self._read(cursor, window, cut.samples), "window")
 
     async def _read(self, cursor: _Cursor, window: _Window, samples: Integers) -> None:
         """Look up the bytes of a window and queue the reads of each disk."""
@@ -292,19 +280,3 @@ class ReadScheduler:
         if found is None:
             found = self._readers[device] = DiskReader(device, self._clock)
         return found
-
-
-def _coming_samples(cursor: _Cursor, size: int) -> tuple[Integers, Integers]:
-    """Return the samples at the cursor's next positions, about `size` bytes of them, and their lengths in
-    bytes: int64[n], int64[n]."""
-    columns = bytes_columns(cursor.snapshot).values()
-    mean = max(1.0, sum(float(column.length.mean()) for column in columns))
-    count = min(int(1.25 * size / mean) + 1, MAX_WINDOW_ROWS, cursor.order.n - cursor.next)
-    return _samples_at(cursor, np.arange(cursor.next, cursor.next + count, dtype=np.int64))
-
-
-def _samples_at(cursor: _Cursor, positions: Integers) -> tuple[Integers, Integers]:
-    """Return the samples at these positions, and their lengths in bytes: int64[n], int64[n]."""
-    samples = cursor.order.samples_at(positions)
-    columns = bytes_columns(cursor.snapshot).values()
-    return samples, np.sum([column.length[samples] for column in columns], axis=0, dtype=np.int64)

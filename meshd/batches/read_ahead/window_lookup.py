@@ -41,11 +41,13 @@ _PROBES: Final = 64  # samples of a window that are probed in the page cache
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DiskReads:
-    """Reads of one disk. `device`: its `st_dev`; `paths`: the files by number, as `reads` names them."""
+    """Reads of one disk. `device`: its `st_dev`; `paths`: the files by number, as `reads` names them;
+    `wanted`: bytes of samples that they bring, without the gaps."""
 
     device: int
     paths: Sequence[str]
     reads: Reads
+    wanted: int = 0
 
 
 class WindowLookup:
@@ -68,6 +70,10 @@ class WindowLookup:
         probes = await self._pieces(snapshot, samples[:: max(1, len(samples) // _PROBES)])
         if await asyncio.to_thread(self._are_cached, probes):
             return []
+        return await self.cold_reads(snapshot, samples)
+
+    async def cold_reads(self, snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> list[DiskReads]:
+        """Return the reads that these samples need if the page cache is empty, one entry for each disk."""
         pieces = await self._pieces(snapshot, samples)
         return await asyncio.to_thread(self._by_disk, pieces)
 
@@ -126,7 +132,6 @@ class WindowLookup:
             paths, table = sorted(numbers), np.array(extents, np.int64)
             in_order = np.empty(len(paths), np.int64)
             in_order[[numbers[path] for path in paths]] = np.arange(len(paths))
-            found.append(
-                DiskReads(device, paths, plan_reads(in_order[table[:, 0]], table[:, 1], table[:, 2]))
-            )
+            reads = plan_reads(in_order[table[:, 0]], table[:, 1], table[:, 2])
+            found.append(DiskReads(device, paths, reads, int(table[:, 2].sum())))
         return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.auth.dataset_access import DatasetAccess
 from meshd.batches.assets import AssetService
+from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator, StoredCopies
 from meshd.batches.read_ahead.scheduler import ReadScheduler
 from meshd.batches.read_ahead.window_lookup import WindowLookup
 from meshd.batches.service import BatchService
@@ -19,6 +20,7 @@ from meshd.cluster.replication.write_forwarding import WriteForwarder
 from meshd.control.jobs import JobTable
 from meshd.control.user_modules import ModuleTable
 from meshd.core.document_store import DocumentStore
+from meshd.core.peer_source import LOOKUP_ONLY
 from meshd.datasets.archives.background_indexer import IndexQueue
 from meshd.datasets.bucket_incarnations import SnapshotIncarnations
 from meshd.datasets.service import DatasetService
@@ -104,9 +106,23 @@ def read_scheduler(node: NodeContext, decoded: DecodedCache | None) -> ReadSched
     disks = RotationalDisks(node.settings.store.disk_type)
     if not disks.any_of(node.settings.store.disks):
         return None
-    budget = node.settings.read_ahead_bytes or (memory_usage.free_memory() or 0) // 4
     lookup = WindowLookup(node.store, node.archives, disks, node.objects)
-    return ReadScheduler(lookup, node.clock, budget, decoded)
+    return ReadScheduler(lookup, node.clock, _read_ahead_budget(node), decoded)
+
+
+def read_cost_estimator(node: NodeContext, data: DataServices) -> ReadCostEstimator:
+    """Build the estimator of what an order would cost this node's disks."""
+    disks = RotationalDisks(node.settings.store.disk_type)
+    lookup = None
+    if disks.any_of(node.settings.store.disks):
+        lookup = WindowLookup(node.store, StoredCopies(node.store), disks, LOOKUP_ONLY)
+    budget = _read_ahead_budget(node)
+    return ReadCostEstimator(data.datasets, lookup, node.settings.node_id, budget)
+
+
+def _read_ahead_budget(node: NodeContext) -> int:
+    """Return the bytes of page cache that windows may use: as configured, or by the memory free now."""
+    return node.settings.read_ahead_bytes or (memory_usage.free_memory() or 0) // 4
 
 
 def view_kinds(node: NodeContext, data: DataServices) -> dict[type, ViewKind[Any]]:

@@ -17,7 +17,12 @@ from meshd.origins.admin import BackedAdmin
 from meshd.origins.cache.residency import CacheResidency
 from meshd.origins.client.origin_pool import OriginPool
 from meshd.process.log_level import notify_supervisor
-from meshd.process.wiring.data_services import job_service, output_routes, view_makers
+from meshd.process.wiring.data_services import (
+    job_service,
+    output_routes,
+    read_cost_estimator,
+    view_makers,
+)
 from meshd.process.wiring.services import document_inventory, document_references
 from meshd.reads.peer_read_service import FrameHandlers, PeerReadService
 from meshd.server.api.admin import AdminEndpoint, StsEndpoint
@@ -100,7 +105,14 @@ def native_routes(
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
     tests = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
     native = BatchEndpoint(
-        data.datasets, data.batches, gathers, definitions, node.clock, node.mesh, frame_service
+        data.datasets,
+        data.batches,
+        gathers,
+        definitions,
+        read_cost_estimator(node, data),
+        node.clock,
+        node.mesh,
+        frame_service,
     )
     routes = [
         *native.routes(),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.identity import Identity
     from meshd.batches.gather import GatherService
+    from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator
     from meshd.batches.service import BatchService
     from meshd.cluster.cluster_view import ClusterView
     from meshd.core.frame_address import Frame
@@ -86,13 +87,14 @@ class BatchEndpoint:
         batches: BatchService,
         gathers: GatherService,
         views: ViewDefinitions,
+        read_costs: ReadCostEstimator,
         clock: Clock,
         mesh: ClusterView | None = None,
         frame_service: LocalFrameService | None = None,
     ) -> None:
         self._mesh, self._local_frames = mesh, frame_service
         self._datasets, self._batches, self._gathers = datasets, batches, gathers
-        self._views, self._clock = views, clock
+        self._views, self._read_costs, self._clock = views, read_costs, clock
         self._works, self._streams = Admission(MAX_CONCURRENT_REQUESTS), Admission(MAX_STREAM_BYTES)
 
     def __repr__(self) -> str:
@@ -104,6 +106,7 @@ class BatchEndpoint:
         return [
             HttpRoute("POST", "/-/snapshots", guarded(bounded(self.create_snapshot))),
             HttpRoute("GET", "/-/snapshots/", guarded(self.get_snapshot)),
+            HttpRoute("POST", "/-/snapshots/", guarded(bounded(self.post_read_cost))),
             HttpRoute("POST", "/-/plans", guarded(bounded(self.create_plan))),
             HttpRoute("GET", "/-/plans/", guarded(self.get_plan)),
             HttpRoute("POST", "/-/plans/", guarded(self.post_rows)),
@@ -152,6 +155,14 @@ class BatchEndpoint:
         (digest,) = _path(request, "/-/snapshots/", 1)
         document = await self._datasets.snapshot_document(caller_of(request, identity), digest)
         return self._reply(200, build_snapshot.CONTENT_TYPE, document)
+
+    async def post_read_cost(self, request: MeshRequest, identity: Identity) -> Reply:
+        digest, what = _path(request, "/-/snapshots/", 2)
+        if what != "read-cost":
+            raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
+        return self.reply_json(
+            await self._read_costs.estimate(caller_of(request, identity), digest, await request.read())
+        )
 
     async def create_plan(self, request: MeshRequest, identity: Identity) -> Reply:
         return self.reply_json(

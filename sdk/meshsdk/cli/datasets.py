@@ -7,7 +7,7 @@ hash.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -174,6 +174,7 @@ def preflight(session: Session, opened: Opening, batch: int | None, world: int, 
         batch_bytes=found.batch_bytes,
         seconds=round(found.seconds, 4),
         notes=list(found.notes),
+        **({} if found.disk_cost is None else {"disk_cost": asdict(found.disk_cost)}),
     )
 
 

@@ -132,7 +132,7 @@ def pin_snapshot(
     begun = transport.begin(request)
     meanwhile()
     answer = transport.json(request, deadline, begun)
-    return _read(lambda: _snapshot(source, answer), "snapshot")
+    return read_answer(lambda: _snapshot(source, answer), "snapshot")
 
 
 def derive_snapshot(
@@ -142,7 +142,7 @@ def derive_snapshot(
     and concat."""
     document = {"from": base.hash, **change}
     answer = transport.json(json_request("POST", "/-/snapshots", document), deadline)
-    return _read(lambda: _snapshot(base.source, answer), "snapshot")
+    return read_answer(lambda: _snapshot(base.source, answer), "snapshot")
 
 
 def fetch_snapshot(transport: Transport, digest: str) -> Snapshot:
@@ -150,7 +150,7 @@ def fetch_snapshot(transport: Transport, digest: str) -> Snapshot:
     from meshwire.dataset.snapshot import Snapshot  # most jobs never read the document
 
     body = transport.text(Request("GET", f"/-/snapshots/{quote(digest, safe='')}"))
-    return _read(lambda: Snapshot.from_bytes(body), "snapshot")
+    return read_answer(lambda: Snapshot.from_bytes(body), "snapshot")
 
 
 def describe_snapshot(snapshot: Snapshot) -> SnapshotInfo:
@@ -186,7 +186,7 @@ def register_plan(
     if batch is not None:
         document["batch"] = batch
     answer = transport.json(json_request("POST", "/-/plans", document), deadline)
-    return _read(lambda: _plan(answer), "plan")
+    return read_answer(lambda: _plan(answer), "plan")
 
 
 def _plan(answer: Mapping[str, Any]) -> PlanInfo:
@@ -207,12 +207,13 @@ def bad_samples(transport: Transport, plan: str) -> tuple[BadSample, ...]:
     """Fetch the ledger of a plan: the samples that could not be prepared so far, in any job."""
     answer = transport.json(Request("GET", f"/-/plans/{plan}/bad"))
     names = ("key", "op", "error", "position", "epoch", "times")
-    return _read(
+    return read_answer(
         lambda: tuple(BadSample(**{name: entry[name] for name in names}) for entry in answer), "ledger"
     )
 
 
-def _read(make: Callable[[], T], what: str) -> T:
+def read_answer(make: Callable[[], T], what: str) -> T:
+    """Return what `make` makes of a server's answer. Raises MeshError if the answer is not as expected."""
     try:
         return make()
     except (KeyError, TypeError, ValueError, AttributeError) as error:

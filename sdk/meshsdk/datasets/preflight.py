@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshsdk.byte_sizes import format_size
+from meshsdk.client.read_costs import fetch_disk_cost
 from meshsdk.datasets.batch import Ragged
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, PreflightError
 from meshwire.formats.content_sniffing import ContentHint, identify_content, identify_numbers
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshsdk.client.native_api import FieldSchema
+    from meshsdk.client.read_costs import DiskCost
     from meshsdk.datasets.sample_sequence import SampleSequence
 
 ROWS = 8
@@ -46,6 +48,8 @@ class Preflight:
         seconds: duration of the preflight.
         bad: the error of each sample that could not be prepared.
         notes: what looks wrong, and what to do about it.
+        disk_cost: what orders cost the rotational disks of the node that answered (DiskCost); None if it has
+            none, or no sample of this dataset on them.
     """
 
     samples: int
@@ -56,6 +60,7 @@ class Preflight:
     seconds: float
     bad: tuple[str, ...]
     notes: tuple[str, ...]
+    disk_cost: DiskCost | None = None
 
     def __str__(self) -> str:
         good = self.rows - len(self.bad)
@@ -66,6 +71,7 @@ class Preflight:
                 *(f"  {name}: {field}" for name, field in self.schema.items()),
                 f"  a row takes {format_size(self.row_bytes)}{each}",
                 *(f"note: {note}" for note in self.notes),
+                *([] if self.disk_cost is None else [str(self.disk_cost)]),
             ]
         )
 
@@ -95,8 +101,10 @@ def preflight(
     if global_batch is not None and global_batch > len(ds):
         notes.append(f"global_batch={global_batch} is more than the {len(ds)} samples: most rows are padding")
     told = tuple(str(error) for error in bad.values())
+    # The order of a mix depends on its weights, which the estimate does not know.
+    cost = None if ds.mixing else fetch_disk_cost(ds.client.transport, ds.snapshot.hash, global_batch)
     seconds = time.monotonic() - began
-    return Preflight(len(ds), schema, len(picks), row_bytes, batch_bytes, seconds, told, tuple(notes))
+    return Preflight(len(ds), schema, len(picks), row_bytes, batch_bytes, seconds, told, tuple(notes), cost)
 
 
 def _schema(ds: SampleSequence) -> Mapping[str, FieldSchema]:

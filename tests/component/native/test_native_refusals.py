@@ -24,6 +24,7 @@ def test_others_see_nothing(node: Daemon, mesh: Mesh, pictures: str) -> None:
     answers = [
         eve.post("/-/snapshots", {"source": f"s3://{pictures}/train", "fields": FIELDS}),
         eve.call("GET", f"/-/snapshots/{snapshot}"),
+        eve.post(f"/-/snapshots/{snapshot}/read-cost", {"shuffles": [{"kind": "global"}]}),
         eve.post("/-/plans", {"snapshot": snapshot, "spec": {"ops": []}}),
         eve.call("GET", f"/-/plans/{plan}"),
         eve.raw(plan, batch=4),
@@ -32,7 +33,7 @@ def test_others_see_nothing(node: Daemon, mesh: Mesh, pictures: str) -> None:
         eve.call("GET", f"/-/plans/{plan}/bad"),
         eve.post(f"/-/plans/{plan}/rows", {"samples": [1]}),
     ]
-    assert [(answer.status, error(answer)["code"]) for answer in answers] == [(403, "AccessDenied")] * 9
+    assert [(answer.status, error(answer)["code"]) for answer in answers] == [(403, "AccessDenied")] * 10
     gathered = eve.post("/-/gather", {"items": [{"bucket": pictures, "key": "train/dog/0000.png"}]})
     assert SampleFrame(gathered.body).status.tolist() == [4]
     eve.close()

@@ -41,7 +41,7 @@ def npy(array: Any) -> bytes:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon.start(args=("--transform-workers", "2")) as daemon:
+    with Daemon.start(args=("--transform-workers", "2", "--disk-type", "solid-state")) as daemon:
         yield daemon
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from meshd.batches.read_ahead import scheduler as module
 from meshd.batches.read_ahead.extents import plan_reads
-from meshd.batches.read_ahead.scheduler import IDLE_SECONDS, MIN_WINDOW_BYTES, ReadScheduler
+from meshd.batches.read_ahead.scheduler import IDLE_SECONDS, ReadScheduler
 from meshd.batches.read_ahead.window_lookup import DiskReads
+from meshd.batches.read_ahead.windows import MIN_WINDOW_BYTES
 from meshd.core.frame_address import FrameAddress
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.util.clock import ManualClock

@@ -1,0 +1,233 @@
+"""ReadCostEstimator: what orders of a snapshot would cost this node's rotational disks, before anyone trains.
+
+Law: an estimate reads the index alone, never a sample, and changes nothing. It cuts windows as the scheduler
+does for a job that has the budget to itself, and takes all bytes for not cached. Its work is bounded: a large
+epoch is estimated from windows that are spread over it, large windows from a run of their samples.
+Bytes on other nodes, in compressed archives without a decompressed copy, and on other kinds of disks are left
+out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from meshd.batches.read_ahead.read_cost import ReadCost, cost_of_reads
+from meshd.batches.read_ahead.windows import (
+    MIN_WINDOW_BYTES,
+    cut_window,
+    first_size,
+    fitting_size,
+    next_size,
+)
+from meshd.core.api_errors import busy
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.core.sample_locations import bytes_columns
+from meshd.datasets.archives.archive_service import copy_key
+from meshwire.dataset.archive_keys import archive_kind, copy_kind
+from meshwire.dataset.snapshot import LabelColumn
+from meshwire.plan.order_randomness import relative_distance, relative_run_length
+from meshwire.plan.shuffle import (
+    BlocksOrder,
+    ShuffleSpec,
+    StoredOrder,
+    parse_shuffle,
+    shuffle_document,
+    shuffle_order,
+)
+from meshwire.strict_json import PlanError, checked_integer, checked_object, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from meshd.auth.identity import Caller
+    from meshd.batches.read_ahead.window_lookup import WindowLookup
+    from meshd.batches.read_ahead.windows import CutWindow, Integers
+    from meshd.datasets.service import DatasetService
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.dataset.snapshot import Snapshot
+    from meshwire.plan.shuffle import SampleOrder
+
+MAX_ORDERS: Final = 4
+MAX_ROWS: Final = 1 << 15
+"""Samples that are looked up for one order."""
+MAX_WINDOWS: Final = 64
+_SPREAD: Final = 16  # windows of a large epoch
+_BATCH: Final = 256
+_MAX_BATCH: Final = 1 << 24
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CostRequest:
+    """The orders to estimate; None stands for blocks of as many shards as a window holds. `batch`: rows of a
+    step, which the size of the first windows depends on."""
+
+    shuffles: tuple[ShuffleSpec | None, ...]
+    batch: int = _BATCH
+
+
+def parse_cost_request(body: bytes) -> CostRequest:
+    """Parse `{"shuffles": [...], "batch": N}`. Raises PlanError."""
+    document = checked_object(read_json(body), "", ("shuffles", "batch"))
+    shuffles = document.get("shuffles")
+    if not isinstance(shuffles, list) or not 1 <= len(shuffles) <= MAX_ORDERS:
+        raise PlanError("shuffles", f"expected a list of 1 to {MAX_ORDERS} shuffles")
+    parsed = tuple(None if each == {"kind": "blocks"} else parse_shuffle(each) for each in shuffles)
+    return CostRequest(parsed, checked_integer(document.get("batch", _BATCH), "batch", 1, _MAX_BATCH))
+
+
+class StoredCopies:
+    """The decompressed copies of archives that exist already."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def decompressed(self, bucket: str, key: str, record: Record) -> Record:
+        """Return the copy of an archive. Raises BatchError Busy if it would have to be made."""
+        kind = copy_kind(key) or archive_kind(key)
+        found = None if kind is None else self._store.get(RESERVED_BUCKET, copy_key(kind, record))
+        if found is None:
+            raise busy(f"s3://{bucket}/{key} has no decompressed copy")
+        return found
+
+
+class ReadCostEstimator:
+    """Answers what orders cost; one per worker, one estimate at a time. `lookup`: None if the node has no
+    rotational disk; `budget`: bytes of page cache that windows may use."""
+
+    def __init__(self, datasets: DatasetService, lookup: WindowLookup | None, node: str, budget: int) -> None:
+        self._datasets, self._lookup, self._node = datasets, lookup, node
+        self._share = max(budget, 2 * MIN_WINDOW_BYTES)
+        self._turn = asyncio.Semaphore(1)
+
+    def __repr__(self) -> str:
+        return f"<ReadCostEstimator of {self._node} over {self._lookup!r}>"
+
+    async def estimate(self, caller: Caller, digest: str, body: bytes) -> dict[str, Any]:
+        """Return the answer to `POST /-/snapshots/{hash}/read-cost`.
+
+        Raises PlanError for a wrong body, and BatchError NoSuchSnapshot, AccessDenied: the caller must be
+        allowed to read all objects.
+        """
+        request = parse_cost_request(body)
+        snapshot = await self._datasets.snapshot(caller, digest)
+        answer: dict[str, Any] = {"snapshot": digest, "node": self._node, "rotational": False, "orders": []}
+        if self._lookup is None:
+            return answer
+        async with self._turn:
+            orders = [
+                await self._of_order(self._lookup, snapshot, shuffle, request.batch)
+                for shuffle in request.shuffles
+            ]
+        rotational = any(order["samples"] for order in orders)
+        return answer | {"rotational": rotational, "orders": orders if rotational else []}
+
+    async def _of_order(
+        self, lookup: WindowLookup, snapshot: Snapshot, shuffle: ShuffleSpec | None, batch: int
+    ) -> dict[str, Any]:
+        if shuffle is None:
+            shuffle = ShuffleSpec("blocks", fitting_shards(snapshot, fitting_size(self._share, self._share)))
+        order = await asyncio.to_thread(shuffle_order, shuffle, snapshot.shard_starts, _SEED, 0)
+        total, looked_up, windows, largest = ReadCost(), 0, 0, 0
+        cuts = _Cuts(snapshot, order, batch, self._share)
+        async for window, samples in cuts.windows():
+            cost = ReadCost()
+            of_samples = await asyncio.to_thread(_total_bytes, snapshot, samples)
+            for part in await lookup.cold_reads(snapshot, samples):
+                fraction = part.wanted / of_samples if of_samples else 0.0
+                cost += cost_of_reads(part.reads, fraction * samples.size, part.wanted)
+            total, looked_up = total + cost, looked_up + samples.size
+            windows, largest = windows + 1, max(largest, window.bytes)
+        scaled = total.scaled(order.n / looked_up) if looked_up else total
+        return {
+            "shuffle": shuffle_document(shuffle),
+            **scaled.document(),
+            "windows": windows,
+            "window_bytes": largest,
+            "estimated": looked_up < order.n,
+            "randomness": await asyncio.to_thread(_randomness, snapshot, order),
+        }
+
+
+class _Cuts:
+    """The windows of an epoch that an estimate looks up."""
+
+    def __init__(self, snapshot: Snapshot, order: SampleOrder, batch: int, share: int) -> None:
+        self._snapshot, self._order, self._batch, self._share = snapshot, order, batch, share
+
+    async def windows(self) -> AsyncIterator[tuple[CutWindow, Integers]]:
+        """Yield windows, each with those of its samples that are looked up."""
+        order, size = self._order, first_size(self._order, self._batch)
+        if not self._is_small():
+            async for found in self._spread():
+                yield found
+            return
+        first = 0
+        while first < order.n:
+            cut = await asyncio.to_thread(
+                cut_window, self._snapshot, order, first, fitting_size(size, self._share)
+            )
+            yield cut, cut.samples
+            first, size = cut.end, next_size(order, size, self._share)
+
+    def _steady_size(self) -> int:
+        """Return the bytes of windows far from the beginning of the epoch."""
+        whole = MIN_WINDOW_BYTES if isinstance(self._order, StoredOrder) else self._share
+        return fitting_size(whole, self._share)
+
+    def _is_small(self) -> bool:
+        typical = self._steady_size()
+        if isinstance(self._order, BlocksOrder):
+            block = self._snapshot.total_bytes // max(1, self._order.window_ends.size)
+            typical = min(typical, max(block, MIN_WINDOW_BYTES))
+        few = self._snapshot.total_bytes <= MAX_WINDOWS * typical
+        return few and self._order.n <= MAX_ROWS
+
+    async def _spread(self) -> AsyncIterator[tuple[CutWindow, Integers]]:
+        """Yield windows at even distances; of each a run of its samples in stored order."""
+        order, size = self._order, self._steady_size()
+        rows = max(1, int(size * order.n / max(1, self._snapshot.total_bytes)))
+        count = min(_SPREAD, max(1, MAX_ROWS // rows))
+        most = MAX_ROWS // count
+        for number in range(count):
+            first = order.n * number // count
+            if isinstance(order, BlocksOrder):
+                first = _block_start(order, first)
+            cut = await asyncio.to_thread(cut_window, self._snapshot, order, first, size)
+            samples = np.sort(cut.samples)
+            skipped = int((samples.size - most) * (number + 0.5) / count)
+            yield cut, samples if samples.size <= most else samples[skipped : skipped + most]
+
+
+def fitting_shards(snapshot: Snapshot, size: int) -> int:
+    """Return how many shards of a snapshot a window of `size` bytes holds, rounded down to a power of two; at
+    least 1."""
+    fitting = max(1, size * snapshot.shards // max(1, snapshot.total_bytes))
+    return min(1 << (fitting.bit_length() - 1), max(1, snapshot.shards))
+
+
+def _block_start(order: BlocksOrder, position: int) -> int:
+    """Return where the block begins that a position is in."""
+    ends = order.window_ends
+    number = int(np.searchsorted(ends, position, side="right"))
+    return int(ends[number - 1]) if number else 0
+
+
+def _randomness(snapshot: Snapshot, order: SampleOrder) -> dict[str, float]:
+    """Return figures relative to a full shuffle: `distance`, `shard_runs` and, if a field is a class label,
+    `label_runs`."""
+    shards = np.repeat(np.arange(snapshot.shards), np.diff(snapshot.shard_starts))
+    found = {"distance": relative_distance(order), "shard_runs": relative_run_length(order, shards)}
+    labels = [column for column in snapshot.fields.values() if isinstance(column, LabelColumn)]
+    if labels:
+        found["label_runs"] = relative_run_length(order, labels[0].values)
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def _total_bytes(snapshot: Snapshot, samples: Integers) -> int:
+    return sum(int(column.length[samples].sum()) for column in bytes_columns(snapshot).values())
