@@ -335,6 +335,27 @@ CASES: dict[str, tuple[Series, Series]] = {
         },  # three jobs that starved at one process had so many
         {f"meshd_transform_queue_rows{{{AT}}}": "0 " + "9000x3 0 " * 60},
     ),
+    "ShardmeshDisksSeek": (
+        {
+            f'meshd_read_ahead_bytes_total{{result="read", {AT}}}': grows(60 * 10e6),
+            f"meshd_read_ahead_seconds_total{{{AT}}}": grows(58),
+            f"meshd_read_ahead_wait_seconds_total{{{AT}}}": grows(240),
+        },
+        {
+            # Busy and waited for, but in sequence.
+            f'meshd_read_ahead_bytes_total{{result="read", {AT}}}': grows(60 * 180e6),
+            f"meshd_read_ahead_seconds_total{{{AT}}}": grows(58),
+            f"meshd_read_ahead_wait_seconds_total{{{AT}}}": grows(240),
+            # It seeks, but in time.
+            'meshd_read_ahead_bytes_total{result="read", instance="idle:9000"}': grows(3 * 10e6),
+            'meshd_read_ahead_seconds_total{instance="idle:9000"}': grows(3),
+            'meshd_read_ahead_wait_seconds_total{instance="idle:9000"}': grows(2),
+            # No rotational disk.
+            'meshd_read_ahead_bytes_total{result="read", instance="flash:9000"}': "0x240",
+            'meshd_read_ahead_seconds_total{instance="flash:9000"}': "0x240",
+            'meshd_read_ahead_wait_seconds_total{instance="flash:9000"}': "0x240",
+        },
+    ),
     "ShardmeshBatchesRefused": (
         {
             f'meshd_http_requests_total{{operation="GET /-/plans/", status="200", {AT}}}': grows(5),
