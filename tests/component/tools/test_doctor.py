@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -19,15 +20,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 import meshsdk as mesh
+from bench.page_cache import drop_pages
 from meshsdk import ops
 from meshsdk.admin import op_catalog, views
 from meshsdk.cli import run
+from meshsdk.client.native_api import register_plan
 from meshsdk.errors import ConfigurationError, MeshError
-from meshtools.doctor.examine_plan import plan_subject, view_subject
+from meshtools.doctor.examine_plan import examine, plan_subject, view_subject
 from meshtools.doctor.measurement_runs import MeasurementRuns
 from meshtools.doctor.script_hook import ScriptHook, examine_script
 from meshtools.doctor.stage_times import measure_pace
 from tests.component.sdk.test_sdk_training import picture
+from tests.support.daemons import Daemon
 from tests.support.origin_fixtures import bucket, put, sdk, small_daemon
 from tests.support.origin_places import Proxy
 
@@ -35,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from meshsdk.meters import LoaderStats
-    from tests.support.daemons import Daemon
     from tests.support.origin_places import Place
 
 COMPUTE, NETWORK, PREPROCESSING, FETCH = 0.06, 0.22, 0.2, 0.3
@@ -190,6 +193,21 @@ def test_a_dataset_without_a_script(plain: str, signed: None, capsys: pytest.Cap
     shown = capsys.readouterr().out
     assert "+ fetch of the sources" in shown
     assert "note: no step computes anything" in shown
+
+
+def test_seeks_of_rotational_disks_are_told() -> None:
+    """The disk only counts as rotational; what is read ahead and sought is the same."""
+    args = ("--disk-type", "rotational", "--read-ahead", "64MiB")
+    with Daemon.start(args=args) as daemon, sdk(daemon) as client:
+        client.create_bucket("disk")
+        for number in range(400):
+            client.put("disk", f"{number:04}.bin", bytes(50_000))
+        ds = mesh.open("s3://disk/", fields={"data": "bin"}, client=client)
+        plan = register_plan(client.transport, ds.snapshot.hash, ds.spec(shuffle=True)).hash
+        drop_pages(daemon.data_dir)
+        found = examine(plan_subject(client.transport, plan, 4), steps=2)
+    [told] = [note for note in found.notes if note.startswith("rotational disks of the nodes: ")]
+    assert re.search(r": 0\.\d+ seeks per sample$", told)
 
 
 @pytest.mark.parametrize(

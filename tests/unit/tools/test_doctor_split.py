@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshsdk.meters import Arrival, Meter, Stall, attribute_stall
-from meshtools.doctor.advice import Diagnosis, PlanFacts, advice_sentence, advise, render_report
+from meshtools.doctor.advice import (
+    Diagnosis,
+    PlanFacts,
+    advice_sentence,
+    advise,
+    disk_notes,
+    render_report,
+)
 from meshtools.doctor.measurement_runs import Network
 from meshtools.doctor.stage_times import RUNS, STALLS, Measured, Split, slowest_rank, split
 from meshwire.http_values.mesh_headers import FrameTiming, ServerTiming, parse_timing
@@ -170,6 +177,19 @@ OPS = [
         ),
         (Split(0.2, 0.0, 0.0, 0.8, 1), PlanFacts(parse_spec({})), "Blocks", 1 / 0.6),
         (Split(0.2, 0.0, 0.0, 0.8, 1), PlanFacts(), "faster disks", 5.0),
+        (
+            Split(0.2, 0.0, 0.0, 0.8, 1),
+            PlanFacts(parse_spec({}), source="s3://a/b", seeks=0.9),
+            "Blocks(…) as `mesh preflight s3://a/b` proposes",
+            1 / 0.6,
+        ),
+        (
+            Split(0.2, 0.0, 0.0, 0.8, 1),
+            PlanFacts(parse_spec({"shuffle": {"kind": "none"}}), seeks=0.9),
+            "a larger meshd serve --read-ahead",
+            1 / 0.6,
+        ),
+        (Split(0.2, 0.0, 0.0, 0.8, 1), PlanFacts(parse_spec({}), seeks=0.1), "then read in order", 1 / 0.6),
     ],
 )
 def test_the_cheapest_fix(found: Split, about: PlanFacts, fix: str, gain: float) -> None:
@@ -177,6 +197,14 @@ def test_the_cheapest_fix(found: Split, about: PlanFacts, fix: str, gain: float)
     assert fix in advice.fix
     assert advice.gain == pytest.approx(gain, rel=0.01)
     assert fix in advice_sentence(found, advice)
+
+
+def test_seeks_of_rotational_disks_are_told_and_many_of_them_with_a_fix() -> None:
+    assert disk_notes(PlanFacts()) == []
+    few = "rotational disks of the nodes: 0.012 seeks per sample"
+    assert disk_notes(PlanFacts(seeks=0.0123)) == [few]
+    [many] = disk_notes(PlanFacts(parse_spec({}), seeks=0.31))
+    assert many.startswith("rotational disks of the nodes: 0.31 seeks per sample: shuffle=mesh.Blocks(…)")
 
 
 def test_a_table_for_a_person() -> None:

@@ -24,6 +24,8 @@ _WIDE: Final = ("float32", "float64")
 _MOST_CONNECTIONS: Final = 16
 _BUSY: Final = 0.8  # of a core: above it, the receiving thread is the limit
 _CHECKING: Final = 0.1  # share of the client's CPU time that checksums take
+MANY_SEEKS: Final = 0.3
+"""Seeks per sample above which rotational disks seek too often. 1 is one for every sample."""
 _FULL: Final = 0.5  # share of the time spent receiving: above it, more requests in flight do not help
 
 
@@ -31,7 +33,8 @@ _FULL: Final = 0.5  # share of the time spent receiving: above it, more requests
 class PlanFacts:
     """What the advice depends on. `dtypes`: bytes of a row by dtype; `ops`: seconds that the nodes spent on
     each op in the first run; `random`: random ops; `transforms`: transform processes of all nodes; `origin`:
-    whether the source's bucket has an origin."""
+    whether the source's bucket has an origin; `seeks`: of the nodes' rotational disks in the first run, per
+    sample that was read ahead; None if there was none."""
 
     spec: PlanSpec | None = None
     dtypes: Mapping[str, int] = field(default_factory=dict)
@@ -43,6 +46,7 @@ class PlanFacts:
     connections: int = 4
     verify: bool = True
     network: Network = field(default_factory=Network)
+    seeks: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,8 @@ def _fetch(found: Split, about: PlanFacts) -> Advice:
             0.0,
             f"mesh prefetch {about.source}: load it from its origin before the job begins",
         )
+    if _seeks_often(about):
+        return _advice(found, "fetch", 0.5, f"{_fewer_seeks(about)} (the gain is an estimate)")
     if about.spec is not None and about.spec.shuffle.kind == "global":
         return _advice(
             found,
@@ -157,6 +163,27 @@ def _fetch(found: Split, about: PlanFacts) -> Advice:
     return _advice(
         found, "fetch", 0.0, "more memory or faster disks on the nodes, or more nodes: reading is the limit"
     )
+
+
+def _seeks_often(about: PlanFacts) -> bool:
+    return about.seeks is not None and about.seeks > MANY_SEEKS
+
+
+def _fewer_seeks(about: PlanFacts) -> str:
+    """Returns what makes rotational disks seek less for this plan."""
+    memory = "a larger meshd serve --read-ahead"
+    if about.spec is not None and about.spec.shuffle.kind == "none":
+        return f"{memory}, or rewrite the data in the order of its keys (mesh shard)"
+    place = f" {about.source}" if about.source else ""
+    return f"shuffle=mesh.Blocks(…) as `mesh preflight{place}` proposes, or {memory}"
+
+
+def disk_notes(about: PlanFacts) -> list[str]:
+    """Returns the seeks per sample of the nodes' rotational disks, and above MANY_SEEKS what to do."""
+    if about.seeks is None:
+        return []
+    told = f"rotational disks of the nodes: {about.seeks:.2g} seeks per sample"
+    return [f"{told}: {_fewer_seeks(about)}" if _seeks_often(about) else told]
 
 
 def _advice(found: Split, stall: str, left: float, fix: str) -> Advice:

@@ -23,13 +23,13 @@ from meshsdk.client.request import Request
 from meshsdk.errors import ConfigurationError, MeshError
 from meshsdk.loader.loader_setup import MeasuredPlan
 from meshsdk.loader.output_stage import NumpyStage
-from meshtools.doctor.advice import Diagnosis, PlanFacts, advise
+from meshtools.doctor.advice import Diagnosis, PlanFacts, advise, disk_notes
 from meshtools.doctor.measurement_runs import MeasurementRuns
 from meshtools.doctor.stage_times import TITLES, split
 from meshwire.plan.plan_spec import PlanError, parse_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from meshsdk.admin.cluster_admin import Scrape
     from meshsdk.client.native_api import FieldSchema
@@ -68,12 +68,18 @@ _MOST: Final = 16  # nodes whose counters are read
 
 @dataclass(slots=True)
 class NodeSurvey:
-    """Reads the nodes' counters when the first run begins and when it has ended."""
+    """Reads the nodes' counters before the first batch is requested, when the first run begins and when it
+    has ended."""
 
     transport: Transport
     _before: dict[str, float] = field(default_factory=dict)
     _spent: dict[str, float] = field(default_factory=dict)
     _transforms: int = 0
+    _ahead: tuple[float, float] = 0.0, 0.0
+
+    def on_start(self) -> None:
+        """Called before the first batch is requested: from then on, nodes read ahead."""
+        self._ahead = _reads_ahead(self._told())
 
     def on_run_start(self, run: str) -> None:
         """Called when a run begins. The first run is `fetch`, the second `preprocessing`."""
@@ -88,6 +94,8 @@ class NodeSurvey:
             self._before = seconds
         else:
             self._spent = {op: taken - self._before.get(op, 0.0) for op, taken in seconds.items()}
+            samples, seeks = _reads_ahead(told)
+            self._ahead = samples - self._ahead[0], seeks - self._ahead[1]
             self._transforms = int(sum(node.sum_of("meshd_processes_up", role="transform") for node in told))
 
     def _told(self) -> list[Scrape]:
@@ -106,6 +114,7 @@ class NodeSurvey:
     def plan_facts(self, subject: MeasuredPlan, network: Network) -> PlanFacts:
         """Returns what the nodes report about the plan and its source."""
         spec = self._plan(subject.plan.hash)
+        samples, seeks = self._ahead
         ops = dict.fromkeys(() if spec is None else (op.op for op in spec.ops), 0.0)
         for op in ops:
             # Ops that the nodes run as one step are counted under their joined names.
@@ -121,6 +130,7 @@ class NodeSurvey:
             connections=subject.connections,
             verify=subject.verify,
             network=network,
+            seeks=seeks / samples if samples > 0 else None,
         )
 
     def _plan(self, digest: str) -> PlanSpec | None:
@@ -138,6 +148,15 @@ class NodeSurvey:
         with suppress(MeshError, KeyError, TypeError):
             return bool(bucket) and bool(show_bucket(self.transport, bucket).origin)
         return False
+
+
+def _reads_ahead(told: Iterable[Scrape]) -> tuple[float, float]:
+    """Returns the samples that nodes have read ahead from rotational disks, and the seeks of that."""
+    nodes = list(told)
+    return (
+        sum(node.sum_of("meshd_read_ahead_samples_total") for node in nodes),
+        sum(node.sum_of("meshd_read_ahead_seeks_total") for node in nodes),
+    )
 
 
 def _widths(fields: Mapping[str, FieldSchema]) -> dict[str, int]:
@@ -168,20 +187,22 @@ def examine(
         enquiry.on_run_start(run)
         progress(run)
 
+    enquiry.on_start()
     checkup = MeasurementRuns(subject, steps, alone=True, begins=begins)
     for batch in checkup.batches():
         del batch
         if step_seconds:
             time.sleep(step_seconds)
     found = split(checkup.runs, subject.world)
-    advice = advise(found, enquiry.plan_facts(subject, checkup.network))
+    about = enquiry.plan_facts(subject, checkup.network)
     notes = (
         []
         if step_seconds
         else ["no step computes anything: without a script or --step-time, AU has no meaning"]
     )
     timed = max(run.steps for run in checkup.runs.values())
-    return Diagnosis((found,), advice, timed, (*notes, *uncertainty_notes(checkup)))
+    notes += [*disk_notes(about), *uncertainty_notes(checkup)]
+    return Diagnosis((found,), advise(found, about), timed, notes)
 
 
 def uncertainty_notes(checkup: MeasurementRuns) -> list[str]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meshsdk.errors import ConfigurationError, MeshError
 from meshsdk.loader.loader_setup import DOCTOR_VARIABLE
-from meshtools.doctor.advice import Advice, Diagnosis, advise
+from meshtools.doctor.advice import Advice, Diagnosis, advise, disk_notes
 from meshtools.doctor.examine_plan import NodeSurvey, uncertainty_notes
 from meshtools.doctor.measurement_runs import MeasurementRuns
 from meshtools.doctor.stage_times import RUNS, Split, split
@@ -70,7 +70,8 @@ class ScriptHook:
 
         def done(checkup: MeasurementRuns) -> None:
             found = split(checkup.runs, subject.world)
-            advice = advise(found, enquiry.plan_facts(subject, checkup.network))
+            about = enquiry.plan_facts(subject, checkup.network)
+            advice = advise(found, about)
             self._report(
                 subject.rank,
                 {
@@ -79,7 +80,7 @@ class ScriptHook:
                     "split": {name: getattr(found, name) for name in found.__slots__},
                     "advice": {name: getattr(advice, name) for name in advice.__slots__},
                     "steps": max(run.steps for run in checkup.runs.values()),
-                    "notes": uncertainty_notes(checkup),
+                    "notes": [*disk_notes(about), *uncertainty_notes(checkup)],
                 },
             )
             self.wait_for_doctor()
@@ -89,6 +90,7 @@ class ScriptHook:
             with suppress(OSError):  # `mesh doctor` has ended and removed the folder
                 (self.place / RUN.format(subject.rank, run)).touch()
 
+        enquiry.on_start()
         return MeasurementRuns(subject, self.steps, alone=subject.world == 1, done=done, begins=begins)
 
     def _report(self, rank: int, document: dict[str, Any]) -> None:
