@@ -221,11 +221,15 @@ def _block_start(order: BlocksOrder, position: int) -> int:
 def _randomness(snapshot: Snapshot, order: SampleOrder) -> dict[str, float]:
     """Return figures relative to a full shuffle: `distance`, `shard_runs` and, if a field is a class label,
     `label_runs`."""
-    shards = np.repeat(np.arange(snapshot.shards), np.diff(snapshot.shard_starts))
-    found = {"distance": relative_distance(order), "shard_runs": relative_run_length(order, shards)}
+    starts = snapshot.shard_starts
+    runs = relative_run_length(
+        order, np.diff(starts), lambda samples: np.searchsorted(starts, samples, side="right") - 1
+    )
+    found = {"distance": relative_distance(order), "shard_runs": runs}
     labels = [column for column in snapshot.fields.values() if isinstance(column, LabelColumn)]
     if labels:
-        found["label_runs"] = relative_run_length(order, labels[0].values)
+        values = labels[0].values
+        found["label_runs"] = relative_run_length(order, np.bincount(values), values.__getitem__)
     return {name: round(value, 4) for name, value in found.items()}
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshwire.plan.shuffle import Indices, SampleOrder
 
 POSITIONS: Final = 1 << 16
@@ -27,23 +29,24 @@ def relative_distance(order: SampleOrder) -> float:
     return float(moved.mean()) * 3 / order.n
 
 
-def relative_run_length(order: SampleOrder, groups: Indices) -> float:
+def relative_run_length(order: SampleOrder, sizes: Indices, group_of: Callable[[Indices], Indices]) -> float:
     """Return how long runs of samples of the same group are: the mean, divided by that of a full shuffle.
 
-    `groups`: int64[samples], the shard or class of each sample in stored order. Runs are counted within
-    stretches of 1,024 positions, so the result is at most 1,024 in a large epoch.
+    `sizes`: int64[groups], the number of samples of each group; `group_of`: from samples int64[k] to their
+    groups, such as shards or classes. Runs are counted within stretches of 1,024 positions, so the result
+    is at most 1,024 in a large epoch.
     """
-    if order.n < 2:
-        return 1.0
-    counts = np.unique(groups, return_counts=True)[1].astype(np.float64)
+    counts = sizes.astype(np.float64)
     total = float(counts.sum())
+    if total < 2:
+        return 1.0
     expected = 1.0 - float((counts * (counts - 1)).sum()) / (total * (total - 1))
-    if not expected:  # a single group
+    if counts.max() == total:  # a single group
         return 1.0
     changes = pairs = 0
     for first in _stretches(order.n):
         stretch = np.arange(first, min(first + _STRETCH, order.n), dtype=np.int64)
-        found = groups[order.samples_at(stretch)]
+        found = group_of(order.samples_at(stretch))
         changes += int(np.count_nonzero(found[1:] != found[:-1]))
         pairs += found.size - 1
     return expected * pairs / max(changes, 1)

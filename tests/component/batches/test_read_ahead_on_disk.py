@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import random
-import re
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshsdk.admin.cluster_admin import scrape
+from meshsdk.client.settings import parse_endpoint
 from meshwire.frame import tensor_frame
 from meshwire.frame.sample_frames import ragged_rows
 from tests.support.daemons import Daemon
@@ -114,8 +115,9 @@ class Node:
         raise AssertionError(f"reads ahead do not end: {seen} bytes\n{self.daemon.output()}")
 
     def counted(self, name: str) -> float:
-        text = self.daemon.request("GET", "/metrics").body.decode()
-        return sum(float(value) for value in re.findall(rf"^meshd_{name}_total\S* (\S+)$", text, re.M))
+        told = scrape(parse_endpoint(self.daemon.endpoint))
+        assert f"meshd_{name}_total" in told.values
+        return told.sum_of(f"meshd_{name}_total")
 
 
 HASHES = sorted(hashlib.sha256(sample(number)).hexdigest() for number in range(SAMPLES))

@@ -9,18 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.plan.order_randomness import POSITIONS, relative_distance, relative_run_length
+from meshwire.plan import order_randomness
+from meshwire.plan.order_randomness import POSITIONS, relative_distance
 from meshwire.plan.shuffle import BlocksOrder, GlobalOrder, StoredOrder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from meshwire.plan.shuffle import Indices
+    from meshwire.plan.shuffle import Indices, SampleOrder
 
 
 def equal_groups(count: int, size: int) -> npt.NDArray[np.int64]:
     """`count` groups of `size` samples, one after the other in stored order."""
     return np.repeat(np.arange(count, dtype=np.int64), size)
+
+
+def relative_run_length(order: SampleOrder, groups: Indices) -> float:
+    """Of samples whose groups are given one by one."""
+    return order_randomness.relative_run_length(order, np.bincount(groups), lambda samples: groups[samples])
 
 
 @given(st.integers(0, 1 << 60), st.integers(5, 100), st.integers(200, 1000))
