@@ -203,7 +203,9 @@ class OperationDispatcher:
             made[0], call.identity, made[1], context=call.write_context
         )
         now = self._deps.clock.now_ms()
-        return CopyResult(stored.etag, now, stored.checksums, stored.checksum_type, stored.version)
+        return CopyResult(
+            stored.etag, now, stored.checksums, stored.checksum_type, stored.version, extra=stored.extra
+        )
 
     async def _copy_remote(
         self, call: S3Call, operation: ops.CopyObject, record: Record, far: RemoteCopySources
@@ -218,6 +220,7 @@ class OperationDispatcher:
             stored.checksum_type,
             stored.version,
             self._deps.versions.version_header(operation.source.bucket, record),
+            stored.extra,
         )
 
     async def _delete(self, call: S3Call) -> Result:

@@ -97,7 +97,10 @@ def test_answers_tell_when_an_object_expires(s3: Any, bucket: str) -> None:
         s3.get_object(Bucket=bucket, Key="tmp/a"),
         s3.get_object(Bucket=bucket, Key="tmp/a", Range="bytes=0-0"),
         s3.head_object(Bucket=bucket, Key="tmp/a", PartNumber=1),
-        s3.copy_object(Bucket=bucket, Key="tmp/b", CopySource=f"{bucket}/tmp/a"),
+        *(  # nodes of a mesh that have the source, and others
+            s3.copy_object(Bucket=bucket, Key=f"tmp/b{number}", CopySource=f"{bucket}/tmp/a")
+            for number in range(8)
+        ),
         s3.complete_multipart_upload(Bucket=bucket, Key="tmp/m", UploadId=upload, MultipartUpload=parts),
     ):
         assert answer["Expiration"] == told
