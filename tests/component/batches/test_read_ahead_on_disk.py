@@ -108,11 +108,11 @@ class Node:
         """Wait until nothing is read ahead any more, such as the window of an earlier plan's next epoch."""
         seen = -1.0
         for _ in range(100):
-            before, seen = seen, self.counted("read_ahead_bytes")
+            before, seen = seen, self.counted("read_ahead_seconds")
             if seen == before:
                 return
             threading.Event().wait(0.3)
-        raise AssertionError(f"reads ahead do not end: {seen} bytes\n{self.daemon.output()}")
+        raise AssertionError(f"reads ahead do not end: {seen} s\n{self.daemon.output()}")
 
     def counted(self, name: str) -> float:
         told = scrape(parse_endpoint(self.daemon.endpoint))
