@@ -33,8 +33,7 @@ def relative_run_length(order: SampleOrder, sizes: Indices, group_of: Callable[[
     """Return how long runs of samples of the same group are: the mean, divided by that of a full shuffle.
 
     `sizes`: int64[groups], the number of samples of each group; `group_of`: from samples int64[k] to their
-    groups, such as shards or classes. Runs are counted within stretches of 1,024 positions, so the result
-    is at most 1,024 in a large epoch.
+    groups, such as shards or classes. Runs that are longer than the positions looked at count as so long.
     """
     counts = sizes.astype(np.float64)
     total = float(counts.sum())

@@ -20,6 +20,7 @@ from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
 from meshwire.plan.epoch_order import snapshot_order
 from meshwire.plan.plan_spec import parse_spec, plan_hash
+from tests.unit.batches import test_read_cost
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -139,6 +140,31 @@ def test_windows_are_the_epoch_in_order_each_sample_once(shuffle: dict[str, Any]
         assert 0 < len(read) - SAMPLES < SAMPLES
         assert all(len(window) * SIZE <= BUDGET // 2 for window in world.lookup.windows)
         assert len(world.lookup.windows) > 1
+
+    running(shuffle, story)
+
+
+@pytest.mark.parametrize("shuffle", [{"kind": "global"}, {"kind": "none"}, {"kind": "blocks", "shards": 1}])
+def test_an_estimate_of_the_cost_cuts_windows_of_the_same_sizes(shuffle: dict[str, Any]) -> None:
+    async def story(world: World) -> None:
+        for step in range(SAMPLES // BATCH):
+            waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(step)))
+            while not waiting.done():
+                await asyncio.sleep(0)
+                world.read_all()
+        await settled()
+        read = [len(window) for window in world.lookup.windows]
+        lookup = test_read_cost.Lookup(SIZE)
+        # In a thread: it has a loop of its own.
+        await asyncio.to_thread(
+            test_read_cost.estimated, world.snapshot, lookup, [shuffle], BUDGET, batch=BATCH
+        )
+        cut = [asked.size for asked in lookup.asked]
+        assert sum(cut) == SAMPLES
+        if shuffle["kind"] == "blocks":  # the shards are in another order
+            assert max(cut) == max(read)
+        else:
+            assert cut == read[: len(cut)]
 
     running(shuffle, story)
 

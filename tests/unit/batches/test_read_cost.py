@@ -67,12 +67,16 @@ class Lookup:
 
 
 def estimated(
-    snapshot: Snapshot, lookup: Lookup | None, shuffles: list[dict[str, Any]], budget: int = 0
+    snapshot: Snapshot,
+    lookup: Lookup | None,
+    shuffles: list[dict[str, Any]],
+    budget: int = 0,
+    batch: int = 256,
 ) -> dict[str, Any]:
     estimator = ReadCostEstimator(
         cast("DatasetService", Datasets(snapshot)), cast("WindowLookup | None", lookup), "n1", budget
     )
-    body = json.dumps({"shuffles": shuffles}).encode()
+    body = json.dumps({"shuffles": shuffles, "batch": batch}).encode()
     return asyncio.run(estimator.estimate(cast("Caller", None), snapshot.hash, body))
 
 
