@@ -147,7 +147,7 @@ class DecodedCache:
         clock: Callable[[], float],
         disk_rate: float = math.inf,
     ) -> None:
-        self._disk_rate = disk_rate
+        self.disk_rate = disk_rate
         self._segments, self._directory, self._clock = segments, directory, clock
         self._plans: OrderedDict[tuple[str, str], _PlanState] = OrderedDict()
         self._tables: dict[tuple[str, int, str], Table] = {}
@@ -333,7 +333,7 @@ class DecodedCache:
 
     def _choose(self, state: _PlanState, number: int) -> _FieldChoice | None:
         found = state.candidates.get(number, {}).values()
-        steps = policy.choose_prefix(found, state.samples.count, self._most, self._disk_rate)
+        steps = policy.choose_prefix(found, state.samples.count, self._most, self.disk_rate)
         if steps is None:
             return None
         made = _FieldChoice(steps)
@@ -352,8 +352,8 @@ class DecodedCache:
             if len(self._tables) >= _MAX_TABLES:
                 self._drop_table()
             self._next_table += 1
-            found = Table(self._next_table, samples.count, one.variant, self._clock(), self._disk_rate)
-            found.source_seconds = one.source_bytes / self._disk_rate
+            found = Table(self._next_table, samples.count, one.variant, self._clock(), self.disk_rate)
+            found.source_seconds = one.source_bytes / self.disk_rate
             found.cost.add(one.seconds, one.calls)
             found.size.add(one.size, one.calls)
             self._tables[key] = self._by_number[found.number] = found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from meshd.config import DiskType
 
 
 def test_a_rotational_disk_gets_no_more_than_fits_in_memory(
@@ -40,6 +43,22 @@ def test_off_keeps_nothing_and_a_start_empties_the_directory(tmp_path: Path) -> 
         cache = asyncio.run(open_decoded_cache(settings, SystemClock()))
         assert (cache is None) == (size == 0)
         assert left.exists() == exists
+
+
+def test_the_time_of_a_rotational_disk_counts(tmp_path: Path) -> None:
+    def rate(disk_type: DiskType, directory: Path | None = None) -> float:
+        settings = NodeSettings(
+            "n",
+            StoreSettings.at(tmp_path, disk_type=disk_type),
+            transform=TransformSettings(decoded_cache_dir=directory),
+        )
+        cache = asyncio.run(open_decoded_cache(settings, SystemClock()))
+        assert cache is not None
+        return cache.disk_rate
+
+    assert rate("rotational") < 1e9
+    assert rate("solid-state") == math.inf
+    assert rate("rotational", tmp_path / "elsewhere") == rate("auto")  # `disk-type` is of the store's disks
 
 
 @pytest.mark.parametrize(
