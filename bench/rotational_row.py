@@ -74,7 +74,7 @@ class Ours:
 
 
 TARS: Final = Ours("Blocks over tar shards", 7000, "tar", 8)
-LOOSE: Final = Ours("Blocks over loose objects", 7100, "raw", 16)
+LOOSE: Final = Ours("Blocks over loose objects", 7100, "raw", 2)  # of 1,024: as many samples as 8 tars of 250
 FULL_SHUFFLE: Final = Ours("full shuffle of loose objects", 7200, "raw", 0)
 FOUR: Final = Ours("four sharing jobs, Blocks over tar shards", 7300, "tar", 8, jobs=JOBS)
 BESIDE: Final = Ours("Blocks over tar shards, beside foreign GETs", 7400, "tar", 8, foreign=True)
