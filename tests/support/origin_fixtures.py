@@ -16,7 +16,7 @@ from meshsdk.admin import cluster_admin
 from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.support.origin_places import Place
@@ -113,13 +113,18 @@ def eventually(true: Any, seconds: float = 60.0, told: Any = lambda: "never") ->
 
 @contextmanager
 def small_daemon(
-    origin: Place, scratch: Path, cache: str = "16MiB", workers: int = 2, fail: str = ""
+    origin: Place,
+    scratch: Path,
+    cache: str = "16MiB",
+    workers: int = 2,
+    fail: str = "",
+    more: Sequence[str] = (),
 ) -> Iterator[Daemon]:
-    """A daemon whose cache is small. `fail`: its failpoints."""
+    """A daemon whose cache is small. `fail`: its failpoints; `more`: further flags."""
     credentials = scratch / "credentials"
     credentials.mkdir()
     write_credentials(credentials, origin)
-    flags = ["--origin-credentials", str(credentials), "--cache", cache]
+    flags = ["--origin-credentials", str(credentials), "--cache", cache, *more]
     with Daemon.start(workers=workers, args=flags, env={"MESHD_FAILPOINTS": fail}) as daemon:
         yield daemon
         assert "Traceback" not in daemon.output()

@@ -200,7 +200,7 @@ def test_windows_ahead_stay_within_the_budget_and_follow_the_reader() -> None:
 
 def test_blocks_end_windows_so_that_no_shard_is_read_twice() -> None:
     async def story(world: World) -> None:
-        for step in range(0, SAMPLES // BATCH, 5):
+        for step in range(0, SAMPLES // BATCH, 10):
             world.ask(step)
             await settled()
             world.read_all()
