@@ -13,7 +13,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -111,35 +111,45 @@ class DiskReader:
         reads, done = work.reads, 0
         began, arm = self._clock.monotonic(), (-1, -1)  # file and offset where the last read ended
         ahead: deque[_Read] = deque()
-        with ExitStack() as files:
+        files: deque[int] = deque()  # open descriptors in order; only the last few have reads in progress
+        try:
             for read in self._missing(work, files):
                 ahead.append(read)
                 read.begin(self._advice_bytes)
                 if len(ahead) > QUEUED_READS:
                     done += ahead.popleft().finish(self._buffer)
+                while len(files) > QUEUED_READS + 2:
+                    os.close(files.popleft())
                 metrics.read_ahead_seeks.inc(arm != (read.fd, read.offset))
                 arm = read.fd, read.offset + read.length
             while ahead:
                 done += ahead.popleft().finish(self._buffer)
+        finally:
+            while files:
+                os.close(files.popleft())
         metrics.read_ahead_bytes.labels("read").inc(done)
         metrics.read_ahead_bytes.labels("cached").inc(reads.bytes - done)
         if done:
             metrics.read_ahead_seconds.inc(self._clock.monotonic() - began)
 
-    def _missing(self, work: DiskWork, files: ExitStack) -> Iterator[_Read]:
-        """Yield the reads whose bytes are not cached; closes their files with `files`."""
+    def _missing(self, work: DiskWork, files: deque[int]) -> Iterator[_Read]:
+        """Yield the reads whose bytes are not cached; appends the descriptors of their files to `files`."""
         reads, fd, opened = work.reads, -1, -1
         for file, offset, length in zip(
             reads.files.tolist(), reads.offsets.tolist(), reads.lengths.tolist(), strict=True
         ):
             if work.cancelled or self._closed:
-                return
+                break
             if file != opened:
+                if fd >= 0 and (not files or files[-1] != fd):  # nothing of it was missing
+                    os.close(fd)
                 fd, opened = open_for_reading(work.paths[file]), file
-                if fd >= 0:
-                    files.callback(os.close, fd)
             if fd >= 0 and not is_cached(fd, offset, length):
+                if not files or files[-1] != fd:
+                    files.append(fd)
                 yield _Read(fd, offset, length)
+        if fd >= 0 and (not files or files[-1] != fd):
+            os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,3 +108,29 @@ def test_a_reader_that_is_closed_ends_every_window(tmp_path: Path) -> None:
         reader.submit(work)
     reader.close()
     assert all(done.is_set() for _, done in works)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_window_over_many_files_has_few_of_them_open(
+    reader: DiskReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    open_files: list[int] = []
+    asked = disk_reader.is_cached
+
+    def is_cached_counted(fd: int, offset: int, length: int) -> bool:
+        open_files.append(len(os.listdir("/proc/self/fd")))
+        return asked(fd, offset, length) and not missing
+
+    monkeypatch.setattr(disk_reader, "is_cached", is_cached_counted)
+    paths = [str(tmp_path / f"{number:03}") for number in range(200)]
+    for path in paths:
+        with open(path, "wb") as file:
+            file.write(bytes(8192))
+    before, done = len(os.listdir("/proc/self/fd")), threading.Event()
+    numbers = np.arange(200)
+    reads = plan_reads(numbers, numbers * 0, numbers * 0 + 8192)
+    reader.submit(DiskWork(0, paths, reads, done.set))
+    assert done.wait(30)
+    assert len(open_files) == 200
+    assert max(open_files) <= before + 8
+    assert len(os.listdir("/proc/self/fd")) <= before
