@@ -126,6 +126,12 @@ class ReadScheduler:
 
         When the last window of an epoch is planned, the first one of the next epoch is, too.
         """
+        try:
+            self._note_request(plan, snapshot, address)
+        except Exception:  # the builder reports what is wrong with the plan
+            _log.exception("the batches of a plan are not read ahead")
+
+    def _note_request(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
         first = address.origin + address.step * address.batch
         self._drop_idle()
         cursor = self._find(plan.hash, address.epoch, first)
@@ -147,7 +153,14 @@ class ReadScheduler:
         if cursor is None:
             return
         began = self._clock.monotonic()
-        end = min(first + address.batch, cursor.order.n)
+        try:
+            await self._wait_for_windows(cursor, first, min(first + address.batch, cursor.order.n))
+        except Exception:
+            _log.exception("a batch is built without waiting for its reads ahead")
+        metrics.read_ahead_wait_seconds.inc(self._clock.monotonic() - began)
+
+    async def _wait_for_windows(self, cursor: _Cursor, first: int, end: int) -> None:
+        """Wait until the windows of the positions first…end−1 have been read."""
         async with cursor.growing:
             if first < cursor.start:
                 await self._add_window_before(cursor, first)
@@ -157,7 +170,6 @@ class ReadScheduler:
             if not window.read.is_set():
                 window.prioritize(self._readers)
                 await window.read.wait()
-        metrics.read_ahead_wait_seconds.inc(self._clock.monotonic() - began)
 
     async def aclose(self) -> None:
         """Stop reading; waiting frames are built without it."""
@@ -271,6 +283,9 @@ class ReadScheduler:
                 self._reader(work.device).submit(work)
         except Exception:
             _log.exception("a window of coming batches is not read ahead")
+            for work in window.works:
+                work.cancelled = True
+            window.read.set()
         finally:
             if not window.works:
                 window.read.set()

@@ -319,3 +319,21 @@ def test_samples_that_are_decoded_already_are_not_read_ahead() -> None:
         assert waiting.done()
 
     running({"kind": "global"}, story)
+
+
+def test_a_batch_is_built_whatever_fails_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story(world: World) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(module, "DiskReader", no_thread)
+            await asyncio.wait_for(world.scheduler.wait_until_read(world.ask(0)), 30)
+        with monkeypatch.context() as broken:
+            broken.setattr(module, "cut_window", no_thread)
+            await asyncio.wait_for(world.scheduler.wait_until_read(world.ask(0, epoch=1)), 30)
+        with monkeypatch.context() as broken:
+            broken.setattr(module, "snapshot_order", no_thread)
+            await asyncio.wait_for(world.scheduler.wait_until_read(world.ask(0, epoch=2)), 30)
+
+    running({"kind": "global"}, story)
