@@ -165,8 +165,8 @@ def size_of(length: int) -> bytes:
 
 
 FILES: dict[str, tuple[str, Callable[[], Files], str, int]] = {
-    "blank-lines": ("lines", lambda: {"a.jsonl.gz": packed(16, b"\n")}, "no line of text", 150),
-    "line-without-end": ("lines", lambda: {"a.jsonl.gz": packed(80, b"a" * 64)}, "line 1 has more", 100),
+    "blank-lines": ("lines", lambda: {"a.jsonl.gz": packed(16, b"\n")}, "no line of text", 60),
+    "line-without-end": ("lines", lambda: {"a.jsonl.gz": packed(80, b"a" * 64)}, "line 1 has more", 60),
     "record-of-2-to-63": ("tfrecord", lambda: {"a.tfrecord": size_of(1 << 63)}, "at most 134217728", 50),
     "record-cut": ("tfrecord", lambda: {"a.tfrecord": size_of(127 << 20) + b"x"}, "is truncated", 50),
     "records-of-zeros": ("tfrecord", lambda: {"a.tfrecord.gz": packed(16, bytes(64))}, "a length", 100),
