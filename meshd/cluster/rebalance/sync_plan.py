@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -231,6 +231,10 @@ class SlotDigests:
         return np.frombuffer(self._sizes, np.uint64)
 
 
+_Masks: TypeAlias = "dict[str, dict[int, npt.NDArray[np.bool_]]]"
+"""bool[slots] by node id and replica count."""
+
+
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
     """Which slots to compare with whom. `peers`: by node id, the slots to compare with that node;
@@ -244,28 +248,19 @@ class SyncPlan:
 
 def plan_sync(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> SyncPlan:
     """Plans the comparisons of `node_id` under this map. `copies`: the replica counts of all buckets."""
-    all_peers: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
-    first: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
+    all_peers: _Masks = {}
+    first: _Masks = {}
     blocked = 0
 
-    def mark(into: dict[str, dict[int, npt.NDArray[np.bool_]]], holder: str, number: int, slot: int) -> None:
-        masks = into.setdefault(holder, {})
-        if number not in masks:
-            masks[number] = np.zeros(cluster.slots, np.bool_)
-        masks[number][slot] = True
-
     for number in set(copies):
-        table = routes(cluster, number)
-        for slot in range(cluster.slots):
-            route = table.route_of_slot(slot)
+        for route, slots in routes(cluster, number).slots_by_route():
             if all(node.node_id != node_id for node in route.write_set):
                 continue
             others = [node.node_id for node in route.read_set if node.node_id != node_id]
-            blocked += not route.read_set
-            for other in others:
-                mark(all_peers, other, number, slot)
-            if others:
-                mark(first, others[slot % len(others)], number, slot)
+            blocked += 0 if route.read_set else slots.size
+            for place, other in enumerate(others):
+                _mark(all_peers, other, number, slots, cluster.slots)
+                _mark(first, other, number, slots[slots % len(others) == place], cluster.slots)
     return SyncPlan(_scopes(all_peers, cluster.slots), _scopes(first, cluster.slots), blocked)
 
 
@@ -279,20 +274,24 @@ def unowned_scopes(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> 
     primary's id. Empty while a rebalance is in progress."""
     if cluster.is_rebalancing:
         return {}
-    found: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
+    found: _Masks = {}
     for number in set(copies):
         if number > MAX_COPIES:  # encodes a replica count that is just being changed
             continue
         present = compute_placement(cluster, number, "present")
-        for slot in range(cluster.slots):
-            owners = present.owners_of_slot(slot)
-            if not owners or any(node.node_id == node_id or node.state != "up" for node in owners):
-                continue
-            masks = found.setdefault(owners[0].node_id, {})
-            if number not in masks:
-                masks[number] = np.zeros(cluster.slots, np.bool_)
-            masks[number][slot] = True
+        for owners, slots in present.slots_by_owners():
+            if owners and all(node.node_id != node_id and node.state == "up" for node in owners):
+                _mark(found, owners[0].node_id, number, slots, cluster.slots)
     return _scopes(found, cluster.slots)
+
+
+def _mark(masks: _Masks, node_id: str, copies: int, slots: npt.NDArray[np.intp], total: int) -> None:
+    if not slots.size:
+        return
+    by_copies = masks.setdefault(node_id, {})
+    if copies not in by_copies:
+        by_copies[copies] = np.zeros(total, np.bool_)
+    by_copies[copies][slots] = True
 
 
 def _scopes(masks: Mapping[str, dict[int, npt.NDArray[np.bool_]]], slots: int) -> dict[str, Scope]:

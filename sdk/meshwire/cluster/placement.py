@@ -21,7 +21,7 @@ import numpy as np
 from meshwire.cluster.cluster_map import MAX_COPIES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -124,11 +124,23 @@ class Placement:
         """Return the owners of a slot, the primary first."""
         return tuple(self.nodes[place] for place in self.table[slot].tolist() if place >= 0)
 
+    def slots_by_owners(self) -> Iterator[tuple[tuple[Node, ...], npt.NDArray[np.intp]]]:
+        """Yield each distinct tuple of owners, with its slots in ascending order."""
+        for slots in group_equal_rows(self.table):
+            yield self.owners_of_slot(int(slots[0])), slots
+
     def slots_per_node(self) -> dict[str, int]:
         """Number of slots by node id, over all ranks."""
         places, numbers = np.unique(self.table[self.table >= 0], return_counts=True)
         found = {self.nodes[place].node_id: int(n) for place, n in zip(places, numbers, strict=True)}
         return {node.node_id: found.get(node.node_id, 0) for node in self.nodes}
+
+
+def group_equal_rows(table: npt.NDArray[np.int16]) -> list[npt.NDArray[np.intp]]:
+    """Return the indices of equal rows of a table of at least one column, each group in ascending order."""
+    whole = np.ascontiguousarray(table).view(f"V{table[0].nbytes}").ravel()
+    _, which, sizes = np.unique(whole, return_inverse=True, return_counts=True)
+    return np.split(np.argsort(which, kind="stable"), np.cumsum(sizes)[:-1])
 
 
 @lru_cache(maxsize=16)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from meshwire.cluster.cluster_map import read_and_write_copies
-from meshwire.cluster.placement import compute_placement, slot_of
+from meshwire.cluster.placement import compute_placement, group_equal_rows, slot_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -79,6 +79,7 @@ class Routes:
         tables = (self._present.table, self._given.table, self._future.table)
         self._rows = np.hstack(tables)
         self._made: dict[bytes, Route] = {}
+        self._groups: list[tuple[Route, npt.NDArray[np.intp]]] | None = None
         self._decided: dict[str, npt.NDArray[np.bool_]] = {}
 
     def __repr__(self) -> str:
@@ -99,23 +100,24 @@ class Routes:
         """Return the route of a key."""
         return self.route_of_slot(slot_of(bucket, key, self.slots))
 
+    def slots_by_route(self) -> list[tuple[Route, npt.NDArray[np.intp]]]:
+        """Return the route of each combination of owners, with its slots in ascending order."""
+        if self._groups is None:
+            groups = group_equal_rows(self._rows)
+            self._groups = [(self.route_of_slot(int(slots[0])), slots) for slots in groups]
+        return self._groups
+
     def primary_slots(self, node_id: str) -> npt.NDArray[np.bool_]:
         """bool[slots]: the slots of which a node is the primary."""
         found = self._decided.get(node_id)
         if found is None:
-            first, which = self._distinct_rows()
-            primaries = [self.route_of_slot(slot).primary for slot in first.tolist()]
-            found = np.array([node is not None and node.node_id == node_id for node in primaries])[which]
+            found = np.zeros(self.slots, np.bool_)
+            for route, slots in self.slots_by_route():
+                if route.primary is not None and route.primary.node_id == node_id:
+                    found[slots] = True
             found.flags.writeable = False
             self._decided[node_id] = found
         return found
-
-    def _distinct_rows(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return the first slot of each combination of owners, and of each slot the number of its
-        combination."""
-        whole = np.ascontiguousarray(self._rows).view(f"V{self._rows[0].nbytes}").ravel()
-        _, first, which = np.unique(whole, return_index=True, return_inverse=True)
-        return first, which
 
     def _make(self, slot: int) -> Route:
         present, future = self._present.owners_of_slot(slot), self._future.owners_of_slot(slot)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.cluster import ClusterMap, Node, compute_placement, parse_map, slot_of
+from meshd.cluster.rebalance.sync_plan import plan_sync
+from meshwire.cluster import ClusterMap, Node, compute_placement, parse_map, routes, slot_of
 from meshwire.cluster import transitions as turn
 from meshwire.cluster.cluster_map import ROLES, STATES
 from meshwire.strict_json import PlanError
@@ -116,6 +117,34 @@ def test_owners_are_distinct_stores_that_are_there_in_as_many_zones_as_can_be(
 
 
 @settings(deadline=None, max_examples=40)
+@given(clusters(), st.integers(1, 4))
+def test_the_slots_of_all_routes_are_every_slot_once(cluster: ClusterMap, copies: int) -> None:
+    table, placed = routes(cluster, copies), compute_placement(cluster, copies, "present")
+    by_slot = {int(slot): route for route, slots in table.slots_by_route() for slot in slots}
+    assert by_slot == {slot: table.route_of_slot(slot) for slot in range(SLOTS)}
+    owners = {int(slot): each for each, slots in placed.slots_by_owners() for slot in slots}
+    assert owners == {slot: placed.owners_of_slot(slot) for slot in range(SLOTS)}
+    for groups in (table.slots_by_route(), placed.slots_by_owners()):
+        assert sum(slots.size for _, slots in groups) == SLOTS
+
+
+@given(clusters())
+def test_a_node_compares_with_all_who_are_complete(cluster: ClusterMap) -> None:
+    plan, table = plan_sync(cluster, "n0", [2]), routes(cluster, 2)
+    wanted: dict[str, set[int]] = {}
+    for slot in range(SLOTS):
+        route = table.route_of_slot(slot)
+        if "n0" in (node.node_id for node in route.write_set):
+            for node in route.read_set:
+                wanted.setdefault(node.node_id, set()).add(slot)
+    wanted.pop("n0", None)
+    found = {peer: set(np.flatnonzero(scope.masks()[2]).tolist()) for peer, scope in plan.peers.items()}
+    assert found == wanted
+    once = np.sum([scope.masks()[2] for scope in plan.first_peers.values()], axis=0) if found else 0
+    assert np.max(once) <= 1
+    assert np.sum(once) == len(set().union(*wanted.values()))
+
+
 @given(clusters(states=("up",), least=2))
 def test_no_node_has_much_more_than_its_share_of_first_copies(cluster: ClusterMap) -> None:
     loads = compute_placement(cluster, 1).slots_per_node()
