@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check ready compat conformance fuzz faults linearizability bench reference format clean
+.PHONY: help demo test check ready compat conformance fuzz faults linearizability bench images e2e reference format clean
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -67,6 +67,12 @@ linearizability: $(STAMP) ## many clients on few names under faults, every histo
 bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; keeps bench/figures, writes docs/benchmarks.md
 	@$(BIN)/python -m pip install --quiet --group bench
 	@$(BIN)/python -m bench $(ARGS)
+
+images:          ## both container images, by docker, podman or buildah: TAG=, REGISTRY=, PYTHON=
+	@docker/build
+
+e2e: $(STAMP) $(BIN)/helm ## the chart and the images on the cluster of KUBECONFIG; ARGS=--help says what it needs
+	@$(BIN)/python -m tests.e2e $(ARGS)
 
 reference: $(STAMP) ## write what is generated: a part of docs/ops.md, the chart's CRDs, docs/resources.md, docs/api.md
 	@$(BIN)/python tests/docs/ops_page.py

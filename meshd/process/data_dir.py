@@ -97,8 +97,9 @@ def prepare_data_dir(settings: NodeSettings) -> DaemonLock:
     except ConfigError:
         lock.release()
         raise
-    for directory in (cache.data_dir, cache.index_dir, settings.origin_credentials):
+    for directory in (cache.data_dir, cache.index_dir):
         _create(directory)
+    _create(settings.origin_credentials, writes=False)  # in Kubernetes a Secret, mounted read-only
     for disk in cache.disks:
         _create(disk, is_disk=True)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
@@ -106,18 +107,19 @@ def prepare_data_dir(settings: NodeSettings) -> DaemonLock:
     return lock
 
 
-def _create(directory: Path, *, is_disk: bool = False) -> None:
+def _create(directory: Path, *, is_disk: bool = False, writes: bool = True) -> None:
     """Create a directory. Raises ConfigError; not for a failed disk, since recovery decides about those."""
+    rights, lacking = (os.R_OK | os.W_OK | os.X_OK, "writable") if writes else (os.R_OK | os.X_OK, "readable")
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        writable = os.access(directory, os.R_OK | os.W_OK | os.X_OK) or (is_disk and _is_read_only(directory))
+        usable = os.access(directory, rights) or (is_disk and _is_read_only(directory))
     except OSError as error:
         if is_disk and not isinstance(error, PermissionError):
             return
         why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise ConfigError(f"cannot create the directory {directory}: {why}") from error
-    if not writable:
-        raise ConfigError(f"the directory {directory} is not writable by this user")
+    if not usable:
+        raise ConfigError(f"the directory {directory} is not {lacking} by this user")
 
 
 def _require_free_space(directory: Path) -> None:

@@ -7,9 +7,11 @@ ready.
 
 from __future__ import annotations
 
+import errno
 import socket
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from meshd.config import ConfigError
 from meshd.rpc.unix_messages import listen
@@ -19,6 +21,9 @@ from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
     from meshd.config import HttpSettings, NodeSettings
+
+_RELEASE_S: Final = 1.0
+"""The lock of a node that was killed is free a moment before its port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +74,19 @@ def _tls(http: HttpSettings) -> ServerTls | None:
 
 
 def bind_http(http: HttpSettings) -> socket.socket:
-    """Return a bound socket; for port 0 the system chooses one. Raises ConfigError."""
-    try:
-        return _bind(*_resolve(http.host, http.port))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        where = f"{http.host}:{http.port}"
-        raise ConfigError(f"cannot listen on {where}: {reason}; choose another --listen") from error
+    """Return a bound socket; for port 0 the system chooses one. Raises ConfigError, after a second if the
+    address is taken."""
+    until = time.monotonic() + _RELEASE_S
+    while True:
+        try:
+            return _bind(*_resolve(http.host, http.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and time.monotonic() < until:
+                time.sleep(_RELEASE_S / 20)
+                continue
+            reason = error.strerror or str(error)
+            where = f"{http.host}:{http.port}"
+            raise ConfigError(f"cannot listen on {where}: {reason}; choose another --listen") from error
 
 
 def local_endpoint(sockets: ListenSockets) -> str:

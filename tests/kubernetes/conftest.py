@@ -12,6 +12,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
 
 from tests.kubernetes.control_plane import control_plane
+from tests.support.scheduling import TOGETHER, group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,9 +24,9 @@ _control_plane = ExitStack()
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """Stop the control plane after the last test of this folder: its dozen idle programs take an eighth of a
+    """Stop the control plane after the last test that may use it: its dozen idle programs take an eighth of a
     processor from the tests that follow."""
-    if nextitem is None or not nextitem.nodeid.startswith("tests/kubernetes/"):
+    if nextitem is None or group(nextitem.nodeid) not in TOGETHER:
         _control_plane.close()
 
 

@@ -1,11 +1,13 @@
 """Which files of tests are handed out first, and which together, where several processes run them.
 
 Law: every test is run once, wherever it stands here; a file that is not named comes after those that are.
-Files that need the Kubernetes control plane go to one process: it is a dozen programs, one set is enough.
+Files that need the shared Kubernetes control plane go to one process: it is a dozen programs, one set is
+enough, and it ends after the last of them.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from xdist.scheduler import LoadFileScheduling
@@ -55,6 +57,10 @@ LONGEST: Final = (
 )
 """Beginnings of paths below tests/, what takes longest first; seldom changed: the order need not be exact."""
 TOGETHER: Final = ("kubernetes/",)
+_APART: Final = re.compile(
+    r"kubernetes/test_(\w+_emulated|definitions_end_to_end|upgrade_end_to_end|foreign_kinds|images|pod_security|rights)\.py"
+)
+"""Files below `TOGETHER` that have no control plane, or one of their own."""
 
 
 def _below_tests(nodeid: str) -> str:
@@ -70,6 +76,8 @@ def place(nodeid: str) -> int:
 def group(nodeid: str) -> str:
     """What is handed out with it: its file, or all files of a kind."""
     path = _below_tests(nodeid)
+    if _APART.fullmatch(path):
+        return path
     return next((start for start in TOGETHER if path.startswith(start)), path)
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 HOME: Final = "/var/lib/meshd"
+USER: Final = 65532
+"""The user and group of daemons, as in their image."""
 _SPEED: Final = ("nvme", "ssd", "hdd")
 _ORIGINS: Final = "/etc/mesh/origins"
 _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -99,9 +101,9 @@ def _template(cluster: Cluster, pool: NodePool) -> Manifest:
         "terminationGracePeriodSeconds": 60,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "runAsGroup": 65532,
-            "fsGroup": 65532,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -122,6 +124,10 @@ def _template(cluster: Cluster, pool: NodePool) -> Manifest:
         "spec": pod,
     }
     _lay_over(template, spec.pod_template or {})
+    if any(tier.host_path for tier in pool.tiers):
+        given = template["spec"].get("initContainers") or []
+        user = template["spec"]["securityContext"]
+        template["spec"]["initContainers"] = [_directory_owner(cluster, pool, user), *given]
     template["metadata"]["annotations"][TEMPLATE_ANNOTATION] = digest([template, daemon_settings(cluster)])
     return template
 
@@ -172,11 +178,7 @@ def _container(cluster: Cluster, pool: NodePool) -> Manifest:
         },
         "readinessProbe": {"httpGet": {"path": "/-/ready"} | probe, "periodSeconds": 5, "timeoutSeconds": 5},
         "terminationMessagePolicy": "FallbackToLogsOnError",  # its start-up error is in the pod's status
-        "resources": {
-            k: dict(v)
-            for k, v in (("requests", pool.resources.requests), ("limits", pool.resources.limits))
-            if v
-        },
+        "resources": _resources(pool),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -185,6 +187,41 @@ def _container(cluster: Cluster, pool: NodePool) -> Manifest:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumeMounts": _mounts(cluster, pool),
+    } | ({"imagePullPolicy": cluster.spec.image_pull_policy} if cluster.spec.image_pull_policy else {})
+
+
+def _resources(pool: NodePool) -> Manifest:
+    named = (("requests", pool.resources.requests), ("limits", pool.resources.limits))
+    return {name: dict(quantities) for name, quantities in named if quantities}
+
+
+def _directory_owner(cluster: Cluster, pool: NodePool, user: Mapping[str, Any]) -> Manifest:
+    """Return the init container that gives a daemon, which runs as `user`, its directories on a node's disks.
+
+    The kubelet creates them, and those of `subPathExpr`, as root's with mode 0755, and `fsGroup` does not
+    apply to hostPath. Only the directories themselves change owner, nothing in them.
+    """
+    tiers = {tier.name for tier in pool.tiers if tier.host_path}
+    mounts = [mount for mount in _mounts(cluster, pool) if mount["name"] in tiers]
+    owner = f"--owner={user['runAsUser']}", f"--group={user['runAsGroup']}"
+    command = ["install", "--directory", *owner, "--mode=0700"]
+    return {
+        "name": "directory-owner",
+        "image": cluster.spec.image,
+        "command": [*command, *(mount["mountPath"] for mount in mounts)],
+        "env": [_field("POD_NAME", "metadata.name")],  # in subPathExpr
+        "securityContext": {
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "runAsNonRoot": False,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "resources": _resources(pool),  # a pod needs the larger of both, so this adds nothing
+        "volumeMounts": mounts,
     } | ({"imagePullPolicy": cluster.spec.image_pull_policy} if cluster.spec.image_pull_policy else {})
 
 

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import signal
+import subprocess
 import threading
 import urllib.parse
 from typing import TYPE_CHECKING, Any
@@ -182,6 +183,23 @@ def test_a_bad_settings_file_is_refused(tmp_path: Path, text: str, complaint: st
     with pytest.raises(DaemonFailedError, match=complaint) as refusal:
         Daemon.start(args=("--config", str(file)))
     assert "exit code 2" in str(refusal.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not run here: takes root and a mount")
+def test_credentials_of_origins_may_be_on_a_read_only_volume(tmp_path: Path) -> None:
+    """As a Secret is in a pod."""
+    volume = tmp_path / "origins"
+    volume.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(volume)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"not run here: {mounted.stderr!r}")
+    try:
+        with Daemon.start(args=("--origin-credentials", str(volume))) as daemon:
+            assert daemon.request("GET", "/-/ready").status == 200
+    finally:
+        subprocess.run(["umount", str(volume)], check=True)
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

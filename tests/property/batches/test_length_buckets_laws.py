@@ -22,7 +22,7 @@ from meshwire.strict_json import PlanError
     epoch=st.integers(0, 9),
     data=st.data(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_pools_keep_their_samples_and_runs_are_of_like_lengths(
     n: int, rows: int, window: int, seed: int, epoch: int, data: st.DataObject
 ) -> None:

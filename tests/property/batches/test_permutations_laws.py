@@ -25,7 +25,7 @@ def test_every_small_n_is_permuted() -> None:
 
 
 @given(n=st.integers(1, 2**62), key=keys, data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_one_and_many_agree_and_stay_inside(n: int, key: int, data: st.DataObject) -> None:
     permutation = Feistel(n, key)
     positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20, unique=True))
@@ -44,7 +44,7 @@ def test_large_n_are_permuted(n: int) -> None:
 @given(
     sizes=shard_sizes, window=st.integers(1, 35), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 1000)
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_blocks_is_a_bijection_that_meets_each_shard_in_one_window(
     sizes: list[int], window: int, seed: int, epoch: int
 ) -> None:
@@ -60,7 +60,7 @@ def test_blocks_is_a_bijection_that_meets_each_shard_in_one_window(
 
 
 @given(sizes=shard_sizes, seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 5), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_subset_of_positions_in_any_order_gives_the_same_samples(
     sizes: list[int], seed: int, epoch: int, data: st.DataObject
 ) -> None:

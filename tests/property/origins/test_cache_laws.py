@@ -125,7 +125,7 @@ def policy(segment: int) -> SegmentPolicy:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(STEPS, st.sampled_from([1, 10, 30, 1000]))
 def test_a_store_that_obeys_stays_within_and_loses_nothing_that_must_stay(
     steps: list[tuple[Any, ...]], segment: int
@@ -143,7 +143,7 @@ def test_a_store_that_obeys_stays_within_and_loses_nothing_that_must_stay(
         assert store.dirty <= set(held)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(STEPS)
 def test_the_same_history_gives_the_same_decisions(steps: list[tuple[Any, ...]]) -> None:
     first, second = Store(policy(30)), Store(policy(30))

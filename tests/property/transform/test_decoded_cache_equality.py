@@ -17,7 +17,7 @@ from PIL import Image
 from tests.support.decoded_cache_node import DecodedCacheNode
 from tests.support.transform_processes import text_of
 
-SETTINGS = settings(max_examples=30, deadline=None)
+SETTINGS = settings(max_examples=15, deadline=None)
 SAMPLES = 64
 CROP = {"op": "random_resized_crop", "field": "image", "args": {"size": 16}}
 BOTH = {

@@ -91,6 +91,26 @@ def test_a_daemon_goes_back_to_its_disk() -> None:
     assert "nodeAffinity" not in on_claims["affinity"]
 
 
+def test_a_daemon_is_given_its_directories_on_the_nodes_disks() -> None:
+    """The kubelet creates them as root's; claims have `fsGroup`."""
+    over = {"spec": {"initContainers": [{"name": "mine"}], "securityContext": {"runAsUser": 1000}}}
+    pod = pool(cluster(podTemplate=over), "s")["spec"]["template"]["spec"]
+    owner, mine = pod["initContainers"]
+    assert mine == {"name": "mine"}
+    assert owner["command"] == [
+        *("install", "--directory", "--owner=1000", "--group=65532", "--mode=0700"),
+        "/var/lib/meshd/bulk",
+        "/var/lib/meshd/home",
+    ]
+    mounts = pod["containers"][0]["volumeMounts"]
+    assert owner["volumeMounts"] == [each for each in mounts if each["name"] == "bulk"]
+    assert owner["image"] == pod["containers"][0]["image"]
+    assert owner["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
+    claim = {"name": "a", "class": "ssd", "volumeClaim": {"size": "1Gi"}}
+    of = cluster(nodePools=[STORE | {"tiers": [claim]}])
+    assert "initContainers" not in pool(of, "s")["spec"]["template"]["spec"]
+
+
 def test_one_daemon_on_each_node_that_matches() -> None:
     assert pool(cluster(), "gpu")["spec"]["replicas"] == 2
     of = cluster(places=None)

@@ -48,7 +48,7 @@ def test_what_is_rendered_is_parsed(
 
 
 @given(st.integers(0, 1023), st.integers(1, 255))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_changed_byte_never_makes_another_member(at: int, change: int) -> None:
     member = Member(stamp_text(7), "object", "bucket", "key", 5, "etag", 99_000, file=3, at=512)
     header = bytearray(render_member_header(member, 11))
