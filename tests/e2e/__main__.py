@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Node, Pod
-from lightkube.types import PatchType
 
 from tests.e2e.cluster_client import EndToEndError, RealCluster
 from tests.kubernetes.helm_binary import helm
@@ -49,6 +48,8 @@ class Scenes:
         self._image, self._next = f"{daemon}:{options.tag}", f"{daemon}:{options.next_tag or options.tag}"
         self.cluster = RealCluster(Path(options.kubeconfig), options.namespace, self._image)
         self.figures: list[tuple[str, str]] = []
+        self._told = 0
+        self._chart, self._values = copied_chart(place), dict[str, Any]()
 
     @contextmanager
     def step(self, name: str) -> Iterator[dict[str, Any]]:
@@ -76,15 +77,9 @@ class Scenes:
             kind: {"image": {"repository": f"{options.registry}/{name}", "tag": options.tag}}
             for kind, name in (("operator", "operator"), ("daemon", "meshd"))
         }
-        chart = str(copied_chart(self._place))
-        values = images | {"monitoring": {"rules": False}}
+        self._values = images | {"monitoring": {"rules": False}}
         with self.step("helm install until the operator is ready"):
-            run_helm(helm(), "install", "mesh", chart, *self.where(), "--values", "-", given=values)
-            name = "mesh-shardmesh-operator"
-            cluster.until(
-                lambda: (cluster.kube.get(Deployment, name).status.readyReplicas or 0) == 1,
-                "the operator is ready",
-            )
+            self.install_chart()
         path = options.host_path
         tiers = [{"name": "disk", "class": "ssd", "hostPath": path}] if path else []
         pool = {"name": "s", "replicas": DAEMONS, "roles": ["store", "cache", "compute"], "tiers": tiers}
@@ -95,6 +90,15 @@ class Scenes:
             cluster.kube.create(MeshCluster(**document))
             cluster.until(lambda: cluster.is_settled(DAEMONS), "the mesh is settled")
 
+    def install_chart(self) -> None:
+        chart, values, cluster = str(self._chart), self._values, self.cluster
+        run_helm(helm(), "install", "mesh", chart, *self.where(), "--values", "-", given=values)
+        name = "mesh-shardmesh-operator"
+        cluster.until(
+            lambda: (cluster.kube.get(Deployment, name).status.readyReplicas or 0) == 1,
+            "the operator is ready",
+        )
+
     def where(self) -> list[str]:
         options = self._options
         return ["--namespace", options.namespace, "--kubeconfig", str(options.kubeconfig)]
@@ -103,19 +107,25 @@ class Scenes:
         cluster = self.cluster
         with self.step("a pod reads and writes through the Service"):
             cluster.run_script("load", "load_pod.py", env=self.keys())
-            cluster.until(
-                lambda: (cluster.printed("load") or {}).get("done", {}).get("read", 0) > 100, "reads"
-            )
+            cluster.until(lambda: len(cluster.printed("load")) > 1, "clients read and write")
+        with self.step("the same for 10 s, undisturbed") as told:
+            time.sleep(10)
+            self.tell_load(told)
 
     def tell_load(self, told: dict[str, Any]) -> None:
-        """Raise EndToEndError if a request of the load failed."""
-        found = self.cluster.printed("load") or {}
-        told["requests"] = sum(found["done"].values())
-        told["failed"] = found["failures"]
-        told["longest read"] = f"{found['longest']['read']} s"
-        told["longest write"] = f"{found['longest']['written']} s"
-        if found["failures"]:
-            raise EndToEndError(f"clients saw failures: {found['failed']}")
+        """What clients saw since it was told last. Raises EndToEndError if a request failed."""
+        lines = self.cluster.printed("load")
+        lines, self._told = lines[self._told :], len(lines)
+        for kind, name in (("read", "reads"), ("written", "writes")):
+            seconds = sorted(second for line in lines for second in line["seconds"][kind])
+            if not seconds:
+                raise EndToEndError(f"no {name} since the last step")
+            high = seconds[int(len(seconds) * 0.99)]
+            told[name] = f"{len(seconds)}, p99 {1000 * high:.0f} ms, longest {seconds[-1]:.2f} s"
+        failed = [failure for line in lines for failure in line["failed"]]
+        told["failed"] = len(failed)
+        if failed:
+            raise EndToEndError(f"clients saw {len(failed)} failures: {failed[:5]}")
 
     def train(self) -> str:
         """Returns the epoch's hash."""
@@ -159,9 +169,7 @@ class Scenes:
             labels = {"shardmesh.io/dataset": "photos"}
             cluster.run_script("train-on", "training_pod.py", ["2"], labels=labels)
             cluster.until(lambda: cluster.kube.get(Pod, "train-on").status.phase == "Running", "it trains")
-            cluster.kube.patch(
-                MeshCluster, "mesh", {"spec": {"image": self._next}}, patch_type=PatchType.MERGE
-            )
+            cluster.change(image=self._next)
             cluster.until(lambda: cluster.is_settled(DAEMONS), "the mesh is settled again", 300)
             self.tell_load(told)
         with self.step("the epoch that was under way, to its end") as told:
@@ -202,10 +210,29 @@ class Scenes:
             self.tell_load(told)
 
     def uninstall(self) -> None:
+        cluster = self.cluster
         with self.step("helm uninstall; clients for 10 s") as told:
             run_helm(helm(), "uninstall", "mesh", *self.where())
             time.sleep(10)
             self.tell_load(told)
+        with self.step("helm install again, until the operator works on the mesh") as told:
+            self.install_chart()
+            generation = cluster.change(update={"paused": False})
+            cluster.until(
+                lambda: cluster.mesh()["status"].get("observedGeneration") == generation, "it is seen"
+            )
+            self.tell_load(told)
+
+    def remove(self) -> None:
+        cluster = self.cluster
+        with self.step("the MeshCluster is deleted, helm uninstall, the namespace is deleted"):
+            cluster.delete_pod("load")
+            cluster.kube.delete(MeshDataset, "photos")
+            cluster.until(lambda: not list(cluster.kube.list(MeshDataset)), "the dataset is gone")
+            cluster.kube.delete(MeshCluster, "mesh")
+            cluster.until(lambda: not cluster.mesh(), "the mesh is gone")
+            run_helm(helm(), "uninstall", "mesh", *self.where())
+            cluster.delete_namespace()
 
     def run(self) -> None:
         self.install()
@@ -216,6 +243,8 @@ class Scenes:
         if self._options.crash:
             self.crash(self._options.crash, self._options.restore)
         self.uninstall()
+        if not self._options.keep:
+            self.remove()
 
 
 def _shell(command: str, node: str) -> None:
@@ -231,7 +260,7 @@ def parser() -> argparse.ArgumentParser:
         "(helm/shardmesh/crds) must be there, and both images on its nodes or in a registry.",
     )
     made.add_argument("--kubeconfig", default=os.environ.get("KUBECONFIG", ""), help="default: $KUBECONFIG")
-    made.add_argument("--namespace", default="mesh-e2e", help="created, and deleted at the end")
+    made.add_argument("--namespace", default="mesh-e2e", help="created, and deleted if all goes well")
     made.add_argument(
         "--registry", default="registry.example.com/shardmesh", help="of the images meshd, operator"
     )
@@ -256,10 +285,9 @@ def main() -> int:
             scenes.run()
         except EndToEndError as error:
             print(f"failed: {error}", file=sys.stderr)
+            print(f"all of it is still in the namespace {options.namespace}", file=sys.stderr)
             return 1
         finally:
-            if not options.keep:
-                scenes.cluster.delete_namespace()
             print(json.dumps(dict(scenes.figures), indent=1))
     return 0
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Event, Namespace, Pod
+from lightkube.types import PatchType
 
 from tests.kubernetes.scenes import MeshCluster
 
@@ -61,6 +62,11 @@ class RealCluster:
             return {}
         return found
 
+    def change(self, **spec: Any) -> int:
+        """Change the spec of the MeshCluster; return its generation."""
+        found = self.kube.patch(MeshCluster, "mesh", {"spec": spec}, patch_type=PatchType.MERGE)
+        return int(found.metadata.generation)
+
     def is_settled(self, daemons: int) -> bool:
         """Whether the mesh runs that many daemons of its present spec and moves nothing."""
         mesh = self.mesh()
@@ -110,14 +116,13 @@ class RealCluster:
         metadata = {"name": name, "namespace": self.namespace, "labels": labels or {}}
         self.kube.create(Pod.from_dict({"metadata": metadata, "spec": spec}))
 
-    def printed(self, name: str) -> dict[str, Any] | None:
-        """Return the last line of JSON that a pod printed; None if there is none yet."""
+    def printed(self, name: str) -> list[dict[str, Any]]:
+        """Return all complete lines of JSON that a pod printed."""
         try:
-            lines = [line for line in self.kube.log(name, tail_lines=3) if line.startswith("{")]
+            text = "".join(self.kube.log(name))
         except ApiError:
-            return None
-        found: dict[str, Any] | None = json.loads(lines[-1]) if lines else None
-        return found
+            return []
+        return [json.loads(line) for line in text.split("\n")[:-1] if line.startswith("{")]
 
     def result(self, name: str, patience: float = 180.0) -> dict[str, Any]:
         """Wait until a pod has ended well; return what it printed. Raises EndToEndError."""
@@ -127,9 +132,9 @@ class RealCluster:
 
         self.until(lambda: phase() in ("Succeeded", "Failed"), f"pod {name} ended", patience)
         found = self.printed(name)
-        if phase() == "Failed" or found is None:
+        if phase() == "Failed" or not found:
             raise EndToEndError(f"pod {name} failed: {' '.join(self.kube.log(name, tail_lines=20))}")
-        return found
+        return found[-1]
 
     def delete_pod(self, name: str) -> None:
         self.kube.delete(Pod, name)

@@ -1,5 +1,5 @@
 """Runs in a pod: writes and reads objects through the Service until the pod is deleted. Each second it prints
-what happened so far, as a line of JSON."""
+what happened in that second, as a line of JSON."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ def body(number: int) -> bytes:
 
 
 class Tally:
-    """What all threads did."""
+    """What all threads did since the last line."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.done = {"read": 0, "written": 0}
-        self.failed: list[str] = []
-        self.longest = {"read": 0.0, "written": 0.0}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._seconds: dict[str, list[float]] = {"read": [], "written": []}
+        self._failed: list[str] = []
 
     def add(self, kind: str, seconds: float, failure: str = "") -> None:
         with self._lock:
-            self.done[kind] += 1
-            self.longest[kind] = max(self.longest[kind], seconds)
+            self._seconds[kind].append(round(seconds, 4))
             if failure:
-                self.failed.append(failure)
+                self._failed.append(failure)
 
     def line(self) -> str:
         with self._lock:
-            longest = {kind: round(seconds, 2) for kind, seconds in self.longest.items()}
-            found = {"done": self.done, "failed": self.failed[:5], "failures": len(self.failed)}
-            return json.dumps(found | {"longest": longest})
+            found = {"seconds": self._seconds, "failed": self._failed}
+            self._clear()
+            return json.dumps(found)
 
 
 def work(tally: Tally, client: mesh.Client, kind: str, start: int) -> None:

@@ -116,7 +116,7 @@ class Scrape:
 
 def scrape(endpoint: Endpoint, timeout: float = 5.0) -> Scrape:
     """Fetch the current metrics of a node. Raises ConnectError."""
-    connection = Connection(endpoint, timeout)
+    connection = Connection(endpoint, timeout, timeout)
     try:
         connection.send([f"GET /metrics HTTP/1.1\r\nhost: {endpoint.authority}\r\n\r\n".encode()])
         response = connection.receive()

@@ -38,7 +38,7 @@ class Connection:
     thread-safe, except that any thread may `abort` it to wake a blocked reader.
     """
 
-    def __init__(self, endpoint: Endpoint, timeout: float, connect_timeout: float = 5.0) -> None:
+    def __init__(self, endpoint: Endpoint, timeout: float, connect_timeout: float) -> None:
         """Connect; timeouts are in seconds. Raises ConnectError, or ConfigurationError for TLS."""
         self.endpoint = endpoint
         self._cut = False
@@ -357,7 +357,7 @@ class Pool:
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, _close_all, self._idle)
 
-    def acquire(self) -> Connection:
+    def acquire(self, connect_timeout: float) -> Connection:
         """Return an idle connection, else a new one. Raises ConnectError."""
         if self._pid != os.getpid():
             self.clear()
@@ -368,11 +368,11 @@ class Pool:
                 if connection.idle():
                     return connection
                 connection.close()
-        return self.dial()
+        return self.dial(connect_timeout)
 
-    def dial(self, timeout: float | None = None) -> Connection:
+    def dial(self, connect_timeout: float, timeout: float | None = None) -> Connection:
         """Open a new connection, which the caller owns. `timeout` (seconds) overrides that of the pool."""
-        return Connection(self.endpoint, self.timeout if timeout is None else timeout)
+        return Connection(self.endpoint, self.timeout if timeout is None else timeout, connect_timeout)
 
     def release(self, connection: Connection) -> None:
         """Return a connection to the pool; its last response must have been read to the end."""

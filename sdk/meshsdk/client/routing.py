@@ -70,6 +70,11 @@ class ClusterDirectory:
         """The newest known cluster map; None if there is a single node or no map is known."""
         return self._map
 
+    @property
+    def has_several(self) -> bool:
+        """Whether more than one endpoint is known."""
+        return self._map is not None or len(self.configured) > 1
+
     def record_version(self, version: str) -> None:
         """Record the map version that a node reported in `x-mesh-map`."""
         if version.isascii() and version.isdigit():
@@ -102,6 +107,8 @@ class ClusterDirectory:
                 self._not_understood(endpoint, error)
             except (MeshError, ValueError) as error:
                 _log.debug("no map from %s: %s", endpoint, error)
+                if isinstance(error, ConnectError):
+                    self.mark_failed(endpoint)
             else:
                 self._pause = _OFTEN
                 return
@@ -204,7 +211,7 @@ def mark_failed(
         return False
     tried.add(endpoint)
     router.directory.mark_failed(endpoint)
-    if router.directory.map is not None or len(router.directory.configured) > 1:
+    if router.directory.has_several:
         router.directory.refresh()
     return router.has_untried(request, tried)
 

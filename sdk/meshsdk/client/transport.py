@@ -38,6 +38,7 @@ T = TypeVar("T")
 Tag = TypeVar("Tag")
 UNSIGNED = "UNSIGNED-PAYLOAD"
 _SMALL = 16 << 10
+_FIRST_CONNECT = 1.5  # seconds: long enough for a second SYN, which the kernel sends after one
 
 
 class Signer:
@@ -128,6 +129,18 @@ class Transport:
             found = self._lines.setdefault(endpoint, EndpointClient(self.settings, endpoint, self.keys))
         return found
 
+    def connect(self, line: EndpointClient) -> Connection:
+        """Return an idle connection to an endpoint, else a new one. Raises ConnectError."""
+        return line.pool.acquire(self.connect_timeout(line.endpoint))
+
+    def connect_timeout(self, endpoint: Endpoint) -> float:
+        """Return the seconds to wait for a connection: few if other nodes can answer and this one has not
+        failed a moment ago, because the address of a node that is gone often drops packets."""
+        directory, whole = self.router.directory, self.settings.connect_timeout
+        if directory.has_several and not directory.is_shunned(endpoint):
+            return min(_FIRST_CONNECT, whole)
+        return whole
+
     def _ask_map(self, endpoint: Endpoint) -> bytes:
         """Request the map with a short timeout and no retry: other nodes know it as well."""
         settings = replace(self.settings, timeout=min(self.settings.timeout, PRESENCE))
@@ -178,7 +191,7 @@ class Transport:
         """
         line, connection = self.endpoint_client(self.router.choose_endpoint(request, set())), None
         try:
-            connection = line.pool.acquire()
+            connection = self.connect(line)
             line.send(connection, request)
         except ConnectError:
             self.router.directory.mark_failed(line.endpoint)
@@ -204,7 +217,7 @@ class Transport:
                 if begun is not None:
                     connection, begun = begun, None
                 else:
-                    connection = line.pool.acquire()
+                    connection = self.connect(line)
                     line.send(connection, request)
                 asking.wait_for_answer(connection)
                 response = self.receive(connection, request)
@@ -225,7 +238,7 @@ class Transport:
         begun: Connection | None = None,
         asking: RequestAttempts | None = None,
     ) -> T:
-        connection = line.pool.acquire() if begun is None else begun
+        connection = self.connect(line) if begun is None else begun
         response = None
         try:
             if begun is None:
@@ -362,7 +375,8 @@ class InFlightRequests(Generic[Tag]):
     def send_request(self, tag: Tag, request: Request, endpoint: Endpoint) -> None:
         """Send a request. Raises MeshError if that fails; the request is then not in flight."""
         line, idle = self._transport.endpoint_client(endpoint), self._idle.get(endpoint)
-        connection = idle.pop() if idle else line.pool.dial(self._timeout)
+        connect = self._transport.connect_timeout(endpoint)
+        connection = idle.pop() if idle else line.pool.dial(connect, self._timeout)
         flight = InFlightRequest(tag, connection, time.monotonic(), request)
         self._flying[connection.fileno()] = flight
         self._poll.register(connection, select.POLLIN)

@@ -9,10 +9,12 @@ import socket
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from meshsdk.client import endpoint_socket
 from meshsdk.client.http_connection import Connection, Pool
 from meshsdk.client.request import Request
 from meshsdk.client.s3_client import Client
@@ -170,7 +172,7 @@ def test_an_idle_connection_the_server_closed_costs_no_retry(canned: Canned, tra
 )
 def test_nonsense_is_a_connect_error(canned: Canned, answer: bytes) -> None:
     canned.answers.append(answer)
-    connection = Connection(canned.endpoint, 5.0)
+    connection = Connection(canned.endpoint, 5.0, 5.0)
     connection.send([b"GET / HTTP/1.1\r\n\r\n"])
     with pytest.raises(ConnectError):
         connection.receive().read()
@@ -178,7 +180,7 @@ def test_nonsense_is_a_connect_error(canned: Canned, answer: bytes) -> None:
 
 
 def test_silence_ends_at_the_timeout(canned: Canned) -> None:
-    connection = Connection(canned.endpoint, 0.05)
+    connection = Connection(canned.endpoint, 0.05, 5.0)
     with pytest.raises(ConnectError, match="timeout"):
         connection.receive()
 
@@ -187,7 +189,43 @@ def test_nobody_listening() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(ConnectError, match="Check that the server is up"):
-        Connection(parse_endpoint(f"http://127.0.0.1:{port}"), 1.0)
+        Connection(parse_endpoint(f"http://127.0.0.1:{port}"), 1.0, 1.0)
+
+
+@pytest.fixture
+def silent() -> Iterator[Endpoint]:
+    """An address that drops packets, as those of pods that are gone do: its queue of connections is full."""
+    with contextlib.ExitStack() as ends, socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            filler = ends.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield parse_endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+
+def test_a_silent_address_is_left_soon_where_others_can_answer(
+    canned: Canned, silent: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[tuple[Endpoint, float]] = []
+
+    def open_socket(endpoint: Endpoint, timeout: float, connect_timeout: float) -> socket.socket:
+        waited.append((endpoint, connect_timeout))
+        return endpoint_socket.open_socket(endpoint, timeout, connect_timeout)
+
+    monkeypatch.setattr("meshsdk.client.http_connection.open_socket", open_socket)
+    settings = load_settings(endpoint=str(silent), access_key="A", secret_key="S")
+    silent = settings.endpoint
+    transport = Transport(replace(settings, others=(canned.endpoint,), connect_timeout=2.0))
+    canned.answers += [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"] * 4
+    assert transport.text(Request("GET", "/b/k")) == b"hello"
+    assert waited[0] == (silent, 1.5)
+    assert {endpoint for endpoint, _ in waited[1:]} == {canned.endpoint}
+    assert transport.connect_timeout(silent) == 2.0, "it may only be slow, and is asked last"
+    alone = Transport(replace(settings, connect_timeout=2.0))
+    assert alone.connect_timeout(silent) == 2.0
+    transport.close()
 
 
 @pytest.mark.parametrize(

@@ -62,17 +62,17 @@ def test_there_and_back(store: Client, size: int) -> None:
 def test_connections_are_used_again(store: Client) -> None:
     """Session tickets arrive on their own: they must not make an idle connection look used."""
     store.put("photos", "again", b"x")
-    first = store.transport.pool.acquire()
+    first = store.transport.pool.acquire(5.0)
     store.transport.pool.release(first)
     for _ in range(5):
         assert store.get("photos", "again") == b"x"
-    second = store.transport.pool.acquire()
+    second = store.transport.pool.acquire(5.0)
     assert second is first
     store.transport.pool.release(second)
 
 
 def test_nothing_begins_before_it_is_asked(secured: Daemon) -> None:
-    connection = Connection(parse_endpoint(secured.endpoint, secured.ca_cert), 20)
+    connection = Connection(parse_endpoint(secured.endpoint, secured.ca_cert), 20, 5.0)
     assert connection.idle()
     assert not connection.began()
     connection.send([b"GET /-/healthy HTTP/1.1\r\nHost: h\r\n\r\n"])

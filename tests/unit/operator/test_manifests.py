@@ -94,16 +94,16 @@ def test_a_daemon_goes_back_to_its_disk() -> None:
 def test_a_daemon_is_given_its_directories_on_the_nodes_disks() -> None:
     """The kubelet creates them as root's; claims have `fsGroup`."""
     over = {"spec": {"initContainers": [{"name": "mine"}], "securityContext": {"runAsUser": 1000}}}
-    pod = pool(cluster(podTemplate=over), "s")["spec"]["template"]["spec"]
+    pod = pool(cluster(podTemplate=over), "gpu")["spec"]["template"]["spec"]
     owner, mine = pod["initContainers"]
     assert mine == {"name": "mine"}
     assert owner["command"] == [
         *("install", "--directory", "--owner=1000", "--group=65532", "--mode=0700"),
-        "/var/lib/meshd/bulk",
+        "/var/lib/meshd/scratch",
         "/var/lib/meshd/home",
     ]
     mounts = pod["containers"][0]["volumeMounts"]
-    assert owner["volumeMounts"] == [each for each in mounts if each["name"] == "bulk"]
+    assert owner["volumeMounts"] == [each for each in mounts if each["name"] == "scratch"]
     assert owner["image"] == pod["containers"][0]["image"]
     assert owner["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
     claim = {"name": "a", "class": "ssd", "volumeClaim": {"size": "1Gi"}}
