@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _WITH_CONTENT: Final = ("buckets/", "modules/")
 _STEP: Final = 0.2
+_LEAVE_S: Final = 1.0
 _LONGEST_REST: Final = 30.0
 
 
@@ -83,7 +84,23 @@ class Membership:
 
     async def run(self) -> None:
         """Runs forever: renews the lease, returns after the map marked the node away, and completes it while
-        there is nothing to move."""
+        there is nothing to move. Releases the lease when it is cancelled."""
+        try:
+            await self._maintain()
+        finally:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """Releases the lease, which until then would let writes wait for a node that ended in order. First
+        this node stops to rely on it."""
+        shared_counters.set_lease(0.0, 0)
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with suppress(ControlError, TimeoutError):
+                async with asyncio.timeout(_LEAVE_S):
+                    await self._control.release_lease(lease)
+
+    async def _maintain(self) -> None:
         while True:
             await asyncio.sleep(self._ttl / 4)
             try:

@@ -180,3 +180,21 @@ def test_others_than_root_learn_the_map_and_change_nothing(mesh: DaemonCluster) 
 def test_a_lone_node_says_how_to_have_several(daemon: Daemon) -> None:
     assert "1 node, 1 copy: all data is where it belongs" in command(daemon, "status").stdout
     assert "--control etcd" in command(daemon, "drain", "n1").stderr
+
+
+def test_a_node_that_ends_in_order_holds_up_no_writes() -> None:
+    """Its lease would for minutes."""
+    require_etcd()
+    with DaemonCluster.start(2, lease=300.0) as two:
+        s3 = two["n1"].client()
+        s3.create_bucket(Bucket="going")
+        two.stop("n2")
+        for number in range(20):
+            s3.put_object(Bucket="going", Key=f"{number}", Body=b"here")
+        (gone,) = (node for node in two.map_of("n1").nodes if node.node_id == "n2")
+        assert gone.state == "away"
+        two.up("n2")
+        two.await_healthy()
+        for number in range(20):
+            found = two["n2"].client().get_object(Bucket="going", Key=f"{number}")
+            assert found["Body"].read() == b"here"
