@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import socket
-import time
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,13 +76,14 @@ def _tls(http: HttpSettings) -> ServerTls | None:
 def bind_http(http: HttpSettings) -> socket.socket:
     """Return a bound socket; for port 0 the system chooses one. Raises ConfigError, after a second if the
     address is taken."""
-    until = time.monotonic() + _RELEASE_S
+    clock = SystemClock()
+    until = clock.monotonic() + _RELEASE_S
     while True:
         try:
             return _bind(*_resolve(http.host, http.port))
         except OSError as error:
-            if error.errno == errno.EADDRINUSE and time.monotonic() < until:
-                time.sleep(_RELEASE_S / 20)
+            if error.errno == errno.EADDRINUSE and clock.monotonic() < until:
+                threading.Event().wait(_RELEASE_S / 20)
                 continue
             reason = error.strerror or str(error)
             where = f"{http.host}:{http.port}"

@@ -52,7 +52,9 @@ years; delete its Secret and upgrade for a new one. The operator reads it again 
 ## Security
 
 Every pod fits Kubernetes' Pod Security Standard `restricted`, except daemons with a tier on a `hostPath`:
-their namespace has to allow `privileged`. With `volumeClaim` tiers it may be `restricted`. The operator's
+their namespace has to allow `privileged`. There an init container runs as root, with the capabilities
+`CHOWN` and `FOWNER` alone, and gives the daemon (user 65532) the directories that the kubelet created for it;
+it changes nothing in them. With `volumeClaim` tiers it may be `restricted`. The operator's
 rights are what it uses, verb by verb (a test compares); in `cluster` scope they include Secrets of every
 namespace, since training pods get their keys as Secrets there.
 

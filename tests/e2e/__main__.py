@@ -248,7 +248,7 @@ class Scenes:
 
 
 def _shell(command: str, node: str) -> None:
-    subprocess.run(command.format(node=node), shell=True, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command.format(node=node), shell=True, check=True, stdout=subprocess.DEVNULL, timeout=120)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -191,7 +191,10 @@ def test_credentials_of_origins_may_be_on_a_read_only_volume(tmp_path: Path) -> 
     volume = tmp_path / "origins"
     volume.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(volume)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(volume)],
+        capture_output=True,
+        check=False,
+        timeout=60,
     )
     if mounted.returncode:
         pytest.skip(f"not run here: {mounted.stderr!r}")
@@ -199,7 +202,7 @@ def test_credentials_of_origins_may_be_on_a_read_only_volume(tmp_path: Path) -> 
         with Daemon.start(args=("--origin-credentials", str(volume))) as daemon:
             assert daemon.request("GET", "/-/ready").status == 200
     finally:
-        subprocess.run(["umount", str(volume)], check=True)
+        subprocess.run(["umount", str(volume)], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
