@@ -126,7 +126,7 @@ def _template(cluster: Cluster, pool: NodePool) -> Manifest:
     _lay_over(template, spec.pod_template or {})
     if any(tier.host_path for tier in pool.tiers):
         given = template["spec"].get("initContainers") or []
-        user = template["spec"]["securityContext"]
+        user = template["spec"].get("securityContext") or {}
         template["spec"]["initContainers"] = [_directory_owner(cluster, pool, user), *given]
     template["metadata"]["annotations"][TEMPLATE_ANNOTATION] = digest([template, daemon_settings(cluster)])
     return template
@@ -203,8 +203,8 @@ def _directory_owner(cluster: Cluster, pool: NodePool, user: Mapping[str, Any]) 
     """
     tiers = {tier.name for tier in pool.tiers if tier.host_path}
     mounts = [mount for mount in _mounts(cluster, pool) if mount["name"] in tiers]
-    owner = f"--owner={user['runAsUser']}", f"--group={user['runAsGroup']}"
-    command = ["install", "--directory", *owner, "--mode=0700"]
+    owner, group = (USER if user.get(name) is None else user[name] for name in ("runAsUser", "runAsGroup"))
+    command = ["install", "--directory", f"--owner={owner}", f"--group={group}", "--mode=0700"]
     return {
         "name": "directory-owner",
         "image": cluster.spec.image,
