@@ -192,13 +192,8 @@ class Scenes:
             self.tell_load(told)
 
     def crash(self, command: str, back: str) -> None:
-        cluster = self.cluster
-        operator = cluster.pods({"app.kubernetes.io/component": "operator"})[0].spec.nodeName
-        load = cluster.kube.get(Pod, "load").spec.nodeName
-        nodes = [each.metadata.name for each in cluster.kube.list(Node)]
-        node = next((each for each in nodes if each not in (operator, load)), None)
+        cluster, node = self.cluster, self.spare_node()
         if node is None:
-            print("no node without the operator and the load: no crash", file=sys.stderr)
             return
         with self.step(f"node {node} crashes; clients for 30 s") as told:
             _shell(command, node)
@@ -208,6 +203,30 @@ class Scenes:
             _shell(back, node)
             cluster.until(lambda: cluster.is_settled(DAEMONS), "the mesh is settled again", 300)
             self.tell_load(told)
+
+    def cut(self, command: str, back: str) -> None:
+        node = self.spare_node()
+        if node is None:
+            return
+        with self.step(f"the cable of node {node} is out for 30 s") as told:
+            _shell(command, node)
+            time.sleep(30)
+            self.tell_load(told)
+        with self.step("it is in again, until the mesh is settled") as told:
+            _shell(back, node)
+            self.cluster.until(lambda: self.cluster.is_settled(DAEMONS), "the mesh is settled again", 300)
+            self.tell_load(told)
+
+    def spare_node(self) -> str | None:
+        """Return a node with neither the operator nor the load."""
+        cluster = self.cluster
+        operator = cluster.pods({"app.kubernetes.io/component": "operator"})[0].spec.nodeName
+        load = cluster.kube.get(Pod, "load").spec.nodeName
+        nodes = [each.metadata.name for each in cluster.kube.list(Node)]
+        found = next((each for each in nodes if each not in (operator, load)), None)
+        if found is None:
+            print("no node without the operator and the load: none is lost", file=sys.stderr)
+        return found
 
     def uninstall(self) -> None:
         cluster = self.cluster
@@ -242,6 +261,8 @@ class Scenes:
         self.kill_containers()
         if self._options.crash:
             self.crash(self._options.crash, self._options.restore)
+        if self._options.cut:
+            self.cut(self._options.cut, self._options.mend)
         self.uninstall()
         if not self._options.keep:
             self.remove()
@@ -269,6 +290,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--host-path", default="/mnt/shardmesh", help='the disk of each node; "": emptyDir')
     made.add_argument("--crash", help='a command that cuts the power of a node: "… {node} …"')
     made.add_argument("--restore", help="a command that starts that node again")
+    made.add_argument("--cut", help="a command that takes the cable of a node out")
+    made.add_argument("--mend", help="a command that puts it in again")
     made.add_argument("--keep", action="store_true", help="leave everything there at the end")
     return made
 
@@ -279,6 +302,8 @@ def main() -> int:
         sys.exit("no cluster: set KUBECONFIG or pass --kubeconfig")
     if bool(options.crash) != bool(options.restore):
         sys.exit("--crash and --restore come together")
+    if bool(options.cut) != bool(options.mend):
+        sys.exit("--cut and --mend come together")
     with tempfile.TemporaryDirectory() as place:
         scenes = Scenes(options, Path(place))
         try:

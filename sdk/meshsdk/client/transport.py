@@ -18,7 +18,15 @@ from meshsdk.client.error_responses import read_error
 from meshsdk.client.http_connection import Pool
 from meshsdk.client.local_handover import LocalHandover
 from meshsdk.client.request import Request
-from meshsdk.client.retry import PRESENCE, BackOff, Patience, await_answer, progress_of, silence
+from meshsdk.client.retry import (
+    PRESENCE,
+    SUSPICIOUS,
+    BackOff,
+    Patience,
+    await_answer,
+    progress_of,
+    silence,
+)
 from meshsdk.client.routing import MAP_HEADER, ClusterDirectory, Router, mark_failed
 from meshsdk.client.settings import RenewableKeys, replacement_keys
 from meshsdk.earlier_paths import earlier_names
@@ -313,6 +321,8 @@ class RequestAttempts:
         timeout = self._transport.settings.timeout
         left = self._patience.ends - time.monotonic()
         limit = silence(timeout, self._patience.policy.deadline, left)
+        if self._transport.router.directory.has_several:
+            limit = min(limit, SUSPICIOUS)  # another node may answer meanwhile
         if limit < timeout and self._request.idempotent:
             there = partial(self._transport.answers, connection.endpoint)
             await_answer(connection, limit, timeout, there)

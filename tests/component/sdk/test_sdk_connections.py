@@ -10,11 +10,11 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshsdk.client import endpoint_socket
+from meshsdk.client import endpoint_socket, retry
 from meshsdk.client.http_connection import Connection, Pool
 from meshsdk.client.request import Request
 from meshsdk.client.s3_client import Client
@@ -226,6 +226,31 @@ def test_a_silent_address_is_left_soon_where_others_can_answer(
     alone = Transport(replace(settings, connect_timeout=2.0))
     assert alone.connect_timeout(silent) == 2.0
     transport.close()
+
+
+def test_a_node_that_takes_a_request_and_says_nothing_is_asked_whether_it_lives(
+    canned: Canned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose cable is out; where others can answer, that is soon and not after half of the deadline."""
+    monkeypatch.setattr("meshsdk.client.transport.SUSPICIOUS", 0.2)
+    monkeypatch.setattr("meshsdk.client.transport.PRESENCE", 0.2)
+    waited: list[tuple[Endpoint, float]] = []
+
+    def await_answer(connection: Connection, limit: float, *more: Any) -> None:
+        waited.append((connection.endpoint, limit))
+        retry.await_answer(connection, limit, *more)
+
+    monkeypatch.setattr("meshsdk.client.transport.await_answer", await_answer)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        settings = load_settings(endpoint=endpoint, access_key="A", secret_key="S")
+        transport = Transport(replace(settings, others=(canned.endpoint,)))
+        transport.router.directory._wanted = 0  # no map is asked for
+        canned.answers += [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"] * 4
+        assert transport.text(Request("GET", "/b/k")) == b"hello"
+        assert (settings.endpoint, 0.2) in waited
+        assert transport.retries == 1
+        transport.close()
 
 
 @pytest.mark.parametrize(
