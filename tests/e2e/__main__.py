@@ -29,15 +29,6 @@ DAEMONS = 3
 SAMPLES = 400
 MeshDataset: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", "MeshDataset", "meshdatasets")
 
-WRITE_SAMPLES = f"""
-import hashlib, os, meshsdk as mesh
-with mesh.connect(os.environ["MESH_ENDPOINT"]) as client:
-    client.create_bucket("samples")
-    for number in range({SAMPLES}):
-        client.put("samples", f"{{number:04}}.bin", hashlib.shake_128(b"%d" % number).digest(1024))
-print('{{"written": {SAMPLES}}}')
-"""
-
 
 class Scenes:
     """The scenes, in order: each leaves the mesh whole for the next."""
@@ -114,7 +105,9 @@ class Scenes:
 
     def tell_load(self, told: dict[str, Any]) -> None:
         """What clients saw since it was told last. Raises EndToEndError if a request failed."""
-        lines = self.cluster.printed("load")
+        cluster = self.cluster
+        cluster.until(lambda: len(cluster.printed("load")) >= self._told + 2, "clients print more")
+        lines = cluster.printed("load")
         lines, self._told = lines[self._told :], len(lines)
         for kind, name in (("read", "reads"), ("written", "writes")):
             seconds = sorted(second for line in lines for second in line["seconds"][kind])
@@ -131,19 +124,7 @@ class Scenes:
         """Returns the epoch's hash."""
         cluster = self.cluster
         with self.step("samples and a MeshDataset of them"):
-            spec = {
-                "restartPolicy": "Never",
-                "containers": [
-                    {
-                        "name": "script",
-                        "image": self._image,
-                        "command": ["python", "-c", WRITE_SAMPLES],
-                        "env": self.keys(),
-                    }
-                ],
-            }
-            metadata = {"name": "samples", "namespace": cluster.namespace}
-            cluster.kube.create(Pod.from_dict({"metadata": metadata, "spec": spec}))
+            cluster.run_script("samples", "samples_pod.py", [str(SAMPLES)], env=self.keys())
             cluster.result("samples")
             source = {"clusterRef": "mesh", "source": {"uri": "mesh://samples/"}}
             metadata = {"name": "photos", "namespace": cluster.namespace}
@@ -191,30 +172,18 @@ class Scenes:
             )
             self.tell_load(told)
 
-    def crash(self, command: str, back: str) -> None:
+    def lose_node(self, what: str, command: str, back: str) -> None:
+        """Run `command` for a node, which is then lost, and `back`, which returns it."""
         cluster, node = self.cluster, self.spare_node()
         if node is None:
             return
-        with self.step(f"node {node} crashes; clients for 30 s") as told:
+        with self.step(f"node {node}: {what}; clients for 30 s") as told:
             _shell(command, node)
             time.sleep(30)
             self.tell_load(told)
-        with self.step("it comes back, until the mesh is settled") as told:
+        with self.step(f"after {what}, until the mesh is settled") as told:
             _shell(back, node)
             cluster.until(lambda: cluster.is_settled(DAEMONS), "the mesh is settled again", 300)
-            self.tell_load(told)
-
-    def cut(self, command: str, back: str) -> None:
-        node = self.spare_node()
-        if node is None:
-            return
-        with self.step(f"the cable of node {node} is out for 30 s") as told:
-            _shell(command, node)
-            time.sleep(30)
-            self.tell_load(told)
-        with self.step("it is in again, until the mesh is settled") as told:
-            _shell(back, node)
-            self.cluster.until(lambda: self.cluster.is_settled(DAEMONS), "the mesh is settled again", 300)
             self.tell_load(told)
 
     def spare_node(self) -> str | None:
@@ -260,9 +229,9 @@ class Scenes:
         self.upgrade(epoch)
         self.kill_containers()
         if self._options.crash:
-            self.crash(self._options.crash, self._options.restore)
+            self.lose_node("power cut", self._options.crash, self._options.restore)
         if self._options.cut:
-            self.cut(self._options.cut, self._options.mend)
+            self.lose_node("cable out", self._options.cut, self._options.mend)
         self.uninstall()
         if not self._options.keep:
             self.remove()

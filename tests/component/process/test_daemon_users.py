@@ -20,6 +20,7 @@ from botocore.exceptions import ClientError
 from meshd.control.embedded import EmbeddedControl
 from meshd.util.clock import ManualClock
 from tests.support.daemons import Daemon, DaemonFailedError
+from tests.support.required import missing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -197,7 +198,7 @@ def test_credentials_of_origins_may_be_on_a_read_only_volume(tmp_path: Path) -> 
         timeout=60,
     )
     if mounted.returncode:
-        pytest.skip(f"not run here: {mounted.stderr!r}")
+        missing("the right to mount", f"run as root with CAP_SYS_ADMIN ({mounted.stderr!r})")
     try:
         with Daemon.start(args=("--origin-credentials", str(volume))) as daemon:
             assert daemon.request("GET", "/-/ready").status == 200
