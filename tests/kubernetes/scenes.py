@@ -104,7 +104,7 @@ class Scene:
             return (
                 current
                 and updated
-                and (status["ready"], status["desired"]) == (count, count)
+                and (status.get("ready"), status.get("desired")) == (count, count)
                 and (conditions["Settled"], conditions["Progressing"]) == ("True", "False")
                 and states == ["up"] * count
             )

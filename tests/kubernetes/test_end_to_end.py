@@ -42,7 +42,7 @@ def installed(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathF
     if os.environ.get("MESH_TEST_KUBECONFIG") and list(kube.list(Node)):
         pytest.skip("this cluster has nodes of its own; machines of the tests must not be among them")
     program, place = helm(), tmp_path_factory.mktemp("kubelet")
-    namespace = "mesh-end-to-end"
+    namespace = f"mesh-end-to-end-{secrets.token_hex(3)}"  # the one of a try before may be ending still
     kube.create(Namespace(metadata=ObjectMeta(name=namespace)))
     try:
         with Kubelet(kubeconfig, place, namespace) as kubelet:
