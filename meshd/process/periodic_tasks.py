@@ -25,6 +25,7 @@ from meshd.process.wiring.data_services import node_catalog
 from meshd.process.wiring.services import document_inventory, document_references
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
+from meshd.util.disk_space import measure_disk_space
 from meshd.views.transform_results import ResultEvictor
 
 if TYPE_CHECKING:
@@ -158,9 +159,10 @@ def measure_store(node: NodeContext) -> None:
     metrics.store_dead_bytes.set(stats.dead_bytes)
     for disk in node.settings.store.disks:
         with suppress(OSError):  # the disk fails: the health probes report it
-            room = os.statvfs(disk)
-            metrics.store_disk_free_bytes.labels(str(disk)).set(room.f_bavail * room.f_frsize)
-            metrics.store_disk_bytes.labels(str(disk)).set(room.f_blocks * room.f_frsize)
+            space = measure_disk_space(disk)
+            if space.is_known:
+                metrics.store_disk_free_bytes.labels(str(disk)).set(space.free)
+                metrics.store_disk_bytes.labels(str(disk)).set(space.total)
 
 
 def measure_memory() -> None:

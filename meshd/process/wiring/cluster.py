@@ -49,6 +49,7 @@ from meshd.server.proxy.forwarder import Forwarder
 from meshd.server.proxy.node_headers import HopSigner
 from meshd.store.replica.inventory import HeldName, HeldVersion
 from meshd.util import shared_counters
+from meshd.util.disk_space import measure_disk_space
 from meshd.util.shared_counters import InLoopThrottle
 from meshwire.cluster import Node as Member
 from meshwire.cluster.cluster_map import MAX_WEIGHT
@@ -191,8 +192,7 @@ def _gibibytes(settings: NodeSettings) -> int:
     sizes = {}
     for disk in settings.store.disks:
         with suppress(OSError):  # the disk fails, and the node runs without it
-            found = os.statvfs(disk)
-            sizes[os.stat(disk).st_dev] = found.f_blocks * found.f_frsize
+            sizes[os.stat(disk).st_dev] = measure_disk_space(disk).total
     return min(max(1, sum(sizes.values()) // _GIB), MAX_WEIGHT)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 from typing import TYPE_CHECKING, Final
 
 from meshd.process import memory_usage
@@ -13,6 +12,7 @@ from meshd.process.periodic_tasks import PeriodicTask
 from meshd.store.disks.disk_type import RotationalDisks
 from meshd.transform.decoded_cache.cache import DecodedCache
 from meshd.transform.decoded_cache.segment_store import SegmentStore, remove_file
+from meshd.util.disk_space import measure_disk_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +33,7 @@ def default_bytes(directory: Path, *, rotational: bool) -> int:
     """Return how much is kept if no size is configured: a quarter of the free space, on a rotational disk at
     most half of the free memory (blocking).
     """
-    found = os.statvfs(directory)
-    size = found.f_bavail * found.f_frsize // _SHARE_OF_DISK
+    size = measure_disk_space(directory).free_for_cache // _SHARE_OF_DISK
     memory = memory_usage.free_memory()
     return min(size, memory // _SHARE_OF_MEMORY) if rotational and memory is not None else size
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from meshd.store.errors import DiskFailedError, FormatError
 from meshd.store.records import DiskStats
 from meshd.telemetry import metrics
+from meshd.util.disk_space import measure_disk_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -201,11 +203,8 @@ class Disks:
 
     def usage(self) -> tuple[DiskStats, ...]:
         """Returns the space of every disk in service. Raises OSError."""
-        found = [(str(root), os.statvfs(root)) for root in self.roots.values()]
-        return tuple(
-            DiskStats(path, stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize)
-            for path, stats in found
-        )
+        found = [(str(root), measure_disk_space(root)) for root in self.roots.values()]
+        return tuple(DiskStats(path, space.free_for_cache, space.total) for path, space in found)
 
     def drafts(self) -> Iterator[os.DirEntry[str]]:
         """Yields all unfinished files, abandoned ones included."""
@@ -238,10 +237,14 @@ _KEEP_SHARE: Final = 20
 
 def free_above_reserve(path: str, reserves: int = 1) -> int:
     """Returns the bytes that this file system can take above the store's reserve, or above 1/`reserves` of
-    it; negative if the reserve is in use (blocking). Raises OSError."""
-    stats = os.statvfs(path)
-    total, free = stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
-    return free - min(_KEEP_FREE, total // _KEEP_SHARE) // reserves
+    it; negative if the reserve is in use, `sys.maxsize` if the space is unknown (blocking).
+
+    Raises OSError.
+    """
+    space = measure_disk_space(path)
+    if not space.is_known:
+        return sys.maxsize
+    return space.free - min(_KEEP_FREE, space.total // _KEEP_SHARE) // reserves
 
 
 def has_free_space(path: str, wanted: int) -> bool:

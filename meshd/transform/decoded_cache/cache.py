@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from meshd.transform.decoded_cache import policy
 from meshd.transform.decoded_cache.messages import MEASURE, PLAIN, WINDOWED, FieldOrder, TableOrder
 from meshd.transform.decoded_cache.policy import Candidate
 from meshd.transform.decoded_cache.tables import Table
+from meshd.util.disk_space import measure_disk_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -393,5 +393,5 @@ class DecodedCache:
 
     def measure_disk(self) -> tuple[int, int]:
         """Return (total, free) bytes of the file system (blocking). Raises OSError."""
-        found = os.statvfs(self._directory)
-        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        space = measure_disk_space(self._directory)
+        return space.total, space.free_for_cache

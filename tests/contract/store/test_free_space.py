@@ -17,6 +17,7 @@ from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
 from meshd.telemetry import metric_registry
 from meshd.util.clock import SystemClock
+from meshd.util.disk_space import ASSUMED_FREE
 from tests.support.store_calls import LARGE, error_of, put_object, put_part
 from tests.support.version_suite import ON
 
@@ -187,5 +188,22 @@ def test_the_index_keeps_room_for_deletions(settings: StoreSettings, free: Free)
         await store.delete("b", "k")
         del free.left["index"]
         await put_object(store, "l", b"x")
+
+    run(settings, doing)
+
+
+@pytest.mark.parametrize("size", [700, LARGE])
+def test_a_file_system_that_does_not_tell_its_size_is_not_full(
+    settings: StoreSettings, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """As some FUSE and network file systems: statvfs answers zeros."""
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result([4096, 4096, *[0] * 8]))
+    bodies = {key: os.urandom(size) for key in KEYS[:4]}
+
+    async def doing(store: Store) -> None:
+        for key, body in bodies.items():
+            await put_object(store, key, body)
+        read_all(store, bodies)
+        assert {(disk.free, disk.total) for disk in store.stats().disks} == {(ASSUMED_FREE, 0)}
 
     run(settings, doing)

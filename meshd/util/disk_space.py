@@ -1,0 +1,39 @@
+"""Total and free bytes of a file system, as far as it tells them.
+
+Some FUSE and network file systems answer zeros. That means unknown, not full: writes are then tried, and
+ENOSPC says when there is no room.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ASSUMED_FREE: Final = 16 << 30
+"""Free bytes that a cache without a configured size assumes where they are unknown."""
+
+
+class DiskSpace(NamedTuple):
+    """`total` and `free` bytes of a file system, without what is root's; both 0 if it does not tell."""
+
+    total: int
+    free: int
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the file system told its size."""
+        return self.total > 0
+
+    @property
+    def free_for_cache(self) -> int:
+        """Free bytes for the size of a cache."""
+        return self.free if self.is_known else ASSUMED_FREE
+
+
+def measure_disk_space(path: Path | str) -> DiskSpace:
+    """Return the space of the file system that holds `path` (blocking). Raises OSError."""
+    found = os.statvfs(path)
+    return DiskSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
