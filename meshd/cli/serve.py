@@ -17,6 +17,7 @@ from meshd.config import ConfigError, load_settings
 from meshd.errors import DirectoryInUseError
 from meshd.process.data_dir import prepare_data_dir
 from meshd.process.environment import set_environment
+from meshd.process.run_dir import prepare_run_dir
 
 _EXAMPLE = """
 \b
@@ -161,6 +162,7 @@ def serve(config: str | None, **flags: Any) -> None:
     try:
         settings = load_settings(flags, config_file=Path(file) if file else None)
         lock = prepare_data_dir(settings)
+        settings = prepare_run_dir(settings, os.environ)
         set_environment(settings, os.environ)
         gc.disable()  # saves a sixth of the time to load a thousand modules
         from meshd.process.serve import serve_node

@@ -121,7 +121,7 @@ def _one_line(error: yaml.YAMLError) -> str:
     return f"{getattr(error, 'problem', None) or 'unreadable characters'}{place}"
 
 
-def _assemble(values: Mapping[str, object], deprecations: tuple[str, ...]) -> NodeSettings:
+def _assemble(values: Mapping[str, object], warnings: tuple[str, ...]) -> NodeSettings:
     value = cast("Mapping[str, Any]", values)
     if value["data-dir"] is None:
         raise ConfigError(
@@ -191,7 +191,7 @@ def _assemble(values: Mapping[str, object], deprecations: tuple[str, ...]) -> No
         audit_bytes=value["audit-size"],
         audit_files=value["audit-files"],
         legacy_metric_names=value["legacy-metric-names"],
-        deprecations=deprecations,
+        start_warnings=warnings,
         region=value["region"],
         hang_timeout=value["hang-timeout"],
         log_format=value["log-format"],

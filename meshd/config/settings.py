@@ -247,8 +247,10 @@ class NodeSettings:
     log_level: str = "info"
     legacy_metric_names: bool = True
     """Whether `/metrics` repeats renamed metrics under their earlier names."""
-    deprecations: tuple[str, ...] = ()
-    """Warnings about settings given under an earlier name; logged once at start."""
+    moved_run_dir: Path | None = None
+    """The run directory, if the data directory's file system has no Unix sockets."""
+    start_warnings: tuple[str, ...] = ()
+    """Warnings about settings and directories; logged once at start."""
 
     @property
     def endpoint(self) -> str:
@@ -261,7 +263,7 @@ class NodeSettings:
     @property
     def run_dir(self) -> Path:
         """Sockets and metrics of the running processes; emptied at start."""
-        return self.store.data_dir / "run"
+        return self.moved_run_dir or self.store.data_dir / "run"
 
     @property
     def local_handover_dir(self) -> Path | None:

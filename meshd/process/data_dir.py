@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -82,7 +81,7 @@ def _alive(pid: int) -> bool:
 
 
 def prepare_data_dir(settings: NodeSettings) -> DaemonLock:
-    """Create missing directories, take the lock and empty `run/`. Raises ConfigError, DirectoryInUseError."""
+    """Create missing directories and take the lock. Raises ConfigError, DirectoryInUseError."""
     store, cache = settings.store, settings.cache_store
     for directory in (store.data_dir, store.index_dir):
         _create(directory)
@@ -102,8 +101,6 @@ def prepare_data_dir(settings: NodeSettings) -> DaemonLock:
     _create(settings.origin_credentials, writes=False)  # in Kubernetes a Secret, mounted read-only
     for disk in cache.disks:
         _create(disk, is_disk=True)
-    shutil.rmtree(settings.run_dir, ignore_errors=True)
-    settings.metrics_dir.mkdir(parents=True, mode=0o700)
     return lock
 
 

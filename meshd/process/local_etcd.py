@@ -145,7 +145,6 @@ class EtcdCluster:
                 f"--initial-advertise-peer-urls={peer}",
                 f"--initial-cluster={everybody}",
                 "--auto-compaction-retention=1h",
-                "--unsafe-no-fsync",
                 "--logger=zap",
                 *self._flags,
             ],

@@ -126,7 +126,7 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
     logs.configure(settings.log_format, settings.log_level, "supervisor")
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # these change the log level once the node runs
         signal.signal(number, signal.SIG_IGN)
-    for warning in settings.deprecations:
+    for warning in settings.start_warnings:
         _log.warning("%s", warning)
     _set_limits()
     _warn_if_open(settings.store.data_dir)

@@ -70,7 +70,9 @@ class DaemonCluster:
         self.place = place or self._scratch
         (self.place / "etcd").mkdir(parents=True, exist_ok=True)
         ports = (reserve_port(etcd_host), reserve_port())
-        self.etcd = EtcdCluster(self.place / "etcd", 1, *etcd_flags, host=etcd_host, ports=ports)
+        self.etcd = EtcdCluster(
+            self.place / "etcd", 1, "--unsafe-no-fsync", *etcd_flags, host=etcd_host, ports=ports
+        )
         self._args, self._own, self._workers, self._lease = tuple(args), dict(own or {}), workers, lease
         self.authority = authority_in(self.place / "tls") if tls else None
         self._checkout = checkout

@@ -35,7 +35,7 @@ require_etcd()
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
+    with EtcdCluster(tmp_path_factory.mktemp("etcd"), 1, "--unsafe-no-fsync") as cluster:
         yield cluster
 
 

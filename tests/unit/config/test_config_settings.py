@@ -136,10 +136,10 @@ def test_earlier_names_are_accepted_everywhere_with_a_warning(
         assert {"transforms": settings.transform.processes, "remember-removals": settings.tombstone_ttl}[
             old
         ] == value
-        assert settings.deprecations == (
+        assert settings.start_warnings == (
             f"the setting {old} is deprecated (from {source}): use {new}; the next release refuses {old}",
         )
-    assert load_settings({"data_dir": "/d", new: str(value)}, env={}).deprecations == ()
+    assert load_settings({"data_dir": "/d", new: str(value)}, env={}).start_warnings == ()
     with pytest.raises(ConfigError, match=rf"{new} is given twice, as {new} \(from --{new}\).*remove {old}"):
         load_settings({new: str(value)}, config_file=file, env={})
     with pytest.raises(ConfigError, match=rf"{new}: expected .* \(from {variable}\)"):

@@ -1,0 +1,46 @@
+"""Mounts the file system of `fuse_file_system`, from a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from ctypes.util import find_library
+from typing import TYPE_CHECKING
+
+from tests.support.required import missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def require_fuse() -> None:
+    """File systems in user space can be mounted; skips the module where not, fails in CI."""
+    if importlib.util.find_spec("mfusepy") is None:
+        missing("mfusepy", "pip install mfusepy")
+    if find_library("fuse3") is None:
+        missing("libfuse3", "apt install libfuse3-3")
+    if not os.path.exists("/dev/fuse") or os.geteuid() != 0 or shutil.which("umount") is None:
+        missing("fuse", "these tests take root and /dev/fuse")
+
+
+@contextmanager
+def mounted(source: Path, mount: Path) -> Iterator[None]:
+    """Serve `source` at `mount` from a process of its own; unmounted and ended afterwards."""
+    command = [sys.executable, "-m", "tests.support.fuse_file_system", str(source), str(mount)]
+    with subprocess.Popen(command) as process:
+        try:
+            end = time.monotonic() + 30
+            while not os.path.ismount(mount):
+                assert process.poll() is None, "the file system did not start"
+                assert time.monotonic() < end, "the file system was not mounted in time"
+                time.sleep(0.05)
+            yield
+        finally:
+            subprocess.run(["umount", "-l", str(mount)], check=False, timeout=30)
+            process.wait(timeout=30)
