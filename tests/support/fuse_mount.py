@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 def require_fuse() -> None:
     """File systems in user space can be mounted; skips the module where not, fails in CI."""
+    if not os.path.exists("/dev/fuse") or os.geteuid() != 0 or shutil.which("umount") is None:
+        missing("fuse", "these tests take root and /dev/fuse")
     if importlib.util.find_spec("mfusepy") is None:
         missing("mfusepy", "pip install mfusepy")
     if find_library("fuse3") is None:
         missing("libfuse3", "apt install libfuse3-3")
-    if not os.path.exists("/dev/fuse") or os.geteuid() != 0 or shutil.which("umount") is None:
-        missing("fuse", "these tests take root and /dev/fuse")
 
 
 @contextmanager
