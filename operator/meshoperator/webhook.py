@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import ssl
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -142,7 +142,8 @@ class Webhook:
             transports = [each.transport for each in opened if each.transport is not None]
             await self._runner.cleanup()
             for transport in transports:  # a client may take its time to answer the end of TLS
-                transport.abort()
+                with suppress(AttributeError):  # of CPython before 3.11.4, where it is closed already
+                    transport.abort()
             await asyncio.sleep(0)  # the loop closes the sockets
 
     # --- its certificate ----------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ def unpack(commit: str, place: Path, *parts: str) -> Path:
 
         pytest.skip(f"the history of this checkout does not reach back to {commit[:7]}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as files:
-        files.extractall(place, filter="data")
+        files.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian's 3.11.2 has none
+        files.extractall(place)
     return place
 
 

@@ -77,7 +77,10 @@ class PassThrough(Operations):  # type: ignore[misc]
         return 0
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
-        os.utime(self._at(path), ns=times, follow_symlinks=False)
+        if times is None:
+            os.utime(self._at(path), follow_symlinks=False)
+        else:
+            os.utime(self._at(path), ns=times, follow_symlinks=False)
         return 0
 
     def open(self, path: str, flags: int) -> int:

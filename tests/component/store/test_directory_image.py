@@ -107,7 +107,8 @@ def directory(tmp_path: Path) -> Path:
         PLACE.mkdir(exist_ok=True)
         _write()
     with tarfile.open(IMAGE) as image:
-        image.extractall(tmp_path, filter="data")
+        image.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian's 3.11.2 has none
+        image.extractall(tmp_path)
     return tmp_path / "node"
 
 
