@@ -82,7 +82,10 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 @click.option("--user-ops", metavar="on|off", help="Run ops that users push, in a sandbox.  [on]")
 @click.option("--user-op-seconds", metavar="SECONDS", help="Time limit of such an op per sample.  [30]")
 @click.option("--user-op-memory", metavar="SIZE", help="Memory limit of a process for such ops.  [4GiB]")
-@click.option("--durability", metavar="MODE", help="commit, or relaxed (for caches only).  [commit]")
+@click.option("--durability", metavar="MODE", help="commit, or relaxed: synced a moment later.  [commit]")
+@click.option(
+    "--sync-interval", metavar="SECONDS", help="When relaxed: seconds until a write is on disk.  [1]"
+)
 @click.option("--view-cache", metavar="SIZE", help="Disk space for results of views.  [10GiB]")
 @click.option(
     "--archive-ratio",

@@ -137,6 +137,7 @@ def _assemble(values: Mapping[str, object], warnings: tuple[str, ...]) -> NodeSe
         disks=_require_distinct(value["disk"]) or (data_dir,),
         index_dir=value["index-dir"] or data_dir / "index",
         durability=value["durability"],
+        sync_seconds=value["sync-interval"],
         small_object_bytes=value["small-object"],
         segment_bytes=value["segment-size"],
         index_map_bytes=value["index-map"],

@@ -265,6 +265,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("lost-disk", parse_paths, tuple),
         Option("index-dir", parse_path, lambda: None),
         Option("durability", choice("commit", "relaxed"), lambda: "commit"),
+        Option("sync-interval", parse_seconds, lambda: 1.0),
         Option("small-object", parse_size, lambda: 1 << 20),
         Option("segment-size", at_least(1 << 20), lambda: 256 << 20),
         Option("disk-type", choice("auto", "rotational", "solid-state"), lambda: "auto"),

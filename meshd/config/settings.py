@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Durability = Literal["commit", "relaxed"]
 LogFormat = Literal["text", "json"]
 DiskType = Literal["auto", "rotational", "solid-state"]
+
+
+_CACHE_SYNC_SECONDS: Final = 10.0
+"""Seconds of caching that a power cut may lose."""
 
 
 class ConfigError(Exception):
@@ -29,8 +33,10 @@ class StoreSettings:
     index_dir: Path
     """Holds the LMDB index; use the fastest device. Default: `<data_dir>/index`."""
     durability: Durability = "commit"
-    """commit: a PUT is on disk before it is answered. relaxed: for caches; a power cut may lose the
-    latest."""
+    """commit: a PUT is on disk before it is answered. relaxed: within `sync_seconds` after it was answered,
+    which is all that a power cut may lose."""
+    sync_seconds: float = 1.0
+    """With `durability: relaxed`, seconds after which an acknowledged write is on disk."""
     small_object_bytes: int = 1 << 20
     """Objects up to this size share segments; larger ones get a file of their own."""
     segment_bytes: int = 256 << 20
@@ -285,6 +291,7 @@ class NodeSettings:
             disks=tuple(disk / "cache" for disk in store.disks),
             index_dir=store.index_dir.parent / f"{store.index_dir.name}-cache",
             durability="relaxed",
+            sync_seconds=_CACHE_SYNC_SECONDS,
             small_object_bytes=store.small_object_bytes,
             segment_bytes=store.segment_bytes,
             index_map_bytes=store.index_map_bytes,

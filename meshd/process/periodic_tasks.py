@@ -25,6 +25,7 @@ from meshd.process.wiring.data_services import node_catalog
 from meshd.process.wiring.services import document_inventory, document_references
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
+from meshd.util import shared_counters
 from meshd.util.disk_space import measure_disk_space
 from meshd.views.transform_results import ResultEvictor
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshd.periodic_tasks")
 _ROLES = ("supervisor", "worker", "coordinator", "transform", "rebalancer")
+_CHECKPOINTS_PER_INTERVAL = 4  # so that one that takes long is still in time
 _COMPACTION_SHARE = 0.5  # below this share of dead bytes, a rewrite costs more than it frees
 
 
@@ -111,6 +113,29 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
         PeriodicTask("gone disks", 0.5, lambda: replace_disks(node)),
         PeriodicTask("compact", 60.0, lambda: compact(node.store, node.clock)),
         PeriodicTask("removals", 3600.0, node.store.compactor.prune_tombstones),
+        *checkpoint_tasks(node),
+    ]
+
+
+def checkpoint_tasks(node: NodeContext) -> list[PeriodicTask]:
+    """Return the tasks that bound what a power cut takes from stores without syncs."""
+    stores = [(node.store, node.settings.store)]
+    if node.cache_store is not None:
+        stores.append((node.cache_store.cache, node.settings.cache_store))
+
+    def take(store: Store, family: int) -> Callable[[], Awaitable[object]]:
+        async def run() -> None:
+            await asyncio.to_thread(store.checkpointer.take)
+            shared_counters.record_checkpoint(family, store.checkpointer.synced_before)
+
+        return run
+
+    return [
+        PeriodicTask(
+            "checkpoint", settings.sync_seconds / _CHECKPOINTS_PER_INTERVAL, take(store, settings.family)
+        )
+        for store, settings in stores
+        if store.checkpointer.needed
     ]
 
 
@@ -150,7 +175,9 @@ async def _repeat(task: PeriodicTask) -> None:
 
 def measure_store(node: NodeContext) -> None:
     """Publish the store's size as metrics."""
-    stats = node.store.stats()
+    stats, checkpointer = node.store.stats(), node.store.checkpointer
+    if checkpointer.needed:
+        metrics.store_unsynced_seconds.set(node.clock.monotonic() - checkpointer.synced_before)
     metrics.store_objects.set(stats.objects)
     metrics.store_versions.set(stats.versions)
     metrics.store_uploads.set(stats.uploads)
@@ -195,5 +222,5 @@ async def compact(store: Store, clock: Clock) -> int:
         except StoreError as error:
             _log.warning("a segment cannot be compacted", extra={"file": file, "why": str(error)})
         await asyncio.sleep(clock.monotonic() - began)
-    await store.compactor.purge()
+    await store.compactor.purge(store.checkpointer.synced_before)
     return emptied

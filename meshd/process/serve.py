@@ -41,11 +41,12 @@ from meshd.process.rebalance_process import REBALANCE_PROCESS, run_rebalance_pro
 from meshd.process.root_credentials import has_environment_credentials, root_credentials
 from meshd.process.supervisor import Hooks, ProcessStatus, Stage, Supervisor
 from meshd.process.transform_process import run_transform
-from meshd.process.wiring.cache import close_cache, recover_cache
+from meshd.process.wiring.cache import recover_cache
 from meshd.process.worker import run_worker
 from meshd.store.disks.data_dir_guards import mark_index_unreadable, recovery_advice, require_readable_index
 from meshd.store.disks.health_monitor import DiskState
 from meshd.store.disks.startup_recovery import recover
+from meshd.store.engine.checkpointer import close_relaxed
 from meshd.store.errors import FormatError
 from meshd.telemetry import logs
 from meshd.telemetry.audit_log import open_audit_file
@@ -158,7 +159,7 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
         with suppress(StartupError):
             _in_child("last word", lambda _: record_index_loss(settings))
         raise StartupError(f"{error}: {recovery_advice(settings.store.index_dir)}") from error
-    _in_child("cache", lambda _: close_cache(settings.cache_store))
+    _in_child("checkpoint", lambda _: _close_stores(settings))
 
 
 def _advertised(settings: NodeSettings, sockets: ListenSockets) -> NodeSettings:
@@ -316,6 +317,11 @@ def _recover(settings: NodeSettings, people: _Accounts) -> None:
         _log.error("versions lost their data with a disk", extra={"number": lost})
     recover_cache(settings.cache_store)
     people.store()
+
+
+def _close_stores(settings: NodeSettings) -> None:
+    for store in (settings.store, settings.cache_store):
+        close_relaxed(store, SystemClock())
 
 
 def _in_child(name: str, work: Callable[[ChildReporter], None]) -> None:

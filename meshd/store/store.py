@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from meshd.store.disks.data_dir_guards import DataDirLock
 from meshd.store.disks.health_monitor import DiskHealthMonitor
 from meshd.store.disks.startup_recovery import open_disks, recover, require_every_disk, sweep_drafts
+from meshd.store.engine.checkpointer import Checkpointer
 from meshd.store.engine.compaction import Compactor
 from meshd.store.engine.group_commit import Committer
 from meshd.store.engine.mutations import (
@@ -77,9 +78,9 @@ class Store:
         self._pool = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="meshd-store")
         self._committer = Committer(index, self._disks, clock, settings, writer)
         self._writers = WriterResources(settings, self._disks, self._committer, self._pool, clock, writer)
-        self.compactor = Compactor(
-            index, self._disks, self._committer, clock, self._run, settings.tombstone_seconds
-        )
+        self.checkpointer = Checkpointer(index, self._disks, clock, needed=settings.durability == "relaxed")
+        """Used by one process of the node, the coordinator."""
+        self.compactor = Compactor(index, self._disks, self._committer, clock, self._run, settings)
         """Used by one process of the node, the coordinator."""
         self.quarantine = Quarantine(index, self._disks, self._committer, clock, self._run)
         self.scrub = Scrub(index, self._disks, self._committer, self.quarantine.attributor, clock, self._run)
@@ -126,6 +127,7 @@ class Store:
         self._closed = True
         self._committer.close()
         self._pool.shutdown()
+        self.checkpointer.close()
         self._reader.close()
         self._index.close()
         self._locks.release()

@@ -309,6 +309,15 @@ store_commits = counter("meshd_store_commits_total", "Groups of writes made dura
 store_writes = counter("meshd_store_writes_total", "Requests in those groups, including refused ones.")
 store_written_bytes = counter("meshd_store_written_bytes_total", "Bytes committed to data files.")
 store_sync_seconds = histogram("meshd_store_sync_seconds", "Time of one fdatasync of a data file.")
+store_checkpoints = counter(
+    "meshd_store_checkpoints_total",
+    "Times that everything acknowledged by a relaxed store was synced.",
+)
+store_unsynced_seconds = gauge(
+    "meshd_store_unsynced_seconds",
+    "With durability relaxed: the age of what may not be on disk yet.",
+    mode="mostrecent",
+)
 store_corrupt_reads = counter("meshd_store_corrupt_reads_total", "Reads of bytes that fail their checksum.")
 store_quarantined = gauge(
     "meshd_store_quarantined", "Versions whose bytes on this node are damaged.", mode="mostrecent"

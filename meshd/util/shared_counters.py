@@ -69,11 +69,23 @@ _map_versions: Final = VersionTimes(_MAX_PROCESSES)  # per process: its map vers
 _loop_delays: Final = memoryview(mmap.mmap(-1, 8 * _MAX_PROCESSES)).cast("d")
 _background_work: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 _lease: Final = VersionTimes(1)  # the newest map version at the last renewal, and the end of the lease
+_synced_before: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")  # per family of stores
 _ACTIVE_SECONDS: Final = 0.25  # seconds for which a request marks clients as active
 _BACKGROUND_SECONDS: Final = 1.0
 _PAUSE: Final = 0.002
 CALL_COST: Final = 8 << 10  # bytes that cost as much time as the overhead of one piece
 PIECE_BYTES: Final = 512 << 10
+
+
+def record_checkpoint(family: int, began: float) -> None:
+    """Records that what a store had acknowledged at `began` (monotonic) is on disk."""
+    _synced_before[family] = began
+
+
+def last_checkpoint(family: int) -> float:
+    """Returns the time of the monotonic clock before which everything acknowledged is on disk; 0.0 if no
+    process takes checkpoints of this store."""
+    return _synced_before[family]
 
 
 def mark_client_activity(now: float) -> None:

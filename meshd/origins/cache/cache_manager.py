@@ -290,7 +290,7 @@ class CacheManager:
             except StoreError as error:
                 _log.warning("cannot compact a segment of the cache", extra={"why": str(error)})
             await asyncio.sleep(0)
-        await cache.compactor.purge()
+        await cache.compactor.purge(cache.checkpointer.synced_before)
 
     # --- future reads
 

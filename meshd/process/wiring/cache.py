@@ -1,7 +1,6 @@
 """The cache of buckets with origins in a node: its recovery, its manager, and its periodic tasks.
 
-Relaxed writes may leave an index torn by a power cut, so after a reboot without a clean stop the cache starts
-empty. It never holds the only copy of anything.
+It never holds the only copy of anything, so a cache that cannot be read starts empty.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.origins.cache.cache_manager import CacheManager
@@ -17,10 +15,13 @@ from meshd.origins.client.origin_api import OriginError
 from meshd.process.periodic_tasks import PeriodicTask
 from meshd.process.wiring.node_context import node_cache_store
 from meshd.store.disks.startup_recovery import recover
+from meshd.store.engine.checkpointer import mark_clean
 from meshd.store.errors import FormatError, StoreError
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from meshd.config import StoreSettings
     from meshd.control.buckets import Bucket
     from meshd.origins.service import BackedService
@@ -34,18 +35,12 @@ _PAGE = 1000
 
 def recover_cache(settings: StoreSettings) -> None:
     """Clean up after a crash; start with an empty cache if its index cannot be trusted."""
-    mark, boot = settings.data_dir / "boot", _boot_id()
-    told = mark.read_text() if mark.exists() else ""
-    if told not in ("", "clean", boot):
-        _log.warning("the machine went down without a clean stop: the cache starts empty")
-        _remove_all(settings)
     try:
         recover(settings, _skip_lost_disk)
     except FormatError as error:
         _log.warning("the cache cannot be read: it starts empty", extra={"why": str(error)})
         _remove_all(settings)
         recover(settings, _skip_lost_disk)
-    mark.write_text(boot)
 
 
 def _skip_lost_disk(disk: Path, how: str) -> None:
@@ -53,24 +48,8 @@ def _skip_lost_disk(disk: Path, how: str) -> None:
     _log.warning("the cache runs without a disk", extra={"disk": str(disk), "why": how})
 
 
-def close_cache(settings: StoreSettings) -> None:
-    """Mark the cache as clean after its last process has ended, so that it is kept after a reboot."""
-    from meshd.store.index.index import Index
-
-    index = Index.open(settings)
-    index.env.sync(True)
-    index.close()
-    (settings.data_dir / "boot").write_text("clean")
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
-
-
 def _remove_all(settings: StoreSettings) -> None:
+    mark_clean(settings)
     shutil.rmtree(settings.index_dir, ignore_errors=True)
     for disk in settings.disks:
         shutil.rmtree(disk / "extents", ignore_errors=True)

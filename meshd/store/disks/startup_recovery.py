@@ -11,7 +11,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +28,10 @@ from meshd.store.disks.layout import (
     write_marker,
 )
 from meshd.store.disks.replacement import can_replace_disk, quarantine_lost_disks, record_mounts
+from meshd.store.engine.checkpointer import protect_index, restore_after_power_cut
 from meshd.store.errors import FormatError
 from meshd.store.index.index import Index
+from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -299,6 +301,7 @@ def recover(settings: StoreSettings, missing_policy: MissingDiskPolicy = require
     """
     failing = _FailingDisks(writing=True)
     with DataDirLock.acquire_exclusive(settings.data_dir):
+        restore_after_power_cut(settings)
         while True:
             try:
                 return _recover(settings, missing_policy, failing)
@@ -307,8 +310,11 @@ def recover(settings: StoreSettings, missing_policy: MissingDiskPolicy = require
 
 
 def _recover(settings: StoreSettings, missing_policy: MissingDiskPolicy, failing: _FailingDisks) -> int:
-    index = Index.open(settings)
-    try:
+    clock = SystemClock()
+    with (
+        closing(Index.open(settings)) as index,
+        closing(protect_index(index, settings, clock)),
+    ):
         disks = open_disks(index, settings, missing_policy, failing)
         sweep_drafts(disks, None)
         lost = quarantine_lost_disks(index, disks)
@@ -316,10 +322,9 @@ def _recover(settings: StoreSettings, missing_policy: MissingDiskPolicy, failing
             record_mounts(index, disks, txn)
             _cut_tails(index, disks, txn)
             unused = _forget_unused(index, disks, txn)
+        protect_index(index, settings, clock).close()  # the checkpoint before may need what goes now
         for path in unused:
             os.unlink(path)
-    finally:
-        index.close()
     for disk, why in failing.items():
         _log.error("a disk cannot be used: the node starts without it", extra={"disk": str(disk), "why": why})
     return lost

@@ -8,6 +8,7 @@ Invariant: a member that cancels others is carried along as long as any file may
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from meshd.util import failpoints
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from meshd.config import StoreSettings
     from meshd.store.disks.layout import Disks
     from meshd.store.engine.file_scan import ScannedMember
     from meshd.store.engine.group_commit import Committer
@@ -211,7 +213,7 @@ class Compactor:
         committer: Committer,
         clock: Clock,
         run: Callable[..., Awaitable[Any]],
-        tombstone_seconds: float = 0.0,
+        settings: StoreSettings,
     ) -> None:
         self._index, self._disks, self._committer, self._clock, self._run = (
             index,
@@ -221,7 +223,8 @@ class Compactor:
             run,
         )
         self._retired: dict[int, float] = {}
-        self._tombstone_seconds, self._tombstone_ms = tombstone_seconds, round(tombstone_seconds * 1e3)
+        self._tombstone_seconds = settings.tombstone_seconds
+        self._tombstone_ms = round(1e3 * self._tombstone_seconds)
 
     def candidates(self, dead_share: float) -> list[int]:
         """Returns the sealed segments of which at least this share is dead, those with the most dead bytes
@@ -265,15 +268,22 @@ class Compactor:
                 return True
         return False
 
-    async def purge(self) -> int:
+    async def purge(self, synced_before: float = math.inf) -> int:
         """Unlinks files that were retired, or first seen as retired, at least GRACE seconds ago; returns how
-        many."""
+        many. A file of one object, which no compaction has moved, need not wait, except for a checkpoint."""
         now = self._clock.monotonic()
         with self._index.read_transaction() as txn:
-            retired = [file for file, info in self._index.all_files(txn) if info.state == "retired"]
+            retired = {
+                file: info.kind for file, info in self._index.all_files(txn) if info.state == "retired"
+            }
         for file in retired:
             self._retired.setdefault(file, now)
-        due = [file for file in retired if now - self._retired[file] >= GRACE]
+        due = [
+            file
+            for file, kind in retired.items()
+            if now - self._retired[file] >= (0 if kind == "own" else GRACE)
+            and self._retired[file] < synced_before
+        ]
         paths = await self._committer.submit(ForgetRetiredFiles(due)) if due else []
         await self._run(lambda: _unlink(paths))
         for file in due:

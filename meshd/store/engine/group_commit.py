@@ -16,7 +16,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from meshd.store.disks.layout import index_has_free_space
 from meshd.store.engine.data_files import Segment
@@ -32,6 +32,7 @@ from meshd.store.errors import (
 )
 from meshd.store.write_context import INTERNAL_WRITE
 from meshd.telemetry import metrics
+from meshd.util.shared_counters import last_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 _GROUP_BYTES = 32 << 20  # bytes per group: bounds its memory and the latency of its last mutation
 _GROUP_MUTATIONS = 2048
 _IDS_LOW, _IDS_BLOCK = 64, 256
+_CHECKPOINT_TIMEOUT: Final = 60.0  # seconds that writers wait for slow disks
+_CHECKPOINT_POLL: Final = 0.005
 
 
 def store_error_from(error: OSError) -> StoreError:
@@ -103,6 +106,8 @@ class Committer:
     ) -> None:
         self._index, self._disks, self._clock, self._writer = index, disks, clock, writer
         self._durable = settings.durability == "commit"
+        self._family, self._sync_seconds = settings.family, settings.sync_seconds
+        self._bounds_unsynced = not self._durable and not settings.evictable
         self._segment_bytes = settings.segment_bytes
         self._keep_tombstones = settings.tombstone_seconds > 0
         self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
@@ -192,6 +197,8 @@ class Committer:
             keep_tombstones=self._keep_tombstones,
         )
         try:
+            if self._bounds_unsynced:
+                self._await_checkpoint()
             self._refill_ids()
             self._seal_full_segments(batch)
             self._refuse_when_full(batch, group)
@@ -207,6 +214,20 @@ class Committer:
         metrics.store_commits.inc()
         metrics.store_writes.inc(len(group))
         self._resolve_futures(group)
+
+    def _await_checkpoint(self) -> None:
+        """Waits while disks are slower than writers, so that what is acknowledged but not synced is bounded;
+        not where no process takes checkpoints. Raises DiskFailedError."""
+        end = self._clock.monotonic() + _CHECKPOINT_TIMEOUT
+        while synced := last_checkpoint(self._family):
+            now = self._clock.monotonic()
+            if now - synced <= self._sync_seconds:
+                return
+            if now > end:
+                raise DiskFailedError(
+                    f"nothing was synced for {now - synced:.0f} s; see the log of this node and the kernel's"
+                )
+            threading.Event().wait(_CHECKPOINT_POLL)
 
     def _commit_plain(self, batch: WriteBatch, group: list[_Ticket]) -> None:
         with self._index.read_transaction() as txn:

@@ -287,6 +287,8 @@ class WriteBatch:
         committed = self.index.get_meta("last_stamp", txn) or 0
         self.last_stamp = max(self.last_stamp, committed + 1)  # `revision` rises with every change
         for file, change in self._changes.items():
+            if change.made is not None and not self.durable:
+                self.index.mark_unsynced(txn, file)
             info = self.index.get_file(txn, file) or change.made
             if info is not None:
                 self._account(txn, file, info, change)
@@ -318,8 +320,11 @@ class WriteBatch:
             last_stamp=max(stamps, default=0),
         )
         if info.refs == 0 and info.state == "sealed" and info.tombs == 0 and not change.kept:
-            self.index.delete_file(txn, file)
-            self._unused_files.append(self.disks.path(info.disk, file))
+            if self.durable:
+                self.index.delete_file(txn, file)
+                self._unused_files.append(self.disks.path(info.disk, file))
+            else:  # the last checkpoint may still need it: compaction unlinks it after the next one
+                self.index.put_file(txn, file, msgspec.structs.replace(info, state="retired"))
         else:
             self.index.put_file(txn, file, info)
 

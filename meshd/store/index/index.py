@@ -15,6 +15,7 @@ import msgspec
 
 from meshd.store.disks.layout import FORMAT
 from meshd.store.errors import DiskFailedError, DiskFullError, FormatError
+from meshd.store.index.checkpoint import OpeningPin
 from meshd.store.index.listing import (
     ListingQuery,
     VersionQuery,
@@ -30,7 +31,7 @@ from meshd.store.records import DataFile, PartPage, Record, StoreStats, Upload, 
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from meshd.config import StoreSettings
@@ -65,10 +66,19 @@ def _number(value: int) -> bytes:
 class Index:
     """One LMDB environment. At most one per process and directory may be open."""
 
-    def __init__(self, path: Path, *, map_bytes: int, sync: bool = True, readonly: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        map_bytes: int,
+        sync: bool = True,
+        readonly: bool = False,
+        checkpoints: bool = False,
+    ) -> None:
         if not readonly:
             path.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self._pin: OpeningPin | None = None
         try:
             self.env = lmdb.open(
                 str(path),
@@ -82,7 +92,10 @@ class Index:
                 readahead=False,
                 meminit=False,
             )
-            self.env.reader_check()  # frees reader slots of killed processes
+            if checkpoints and not readonly:
+                self._pin = OpeningPin(self.env, path)  # before this process writes anything
+            else:
+                self.env.reader_check()  # frees reader slots of killed processes
             self._open_tables(readonly)
         except lmdb.Error as error:
             raise FormatError(
@@ -107,14 +120,23 @@ class Index:
         self.uploads = OrderedTable(self.env.open_db(b"uploads", create=create))
         self.parts = self.env.open_db(b"parts", create=create)
         self.files = self.env.open_db(b"files", create=create)
+        self.unsynced = self.env.open_db(b"unsynced", create=True) if create else None
 
     @classmethod
     def open(cls, settings: StoreSettings, *, readonly: bool = False) -> Index:
         """Opens the index that these settings describe."""
         sync = settings.durability == "commit"
-        return cls(settings.index_dir, map_bytes=settings.index_map_bytes, sync=sync, readonly=readonly)
+        return cls(
+            settings.index_dir,
+            map_bytes=settings.index_map_bytes,
+            sync=sync,
+            readonly=readonly,
+            checkpoints=not sync and not readonly,
+        )
 
     def close(self) -> None:
+        if self._pin is not None:
+            self._pin.close()
         self.env.close()
 
     def size(self) -> int:
@@ -307,6 +329,26 @@ class Index:
         with txn.cursor(self.files) as cursor:
             for name, raw in cursor:
                 yield int.from_bytes(name, "big"), _file(raw)
+
+    # files that are not synced at each commit -------------------------------------------------------------
+
+    def mark_unsynced(self, txn: Any, file: int) -> None:
+        """Notes that this transaction wrote to a file without a sync."""
+        txn.put(_number(file), _number(txn.id()), db=self.unsynced)
+
+    def unsynced_files(self, txn: Any) -> Iterator[tuple[int, DataFile | None]]:
+        """Yields (file, info) of files written to since they were synced; None for one that is gone."""
+        with txn.cursor(self.unsynced) as cursor:
+            for name, _ in cursor:
+                file = int.from_bytes(name, "big")
+                yield file, self.get_file(txn, file)
+
+    def forget_unsynced(self, txn: Any, files: Iterable[int], transaction: int) -> None:
+        """Forgets these files, those excepted that a transaction after this one wrote to."""
+        for file in files:
+            written = txn.get(_number(file), db=self.unsynced)
+            if written is not None and int.from_bytes(written, "big") <= transaction:
+                txn.delete(_number(file), db=self.unsynced)
 
     def stats(self, disks: tuple[DiskStats, ...]) -> StoreStats:
         """Returns the counts and byte totals of a store on these disks."""

@@ -20,10 +20,12 @@ import msgspec
 
 from meshd.store.disks.data_dir_guards import DataDirLock
 from meshd.store.disks.layout import FORMAT, Disks, find_disks, sync_directory
+from meshd.store.engine.checkpointer import mark_clean
 from meshd.store.engine.file_scan import DataFileScan, is_large_object_file
 from meshd.store.engine.member_header import cancels_others, stamp_of_version_id
 from meshd.store.engine.mutations import used_extents
 from meshd.store.errors import FormatError
+from meshd.store.index.checkpoint import remove_checkpoint
 from meshd.store.index.index import Index, object_key
 from meshd.store.index.ordered_table import OrderedTable
 from meshd.store.index.tombstones import Tombstones
@@ -426,7 +428,9 @@ def rebuild_index(settings: StoreSettings, progress: Progress = lambda done, tot
             index.env.sync(True)
         finally:
             index.close()
+        remove_checkpoint(settings.index_dir)  # it is of the index before
         _swap(settings.index_dir, build_dir)
+        mark_clean(settings)
         return rebuilder.report
 
 
