@@ -19,7 +19,6 @@ from meshd.config import ConfigError, load_settings
 from meshd.store.disks.layout import Disks, read_marker
 from meshd.store.engine.file_scan import DataFileScan
 from meshd.store.engine.member_header import safe_name
-from meshd.store.engine.mutations import used_extents, version_using_extent
 from meshd.store.errors import StoreError
 from meshd.store.index.index import Index, object_key
 from meshd.store.records import NULL
@@ -203,7 +202,7 @@ def _document(sight: ReadOnlyStore, found: Record) -> dict[str, Any]:
     document["parts"] = len(found.parts)
     document["extents"] = [
         {"path": sight.path_of(e), "offset": e.offset, "length": e.length, "crc32c": e.crc32c}
-        for e in used_extents(found)
+        for e in found.used_extents
     ]
     return document
 
@@ -243,7 +242,7 @@ def segment(settings: StoreSettings, file: str, as_json: bool) -> None:
 def _member(sight: ReadOnlyStore, found: ScannedMember) -> dict[str, Any]:
     member = found.member
     with sight.index.read_transaction() as txn:
-        kept = version_using_extent(sight.index, txn, member, found.extent)
+        kept = sight.index.versions.version_using_extent(txn, member, found.extent)
     return {
         "offset": found.extent.offset,
         "size": found.extent.length,

@@ -64,6 +64,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     amended: int = 0  # the stamp of the last change of tags or ACL; 0: never
     broken: bool = False  # in quarantine: its bytes here are damaged; data files do not record this
 
+    @property
+    def used_extents(self) -> tuple[Extent, ...]:
+        """Every extent that the record keeps in use."""
+        return self.extents if self.manifest is None else (*self.extents, self.manifest)
+
 
 class Brief(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The leading fields of a Record that a listing reads; the others are not decoded."""

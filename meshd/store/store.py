@@ -35,7 +35,8 @@ from meshd.store.integrity.quarantine import Quarantine, require_not_quarantined
 from meshd.store.integrity.scrub import Scrub
 from meshd.store.records import NULL, Removed, Upload
 from meshd.store.replica.inventory import RaiseWriteFence, ReplicaInventory
-from meshd.store.replica.replica_writer import DiskReplicaWriter, ack_if_known, mutation_for
+from meshd.store.replica.replica_mutations import ack_if_known, mutation_for
+from meshd.store.replica.replica_writer import DiskReplicaWriter
 from meshd.store.write_context import INTERNAL_WRITE, WriteContext
 
 if TYPE_CHECKING:

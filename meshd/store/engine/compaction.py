@@ -20,7 +20,7 @@ from meshd.store.disks.layout import has_free_space
 from meshd.store.engine.file_scan import DataFileScan
 from meshd.store.engine.group_commit import store_error_from
 from meshd.store.engine.member_header import cancels_others, stamp_of_version_id
-from meshd.store.engine.mutations import Mutation, replace_version, version_using_extent, write_manifest
+from meshd.store.engine.mutations import Mutation, replace_version, write_manifest
 from meshd.store.errors import CorruptExtentError, DiskFullError
 from meshd.store.index.index import object_key
 from meshd.store.index.tombstones import prunable_before
@@ -81,7 +81,7 @@ class MoveMember(Mutation):
     def _repoint_user(self, batch: WriteBatch, txn: Any, old: Extent, new: Extent) -> bool:
         member, index = self.piece.member, batch.index
         if member.kind in ("object", "marker"):
-            record = version_using_extent(index, txn, member, old)
+            record = index.versions.version_using_extent(txn, member, old)
             if record is None or record.manifest is not None:
                 return False
             moved = msgspec.structs.replace(record, extents=(new,), moves=member.moves + 1)
@@ -117,7 +117,7 @@ class MoveManifestedExtent(Mutation):
         self.existing: Record | None = None
 
     def check(self, batch: WriteBatch, txn: Any) -> None:
-        record = version_using_extent(batch.index, txn, self.piece.member, self.piece.old)
+        record = batch.index.versions.version_using_extent(txn, self.piece.member, self.piece.old)
         if record is not None and record.manifest is not None:
             self.existing = record
 
@@ -322,7 +322,7 @@ class Compactor:
     def _mutation_for(self, scan: DataFileScan, found: ScannedMember, oldest: int) -> Mutation | None:
         member, extent = found.member, found.extent
         with self._index.read_transaction() as txn:
-            record = version_using_extent(self._index, txn, member, extent)
+            record = self._index.versions.version_using_extent(txn, member, extent)
             if record is not None:
                 piece = _Piece(member, extent, _verified_bytes(scan, extent))
                 return MoveMember(piece) if record.manifest is None else MoveManifestedExtent(piece)

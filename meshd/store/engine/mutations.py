@@ -27,7 +27,7 @@ from meshwire.http_values.conditional_requests import failed_write_condition
 
 if TYPE_CHECKING:
     from meshd.store.engine.write_batch import Payload, StagedMember, WriteBatch
-    from meshd.store.index.index import Index
+    from meshd.store.index.versions import VersionStatus
     from meshd.store.records import Extent, Meta, Part
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Acl, Versioning
@@ -45,24 +45,6 @@ def check_write_conditions(conditions: Conditions | None, existing: Record | Non
         raise ConditionFailedError(
             "the object was changed or already exists; read it again before writing", failed
         )
-
-
-def used_extents(record: Record) -> tuple[Extent, ...]:
-    """Returns every extent that a record keeps in use."""
-    return record.extents if record.manifest is None else (*record.extents, record.manifest)
-
-
-def version_using_extent(index: Index, txn: Any, member: Member, extent: Extent) -> Record | None:
-    """Returns the version that uses this extent of `member`: its own version or, for a part, any version of
-    its key."""
-    name = object_key(member.bucket, member.key)
-    if member.kind == "part":
-        return next(
-            (record for record in index.versions.all_versions(txn, name) if extent in used_extents(record)),
-            None,
-        )
-    large_file = index.versions.version_at(txn, name, int(member.stamp))
-    return large_file if large_file is not None and extent in used_extents(large_file) else None
 
 
 class Mutation:
@@ -101,13 +83,31 @@ def push_version(
     """Puts `record` on top of the versions of a key and updates the accounts; returns the null version it
     replaced."""
     replaced = batch.index.versions.push_version(txn, name, record, newest)
-    batch.replace_extents(used_extents(replaced) if replaced else (), used_extents(record))
+    batch.replace_extents(replaced.used_extents if replaced else (), record.used_extents)
     return replaced
+
+
+def version_status(batch: WriteBatch, txn: Any, name: bytes, record: Record) -> VersionStatus:
+    """Returns the VersionStatus of `record`."""
+    tombstone = batch.tombstones(txn).stamp_of(txn, name, record.version)
+    return batch.index.versions.status_of(txn, name, record, tombstone)
+
+
+def newest_stamp_of_name(batch: WriteBatch, txn: Any, name: bytes) -> int:
+    """Returns the highest stamp known for a name."""
+    newest = batch.index.versions.newest_version(txn, name)
+    return max(newest.stamp if newest else 0, batch.tombstones(txn).stamp_of(txn, name))
+
+
+def insert_version(batch: WriteBatch, txn: Any, name: bytes, record: Record) -> None:
+    """Inserts a `new` version where its stamp belongs, and updates the accounts."""
+    replaced = batch.index.versions.insert_version(txn, name, record)
+    batch.replace_extents(replaced.used_extents if replaced else (), record.used_extents)
 
 
 def replace_version(batch: WriteBatch, txn: Any, name: bytes, record: Record, existing: Record) -> Record:
     """Replaces `existing` by `record`, which has the same stamp, and updates the accounts of both."""
-    batch.replace_extents(used_extents(existing), used_extents(record))
+    batch.replace_extents(existing.used_extents, record.used_extents)
     batch.index.versions.replace_version(txn, name, record)
     return record
 
@@ -344,7 +344,7 @@ class RemoveVersion(Mutation):
             self.staged.stamp if existing.version else batch.restamp_if_behind(self.staged, existing.stamp)
         )
         batch.tombstones(txn).add(txn, name, stamp, existing.version)
-        batch.release_extents(used_extents(existing))
+        batch.release_extents(existing.used_extents)
         batch.index.versions.remove_version(txn, name, existing)
         return Removed(existing, stamp=stamp)
 

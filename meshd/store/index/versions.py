@@ -18,7 +18,9 @@ from meshd.store.records import NULL, Record
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from meshd.store.engine.member_header import Member
     from meshd.store.index.ordered_table import OrderedTable
+    from meshd.store.records import Extent
 
 _encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Record).decode
@@ -82,6 +84,16 @@ class Versions:
             return current if current.stamp == stamp else None
         raw = self.older.get(txn, older_version_key(name, stamp))
         return None if raw is None else decode(raw)
+
+    def version_using_extent(self, txn: Any, member: Member, extent: Extent) -> Record | None:
+        """Returns the version that uses this extent of `member`: its own version or, for a part, any version
+        of its key."""
+        name = f"{member.bucket}\0{member.key}".encode()
+        if member.kind == "part":
+            users = (record for record in self.all_versions(txn, name) if extent in record.used_extents)
+            return next(users, None)
+        found = self.version_at(txn, name, int(member.stamp))
+        return found if found is not None and extent in found.used_extents else None
 
     def status_of(self, txn: Any, name: bytes, record: Record, tombstone: int) -> VersionStatus:
         """Returns the VersionStatus of a received version. `tombstone`: the stamp of its recorded

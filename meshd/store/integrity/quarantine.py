@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from meshd.store.engine.file_scan import DataFileScan, DirectFile
-from meshd.store.engine.mutations import Mutation, used_extents, version_using_extent, write_manifest
+from meshd.store.engine.mutations import Mutation, write_manifest
 from meshd.store.errors import QuarantinedError, is_exhausted
 from meshd.store.integrity.verification import drain_damage_reports
 from meshd.store.records import Extent  # noqa: TC001  msgspec reads the annotations
@@ -155,7 +155,7 @@ class RestoreManifest(Mutation):
     def update_index(self, batch: WriteBatch, txn: Any) -> bool:
         if self.existing is None or self.record is None:
             return False
-        batch.replace_extents(used_extents(self.existing), used_extents(self.record))
+        batch.replace_extents(self.existing.used_extents, self.record.used_extents)
         batch.index.versions.replace_version(txn, self.name, self.record)
         return True
 
@@ -312,7 +312,7 @@ class DamageAttributor:
     def use_of_member(self, member: Member, extent: Extent) -> ExtentUse | None:
         """Returns the user of a member's bytes, according to the member's header."""
         with self._index.read_transaction() as txn:
-            record = version_using_extent(self._index, txn, member, extent)
+            record = self._index.versions.version_using_extent(txn, member, extent)
             name = f"{member.bucket}\0{member.key}".encode()
             if record is not None:
                 return ExtentUse(name, record.stamp, manifest=record.manifest == extent)
@@ -327,7 +327,7 @@ class DamageAttributor:
         """Yields every use of these extents. Scans the whole index."""
         with self._index.read_transaction() as txn:
             for name, record in self._index.all_records(txn):
-                for extent in used_extents(record):
+                for extent in record.used_extents:
                     if extent in wanted:
                         yield ExtentUse(name, record.stamp, manifest=extent == record.manifest), extent
             for upload_id, part in self._index.all_parts(txn):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from meshd.store.engine.file_scan import DataFileScan, DirectFile
-from meshd.store.engine.mutations import Mutation, used_extents
+from meshd.store.engine.mutations import Mutation
 from meshd.telemetry import metrics
 from meshd.util import failpoints
 
@@ -228,7 +228,7 @@ class Scrub:
         claimed: dict[Extent, None] = {}
         with self._index.read_transaction() as txn:
             for _, record in self._index.all_records(txn):
-                claimed.update((extent, None) for extent in used_extents(record) if extent.file == file)
+                claimed.update((extent, None) for extent in record.used_extents if extent.file == file)
             for _, part in self._index.all_parts(txn):
                 claimed.update((extent, None) for extent in part.extents if extent.file == file)
         return list(claimed)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshd.store.engine.mutations import Mutation, used_extents
+from meshd.store.engine.mutations import Mutation
 from meshd.store.engine.upload_mutations import drop_unowned_upload
 from meshd.store.index.index import UPLOAD_ID_LENGTH
 from meshd.store.index.tombstones import Tombstone, tombstones_complete_since
@@ -236,7 +236,7 @@ class DropUnowned(Mutation):
         for held_version in held.versions:
             record = versions.version_at(txn, held.name, held_version.stamp)
             if record is not None and record.version == held_version.version:
-                batch.release_extents(used_extents(record))
+                batch.release_extents(record.used_extents)
                 versions.remove_version(txn, held.name, record)
                 release_from_quarantine(batch.index, txn, held.name, record.stamp)
                 dropped += 1

@@ -1,4 +1,4 @@
-"""Mutations on a replica: changes that the primary has committed, entered at exactly their stamp.
+"""Changes on a replica: what the primary has committed without bytes, entered at exactly its stamp.
 
 Law: the same as in `engine.mutations`, but stamps are the only condition: a null version holds until a
 higher stamp, a version with an id and an upload until their tombstone. Invariant: every order and every
@@ -13,134 +13,36 @@ import msgspec
 from awscrt import checksums
 
 from meshd.store.engine.member_header import Member, stamp_text
-from meshd.store.engine.mutations import Mutation, replace_version, used_extents, write_manifest
+from meshd.store.engine.mutations import (
+    Mutation,
+    insert_version,
+    newest_stamp_of_name,
+    replace_version,
+    version_status,
+    write_manifest,
+)
 from meshd.store.engine.upload_mutations import end_upload
-from meshd.store.errors import NoSuchUploadError, ReplicaLacksError
+from meshd.store.errors import ReplicaLacksError
 from meshd.store.index.index import object_key
-from meshd.store.integrity.quarantine import release_from_quarantine
 from meshd.store.records import NULL
-from meshd.store.replica.changes import Applied
-from meshd.util import failpoints
+from meshd.store.replica.changes import (
+    Amended,
+    Applied,
+    Marked,
+    UploadBegun,
+    UploadCompleted,
+    UploadEnded,
+    VersionGone,
+    upload_without_local_fields,
+    without_local_fields,
+)
 
 if TYPE_CHECKING:
-    from meshd.store.engine.write_batch import Payload, StagedMember, WriteBatch
+    from meshd.store.engine.write_batch import StagedMember, WriteBatch
+    from meshd.store.index.index import Index
     from meshd.store.index.versions import VersionStatus
     from meshd.store.records import Record, UploadedPart
-    from meshd.store.replica.changes import (
-        Amended,
-        Marked,
-        PartOf,
-        UploadBegun,
-        UploadCompleted,
-        UploadEnded,
-        VersionGone,
-    )
-
-
-def version_status(batch: WriteBatch, txn: Any, name: bytes, record: Record) -> VersionStatus:
-    """Returns the VersionStatus of `record`."""
-    tombstone = batch.tombstones(txn).stamp_of(txn, name, record.version)
-    return batch.index.versions.status_of(txn, name, record, tombstone)
-
-
-def newest_stamp_of_name(batch: WriteBatch, txn: Any, name: bytes) -> int:
-    """Returns the highest stamp known for a name."""
-    newest = batch.index.versions.newest_version(txn, name)
-    return max(newest.stamp if newest else 0, batch.tombstones(txn).stamp_of(txn, name))
-
-
-def insert_version(batch: WriteBatch, txn: Any, name: bytes, record: Record) -> None:
-    """Inserts a `new` version where its stamp belongs, and updates the accounts."""
-    replaced = batch.index.versions.insert_version(txn, name, record)
-    batch.replace_extents(used_extents(replaced) if replaced else (), used_extents(record))
-
-
-def repaired_record(existing: Record, received: Record) -> Record:
-    """Returns the record that replaces a quarantined version, with the newer tags and ACL. One more move
-    makes an index rebuild prefer it to the damaged copy."""
-    newer = existing if existing.amended > received.amended else received
-    return msgspec.structs.replace(
-        received, tags=newer.tags, acl=newer.acl, amended=newer.amended, moves=existing.moves + 1
-    )
-
-
-class ApplyVersion(Mutation):
-    """Enters a version with its bytes; returns an Applied and the VersionStatus found. With `repair` it may
-    replace the same version in quarantine."""
-
-    needs_free_space = True
-
-    def __init__(
-        self, bucket: str, key: str, record: Record, payload: Payload, *, repair: bool = False
-    ) -> None:
-        self.bucket, self.key, self.record, self.payload = bucket, key, record, payload
-        self.data_bytes = 0 if payload.large_file else payload.size
-        # An index rebuild would accept an unused manifest, or the unused bytes of a repaired version.
-        self.exclusive = bool(record.parts) or repair
-        self.staged: StagedMember | None = None
-        self.entered: Record | None = None
-        self.broken: Record | None = None
-        self.wanted, self.repair = True, repair
-
-    def check(self, batch: WriteBatch, txn: Any) -> None:
-        name = object_key(self.bucket, self.key)
-        self.wanted = version_status(batch, txn, name, self.record) == "new"
-        existing = batch.index.versions.version_at(txn, name, self.record.stamp) if self.repair else None
-        if existing is not None and existing.broken and existing.version == self.record.version:
-            self.broken, self.wanted = existing, True
-            self.record = repaired_record(existing, self.record)
-
-    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
-        record, payload = self.record, self.payload
-        batch.observe_stamp(record.stamp)
-        if not self.wanted:
-            return
-        if record.parts:
-            stamp = batch.next_stamp()
-            member = Member(stamp_text(stamp), "part", self.bucket, self.key, payload.crc)
-            self.staged = payload.stage_member(batch, member, stamp)
-            entered = msgspec.structs.replace(record, extents=(self.staged.extent,))
-            self.entered = write_manifest(batch, self.bucket, self.key, entered)
-        else:
-            self.staged = payload.stage_member(batch, self._member(), record.stamp)
-            self.entered = msgspec.structs.replace(record, extents=(self.staged.extent,))
-        failpoints.hit("store.replica.placed")
-
-    def _member(self) -> Member:
-        record = self.record
-        return Member(
-            stamp_text(record.stamp),
-            "object",
-            self.bucket,
-            self.key,
-            self.payload.crc,
-            record.etag,
-            record.modified,
-            record.headers,
-            record.metadata,
-            record.checksums,
-            record.checksum_type,
-            record.owner,
-            version=record.version,
-            tags=record.tags,
-            acl=record.acl,
-            amended=record.amended,
-            moves=record.moves,
-        )
-
-    def update_index(self, batch: WriteBatch, txn: Any) -> tuple[Applied, VersionStatus]:
-        name = object_key(self.bucket, self.key)
-        if self.broken is not None and self.entered is not None:
-            replace_version(batch, txn, name, self.entered, self.broken)
-            release_from_quarantine(batch.index, txn, name, self.entered.stamp)
-            return Applied(newest_stamp_of_name(batch, txn, name), True), "new"
-        found = version_status(batch, txn, name, self.record)
-        if found == "new" and self.entered is not None:
-            insert_version(batch, txn, name, self.entered)
-            return Applied(newest_stamp_of_name(batch, txn, name), True), found
-        if self.staged is not None:
-            batch.void_member(self.staged)
-        return Applied(newest_stamp_of_name(batch, txn, name), False), found
+    from meshd.store.replica.changes import Change
 
 
 class ApplyDeleteMarker(Mutation):
@@ -259,7 +161,7 @@ class ApplyRemoval(Mutation):
         if self.wanted:
             existing = batch.index.versions.find_version(txn, name, self.version or NULL)
             if existing is not None and (existing.version or existing.stamp < self.stamp):
-                batch.release_extents(used_extents(existing))
+                batch.release_extents(existing.used_extents)
                 batch.index.versions.remove_version(txn, name, existing)
             batch.tombstones(txn).add(txn, name, self.stamp, self.version)
         return Applied(newest_stamp_of_name(batch, txn, name), self.wanted)
@@ -302,52 +204,6 @@ class ApplyUpload(Mutation):
             batch.retain_extents((self.staged.extent,))
             batch.index.put_upload(txn, msgspec.structs.replace(self.upload, place=self.staged.extent))
         return Applied(0, self.wanted)
-
-
-class ApplyPart(Mutation):
-    """Enters a part of an upload at its stamp. Raises NoSuchUploadError."""
-
-    needs_free_space = True
-
-    def __init__(self, about: PartOf, payload: Payload) -> None:
-        self.upload, self.part, self.payload = about.upload, about.part, payload
-        self.data_bytes = 0 if payload.large_file else payload.size
-        self.staged: StagedMember | None = None
-
-    def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
-        part, upload = self.part, self.upload
-        batch.observe_stamp(part.stamp)
-        member = Member(
-            stamp_text(part.stamp),
-            "part",
-            upload.bucket,
-            upload.key,
-            self.payload.crc,
-            part.etag,
-            part.modified,
-            checksums=part.checksums,
-            upload=upload.upload_id,
-            part=part.number,
-        )
-        self.staged = self.payload.stage_member(batch, member, part.stamp)
-
-    def update_index(self, batch: WriteBatch, txn: Any) -> Applied:
-        staged, upload, part = self.staged, self.upload, self.part
-        assert staged is not None
-        if batch.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
-            batch.discard_member(staged)
-            raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
-        existing = batch.index.get_part(txn, upload.upload_id, part.number)
-        if existing is not None and existing.stamp >= part.stamp:
-            batch.discard_member(staged)
-            return Applied(existing.stamp, False)
-        if existing is not None:
-            batch.release_extents(existing.extents)
-        batch.retain_extents((staged.extent,))
-        batch.index.put_part(
-            txn, upload.upload_id, msgspec.structs.replace(part, extents=(staged.extent,), moves=0)
-        )
-        return Applied(part.stamp, True)
 
 
 class ApplyAbort(Mutation):
@@ -436,3 +292,32 @@ class ApplyCompletion(Mutation):
         if self.record is not None or not self.ended:
             _record_end(batch, txn, change.bucket, change.key, change.upload_id, change.record.stamp)
         return Applied(newest_stamp_of_name(batch, txn, name), self.record is not None)
+
+
+def mutation_for(change: Change) -> Mutation:
+    """Returns the mutation that applies a change."""
+    if isinstance(change, Marked):
+        return ApplyDeleteMarker(msgspec.structs.replace(change, record=without_local_fields(change.record)))
+    if isinstance(change, Amended):
+        return ApplyTagsAndAcl(change)
+    if isinstance(change, VersionGone):
+        return ApplyRemoval(change)
+    if isinstance(change, UploadBegun):
+        return ApplyUpload(UploadBegun(upload_without_local_fields(change.upload)))
+    if isinstance(change, UploadEnded):
+        return ApplyAbort(change)
+    assert isinstance(change, UploadCompleted)
+    return ApplyCompletion(msgspec.structs.replace(change, record=without_local_fields(change.record)))
+
+
+def ack_if_known(index: Index, change: Change) -> Applied | None:
+    """Returns the result of a change that is already known; None for any other change."""
+    if not isinstance(change, Amended | Marked):
+        return None
+    name, record = object_key(change.bucket, change.key), change.record
+    with index.read_transaction() as txn:
+        existing = index.versions.version_at(txn, name, record.stamp)
+        newest = index.versions.newest_version(txn, name)
+        if existing is None or newest is None or existing.version != record.version:
+            return None
+        return Applied(newest.stamp, False) if existing.amended >= record.amended else None

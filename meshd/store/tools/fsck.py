@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from meshd.store.disks.data_dir_guards import DataDirLock
 from meshd.store.disks.startup_recovery import open_disks
 from meshd.store.engine.file_scan import DataFileScan
-from meshd.store.engine.mutations import used_extents
 from meshd.store.errors import FormatError
 from meshd.store.index.index import Index
 from meshd.store.integrity.quarantine import all_quarantined
@@ -132,7 +131,7 @@ class Checker:
                 self._report_problem(
                     "mismatch", "", _named(name), f"the extents do not add up to {record.size} bytes"
                 )
-            for extent in used_extents(record):
+            for extent in record.used_extents:
                 claims.add(extent)
         for _, upload in self._index.all_uploads(txn):
             if upload.place is not None:
@@ -190,7 +189,7 @@ class Checker:
     def _owner(self, txn: Any, extent: Extent) -> str:
         """Returns the name that uses an extent. Scans the index, so it is called for damaged files only."""
         for name, record in self._index.all_records(txn):
-            if extent in used_extents(record):
+            if extent in record.used_extents:
                 return _named(name)
         return ""
 

@@ -23,7 +23,6 @@ from meshd.store.disks.layout import FORMAT, Disks, find_disks, sync_directory
 from meshd.store.engine.checkpointer import mark_clean
 from meshd.store.engine.file_scan import DataFileScan, is_large_object_file
 from meshd.store.engine.member_header import cancels_others, stamp_of_version_id
-from meshd.store.engine.mutations import used_extents
 from meshd.store.errors import FormatError
 from meshd.store.index.checkpoint import remove_checkpoint
 from meshd.store.index.index import Index, object_key
@@ -365,7 +364,7 @@ class IndexRebuilder:
 
     def _used(self, txn: Any) -> Iterable[Extent]:
         for _, record in self.index.all_records(txn):
-            yield from used_extents(record)
+            yield from record.used_extents
         for _, upload in self.index.all_uploads(txn):
             if upload.place is not None:
                 yield upload.place
