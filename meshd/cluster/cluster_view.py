@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.control.cluster_map_store import TOPIC, ClusterMapStore
 from meshd.rpc.peer_client import StaleMapError
 from meshwire.cluster import ClusterMap, Node, Route, routes
-from meshwire.cluster.placement import slot_of
-from meshwire.cluster.routes import COMPLETE_STATES
+from meshwire.cluster.routes import COMPLETE_STATES, slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

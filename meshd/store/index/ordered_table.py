@@ -269,7 +269,7 @@ class BatchReader(Protocol):
 
 def slot_filter(slots: bytes) -> Callable[[bytes], bool]:
     """Returns a predicate: does an index key (`bucket NUL key`) hash to one of `slots` (one byte per slot,
-    nonzero if included)? The hash is that of `meshwire.cluster.placement.slot_of`."""
+    nonzero if included)? The hash is that of `meshwire.cluster.routes.slot_of`."""
     mask, blake2b = len(slots) - 1, hashlib.blake2b
 
     def accepts(name: bytes) -> bool:

@@ -4,8 +4,8 @@ Law: pure functions of the map; daemons, SDK and operator compute the same resul
 """
 
 from meshwire.cluster.cluster_map import ClusterMap, Node, parse_map
-from meshwire.cluster.placement import Placement, compute_placement, slot_of
-from meshwire.cluster.routes import Route, Routes, routes
+from meshwire.cluster.placement import Placement, compute_placement
+from meshwire.cluster.routes import Route, Routes, routes, slot_of
 
 __all__ = [
     "ClusterMap",

@@ -1,8 +1,8 @@
 """Placement: the owners of every slot, a pure function of the map, by weighted rendezvous hashing.
 
-Law: a key hashes to a slot, a slot to nodes. The cost of (node, slot) is -log2(h) / weight in fixed-point
-integers, so all machines agree to the bit; a changed weight moves slots only to or from that node. Copies
-go to different zones where possible.
+Law: a key hashes to a slot (`routes.slot_of`), a slot to nodes. The cost of (node, slot) is
+-log2(h) / weight in fixed-point integers, so all machines agree to the bit; a changed weight moves slots only
+to or from that node. Copies go to different zones where possible.
 Invariant: in each rank no node owns more than 1.1 times its share of slots, if zones and weights allow.
 Source: Schindelhauer and Schomaker, "Weighted distributed hash tables" (2005).
 """
@@ -99,12 +99,6 @@ _BLOCK: Final = 1024
 OwnershipView = Literal["future", "present"]
 """`future`: the owners after all pending joins and drains. `present`: the owners that currently have the
 data."""
-
-
-def slot_of(bucket: str, key: str, slots: int) -> int:
-    """Return the slot of a key, 0…slots−1."""
-    digest = hashlib.blake2b(f"{bucket}\0{key}".encode(), digest_size=8, person=b"mesh-name").digest()
-    return int.from_bytes(digest, "big") & (slots - 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from meshwire.cluster.cluster_map import read_and_write_copies
-from meshwire.cluster.placement import compute_placement, group_equal_rows, slot_of
+from meshwire.cluster.placement import compute_placement, group_equal_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -62,6 +62,12 @@ class Route:
     primary: Node | None
     read_set: tuple[Node, ...]
     write_set: tuple[Node, ...]
+
+
+def slot_of(bucket: str, key: str, slots: int) -> int:
+    """Return the slot of a key, 0…slots−1."""
+    digest = hashlib.blake2b(f"{bucket}\0{key}".encode(), digest_size=8, person=b"mesh-name").digest()
+    return int.from_bytes(digest, "big") & (slots - 1)
 
 
 class Routes:

@@ -37,7 +37,7 @@ async def _mesh(
 
 def _key(cluster: ClusterMap, *owners: str) -> str:
     placed = compute_placement(cluster, 2)
-    from meshwire.cluster.placement import slot_of
+    from meshwire.cluster.routes import slot_of
 
     for number in range(10_000):
         found = placed.owners_of_slot(slot_of("b", f"k{number}", cluster.slots))

@@ -16,7 +16,7 @@ from meshd.peer_reads.replica_selection import ReplicaSearch, ReplicaSelector
 from meshd.rpc.peer_client import PeerClient, StaleMapError
 from meshd.util.clock import SystemClock
 from meshwire.cluster import Node, compute_placement
-from meshwire.cluster.placement import slot_of
+from meshwire.cluster.routes import slot_of
 from meshwire.cluster.transitions import bootstrap_map, join_node, mark_complete
 from meshwire.errors import S3Error
 from tests.support.reference_control import MemoryControl
