@@ -106,7 +106,7 @@ RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
 ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
     "loader.measurement_runs": {"MeasuredPlan": "loader.loader_setup.MeasuredPlan"},
     "mixing": {"mix": "datasets.dataset.mix"},
-    "native": {"FrameAddress": "loader.frame_requests.FrameAddress"},
+    "native": {"FrameAddress": "loader.epoch_iterator.FrameAddress"},
     "top.shared_page": {
         "read_page": "meshtools.top.loader_pages.read_page",
         "read_pages": "meshtools.top.loader_pages.read_pages",
@@ -126,7 +126,7 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
 
 SPLIT: Final[Mapping[str, Mapping[str, str]]] = {
     "client": dict.fromkeys(("Client", "ObjectInfo"), "client.s3_client"),
-    "client.native_api": {"FrameAddress": "loader.frame_requests"},
+    "client.native_api": {"FrameAddress": "loader.epoch_iterator"},
     "client.transport": {
         "json_request": "client.request",
         "parsed": "client.error_responses",

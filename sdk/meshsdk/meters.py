@@ -1,4 +1,4 @@
-"""Loader statistics: counters, the breakdown of each stall, and observers of a training loop.
+"""Loader statistics: counters, the breakdown of each stall, reports to the nodes, and observers of a loop.
 
 Law: times come from this process's monotonic clock; CPU time covers the prefetch thread and the consumer's
 `next`. The timings that a node reports only divide the time spent waiting for it. The training thread calls
@@ -8,15 +8,23 @@ Invariant: `compute` and the three kinds of stall add up to `seconds`.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from meshsdk.errors import ConfigurationError
 from meshwire.frame.tensor_frame import Status
-from meshwire.http_values.mesh_headers import FrameTiming, ServerTiming
+from meshwire.http_values.mesh_headers import (
+    LOADER_NAME,
+    LOADER_REPORT_HEADER,
+    FrameTiming,
+    LoaderReport,
+    ServerTiming,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 _UNKNOWN = ServerTiming(FrameTiming(), 0.0)
@@ -306,3 +314,43 @@ class Observer(Protocol):
 
     def close(self) -> None:
         """Called when the loader is closed. Idempotent."""
+
+
+_EVERY: Final = 1.0  # minimum seconds between reports
+
+
+class LoaderReporter:
+    """Makes the report headers of one loader, on any thread. Raises ConfigurationError for a bad name."""
+
+    def __init__(self, name: str, stats: Callable[[], LoaderStats]) -> None:
+        if LOADER_NAME.fullmatch(name) is None:
+            raise ConfigurationError(
+                f"report={name!r}: expected a name for this job in the metrics, of up to 63 letters, digits "
+                "and . _ - /"
+            )
+        self._name, self._stats = name, stats
+        self._sent: LoaderStats | None = None
+        self._due = 0.0
+
+    def __repr__(self) -> str:
+        return f"<LoaderReporter {self._name}>"
+
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers to add to a request: at most one report per second, otherwise none."""
+        now = time.monotonic()
+        if now < self._due:
+            return {}
+        stats = self._stats()
+        before, self._sent, self._due = self._sent, stats, now + _EVERY
+
+        def gained(figure: str, most: float) -> float:
+            since = float(getattr(before, figure)) if before is not None else 0.0
+            return min(max(float(getattr(stats, figure)) - since, 0.0), most)
+
+        samples = stats.samples - (before.samples if before is not None else 0)
+        seconds = gained("seconds", math.inf)
+        waited = gained("waited", seconds)
+        preprocessing = gained("preprocessing", waited)
+        fetch = gained("fetch", waited - preprocessing)
+        report = LoaderReport(self._name, samples, waited, seconds, preprocessing, fetch)
+        return {LOADER_REPORT_HEADER: report.to_header()}

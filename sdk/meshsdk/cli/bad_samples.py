@@ -14,7 +14,7 @@ from meshsdk.cli.command_base import EXIT_FAILED, shared_options
 from meshsdk.client.native_api import bad_samples
 from meshsdk.client.request import Request
 from meshsdk.errors import ConfigurationError
-from meshsdk.loader.frame_requests import FrameAddress
+from meshsdk.loader.epoch_iterator import FrameAddress
 from meshwire.frame import tensor_frame
 from meshwire.frame.sample_frames import SampleFrame
 

@@ -1,7 +1,8 @@
-"""Epochs: the position of a loader, and the iterator over the remaining batches of an epoch.
+"""Epochs: a loader's position, the addresses of its frames, and the iterator over the remaining batches.
 
 Law: a position is a value, and a move returns another one. Positions are counted over all ranks of an epoch,
-so the number of ranks and the batch size may change on resume. The iterator returns batches in step order, as
+so the number of ranks and the batch size may change on resume. An address is a function of plan, position and
+rank; its content does not depend on the client or the time. The iterator returns batches in step order, as
 prefetcher and output stage finish them, and counts them; the loader decides which steps.
 Invariant: closing it in any state ends its thread and closes its sockets; interpreter exit closes it.
 """
@@ -16,23 +17,30 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+from meshsdk.client.request import Request
 from meshsdk.errors import ConfigurationError, MeshError, StateMismatchError
 from meshsdk.loader import interpreter_exit
 from meshsdk.loader.prefetcher import Prefetcher
+from meshsdk.loader.split_frames import SplitRequest
 from meshsdk.meters import Stall, Step, attribute_stall
+from meshwire.cluster.routes import frame_address
+from meshwire.http_values.mesh_headers import SAMPLE_CACHE_HEADER, sample_cache_value
 from meshwire.plan import plan_spec
+from meshwire.plan.loader_state import batch_rows, rank_rows
 from meshwire.plan.plan_spec import LoaderState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshsdk.client.arena import Arena
+    from meshsdk.client.native_api import PlanInfo
     from meshsdk.client.transport import Transport
     from meshsdk.datasets.batch import Batch
-    from meshsdk.loader.frame_requests import FetchSpec
     from meshsdk.loader.output_stage import OutputStage
-    from meshsdk.meters import Arrival, Meter, Observer, Tally
+    from meshsdk.loader.prefetcher import FetchSpec
+    from meshsdk.meters import Arrival, LoaderReporter, Meter, Observer, Tally
     from meshwire.plan.loader_state import Tail
 
 
@@ -154,6 +162,80 @@ class Position:
         passed = self.positions - state.position + epochs * self.positions
         position = step * self.batch
         return self._at(state.epoch + 1 + epochs, position, passed + position)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameAddress:
+    """The address of a rank's rows of a step, valid at any node and at any time."""
+
+    plan: str
+    epoch: int
+    step: int
+    rank: int
+    world: int
+    batch: int
+    origin: int = 0
+    share: str | None = None
+
+    def request(self) -> Request:
+        query = f"batch={self.batch}&format=tensors&origin={self.origin}&rank={self.rank}"
+        if self.share:
+            query += f"&share={quote(self.share, safe='')}"
+        query += f"&world={self.world}"
+        place = self.rank, self.world, self.batch, self.origin
+        meets = frame_address(self.plan, self.epoch, self.step, *place)
+        return Request("GET", f"/-/plans/{self.plan}/{self.epoch}/{self.step}", query, meets=meets)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRequests:
+    """Makes the requests for one rank's frames.
+
+    `parted`: frames may be split by node; `cache`: bytes of decoded samples that a node may keep, None if it
+    decides.
+    """
+
+    plan: PlanInfo
+    batch: int
+    rank: int
+    world: int
+    tail: Tail
+    share: str | None
+    parted: bool
+    reporter: LoaderReporter | None = None
+    cache: int | None = None
+
+    def bare_request(self, epoch: int, step: int, origin: int) -> Request:
+        """Return the request for a frame, without a report."""
+        share = self.share
+        request = FrameAddress(
+            self.plan.hash, epoch, step, self.rank, self.world, self.batch, origin, share
+        ).request()
+        if self.cache is None:
+            return request
+        return replace(request, headers={SAMPLE_CACHE_HEADER: sample_cache_value(self.cache)})
+
+    def frame_request(self, epoch: int, step: int, origin: int) -> Request:
+        """Return the request for a frame, with the job's report if that is due."""
+        request = self.bare_request(epoch, step, origin)
+        reported = self.reporter.headers() if self.reporter is not None else None
+        return replace(request, headers={**request.headers, **reported}) if reported else request
+
+    def split_request(self, epoch: int, origin: int) -> SplitRequest | None:
+        """Return how to request an epoch's frames in parts; None if they must not be split."""
+        if not self.parted:
+            return None
+
+        def ask(step: int, version: int) -> Request:
+            request = self.frame_request(epoch, step, origin)
+            return replace(request, query=f"{request.query}&part={version}")
+
+        def rows(step: int) -> int:
+            whole = batch_rows(self.plan.positions, self.batch, origin, step, self.tail)
+            first, end = rank_rows(whole, self.rank, self.world)
+            return end - first
+
+        return SplitRequest(ask, rows)
 
 
 class EpochIterator:

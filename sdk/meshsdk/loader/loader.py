@@ -26,14 +26,13 @@ from meshsdk.loader.arguments import (
     oversized_batch_hint,
 )
 from meshsdk.loader.epoch_iterator import Position
-from meshsdk.loader.frame_requests import LoaderReporter
 from meshsdk.loader.loader_setup import (
     DOCTOR_VARIABLE,
     TRACE_LIMIT,
     checked_arguments,
     make_setup,
 )
-from meshsdk.meters import Meter
+from meshsdk.meters import LoaderReporter, Meter
 from meshsdk.tools_package import LOADER_HOOKS, load_tool
 from meshwire.plan.plan_spec import LoaderState
 

@@ -33,9 +33,9 @@ from meshsdk.loader.arguments import (
     may_split_frames,
     small_arena_hint,
 )
-from meshsdk.loader.epoch_iterator import EpochIterator
-from meshsdk.loader.frame_requests import FetchSpec, FrameAddress, FrameRequests
+from meshsdk.loader.epoch_iterator import EpochIterator, FrameAddress, FrameRequests
 from meshsdk.loader.output_stage import device_name, make_stage
+from meshsdk.loader.prefetcher import FetchSpec
 from meshsdk.loader.stats_page import describe, open_page
 from meshsdk.tools_package import LOADER_HOOKS, find_tool, load_tool
 from meshwire.plan.plan_spec import step_count
@@ -50,9 +50,8 @@ if TYPE_CHECKING:
     from meshsdk.datasets.dataset import Dataset
     from meshsdk.datasets.shuffle import LengthBuckets, Shuffle
     from meshsdk.loader.epoch_iterator import Position
-    from meshsdk.loader.frame_requests import LoaderReporter
     from meshsdk.loader.output_stage import Normalize, OutputStage
-    from meshsdk.meters import Meter, Observer
+    from meshsdk.meters import LoaderReporter, Meter, Observer
     from meshwire.plan.loader_state import Tail
 
 

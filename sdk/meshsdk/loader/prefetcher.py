@@ -8,13 +8,14 @@ prefetcher closes itself.
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from meshsdk.client.arena import Waker
 from meshsdk.client.error_responses import read_error
@@ -24,21 +25,49 @@ from meshsdk.client.transport import InFlightRequests
 from meshsdk.datasets.batch import Frame, open_frame
 from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshError
 from meshsdk.loader import interpreter_exit
-from meshsdk.loader.frame_requests import SplitPlanner
+from meshsdk.loader.split_frames import SplitPlanner
 from meshsdk.meters import Arrival, Tally
 from meshwire.http_values.mesh_headers import HANDOVER_TICKET_HEADER, parse_timing
 from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as LOCAL
 from meshwire.http_values.mesh_headers import SERVER_TIMING_HEADER as TIMING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshsdk.client.arena import Arena
     from meshsdk.client.http_connection import Response
     from meshsdk.client.request import Request
     from meshsdk.client.settings import Endpoint
     from meshsdk.client.transport import InFlightRequest, Transport
-    from meshsdk.loader.frame_requests import FetchSpec, SplitFrame
+    from meshsdk.loader.split_frames import SplitFrame, SplitRequest
+    from meshwire.cluster import ClusterMap
 
     Flight = InFlightRequest["WantedFrame"]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpec:
+    """What to fetch.
+
+    Attributes:
+        ask: returns the request for a step.
+        steps: an ascending range of any stride.
+        expected: bytes of a frame if known, else 0.
+        verify: whether to verify the checksums of received frames; "all" includes those in shared memory.
+        connections: maximum number of frames in flight.
+        deadline: seconds for which a step is retried.
+        named: returns the step number that the frame of a step carries.
+        parts: how to request frames in parts; None to request whole frames.
+    """
+
+    ask: Callable[[int], Request]
+    steps: range
+    expected: int = 0
+    verify: Literal[True, False, "all"] = True
+    connections: int = 4
+    deadline: float = 600.0
+    named: Callable[[int], int] = operator.index
+    parts: SplitRequest | None = None
 
 
 class WantedFrame(NamedTuple):
@@ -66,7 +95,10 @@ class PrefetchWorker:
         self._order = order
         self._arena = arena
         self._expected = order.expected
-        self._parting = SplitPlanner(order.parts, transport.router.directory, arena)
+        self._directory = transport.router.directory
+        self._splitting: SplitPlanner | None = None
+        if order.parts is not None:
+            self._splitting = SplitPlanner(order.parts, self._directory, arena)
         self._joints: dict[int, SplitFrame] = {}
         self._attempts = RetryQueue(transport.router, transport.keys, order.deadline)
         self._looked = -SUSPICIOUS  # when silent nodes were last checked
@@ -96,7 +128,8 @@ class PrefetchWorker:
         while self._may_ask():
             self._asked += self._stride
             step = self._asked - self._stride
-            if not self._send_parts(step):
+            cluster = None if self._splitting is None else self._directory.current()
+            if cluster is None or not self._send_parts(step, cluster):
                 self._send(step)
 
     def _has_turn(self) -> bool:
@@ -118,9 +151,10 @@ class PrefetchWorker:
         needed = (asked - begun + 1) * self._arena.memory.capacity(self._expected)
         return self._expected > 0 and self._arena.free_bytes() >= needed
 
-    def _send_parts(self, step: int) -> bool:
+    def _send_parts(self, step: int, cluster: ClusterMap) -> bool:
         """Request the parts of a frame from the storing nodes; return False if it must be requested whole."""
-        begun = self._parting.begin_split(step, time.monotonic())
+        assert self._splitting is not None
+        begun = self._splitting.begin_split(step, cluster, time.monotonic())
         if begun is None:
             return False
         joint, request, endpoints = begun
@@ -271,7 +305,8 @@ class PrefetchWorker:
             return None
         arrays, size = joint.views()
         del self._joints[joint.step]
-        self._parting.resume_splitting()
+        if self._splitting is not None:
+            self._splitting.resume_splitting()
         self.tally.parted += 1
         frame = Frame(joint.step, arrays, size, joint.origin, joint.arrival(time.monotonic()))
         self._count(frame, joint.bytes)
@@ -317,7 +352,8 @@ class PrefetchWorker:
         if isinstance(error, ConnectError):
             directory.mark_failed(endpoint)
             directory.refresh()
-        self._parting.pause_splitting()
+        if self._splitting is not None:
+            self._splitting.pause_splitting()
         self.tally.retries += 1
         self._attempts.schedule_retry(step, now)
 

@@ -18,7 +18,7 @@ from meshsdk.errors import (
     NotFoundError,
     SnapshotChangedError,
 )
-from meshsdk.loader.frame_requests import FrameAddress
+from meshsdk.loader.epoch_iterator import FrameAddress
 from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:

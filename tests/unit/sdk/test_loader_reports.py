@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from meshd.telemetry import metric_registry, metrics
 from meshsdk.errors import ConfigurationError
-from meshsdk.loader.frame_requests import LoaderReporter
-from meshsdk.meters import Meter
+from meshsdk.meters import LoaderReporter, Meter
 from meshwire.http_values.mesh_headers import LOADER_REPORT_HEADER, LoaderReport, parse_report
 
 

@@ -17,7 +17,7 @@ from meshsdk.client.request import Request
 from meshsdk.client.s3_client import Client
 from meshsdk.datasets.dataset import Dataset
 from meshsdk.earlier_paths import ELSEWHERE, MOVED, RENAMED, SPLIT, present_path
-from meshsdk.loader.frame_requests import FrameAddress
+from meshsdk.loader.epoch_iterator import FrameAddress
 from meshsdk.loader.loader import Loader
 from meshtools.top import loader_pages
 
@@ -98,7 +98,7 @@ def test_modules_that_became_packages_keep_their_names() -> None:
 
 
 def test_names_that_left_a_module_are_found_through_it() -> None:
-    with pytest.warns(DeprecationWarning, match=r"use meshsdk\.loader\.frame_requests\.FrameAddress"):
+    with pytest.warns(DeprecationWarning, match=r"use meshsdk\.loader\.epoch_iterator\.FrameAddress"):
         from meshsdk.client.native_api import (  # type: ignore[attr-defined]
             FrameAddress as earlier_address,
         )
