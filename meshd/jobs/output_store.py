@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from meshd.cluster.replication.write_forwarding import WriteNotTakenError
+from meshd.cluster.replication.primary_writes import WriteNotTakenError
 from meshd.core.api_errors import BatchError, busy
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, QueryTarget, decode_message, handler
 from meshd.store.records import NULL, Meta
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.cluster.replication.write_forwarding import WriteForwarder
+    from meshd.cluster.replication.primary_writes import WriteForwarder
     from meshd.core.object_io import StoredCallback
     from meshd.objects.version_lookup import VersionLookup
     from meshd.peer_reads.remote_objects import RemoteObjects

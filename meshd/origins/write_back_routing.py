@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from meshd.cluster.replication.write_forwarding import WriteForwarder
+from meshd.cluster.replication.primary_writes import WriteForwarder
 from meshd.origins.client.origin_api import OriginDownError, OriginError, OriginMissingError
 from meshd.origins.worker_shards import WorkerError, decode_error, encode_error  # noqa: TC001  msgspec reads annotations
 from meshd.rpc.peer_rpc import PREFIX, PeerCall

@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT
+from meshd.cluster.replication.unconfirmed_writes import PARALLEL_CHANGES, unsettled_removals
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
-from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, BodyFramingError, PeerCall
+from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, BodyFramingError, PeerCall, handler
 from meshd.store.errors import NotReplicatedError
+from meshd.store.replica.changes import VersionGone
 from meshd.telemetry import metrics
 from meshwire.cluster import routes
 from meshwire.cluster.cluster_map import REACHABLE_STATES
 
 if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
+    from meshd.cluster.replication.replicator import Replicator
     from meshd.rpc.peer_client import PeerClient
+    from meshd.rpc.peer_rpc import CallContext
+    from meshd.store.api import ObjectStore
     from meshd.util.clock import Clock
     from meshwire.cluster import ClusterMap, Node, Routes
 
@@ -156,3 +161,39 @@ class PrimaryHandover:
             result = "unknown" if error.status == _NOT_FOUND else "refused"
         metrics.replication_handovers.labels(result).inc()
         return result in ("done", "unknown")  # nodes of an earlier release do not have this call
+
+
+class HandoverHandler:
+    """Hands names over to their new primaries. One per process. `store`: this node's own."""
+
+    def __init__(self, store: ObjectStore, mesh: ClusterView, replicator: Replicator, clock: Clock) -> None:
+        self._store, self._mesh, self._replicator, self._clock = store, mesh, replicator, clock
+
+    @handler(HAND_OVER)
+    async def hand_over(self, name: HandedName, context: CallContext) -> None:
+        cluster = self._mesh.current_map()
+        node = cluster.node(context.node_id)
+        if context.map_version != cluster.version or node is None:
+            raise StaleMapError(cluster.version)
+        await self.send_name(name.bucket, name.key, context.map_version, node)
+
+    async def send_name(self, bucket: str, key: str, version: int, to: Node) -> None:
+        """Hands a name over to node `to`, its primary under map `version`: fences off writes of this node
+        under earlier maps, then sends `to` what this node has of the name. Raises StaleMapError if `to` uses
+        a newer map; NotReplicatedError."""
+        await self._store.raise_fence(version)
+        newest, tombstone = self._store.newest_version(bucket, key), self._store.tombstone_stamp(bucket, key)
+        removals = unsettled_removals(self._store, self._clock, bucket, key)
+        if tombstone:
+            removals.append(VersionGone(bucket, key, "", tombstone))
+        try:
+            if newest is not None:
+                confirmation = self._replicator.confirmation_of(bucket, key, newest)
+                await self._replicator.send_change(to, confirmation)
+            for start in range(0, len(removals), PARALLEL_CHANGES):
+                some = removals[start : start + PARALLEL_CHANGES]
+                await asyncio.gather(*[self._replicator.send_change(to, gone) for gone in some])
+        except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
+            raise NotReplicatedError(
+                f"node {to.node_id} does not accept the handover of a name: {error}"
+            ) from error

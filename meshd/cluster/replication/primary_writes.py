@@ -1,100 +1,269 @@
-"""Writes as primary: the right to commit a write, its replication, and the restamping of conflicting writes.
+"""Writes at the primary: it alone commits them, and every other node forwards them to it.
 
 Law: this node acts as primary only under a map that is known to be current, after former primaries have
 handed the name over, and under the fence of that map version. What it committed, and the state by which
 it rejected a request, is on every node of the write set before the client is answered.
-A replica may hold an unacknowledged write of an earlier primary with a higher stamp. The current primary
-then writes the null version again above that stamp; other versions coexist and need no restamping.
+A write is forwarded only while nothing of it is committed here; one that may have been applied is never
+forwarded again, unless its caller says that it is `repeatable`. A node never forwards a forwarded write: it
+commits as primary or answers 421 with its map version. A node that was marked away never applies a write it
+accepted (or that was forwarded to it) under an earlier map version: the client was told the outcome is
+unknown and may have written more since. A write that no client waits for (`WriteContext.accepted_by` is
+empty) is never rejected.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import msgspec
-
 from meshd.cluster.read_barrier import ANSWER_VALID_SECONDS, ReadBarrier
 from meshd.cluster.replication.primary_handover import PrimaryHandover
-from meshd.cluster.replication.replicator import WRITE_TIMEOUT, Replicator
-from meshd.cluster.replication.write_forwarding import StoreForwarder
-from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
+from meshd.cluster.replication.replicator import Replicator
+from meshd.cluster.replication.unconfirmed_writes import UnconfirmedWrites
+from meshd.errors import MeshdError
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import BodyFramingError
-from meshd.store.engine.member_header import version_id_of
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
+    DiskFullError,
     NotPrimaryError,
     NotReplicatedError,
     StaleEpochError,
 )
-from meshd.store.records import NULL
-from meshd.store.replica.changes import (
-    Marked,
-    PartOf,
-    UploadEnded,
-    VersionGone,
-    upload_without_local_fields,
-    without_local_fields,
-)
 from meshd.store.write_context import NO_DEADLINE, WriteContext
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import AsyncGenerator, Iterable
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
+    from meshd.rpc.peer_rpc import PeerCall
     from meshd.store.api import ObjectStore
-    from meshd.store.records import Record, Upload
-    from meshd.store.replica.changes import Change
+    from meshd.store.errors import StoreError
+    from meshd.store.records import Record
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
 
 _T = TypeVar("_T")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 WriteAction = Callable[[WriteContext], Awaitable[_T]]
 """A write to the local store, under the fence of the context that it is called with."""
-PARALLEL_CHANGES: Final = 64
-"""Changes that are sent at the same time."""
-_UNSETTLED_NS: Final = int(2e9 * WRITE_TIMEOUT)
-"""Nanoseconds after which a write is either acknowledged or given up."""
+_FORWARD_TIMEOUT: Final = 15.0  # seconds after which a write without a primary is given up
+_PAUSE: Final = 0.05
 _MAP_WAIT: Final = 2.0  # seconds to wait for a map that another process of this node already has
-_RESTAMP_ATTEMPTS: Final = 3
-_log = logging.getLogger(__name__)
+
+
+class WriteNotTakenError(MeshdError):
+    """The node did not act on a write, or may do so again without harm: read the map, and send it again."""
+
+
+class WriteForwarder:
+    """The one way to hand a write to its owner. Stateless: callers with the same `mesh` and `peers` may share
+    one, or have one each."""
+
+    def __init__(self, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
+        self._mesh, self._peers, self._clock = mesh, peers, clock
+
+    def __repr__(self) -> str:
+        return f"<WriteForwarder of {self._mesh.node_id}>"
+
+    def owner(self, bucket: str, key: str) -> Node | None:
+        """Returns the node that is primary of a name; None if it is this one. Raises NotReplicatedError if
+        there is none."""
+        if self._mesh.single_node:
+            return None  # whatever state the map shows for this node
+        primary = self._mesh.route_for(bucket, key).primary
+        if primary is None:
+            raise NotReplicatedError(
+                "every node with this name's data is away: no node can accept writes of it until the one "
+                "that left last is back; try again shortly"
+            )
+        return None if primary.node_id == self._mesh.node_id else primary
+
+    def reject_if_abandoned(self, context: WriteContext) -> None:
+        """Raises NotReplicatedError if the client may have been told meanwhile that the outcome is unknown:
+        then the write must not happen any more."""
+        if not context.accepted_by:
+            return
+        for node_id in {self._mesh.node_id, context.accepted_by}:
+            if self._mesh.last_absence_version(node_id) > context.map_version:
+                metrics.replication_given_up.inc()
+                raise NotReplicatedError(
+                    f"node {node_id} was marked away since it accepted the request, so the client may have "
+                    "given up; nothing was changed; try again"
+                )
+
+    async def run_on_primary(
+        self,
+        bucket: str,
+        key: str,
+        here: Callable[[], Awaitable[_T]],
+        there: Callable[[Node], Awaitable[_T]],
+        context: WriteContext,
+        *,
+        local_time_counts: bool = True,
+    ) -> _T:
+        """Returns the result of `here` while this node is primary, otherwise that of `there` on the primary.
+
+        `here` raises NotPrimaryError as long as nothing was changed, `there` WriteNotTakenError (see `send`);
+        both may be called again. Raises NotReplicatedError if nobody acts as primary in time, NotPrimaryError
+        for a write that was forwarded already, and what the two raise. Without `local_time_counts` the
+        seconds that `here` takes do not count.
+        """
+        deadline = self._clock.monotonic() + _FORWARD_TIMEOUT
+        while True:
+            version, began = self._mesh.current_map().version, self._clock.monotonic()
+            try:
+                return await here()
+            except NotPrimaryError as error:
+                now = self._clock.monotonic()
+                deadline += 0.0 if local_time_counts else now - began
+                if context.forwarded:
+                    raise
+                if now > deadline:
+                    raise NotReplicatedError(
+                        f"no node acted as primary within {_FORWARD_TIMEOUT:g} s: {error}"
+                    ) from error
+            node = self.owner(bucket, key)
+            if node is None:
+                await self._mesh.wait_for_newer_map(version, _PAUSE)
+                continue
+            with suppress(WriteNotTakenError):
+                return await there(node)
+
+    async def send(
+        self,
+        node: Node,
+        call: PeerCall[Request, Response],
+        request: Request,
+        context: WriteContext,
+        body: AsyncGenerator[bytes, None] | None = None,
+        *,
+        repeatable: bool = False,
+        refused: Callable[[Node, PeerRefusedError], Exception] | None = None,
+    ) -> Response:
+        """Sends a write to its owner and returns the response. Raises as `attempt`, and for a refusal what
+        `refused` returns: NotReplicatedError or DiskFullError by default."""
+        try:
+            return await self.attempt(
+                node,
+                lambda: self._peers.call_typed(node, call, request, body=body),
+                context,
+                repeatable=repeatable,
+            )
+        except PeerRefusedError as error:
+            raise (refused or _write_failed)(node, error) from error
+        finally:
+            if body is not None:
+                await body.aclose()
+
+    async def attempt(
+        self,
+        node: Node,
+        send: Callable[[], Awaitable[_T]],
+        context: WriteContext,
+        *,
+        repeatable: bool = False,
+    ) -> _T:
+        """Returns the result of `send`, which sends a write to node `node`.
+
+        Raises WriteNotTakenError after a pause if the node did not act, or may not have acted on a
+        `repeatable` write; NotReplicatedError if the outcome is unknown, or if the write was abandoned; and
+        PeerRefusedError.
+        """
+        version = self._mesh.current_map().version
+        try:
+            self.reject_if_abandoned(context)  # under the map version that is sent: no await in between
+            return await send()
+        except StaleMapError as error:
+            await self._mesh.wait_for_newer_map(version, 1.0 if error.version > version else _PAUSE)
+            raise WriteNotTakenError(f"node {node.node_id} is not the primary of this name") from error
+        except PeerUnreachableError as error:
+            await self._mesh.report_suspect(node.node_id, version)
+            if error.begun and not repeatable:
+                raise _outcome_unknown(node) from error
+            await self._mesh.wait_for_newer_map(version, _PAUSE)
+            raise WriteNotTakenError(str(error)) from error
+        except BodyFramingError as error:
+            if not repeatable:
+                raise _outcome_unknown(node) from error
+            await self._mesh.wait_for_newer_map(version, _PAUSE)
+            raise WriteNotTakenError(str(error)) from error
 
 
 class PrimaryWrites:
     """Commits writes of names that this node is the primary of, and replicates them. One per process.
     `store`: this node's own."""
 
-    def __init__(self, store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
-        self._store, self._mesh, self._clock = store, mesh, clock
+    def __init__(
+        self,
+        store: ObjectStore,
+        mesh: ClusterView,
+        peers: PeerClient,
+        clock: Clock,
+        forwarder: WriteForwarder,
+    ) -> None:
+        self._store, self._mesh, self._clock, self._forwarder = store, mesh, clock, forwarder
         self.replicator = Replicator(mesh, peers, store, clock)
-        self.forwarder = StoreForwarder(mesh, peers, clock)
         self.handover = PrimaryHandover(mesh, peers, clock)
+        self.unconfirmed = UnconfirmedWrites(store, clock, self.replicator, self._require_still_primary)
         self._read_barrier = ReadBarrier(mesh, clock)
         self._running: set[asyncio.Future[Any]] = set()
 
     def __repr__(self) -> str:
         return f"<PrimaryWrites of {self._mesh.node_id} to {self._store!r}>"
 
-    # before the commit ------------------------------------------------------------------------------------
+    async def run_as_primary(self, bucket: str, key: str, act: WriteAction[_T], context: WriteContext) -> _T:
+        """Runs `act` under the fence of the map by which this node is primary, after former primaries have
+        handed the name over, and returns its result. `act` may be called again after an attempt that changed
+        nothing."""
+        deadline = self._clock.monotonic() + self.replicator.timeout
+        while True:
+            latest = await self.ensure_lease_valid(bucket, key)
+            version = self.primary_epoch(bucket, key)
+            self._forwarder.reject_if_abandoned(context)
+            if not self._mesh.single_node and not self.handover.is_complete(bucket, key, version):
+                await self.run_to_completion(
+                    self.handover.wait_until_received(bucket, key, deadline - self._clock.monotonic())
+                )
+                continue  # the map may have changed during the handover
+            try:
+                return await act(context.under_fence(version, latest))
+            except StaleEpochError as error:
+                if self._clock.monotonic() > deadline:
+                    raise NotReplicatedError(
+                        "the cluster map changes too often for this node to act as primary, or the node was "
+                        "suspended; nothing was changed; try again shortly"
+                    ) from error
+                await self._mesh.wait_for_newer_map(error.version - 1, _MAP_WAIT)
+
+    async def run_checked(self, bucket: str, key: str, act: WriteAction[_T], context: WriteContext) -> _T:
+        """Runs `act` as primary; if a condition did not hold, replicates what it was checked against
+        first."""
+        try:
+            return await self.run_as_primary(bucket, key, act, context)
+        except (ConditionFailedError, ConditionMissingError):
+            await self.unconfirmed.confirm_newest(bucket, key)
+            raise
 
     def primary_epoch(self, bucket: str, key: str) -> int:
         """Returns the map version under which this node is the primary of a name. Raises NotPrimaryError,
         NotReplicatedError."""
         version = self._mesh.current_map().version
-        primary = self.forwarder.owner(bucket, key)
+        primary = self._forwarder.owner(bucket, key)
         if primary is not None:
             raise NotPrimaryError(
                 f"node {primary.node_id} is the primary of this name now; nothing was changed; try again"
             )
         return version
 
-    def require_still_primary(self, bucket: str, key: str) -> int:
+    def _require_still_primary(self, bucket: str, key: str) -> int:
         """Returns the epoch like `primary_epoch`, for a write that is already committed here: another node
         may have become primary since. Raises NotReplicatedError."""
         try:
@@ -132,58 +301,15 @@ class PrimaryWrites:
             )
         return now
 
-    async def run_as_primary(self, bucket: str, key: str, act: WriteAction[_T], context: WriteContext) -> _T:
-        """Runs `act` under the fence of the map by which this node is primary, after former primaries have
-        handed the name over, and returns its result. `act` may be called again after an attempt that changed
-        nothing."""
-        deadline = self._clock.monotonic() + self.replicator.timeout
-        while True:
-            latest = await self.ensure_lease_valid(bucket, key)
-            version = self.primary_epoch(bucket, key)
-            self.forwarder.reject_if_abandoned(context)
-            if not self._mesh.single_node and not self.handover.is_complete(bucket, key, version):
-                await self.run_to_completion(
-                    self.handover.wait_until_received(bucket, key, deadline - self._clock.monotonic())
-                )
-                continue  # the map may have changed during the handover
-            try:
-                return await act(context.under_fence(version, latest))
-            except StaleEpochError as error:
-                if self._clock.monotonic() > deadline:
-                    raise NotReplicatedError(
-                        "the cluster map changes too often for this node to act as primary, or the node was "
-                        "suspended; nothing was changed; try again shortly"
-                    ) from error
-                await self._mesh.wait_for_newer_map(error.version - 1, _MAP_WAIT)
-
-    async def run_checked(self, bucket: str, key: str, act: WriteAction[_T], context: WriteContext) -> _T:
-        """Runs `act` as primary; if a condition did not hold, replicates what it was checked against
-        first."""
-        try:
-            return await self.run_as_primary(bucket, key, act, context)
-        except (ConditionFailedError, ConditionMissingError):
-            await self.confirm_newest(bucket, key)
-            raise
-
-    async def hand_over(self, bucket: str, key: str, version: int, to: Node) -> None:
-        """Hands a name over to node `to`, its primary under map `version`: fences off writes of this node
-        under earlier maps, then sends `to` what this node has of the name. Raises StaleMapError if `to` uses
-        a newer map; NotReplicatedError."""
-        await self._store.raise_fence(version)
-        newest, tombstone = self._store.newest_version(bucket, key), self._store.tombstone_stamp(bucket, key)
-        removals = self._unsettled_removals(bucket, key)
-        if tombstone:
-            removals.append(VersionGone(bucket, key, "", tombstone))
-        try:
-            if newest is not None:
-                await self.replicator.send_change(to, self.replicator.confirmation_of(bucket, key, newest))
-            for start in range(0, len(removals), PARALLEL_CHANGES):
-                some = removals[start : start + PARALLEL_CHANGES]
-                await asyncio.gather(*[self.replicator.send_change(to, gone) for gone in some])
-        except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
-            raise NotReplicatedError(
-                f"node {to.node_id} does not accept the handover of a name: {error}"
-            ) from error
+    async def replicate_and_restamp(
+        self, bucket: str, key: str, record: Record, had: Iterable[str] = (), newest: int = 0
+    ) -> Record:
+        """Replicates a version committed here to the nodes that lack it; returns the final record, which may
+        have a newer stamp."""
+        newest = await self.replicator.replicate_version(bucket, key, record, had, newest)
+        if newest <= record.stamp:
+            return record
+        return await self.unconfirmed.restamp_if_behind(bucket, key, record, newest)
 
     async def run_to_completion(self, awaitable: Awaitable[_T]) -> _T:
         """Runs something to completion even if the caller is cancelled."""
@@ -197,188 +323,18 @@ class PrimaryWrites:
         if not task.cancelled():
             task.exception()  # the caller gets it, unless it is gone
 
-    # after the commit -------------------------------------------------------------------------------------
 
-    async def replicate_change(self, change: Change, bucket: str, key: str) -> int:
-        """Replicates a change of this node; returns the newest stamp that the others know of the name."""
-        return await self.replicator.replicate(
-            bucket, key, lambda node: self.replicator.send_change(node, change)
-        )
-
-    def other_replicas(self, bucket: str, key: str) -> list[Node]:
-        """Returns the other nodes that must have a name in the current map, if this node is its primary."""
-        route = self._mesh.route_for(bucket, key)
-        if route.primary is None or route.primary.node_id != self._mesh.node_id:
-            return []
-        return [node for node in route.write_set if node.node_id != self._mesh.node_id]
-
-    async def replicate_and_restamp(
-        self, bucket: str, key: str, record: Record, had: Iterable[str] = (), newest: int = 0
-    ) -> Record:
-        """Replicates a version committed here to the nodes that lack it; returns the final record, which may
-        have a newer stamp."""
-        newest = await self.replicate_version(bucket, key, record, had, newest)
-        return await self.restamp_if_behind(bucket, key, record, newest)
-
-    async def replicate_version(
-        self, bucket: str, key: str, record: Record, had: Iterable[str] = (), newest: int = 0
-    ) -> int:
-        """Replicates a version of this node to the nodes that lack it; returns the newest stamp that they
-        know of the name."""
-        replicator = self.replicator
-        return await replicator.replicate(
-            bucket, key, lambda node: replicator.send_version(node, bucket, key, record), had, newest
-        )
-
-    async def confirm_newest(self, bucket: str, key: str) -> None:
-        """Replicates the state by which a request was rejected: it must not be lost after the client was
-        answered."""
-        newest = self._store.newest_version(bucket, key)
-        if newest is not None:
-            await self.replicate_change(self.replicator.confirmation_of(bucket, key, newest), bucket, key)
-        else:
-            await self.replicate_tombstone(bucket, key, "")
-        removals = self._unsettled_removals(bucket, key)
-        for start in range(0, len(removals), PARALLEL_CHANGES):
-            some = removals[start : start + PARALLEL_CHANGES]
-            await asyncio.gather(*[self.replicate_change(gone, bucket, key) for gone in some])
-
-    def _unsettled_removals(self, bucket: str, key: str) -> list[VersionGone]:
-        """Returns recent removals of versions, which some nodes may not have yet."""
-        after = self._clock.stamp() - _UNSETTLED_NS
-        return [VersionGone(bucket, key, *gone) for gone in self._store.removals_since(bucket, key, after)]
-
-    async def replicate_tombstone(self, bucket: str, key: str, version: str) -> None:
-        """Replicates the tombstone of a deletion that found nothing: it may belong to an earlier,
-        unacknowledged deletion."""
-        tombstone = self._store.tombstone_stamp(bucket, key, version)
-        if tombstone:
-            await self.replicate_change(VersionGone(bucket, key, version, tombstone), bucket, key)
-
-    async def confirm_next(self, bucket: str, key: str) -> None:
-        """Replicates the version that became the newest through a removal before the removal itself. It may
-        be unacknowledged, and replicas that knew only the removal would serve an even older version."""
-        newest = self._store.newest_version(bucket, key)
-        if newest is not None and self._clock.stamp() - newest.stamp < _UNSETTLED_NS:
-            await self.replicate_change(self.replicator.confirmation_of(bucket, key, newest), bucket, key)
-
-    # restamping -------------------------------------------------------------------------------------------
-
-    async def restamp_if_behind(self, bucket: str, key: str, record: Record, newest: int) -> Record:
-        """Returns `record`, which every node of the write set has, or the same version rewritten above
-        `newest`, the highest stamp that any of them knows of its name.
-
-        If the version was replaced here meanwhile, that write takes care of it: rewriting would undo it.
-        Raises NotReplicatedError.
-        """
-        for _ in range(_RESTAMP_ATTEMPTS):
-            if newest <= record.stamp or record.version or self.knows_stamp(bucket, key, newest):
-                return record
-            found = self._store.get_version(bucket, key, NULL)
-            if found is None or found.stamp != record.stamp:
-                return record
-            epoch = self.require_still_primary(bucket, key)
-            _log.warning("a replica has a newer version of a name than its primary: rewriting it above")
-            again = msgspec.structs.replace(without_local_fields(record), stamp=newest + 1)
-            if record.marker:
-                with _under_fence(epoch) as fenced:
-                    await self._store.apply_change(Marked(bucket, key, again), context=fenced)
-                newest = await self.replicate_change(Marked(bucket, key, again), bucket, key)
-            else:
-                with _under_fence(epoch) as fenced:
-                    await self._rewrite_data(bucket, key, record, again, fenced)
-                newest = await self.replicate_version(bucket, key, again)
-            record = self._store.newest_version(bucket, key) or again
-            if record.stamp != again.stamp:
-                return again  # overwritten meanwhile
-        raise NotReplicatedError("other nodes write to this name at the same time; try again shortly")
-
-    async def restamp_removal(self, gone: VersionGone, newest: int) -> None:
-        """Rewrites a deletion of the null version above `newest`, as `restamp_if_behind` does with a version,
-        unless a newer version was put since. Raises NotReplicatedError."""
-        bucket, key = gone.bucket, gone.key
-        found = self._store.get_version(bucket, key, NULL)
-        if gone.version or newest <= gone.stamp or (found is not None and found.stamp > gone.stamp):
-            return
-        if not self.knows_stamp(bucket, key, newest):
-            again = VersionGone(bucket, key, "", newest + 1)
-            with _under_fence(self.require_still_primary(bucket, key)) as fenced:
-                await self._store.apply_change(again, context=fenced)
-            await self.replicate_change(again, bucket, key)
-
-    async def _rewrite_data(
-        self, bucket: str, key: str, record: Record, again: Record, fenced: WriteContext
-    ) -> None:
-        writer = self._store.replica_writer(bucket, key, size=record.size)
-        try:
-            async for piece in self.replicator.read_chunks(record):
-                await writer.write(piece)
-            await writer.commit_at_stamp(again, context=fenced)
-        finally:
-            await writer.abort()
-
-    def knows_stamp(self, bucket: str, key: str, stamp: int) -> bool:
-        """Returns True if this node has a version or a deletion of the null version at or above this
-        stamp."""
-        newest = self._store.newest_version(bucket, key)
-        return (newest is not None and newest.stamp >= stamp) or self._store.tombstone_stamp(
-            bucket, key
-        ) >= stamp
-
-    # parts and uploads ------------------------------------------------------------------------------------
-
-    def committed_part(self, upload: Upload, number: int, record: Record) -> PartOf | None:
-        """Returns the part that a writer has committed; None if another has replaced it or the upload has
-        ended."""
-        part = next(iter(self._store.list_parts(upload, number - 1, 1).parts), None)
-        if part is None or (part.number, part.stamp) != (number, record.stamp):
-            return None
-        return PartOf(upload_without_local_fields(upload), part)
-
-    async def replicate_part(self, upload: Upload, number: int, had: Iterable[str] = ()) -> None:
-        """Replicates the current part of this number, or the end of its upload, to every node except those in
-        `had`. Raises NotReplicatedError."""
-        replicator, bucket, key = self.replicator, upload.bucket, upload.key
-        await replicator.replicate(bucket, key, lambda node: replicator.send_part(node, upload, number), had)
-        if self._mesh.single_node or self._store.get_upload(bucket, key, upload.upload_id) is not None:
-            return
-        if not self._store.tombstone_stamp(bucket, key, upload.upload_id):
-            raise NotReplicatedError(
-                f"upload {upload.upload_id} is no longer on this node; its part {number} may or may not be "
-                "stored; try again"
-            )
-        await self.replicate_upload_end(upload)
-
-    async def replicate_upload_end(self, upload: Upload) -> None:
-        """Replicates the end of an upload again, because the request that ended it may not have been
-        acknowledged. The object that it became is sent first: the end drops the parts."""
-        bucket, key, upload_id = upload.bucket, upload.key, upload.upload_id
-        tombstone = self._store.tombstone_stamp(bucket, key, upload_id)
-        if not tombstone:
-            return
-        record, replicator = self._completed_version(bucket, key, tombstone), self.replicator
-        if record is None:
-            await self.confirm_newest(bucket, key)
-        else:
-            await replicator.replicate(
-                bucket, key, lambda node: replicator.ensure_version(node, bucket, key, record)
-            )
-        await self.replicate_change(UploadEnded(bucket, key, upload_id, tombstone), bucket, key)
-
-    def _completed_version(self, bucket: str, key: str, stamp: int) -> Record | None:
-        """Returns the version that an upload became when it ended with this stamp, unless it was replaced."""
-        for version in (version_id_of(stamp), NULL):
-            found = self._store.get_version(bucket, key, version)
-            if found is not None and found.stamp == stamp:
-                return found
-        return None
+def _write_failed(node: Node, error: PeerRefusedError) -> StoreError:
+    if error.code == "InsufficientStorage":
+        return DiskFullError(f"node {node.node_id} has no space for it; delete objects or add a disk")
+    return NotReplicatedError(
+        f"node {node.node_id} failed as the primary of this name: {error}; the write may or may not "
+        "have taken effect; try again"
+    )
 
 
-@contextmanager
-def _under_fence(epoch: int) -> Iterator[WriteContext]:
-    """Yields the context that binds a rewrite to this map version. Raises NotReplicatedError instead of
-    StaleEpochError."""
-    try:
-        yield WriteContext(epoch=epoch)
-    except StaleEpochError as error:
-        raise NotReplicatedError(f"{error}; the write may or may not have taken effect; try again") from error
+def _outcome_unknown(node: Node) -> NotReplicatedError:
+    return NotReplicatedError(
+        f"node {node.node_id} is the primary of this name and did not answer; the write may or may not "
+        "have taken effect; try again"
+    )

@@ -4,6 +4,9 @@ Law: the primary checks and commits a write locally, under the fence of the map 
 primary, then replicates it with the same stamp. The caller gets its answer when every node of the write
 set has the write durably. So a read takes the local store and asks no other node. This also holds on a
 node that is alone in its cluster: another node may join before a write in progress commits.
+Large bodies of known size stream to the other owners while they come in; small ones, and whatever a node
+missed, are sent after the local commit. A slow or absent node delays a write only briefly: its stream is
+dropped and the data is sent again after the commit. Memory per stream is a few chunks.
 """
 
 from __future__ import annotations
@@ -11,86 +14,66 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from meshd.cluster.replication.primary_writes import PARALLEL_CHANGES, PrimaryWrites
-from meshd.cluster.replication.replicated_writer import ReplicatedWriter
-from meshd.cluster.replication.write_forwarding import (
-    AbortUploadRequest,
-    AmendRequest,
-    CompleteUploadRequest,
-    CreateUploadRequest,
-    DeleteRequest,
-    WriteResult,
-    WriteSpec,
-)
+from meshd.cluster.replication.forwarded_writes import AmendRequest, DeleteRequest, WriteResult, WriteSpec
+from meshd.cluster.replication.replicated_uploads import ReplicatedUploads
+from meshd.cluster.replication.replicator import INLINE_BYTES, ReplicaData
+from meshd.cluster.replication.unconfirmed_writes import PARALLEL_CHANGES
+from meshd.errors import MeshdError
+from meshd.rpc.peer_rpc import encode_message
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
-    NoSuchUploadError,
     NotPrimaryError,
     StaleEpochError,
 )
-from meshd.store.records import NULL, Removed, Upload
-from meshd.store.replica.changes import (
-    Amended,
-    CompletedPart,
-    Marked,
-    UploadBegun,
-    UploadCompleted,
-    UploadEnded,
-    VersionGone,
-    upload_without_local_fields,
-    without_local_fields,
-)
+from meshd.store.records import NULL, Removed
+from meshd.store.replica.changes import Amended, Marked, ReplicaFacts, VersionGone, without_local_fields
 from meshd.store.write_context import INTERNAL_WRITE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.cluster.replication.primary_writes import WriteAction
-    from meshd.cluster.replication.write_forwarding import ForwardedRequest
+    from meshd.cluster.replication.replicator import Replicator
     from meshd.rpc.peer_client import PeerClient
-    from meshd.store.api import ObjectStore, ObjectWriter, StoreWriter
-    from meshd.store.records import Meta, Record, UploadedPart
+    from meshd.store.api import Buffer, ObjectStore, ObjectWriter, StoreWriter
+    from meshd.store.records import Meta, Record, Upload
+    from meshd.store.replica.changes import ReplicaAck
     from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Acl, Versioning
 
-_T = TypeVar("_T")
+_QUEUE_LENGTH: Final = 4  # chunks queued per node
+_STALL_TIMEOUT: Final = 5.0  # seconds that a slow node may delay a writer
 
 
-class ReplicatedStore:
+class ReplicatedStore(ReplicatedUploads):
     """Writes to `store`, this node's own, and replicates to the other owners; see StoreWriter. One per
     process."""
-
-    def __init__(self, store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
-        self._store, self._mesh, self._clock = store, mesh, clock
-        self.primary = PrimaryWrites(store, mesh, peers, clock)
 
     def __repr__(self) -> str:
         return f"<ReplicatedStore of {self._store!r} in {self._mesh!r}>"
 
-    async def _run_on_primary(
-        self,
-        request: ForwardedRequest,
-        here: Callable[[], Awaitable[_T]],
-        read: Callable[[WriteResult], _T],
-        context: WriteContext,
-    ) -> _T:
-        """Returns the result of `here`, or what `read` finds in that of the node that is primary now."""
+    def writer(self, bucket: str, key: str, *, size: int | None) -> ObjectWriter:
+        return ReplicatedWriter(self, self._store.writer(bucket, key, size=size), bucket, key, size)
 
-        async def there(node: Node) -> _T:
-            return read(await self.primary.forwarder.forward_request(node, request, context))
+    def part_writer(self, upload: Upload, number: int, size: int | None) -> ObjectWriter:
+        own = self._store.part_writer(upload, number, size)
+        return ReplicatedWriter(self, own, upload.bucket, upload.key, size, (upload, number))
 
-        return await self.primary.run_to_completion(
-            self.primary.forwarder.run_on_primary(request.bucket, request.key, here, there, context)
-        )
+    def other_replicas(self, bucket: str, key: str) -> list[Node]:
+        """Returns the other nodes that must have a name in the current map, if this node is its primary."""
+        route = self._mesh.route_for(bucket, key)
+        if route.primary is None or route.primary.node_id != self._mesh.node_id:
+            return []
+        return [node for node in route.write_set if node.node_id != self._mesh.node_id]
 
     async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
         if not self._mesh.single_node:
@@ -99,10 +82,8 @@ class ReplicatedStore:
     async def _wait_replicated(self, bucket: str, key: str, record: Record | None) -> None:
         await self.primary.ensure_lease_valid(bucket, key)
         if record is not None and record.version:  # newer versions do not replace it
-            await self.primary.replicate_change(
-                self.primary.replicator.confirmation_of(bucket, key, record), bucket, key
-            )
-        await self.primary.confirm_newest(bucket, key)
+            await self.primary.unconfirmed.confirm_version(bucket, key, record)
+        await self.primary.unconfirmed.confirm_newest(bucket, key)
 
     async def check_conditions(
         self, bucket: str, key: str, conditions: Conditions, *, context: WriteContext = INTERNAL_WRITE
@@ -123,11 +104,6 @@ class ReplicatedStore:
             if context.is_past_deadline(self._clock.stamp()):
                 raise StaleEpochError(context.epoch) from error
             raise
-
-    # objects ----------------------------------------------------------------------------------------------
-
-    def writer(self, bucket: str, key: str, *, size: int | None) -> ObjectWriter:
-        return ReplicatedWriter(self.primary, self._store.writer(bucket, key, size=size), bucket, key, size)
 
     async def delete(
         self,
@@ -153,17 +129,19 @@ class ReplicatedStore:
         removed = await self.primary.run_checked(bucket, key, act, context)
         version = "" if version == NULL else version
         if removed.marker is not None:
-            newest = await self.primary.replicate_change(
+            newest = await self.primary.replicator.replicate_change(
                 Marked(bucket, key, without_local_fields(removed.marker)), bucket, key
             )
-            marker = await self.primary.restamp_if_behind(bucket, key, removed.marker, newest)
+            marker = await self.primary.unconfirmed.restamp_if_behind(bucket, key, removed.marker, newest)
             return Removed(removed.record, marker)
-        await self.primary.confirm_next(bucket, key)
+        await self.primary.unconfirmed.confirm_next(bucket, key)
         if removed.record is not None:
             gone = VersionGone(bucket, key, removed.record.version, removed.stamp)
-            await self.primary.restamp_removal(gone, await self.primary.replicate_change(gone, bucket, key))
+            await self.primary.unconfirmed.restamp_removal(
+                gone, await self.primary.replicator.replicate_change(gone, bucket, key)
+            )
         else:
-            await self.primary.replicate_tombstone(bucket, key, version)
+            await self.primary.unconfirmed.replicate_tombstone(bucket, key, version)
         return removed
 
     async def delete_many(
@@ -218,7 +196,9 @@ class ReplicatedStore:
 
     async def _amend(self, bucket: str, key: str, act: WriteAction[Record], context: WriteContext) -> Record:
         record = await self.primary.run_as_primary(bucket, key, act, context)
-        await self.primary.replicate_change(Amended(bucket, key, without_local_fields(record)), bucket, key)
+        await self.primary.replicator.replicate_change(
+            Amended(bucket, key, without_local_fields(record)), bucket, key
+        )
         return record
 
     async def link(
@@ -242,7 +222,7 @@ class ReplicatedStore:
         )
         here = partial(self._link, bucket, key, act, context)
         return await self.primary.run_to_completion(
-            self.primary.forwarder.run_on_primary(bucket, key, here, forward, context)
+            self.forwarder.run_on_primary(bucket, key, here, forward, context)
         )
 
     async def _link_on_primary(
@@ -251,7 +231,7 @@ class ReplicatedStore:
         """Sends a copy as data to the primary, with the parts in which the source was uploaded."""
         meta = msgspec.structs.replace(written.meta, parts=source.parts)
         written = msgspec.structs.replace(written, meta=meta)
-        return await self.primary.forwarder.forward_write(
+        return await self.forwarder.forward_write(
             node, name, source.size, self.primary.replicator.read_chunks(source), written, context
         )
 
@@ -259,98 +239,202 @@ class ReplicatedStore:
         record = await self.primary.run_checked(bucket, key, act, context)
         return await self.primary.replicate_and_restamp(bucket, key, record)
 
-    # uploads ----------------------------------------------------------------------------------------------
 
-    async def create_upload(
-        self, bucket: str, key: str, *, context: WriteContext = INTERNAL_WRITE, **about: Any
-    ) -> Upload:
-        def act(fenced: WriteContext) -> Awaitable[Upload]:
-            return self._store.create_upload(bucket, key, **about, context=fenced)
+class ReplicatedWriter:
+    """Writes locally and streams to the other owners; see ObjectWriter. `part`: the upload and part number,
+    for a part."""
 
-        said = {name: value for name, value in about.items() if value is not None}
-        request = CreateUploadRequest(Upload("", bucket, key, **said))
-        here = partial(self._begin, bucket, key, act, context)
-        return await self._run_on_primary(request, here, WriteResult.require_upload, context)
-
-    async def _begin(self, bucket: str, key: str, act: WriteAction[Upload], context: WriteContext) -> Upload:
-        upload = await self.primary.run_as_primary(bucket, key, act, context)
-        await self.primary.replicate_change(UploadBegun(upload_without_local_fields(upload)), bucket, key)
-        return upload
-
-    def part_writer(self, upload: Upload, number: int, size: int | None) -> ObjectWriter:
-        own = self._store.part_writer(upload, number, size)
-        return ReplicatedWriter(self.primary, own, upload.bucket, upload.key, size, (upload, number))
-
-    async def complete_upload(
+    def __init__(
         self,
-        upload: Upload,
-        parts: Sequence[int],
+        store: ReplicatedStore,
+        local: ObjectWriter,
+        bucket: str,
+        key: str,
+        size: int | None,
+        part: tuple[Upload, int] | None = None,
+    ) -> None:
+        self._store, self._local, self._part = store, local, part
+        self._bucket, self._key = bucket, key
+        self._streams: list[ReplicaStream] = []
+        self._total = 0
+        if size is not None and size > INLINE_BYTES:
+            data = ReplicaData(bucket, key, size)
+            self._streams = [
+                ReplicaStream(store.primary.replicator, node, data)
+                for node in store.other_replicas(bucket, key)
+            ]
+
+    def __repr__(self) -> str:
+        return f"<ReplicatedWriter of {self._local!r} to {self._streams}>"
+
+    async def write(self, data: Buffer) -> None:
+        self._total += len(data)
+        if not self._streams:
+            await self._local.write(data)
+            return
+        piece = data if type(data) is bytes else bytes(data)
+        await self._local.write(piece)
+        for stream in self._streams:
+            await stream.put_chunk(piece)
+
+    async def write_borrowed(self, data: memoryview) -> None:
+        if self._streams:
+            await self.write(data)
+            return
+        self._total += len(data)
+        await self._local.write_borrowed(data)
+
+    async def commit(
+        self,
         meta: Meta,
-        conditions: Conditions | None = None,
         *,
-        etags: Sequence[str] = (),
+        conditions: Conditions | None = None,
         versioning: Versioning = "",
         context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
-        def act(fenced: WriteContext) -> Awaitable[Record]:
-            return self._store.complete_upload(
-                upload, parts, meta, conditions, etags=etags, versioning=versioning, context=fenced
-            )
+        spec = WriteSpec(meta, conditions, versioning)
+        return await self._store.primary.run_to_completion(self._commit(spec, context))
 
-        request = CompleteUploadRequest(
-            upload.bucket,
-            upload.key,
-            upload.upload_id,
-            tuple(parts),
-            meta,
-            conditions,
-            tuple(etags),
-            versioning,
-        )
-        here = partial(self._complete, upload, parts, act, context)
-        return await self._run_on_primary(request, here, WriteResult.require_record, context)
+    def read_back(self) -> AsyncGenerator[bytes, None]:
+        return self._local.read_back()
 
-    async def _complete(
-        self, upload: Upload, numbers: Sequence[int], act: WriteAction[Record], context: WriteContext
-    ) -> Record:
-        bucket, key = upload.bucket, upload.key
-        known = {part.number: part for part in self._all_parts(upload)}
+    async def abort(self) -> None:
+        await self._abort_streams()
+        await self._local.abort()
+
+    async def _abort_streams(self) -> None:
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            await stream.abort()
+
+    async def _commit(self, spec: WriteSpec, context: WriteContext) -> Record:
         try:
-            record = await self.primary.run_checked(bucket, key, act, context)
-        except NoSuchUploadError:
-            await self.primary.replicate_upload_end(upload)
-            raise
-        chosen = tuple(CompletedPart(n, known[n].stamp, known[n].etag) for n in numbers if n in known)
-        change = UploadCompleted(bucket, key, upload.upload_id, chosen, without_local_fields(record))
-        return await self.primary.restamp_if_behind(
-            bucket, key, record, await self.primary.replicate_change(change, bucket, key)
-        )
-
-    def _all_parts(self, upload: Upload) -> list[UploadedPart]:
-        found: list[UploadedPart] = []
-        after, more = 0, True
-        while more:
-            page = self._store.list_parts(upload, after)
-            found += page.parts
-            after, more = page.next_after, page.truncated
-        return found
-
-    async def abort_upload(self, upload: Upload, *, context: WriteContext = INTERNAL_WRITE) -> int:
-        request = AbortUploadRequest(upload.bucket, upload.key, upload.upload_id)
-        here = partial(self._abort, upload, context)
-        return await self._run_on_primary(request, here, WriteResult.end_stamp, context)
-
-    async def _abort(self, upload: Upload, context: WriteContext) -> int:
-        bucket, key = upload.bucket, upload.key
-        try:
-            stamp = await self.primary.run_as_primary(
-                bucket, key, lambda fenced: self._store.abort_upload(upload, context=fenced), context
+            await asyncio.gather(*[stream.put_chunk(None) for stream in self._streams])
+            record, epoch = await self._store.forwarder.run_on_primary(
+                self._bucket,
+                self._key,
+                partial(self._commit_locally, spec, context),
+                partial(self._commit_on_primary, spec, context),
+                context,
             )
-        except NoSuchUploadError:
-            await self.primary.replicate_upload_end(upload)
+        except BaseException:
+            await self.abort()
             raise
-        await self.primary.replicate_change(UploadEnded(bucket, key, upload.upload_id, stamp), bucket, key)
-        return stamp
+        if not epoch:
+            await self.abort()  # the primary has the bytes
+            return record
+        return await self._replicate(record, epoch)
+
+    async def _commit_locally(self, spec: WriteSpec, context: WriteContext) -> tuple[Record, int]:
+        """Commits locally; returns the record and the map version. Raises StoreError."""
+
+        async def commit(fenced: WriteContext) -> tuple[Record, int]:
+            record = await self._local.commit(
+                spec.meta, conditions=spec.conditions, versioning=spec.versioning, context=fenced
+            )
+            return record, fenced.epoch
+
+        try:
+            return await self._store.primary.run_as_primary(self._bucket, self._key, commit, context)
+        except (ConditionFailedError, ConditionMissingError):
+            await self._abort_streams()
+            await self._store.primary.unconfirmed.confirm_newest(self._bucket, self._key)
+            raise
+
+    async def _commit_on_primary(
+        self, spec: WriteSpec, context: WriteContext, node: Node
+    ) -> tuple[Record, int]:
+        """Forwards the write to the node that is primary now; returns its record, and 0. Raises StoreError,
+        WriteNotTakenError."""
+        await self._abort_streams()
+        part = None if self._part is None else (self._part[0].upload_id, self._part[1])
+        name = (self._bucket, self._key)
+        record = await self._store.forwarder.forward_write(
+            node, name, self._total, self._local.read_back(), spec, context, part
+        )
+        return record, 0
+
+    async def _replicate(self, record: Record, epoch: int) -> Record:
+        store, part = self._store, None
+        if self._part is not None:
+            part = store.committed_part(*self._part, record)
+            if part is None:  # replaced, or the upload has ended: the other nodes must get that instead
+                await self._abort_streams()
+                await store.replicate_part(*self._part)
+                return record
+        facts = ReplicaFacts(epoch, without_local_fields(record), part)
+        answers = await asyncio.gather(*[stream.send_metadata(facts) for stream in self._streams])
+        accepted = [
+            (stream.node.node_id, ack)
+            for stream, ack in zip(self._streams, answers, strict=True)
+            if ack is not None and ack.trouble != "lacks"
+        ]
+        self._streams = []
+        had, newest = (
+            [node_id for node_id, _ in accepted],
+            max([ack.newest for _, ack in accepted], default=0),
+        )
+        if self._part is not None:
+            await store.replicate_part(*self._part, had)
+            return record
+        return await store.primary.replicate_and_restamp(self._bucket, self._key, record, had, newest)
+
+
+class ReplicaStream:
+    """Streams bytes to one node, followed by their metadata."""
+
+    def __init__(self, replicator: Replicator, node: Node, data: ReplicaData) -> None:
+        self.node = node
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE_LENGTH)
+        self._facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(replicator.send_stream(node, data, self._body()))
+        self._task.add_done_callback(_retrieve_exception)
+
+    def __repr__(self) -> str:
+        return f"<Stream to {self.node.node_id}, {'over' if self._task.done() else 'open'}>"
+
+    async def _body(self) -> AsyncGenerator[bytes, None]:
+        while (piece := await self._queue.get()) is not None:
+            yield piece
+        yield encode_message(await self._facts)
+
+    async def put_chunk(self, piece: bytes | None) -> None:
+        """Queues more bytes; None ends them."""
+        if self._task.done():
+            return
+        try:
+            self._queue.put_nowait(piece)
+        except asyncio.QueueFull:
+            await self._wait_for_room(piece)
+
+    async def _wait_for_room(self, piece: bytes | None) -> None:
+        room = asyncio.ensure_future(self._queue.put(piece))
+        await asyncio.wait((room, self._task), timeout=_STALL_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        if not room.done():
+            room.cancel()
+            self._task.cancel()
+
+    async def send_metadata(self, facts: ReplicaFacts) -> ReplicaAck | None:
+        """Sends the metadata; returns the node's reply, or None if it did not accept the data."""
+        if not self._facts.done():
+            self._facts.set_result(facts)
+        try:
+            return await self._task
+        except (MeshdError, asyncio.CancelledError):
+            if not self._task.done():
+                raise
+            return None
+
+    async def abort(self) -> None:
+        """Cancels the stream; the node discards what it received."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError, MeshdError):
+            await self._task
+
+
+def _retrieve_exception(task: asyncio.Task[ReplicaAck]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def replicated_store(store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> StoreWriter:

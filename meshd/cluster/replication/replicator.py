@@ -5,14 +5,15 @@ does not answer as suspect. When all nodes have the change it reads the map agai
 name more nodes. Invariant: when `replicate` returns, the change is durable on the whole write set, the
 primary included, of one map, which was the newest known here afterwards; without a primary nothing is
 acknowledged. A version or part that was replaced or removed here meanwhile counts as sent only when its
-successor was sent.
+successor was sent. A replica refuses a change under an older map (421), on arrival and, by the store's
+fence, at commit; data is durable before its metadata is read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -20,8 +21,23 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
-from meshd.rpc.peer_rpc import IN_QUERY, PREFIX, BodyFramingError, PeerCall, body_with_message, encode_message
-from meshd.store.errors import ExtentGoneError, NotReplicatedError
+from meshd.rpc.peer_rpc import (
+    IN_QUERY,
+    PREFIX,
+    BodyFramingError,
+    PeerCall,
+    body_with_message,
+    decode_message,
+    encode_message,
+    handler,
+)
+from meshd.store.errors import (
+    ExtentGoneError,
+    NoSuchUploadError,
+    NotReplicatedError,
+    ReplicaLacksError,
+    StaleEpochError,
+)
 from meshd.store.integrity.verification import read_chunks
 from meshd.store.records import NULL, Record
 from meshd.store.replica.changes import (
@@ -39,22 +55,24 @@ from meshd.store.replica.changes import (
     upload_without_local_fields,
     without_local_fields,
 )
+from meshd.store.write_context import WriteContext
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import SingleFlight
+from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
-    from meshd.store.api import ObjectStore
+    from meshd.rpc.peer_rpc import CallContext
+    from meshd.store.api import ObjectStore, ReplicaWriter
     from meshd.store.records import Upload
-    from meshd.store.replica.changes import Change
+    from meshd.store.replica.changes import Applied, Change
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
 
 _log = logging.getLogger(__name__)
-
 INLINE_BYTES: Final = 256 << 10
 """Data up to this size is sent together with its metadata."""
 MAX_FACTS_BYTES: Final = 8 << 20
@@ -77,6 +95,7 @@ _LABELS: Final = {
 """Labels of `meshd_replication_facts_total`."""
 _LOG_INTERVAL = 30.0  # seconds without a failure after which the next one is logged
 
+_decode_facts: Final = msgspec.msgpack.Decoder(ReplicaFacts).decode
 SendToNode = Callable[["Node"], Awaitable[ReplicaAck]]
 """Sends to one node. May be called again for the same node."""
 
@@ -145,6 +164,19 @@ class Replicator:
             metrics.replication_behind.dec()
         metrics.replication_seconds.observe(self._clock.monotonic() - began)
         return newest
+
+    async def replicate_change(self, change: Change, bucket: str, key: str) -> int:
+        """Replicates a change of this node; returns the newest stamp that the others know of the name."""
+        return await self.replicate(bucket, key, lambda node: self.send_change(node, change))
+
+    async def replicate_version(
+        self, bucket: str, key: str, record: Record, had: Iterable[str] = (), newest: int = 0
+    ) -> int:
+        """Replicates a version of this node to the nodes that lack it; returns the newest stamp that they
+        know of the name."""
+        return await self.replicate(
+            bucket, key, lambda node: self.send_version(node, bucket, key, record), had, newest
+        )
 
     async def _send_to_all(
         self, bucket: str, key: str, send: SendToNode, done: set[str], began: float
@@ -232,7 +264,7 @@ class Replicator:
                     node,
                     bucket,
                     key,
-                    self._metadata(without_local_fields(found)),
+                    ReplicaFacts(self._mesh.current_map().version, without_local_fields(found)),
                     self.read_chunks(found),
                     found.size,
                 )
@@ -314,9 +346,6 @@ class Replicator:
             taken = await self._peers.call_typed(node, RECEIVE_DATA, data, body=body, timeout=_SYNC_TIMEOUT)
             return _count_bytes(taken, data.size)
 
-    def _metadata(self, record: Record, part: PartOf | None = None) -> ReplicaFacts:
-        return ReplicaFacts(self._mesh.current_map().version, record, part)
-
     async def send_part(self, node: Node, upload: Upload, number: int) -> ReplicaAck:
         """Sends the current part of this number; returns `ended` if the upload has ended. Raises the errors
         of the peer call."""
@@ -325,7 +354,8 @@ class Replicator:
             if part is None or part.number != number:
                 return ReplicaAck(trouble="ended")
             record = Record(part.size, part.etag, part.stamp, part.modified, part.extents)
-            facts = self._metadata(
+            facts = ReplicaFacts(
+                self._mesh.current_map().version,
                 without_local_fields(record),
                 PartOf(upload_without_local_fields(upload), part_without_local_fields(part)),
             )
@@ -350,3 +380,71 @@ def _count_bytes(taken: ReplicaAck, size: int) -> ReplicaAck:
     metrics.replication_facts.labels("Bytes").inc()
     metrics.replication_bytes.inc(size)
     return taken
+
+
+class ReplicaHandlers:
+    """Applies what primaries send. One per process. `store`: this node's own."""
+
+    def __init__(self, store: ObjectStore, mesh: ClusterView) -> None:
+        self._store, self._mesh = store, mesh
+
+    @handler(APPLY_CHANGE)
+    async def apply_change(self, message: ReplicaChange, context: CallContext) -> ReplicaAck:
+        fenced = WriteContext(epoch=message.epoch)
+        return await self._apply_under_fence(
+            message.epoch, self._store.apply_change(message.change, context=fenced)
+        )
+
+    @handler(RECEIVE_DATA)
+    async def receive_data(self, data: ReplicaData, context: CallContext) -> ReplicaAck:
+        self._require_current_map(context.map_version)
+        writer = self._store.replica_writer(data.bucket, data.key, size=data.size)
+        try:
+            return await self._receive(writer, data.size, context.iter_body())
+        finally:
+            await writer.abort()
+
+    async def _receive(self, writer: ReplicaWriter, size: int, pieces: AsyncIterator[bytes]) -> ReplicaAck:
+        left, ending = size, bytearray()
+        if not left:
+            await writer.make_durable()
+        async for piece in pieces:
+            data = memoryview(piece)[:left] if left else memoryview(b"")
+            if data:
+                await writer.write(data if len(data) < len(piece) else piece)
+                left -= len(data)
+                if not left:
+                    await writer.make_durable()
+            ending += piece[len(data) :]
+            if len(ending) > MAX_FACTS_BYTES:
+                raise S3Error("EntityTooLarge")
+        facts: ReplicaFacts = decode_message(bytes(ending), _decode_facts)
+        fenced = WriteContext(epoch=facts.epoch)
+        return await self._apply_under_fence(
+            facts.epoch, writer.commit_at_stamp(facts.record, facts.part, context=fenced)
+        )
+
+    async def _apply_under_fence(self, epoch: int, doing: Awaitable[Applied]) -> ReplicaAck:
+        """Awaits `doing`, a write under the fence of `epoch`, and returns the answer to it. Raises
+        StaleMapError, StoreError."""
+        try:
+            self._require_current_map(epoch)
+            applied = await doing
+            self._require_current_map(epoch)
+        except StaleEpochError as error:
+            raise StaleMapError(error.version) from error
+        except ReplicaLacksError:
+            return ReplicaAck(trouble="lacks")
+        except NoSuchUploadError:
+            return ReplicaAck(trouble="ended")
+        finally:
+            if isinstance(doing, Coroutine):
+                doing.close()
+        metrics.replica_facts.labels("yes" if applied.changed else "no").inc()
+        return ReplicaAck(applied.newest, applied.changed)
+
+    def _require_current_map(self, epoch: int) -> None:
+        """Raises StaleMapError: the primary of an older map may not be the primary any more."""
+        version = self._mesh.current_map().version
+        if epoch < version:
+            raise StaleMapError(version)

@@ -23,12 +23,10 @@ from meshd.cluster.rebalance.rebalancer import Rebalancer, RebalancerDeps
 from meshd.cluster.rebalance.sync_source import RemoteSyncPeer, SyncSource
 from meshd.cluster.repair.repairer import Repairer, UnderReplication
 from meshd.cluster.repair.scrub_scheduler import RateLimiter, ScrubScheduler, publish_disks
-from meshd.cluster.replication.peer_handlers import (
-    ForwardedWriteHandlers,
-    HandoverHandler,
-    ReplicaHandlers,
-)
+from meshd.cluster.replication.forwarded_writes import ForwardedWriteHandlers
+from meshd.cluster.replication.primary_handover import HandoverHandler
 from meshd.cluster.replication.replicated_store import ReplicatedStore
+from meshd.cluster.replication.replicator import ReplicaHandlers
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.control_api import ControlError
@@ -149,7 +147,8 @@ class PeerServices:
         node, backed = self._node, self._backed
         replicated, handover = node.replicated_store, list[object]()
         if isinstance(replicated, ReplicatedStore):
-            handover = [HandoverHandler(replicated.primary, node.mesh)]
+            replicator = replicated.primary.replicator
+            handover = [HandoverHandler(node.store, node.mesh, replicator, node.clock)]
         origins: list[object] = []
         if backed is not None:
             origins = [

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.replication.write_forwarding import WriteNotTakenError
+from meshd.cluster.replication.primary_writes import WriteNotTakenError
 from meshd.core.error_mapping import to_s3_error
 from meshd.server.proxy.object_name import MisdirectedError, ObjectName
 from meshd.store.errors import NotReplicatedError

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.cluster.read_barrier import ReadBarrier
-from meshd.cluster.replication.write_forwarding import WriteForwarder
+from meshd.cluster.replication.primary_writes import WriteForwarder
 from meshd.core.error_mapping import to_s3_error
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import MAP_HEADER, PeerResponse, StaleMapError

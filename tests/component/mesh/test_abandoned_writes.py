@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
-from meshd.cluster.replication.replicated_writer import ReplicatedWriter
+from meshd.cluster.replication.replicated_store import ReplicatedWriter
 from meshd.store.errors import (
     NotReplicatedError,
 )

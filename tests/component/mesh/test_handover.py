@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.cluster.replication import primary_handover
-from meshd.cluster.replication.primary_handover import HAND_OVER, PrimaryHandover
-from meshd.cluster.replication.primary_writes import PrimaryWrites
+from meshd.cluster.replication.primary_handover import HAND_OVER, HandoverHandler, PrimaryHandover
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -129,13 +128,13 @@ def test_the_former_decider_commits_nothing_more_by_an_older_map() -> None:
 def test_nobody_is_asked_twice_about_a_name_by_one_map(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(back: Running, other: Running) -> None:
         asked: list[tuple[str, str]] = []
-        hand_over = PrimaryWrites.hand_over
+        send_name = HandoverHandler.send_name
 
-        async def counted(self: PrimaryWrites, bucket: str, key: str, version: int, to: Node) -> None:
+        async def counted(self: HandoverHandler, bucket: str, key: str, version: int, to: Node) -> None:
             asked.append((bucket, key))
-            await hand_over(self, bucket, key, version, to)
+            await send_name(self, bucket, key, version, to)
 
-        monkeypatch.setattr(PrimaryWrites, "hand_over", counted)
+        monkeypatch.setattr(HandoverHandler, "send_name", counted)
         await _up(back, other)
         for data in (b"1", b"2", b"3"):
             await put_object(shared_store(back), "k", data)

@@ -228,7 +228,7 @@ def test_a_version_that_nobody_has_any_more_is_not_acknowledged() -> None:
         lost = await put_object(pair.there, "lost", b"lost")
         await error_of(PeerRefusedError, delivery.send_version(member, "b", "nowhere", lost))
         delivery.timeout = 0.1
-        await error_of(NotReplicatedError, pair.store.primary.replicate_version("b", "nowhere", lost))
+        await error_of(NotReplicatedError, delivery.replicate_version("b", "nowhere", lost))
 
     _pair(test)
 

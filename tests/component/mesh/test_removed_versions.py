@@ -39,7 +39,7 @@ def test_nobody_gets_to_know_of_a_removal_before_the_version_that_is_left(
             third = await put_object(
                 one.node.store, "k", b"third", versioning="Enabled", context=fenced
             )  # told to nobody yet
-            seen, tell = list[str](), store.primary.replicate_change
+            seen, tell = list[str](), store.primary.replicator.replicate_change
 
             async def told(change: Change, bucket: str, key: str) -> int:
                 newest = await tell(change, bucket, key)
@@ -47,7 +47,7 @@ def test_nobody_gets_to_know_of_a_removal_before_the_version_that_is_left(
                 seen.append("" if found is None else found.version)
                 return newest
 
-            monkeypatch.setattr(store.primary, "replicate_change", told)
+            monkeypatch.setattr(store.primary.replicator, "replicate_change", told)
             await store.delete_version("b", "k", second.version)
             assert set(seen) == {third.version}
             assert other.node.store.get_version("b", "k", second.version) is None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.cluster.replication.write_forwarding import WriteForwarder, WriteNotTakenError
+from meshd.cluster.replication.primary_writes import WriteForwarder, WriteNotTakenError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import BodyFramingError
 from meshd.store.errors import DiskFullError, NotPrimaryError, NotReplicatedError

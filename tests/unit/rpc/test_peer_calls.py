@@ -9,18 +9,19 @@ import pytest
 
 from meshd.cluster.rebalance import sync_source
 from meshd.cluster.rebalance.peer_handlers import RebalanceHandlers
-from meshd.cluster.replication.peer_handlers import (
-    ForwardedWriteHandlers,
-    HandoverHandler,
-    ReplicaHandlers,
-)
-from meshd.cluster.replication.primary_handover import HAND_OVER, HandedName
-from meshd.cluster.replication.replicator import APPLY_CHANGE, RECEIVE_DATA, ReplicaData
-from meshd.cluster.replication.write_forwarding import (
+from meshd.cluster.replication.forwarded_writes import (
     FORWARD_REQUEST,
     FORWARD_WRITE,
     AbortUploadRequest,
     ForwardedData,
+    ForwardedWriteHandlers,
+)
+from meshd.cluster.replication.primary_handover import HAND_OVER, HandedName, HandoverHandler
+from meshd.cluster.replication.replicator import (
+    APPLY_CHANGE,
+    RECEIVE_DATA,
+    ReplicaData,
+    ReplicaHandlers,
 )
 from meshd.core import peer_messages
 from meshd.core.frame_address import FrameAddress

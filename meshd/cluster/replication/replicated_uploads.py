@@ -1,0 +1,215 @@
+"""Multipart uploads of the replicated store: begun, completed and aborted at the primary, then replicated.
+
+Law: the same as for objects. The end of an upload is replicated again when a request finds that it has ended:
+the request that ended it may not have been acknowledged.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from meshd.cluster.replication.forwarded_writes import (
+    AbortUploadRequest,
+    CompleteUploadRequest,
+    CreateUploadRequest,
+    StoreForwarder,
+    WriteResult,
+)
+from meshd.cluster.replication.primary_writes import PrimaryWrites
+from meshd.store.engine.member_header import version_id_of
+from meshd.store.errors import NoSuchUploadError, NotReplicatedError
+from meshd.store.records import NULL, Upload
+from meshd.store.replica.changes import (
+    CompletedPart,
+    PartOf,
+    UploadBegun,
+    UploadCompleted,
+    UploadEnded,
+    upload_without_local_fields,
+    without_local_fields,
+)
+from meshd.store.write_context import INTERNAL_WRITE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from meshd.cluster.cluster_view import ClusterView
+    from meshd.cluster.replication.forwarded_writes import ForwardedRequest
+    from meshd.cluster.replication.primary_writes import WriteAction
+    from meshd.rpc.peer_client import PeerClient
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Meta, Record, UploadedPart
+    from meshd.store.write_context import WriteContext
+    from meshd.util.clock import Clock
+    from meshwire.cluster import Node
+    from meshwire.http_values.conditional_requests import Conditions
+    from meshwire.s3.bucket_settings import Versioning
+
+_T = TypeVar("_T")
+
+
+class ReplicatedUploads:
+    """The uploads of a `ReplicatedStore`. `store`: this node's own."""
+
+    def __init__(self, store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
+        self._store, self._mesh, self._clock = store, mesh, clock
+        self.forwarder = StoreForwarder(mesh, peers, clock)
+        self.primary = PrimaryWrites(store, mesh, peers, clock, self.forwarder)
+
+    async def _run_on_primary(
+        self,
+        request: ForwardedRequest,
+        here: Callable[[], Awaitable[_T]],
+        read: Callable[[WriteResult], _T],
+        context: WriteContext,
+    ) -> _T:
+        """Returns the result of `here`, or what `read` finds in that of the node that is primary now."""
+
+        async def there(node: Node) -> _T:
+            return read(await self.forwarder.forward_request(node, request, context))
+
+        return await self.primary.run_to_completion(
+            self.forwarder.run_on_primary(request.bucket, request.key, here, there, context)
+        )
+
+    async def create_upload(
+        self, bucket: str, key: str, *, context: WriteContext = INTERNAL_WRITE, **about: Any
+    ) -> Upload:
+        def act(fenced: WriteContext) -> Awaitable[Upload]:
+            return self._store.create_upload(bucket, key, **about, context=fenced)
+
+        said = {name: value for name, value in about.items() if value is not None}
+        request = CreateUploadRequest(Upload("", bucket, key, **said))
+        here = partial(self._begin, bucket, key, act, context)
+        return await self._run_on_primary(request, here, WriteResult.require_upload, context)
+
+    async def _begin(self, bucket: str, key: str, act: WriteAction[Upload], context: WriteContext) -> Upload:
+        upload = await self.primary.run_as_primary(bucket, key, act, context)
+        await self.primary.replicator.replicate_change(
+            UploadBegun(upload_without_local_fields(upload)), bucket, key
+        )
+        return upload
+
+    async def complete_upload(
+        self,
+        upload: Upload,
+        parts: Sequence[int],
+        meta: Meta,
+        conditions: Conditions | None = None,
+        *,
+        etags: Sequence[str] = (),
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
+    ) -> Record:
+        def act(fenced: WriteContext) -> Awaitable[Record]:
+            return self._store.complete_upload(
+                upload, parts, meta, conditions, etags=etags, versioning=versioning, context=fenced
+            )
+
+        request = CompleteUploadRequest(
+            upload.bucket,
+            upload.key,
+            upload.upload_id,
+            tuple(parts),
+            meta,
+            conditions,
+            tuple(etags),
+            versioning,
+        )
+        here = partial(self._complete, upload, parts, act, context)
+        return await self._run_on_primary(request, here, WriteResult.require_record, context)
+
+    async def _complete(
+        self, upload: Upload, numbers: Sequence[int], act: WriteAction[Record], context: WriteContext
+    ) -> Record:
+        bucket, key = upload.bucket, upload.key
+        known = {part.number: part for part in self._all_parts(upload)}
+        try:
+            record = await self.primary.run_checked(bucket, key, act, context)
+        except NoSuchUploadError:
+            await self.replicate_upload_end(upload)
+            raise
+        chosen = tuple(CompletedPart(n, known[n].stamp, known[n].etag) for n in numbers if n in known)
+        change = UploadCompleted(bucket, key, upload.upload_id, chosen, without_local_fields(record))
+        return await self.primary.unconfirmed.restamp_if_behind(
+            bucket, key, record, await self.primary.replicator.replicate_change(change, bucket, key)
+        )
+
+    def _all_parts(self, upload: Upload) -> list[UploadedPart]:
+        found: list[UploadedPart] = []
+        after, more = 0, True
+        while more:
+            page = self._store.list_parts(upload, after)
+            found += page.parts
+            after, more = page.next_after, page.truncated
+        return found
+
+    async def abort_upload(self, upload: Upload, *, context: WriteContext = INTERNAL_WRITE) -> int:
+        request = AbortUploadRequest(upload.bucket, upload.key, upload.upload_id)
+        here = partial(self._abort, upload, context)
+        return await self._run_on_primary(request, here, WriteResult.end_stamp, context)
+
+    async def _abort(self, upload: Upload, context: WriteContext) -> int:
+        bucket, key = upload.bucket, upload.key
+        try:
+            stamp = await self.primary.run_as_primary(
+                bucket, key, lambda fenced: self._store.abort_upload(upload, context=fenced), context
+            )
+        except NoSuchUploadError:
+            await self.replicate_upload_end(upload)
+            raise
+        await self.primary.replicator.replicate_change(
+            UploadEnded(bucket, key, upload.upload_id, stamp), bucket, key
+        )
+        return stamp
+
+    # parts ------------------------------------------------------------------------------------------------
+
+    def committed_part(self, upload: Upload, number: int, record: Record) -> PartOf | None:
+        """Returns the part that a writer has committed; None if another has replaced it or the upload has
+        ended."""
+        part = next(iter(self._store.list_parts(upload, number - 1, 1).parts), None)
+        if part is None or (part.number, part.stamp) != (number, record.stamp):
+            return None
+        return PartOf(upload_without_local_fields(upload), part)
+
+    async def replicate_part(self, upload: Upload, number: int, had: Iterable[str] = ()) -> None:
+        """Replicates the current part of this number, or the end of its upload, to every node except those in
+        `had`. Raises NotReplicatedError."""
+        replicator, bucket, key = self.primary.replicator, upload.bucket, upload.key
+        await replicator.replicate(bucket, key, lambda node: replicator.send_part(node, upload, number), had)
+        if self._mesh.single_node or self._store.get_upload(bucket, key, upload.upload_id) is not None:
+            return
+        if not self._store.tombstone_stamp(bucket, key, upload.upload_id):
+            raise NotReplicatedError(
+                f"upload {upload.upload_id} is no longer on this node; its part {number} may or may not be "
+                "stored; try again"
+            )
+        await self.replicate_upload_end(upload)
+
+    async def replicate_upload_end(self, upload: Upload) -> None:
+        """Replicates the end of an upload again, because the request that ended it may not have been
+        acknowledged. The object that it became is sent first: the end drops the parts."""
+        bucket, key, upload_id = upload.bucket, upload.key, upload.upload_id
+        tombstone = self._store.tombstone_stamp(bucket, key, upload_id)
+        if not tombstone:
+            return
+        record, replicator = self._completed_version(bucket, key, tombstone), self.primary.replicator
+        if record is None:
+            await self.primary.unconfirmed.confirm_newest(bucket, key)
+        else:
+            await replicator.replicate(
+                bucket, key, lambda node: replicator.ensure_version(node, bucket, key, record)
+            )
+        await self.primary.replicator.replicate_change(
+            UploadEnded(bucket, key, upload_id, tombstone), bucket, key
+        )
+
+    def _completed_version(self, bucket: str, key: str, stamp: int) -> Record | None:
+        """Returns the version that an upload became when it ended with this stamp, unless it was replaced."""
+        for version in (version_id_of(stamp), NULL):
+            found = self._store.get_version(bucket, key, version)
+            if found is not None and found.stamp == stamp:
+                return found
+        return None
