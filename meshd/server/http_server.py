@@ -1,7 +1,6 @@
-"""The HTTP server of a worker: connections, request dispatch, and graceful shutdown.
+"""The HTTP server of a worker: its connections, and graceful shutdown.
 
-Paths under `/-/` and an unsigned `/metrics` belong to the native routes; every other request is S3. On
-shutdown, a connection ends only after its request has arrived in full and is answered, or when the grace
+On shutdown, a connection ends only after its request has arrived in full and is answered, or when the grace
 period is over.
 """
 
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from meshd.server.connection import Connection
 from meshd.server.connection_limits import ConnectionLimiter
-from meshd.server.native_routes import HTTP_VERSIONS, NativeRoutes
+from meshd.server.native_routes import NativeRoutes, RequestDispatcher
 from meshd.server.s3.admission import Authenticator, RequestAdmission, VirtualHosts
 from meshd.server.s3.endpoint import S3Endpoint
 from meshd.server.s3.fast_path import FastPath
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from meshd.config import HttpSettings
     from meshd.server.connection import RequestHandler
     from meshd.server.native_routes import HttpRoute
-    from meshd.server.request import MeshRequest
-    from meshd.server.response import Reply
     from meshd.server.services import ServerServices
     from meshd.util.clock import Clock
 
@@ -102,7 +99,7 @@ def build_server(deps: ServerServices, native: Sequence[HttpRoute] = (), *, hot:
     authenticator = Authenticator(deps.sessions, deps.clock, sigv2=deps.http.sigv2)
     admission = RequestAdmission(authenticator, deps.access)
     dispatcher = RequestDispatcher(
-        S3Endpoint(deps, admission, authenticator),
+        S3Endpoint(deps, admission, authenticator).handle,
         NativeRoutes(
             native, admission, deps.peer_authenticator, deps.mesh, deps.clock, deps.audit, deps.http
         ),
@@ -132,24 +129,6 @@ def _connection_limit(wanted: int) -> int:
         return wanted
     free = soft - len(os.listdir("/proc/self/fd"))
     return max(1, min(wanted, free * 3 // 4))
-
-
-class RequestDispatcher:
-    """Dispatches requests to the native routes, or to S3."""
-
-    def __init__(self, s3: S3Endpoint, native: NativeRoutes, hosts: VirtualHosts) -> None:
-        self._s3, self._native, self._hosts = s3, native, hosts
-
-    async def handle(self, request: MeshRequest) -> Reply:
-        target = request.raw_path
-        # The parser also accepts a request line of 0.9 and of 2.0.
-        if request.http_version not in HTTP_VERSIONS:
-            return await self._native.answer(request, target.partition("?")[0])
-        if self._hosts.bucket_of(request.headers.get("host", "")):
-            return await self._s3.handle(request)  # its keys may begin with /-/
-        if target.startswith("/-/") or (target == "/metrics" and "authorization" not in request.headers):
-            return await self._native.answer(request, target.partition("?")[0])
-        return await self._s3.handle(request)
 
 
 _LOOK_AGAIN = 0.02

@@ -1,7 +1,8 @@
-"""The routes under `/-/`: the JSON APIs, probes, and calls of other nodes.
+"""Dispatch of requests: the native routes under `/-/` (JSON APIs, probes, calls of other nodes), or S3.
 
-There is one route table, no other router and no middleware. A route says who may call it; its handler gets
-the verified caller.
+Paths under `/-/` and an unsigned `/metrics` belong to the native routes; every other request is S3. There is
+one route table, no other router and no middleware. A route says who may call it; its handler gets the
+verified caller.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from meshd.auth.identity import Identity
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3
-from meshd.server.peer.endpoint import answer_peer
 from meshd.server.request import CLIENT_GONE, RequestTrace, request_head
 from meshd.server.request_body import RequestBody
 from meshd.server.response import Reply, finish_response
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.config import HttpSettings
-    from meshd.server.peer.endpoint import PeerAuthenticator, PeerHandler
     from meshd.server.request import MeshRequest
-    from meshd.server.s3.admission import RequestAdmission
+    from meshd.server.s3.admission import RequestAdmission, VirtualHosts
     from meshd.telemetry.audit_log import AuditLog
     from meshd.util.clock import Clock
 
@@ -40,6 +39,15 @@ log = logging.getLogger(__name__)
 HTTP_VERSIONS = ("1.1", "1.0")
 SignedHandler = Callable[["MeshRequest", Identity], Awaitable["Reply"]]
 OpenHandler = Callable[["MeshRequest"], Awaitable["Reply"]]
+PeerHandler = Callable[["MeshRequest", Any], Awaitable["Reply"]]
+"""Called with the request and a `meshd.server.peer.endpoint.PeerCaller`."""
+
+
+class PeerAccess(Protocol):
+    """Admits other nodes; see `meshd.server.peer.endpoint.PeerAuthenticator`."""
+
+    async def answer(self, request: MeshRequest, handler: PeerHandler) -> Reply:
+        """Run the handler of a call of an authenticated node. Raises S3Error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class HttpRoute:
 
     `access` says who may call it. For `signed`, the request's signature and its body's digest are verified
     first, and the handler is called with (request, identity); `request.read()` returns the verified body. For
-    `peer` (see `meshd.server.peer.routes.peer_route`), another node must have signed it, and the handler is
+    `peer` (see `meshd.server.peer.endpoint.peer_route`), another node must have signed it, and the handler is
     called with (request, caller). For `open`, it is called with the request alone. The first matching route
     is used.
     """
@@ -73,7 +81,7 @@ class NativeRoutes:
         self,
         routes: Sequence[HttpRoute],
         admission: RequestAdmission,
-        peers: PeerAuthenticator | None,
+        peers: PeerAccess | None,
         mesh: ClusterView,
         clock: Clock,
         audit: AuditLog | None,
@@ -123,7 +131,9 @@ class NativeRoutes:
             raise S3Error("MethodNotAllowed" if known else "NoSuchKey", f"There is nothing at {path[:200]}.")
         request.trace.operation = f"{route.method} {route.prefix}"
         if route.access == "peer":
-            return await answer_peer(request, self._peers, cast("PeerHandler", route.handler))
+            if self._peers is None:
+                raise S3Error("AccessDenied", "This node belongs to no cluster.")
+            return await self._peers.answer(request, cast("PeerHandler", route.handler))
         if route.access == "open":
             return await cast("OpenHandler", route.handler)(request)
         identity = await self._verify(request)
@@ -158,3 +168,21 @@ class NativeRoutes:
             (mesh_headers.RELEASE_HEADER, mesh_headers.RELEASE),
         ]
         return Reply(error.status, headers, body, self._clock.now_ms() // 1000)
+
+
+class RequestDispatcher:
+    """Dispatches requests to the native routes, or to `s3`, the S3 endpoint."""
+
+    def __init__(self, s3: OpenHandler, native: NativeRoutes, hosts: VirtualHosts) -> None:
+        self._s3, self._native, self._hosts = s3, native, hosts
+
+    async def handle(self, request: MeshRequest) -> Reply:
+        target = request.raw_path
+        # The parser also accepts a request line of 0.9 and of 2.0.
+        if request.http_version not in HTTP_VERSIONS:
+            return await self._native.answer(request, target.partition("?")[0])
+        if self._hosts.bucket_of(request.headers.get("host", "")):
+            return await self._s3(request)  # its keys may begin with /-/
+        if target.startswith("/-/") or (target == "/metrics" and "authorization" not in request.headers):
+            return await self._native.answer(request, target.partition("?")[0])
+        return await self._s3(request)

@@ -40,11 +40,11 @@ from meshd.peer_reads.listing import LocalListings, MergedListings
 from meshd.peer_reads.resume_read import ResumeSource
 from meshd.process.wiring.data_services import node_catalog
 from meshd.reads.copy_source import CopySourceHandlers, LocalCopySources, RemoteCopySources
+from meshd.server.peer.endpoint import peer_routes
 from meshd.server.peer.handoff import handoff_routes
-from meshd.server.peer.routes import peer_routes
 from meshd.server.proxy.fan_out import FanOut
 from meshd.server.proxy.forwarder import Forwarder
-from meshd.server.proxy.node_headers import HopSigner
+from meshd.server.proxy.hops import HopSigner
 from meshd.store.replica.inventory import HeldName, HeldVersion
 from meshd.util import shared_counters
 from meshd.util.disk_space import measure_disk_space
@@ -137,7 +137,9 @@ class PeerServices:
             lambda: node.control.revision("buckets"),
             node.settings.http.body_timeout,
         )
-        self.fan_out = FanOut(self.forwarder, self.remote_sources, self.merged, node.mesh, node.clock)
+        self.fan_out = FanOut(
+            self.forwarder, self.remote_sources, self.merged, node.mesh, node.peers, node.clock
+        )
 
     def __repr__(self) -> str:
         return f"<Meshing of {self._node.settings.node_id}>"

@@ -34,7 +34,7 @@ from meshd.server.api.documents import DocumentEndpoint
 from meshd.server.api.jobs import JobEndpoint
 from meshd.server.api.log_level import LogLevelService
 from meshd.server.api.op_catalog import OpCatalogEndpoint, UserModuleEndpoint
-from meshd.server.peer.routes import peer_routes
+from meshd.server.peer.endpoint import peer_routes
 from meshd.store.integrity.verification import ExpiringVerifiedExtents
 from meshd.telemetry import logs
 from meshd.views.definitions import ViewDefinitions

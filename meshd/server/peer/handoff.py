@@ -19,8 +19,7 @@ from meshd.rpc.peer_client import POOL_HEADER
 from meshd.rpc.process_rpc import Method
 from meshd.server.direct_sender import is_encrypted
 from meshd.server.http_server import drain_server, make_server
-from meshd.server.peer.endpoint import answer_peer
-from meshd.server.peer.routes import peer_route
+from meshd.server.peer.endpoint import peer_route
 from meshd.server.request import CLIENT_GONE, RequestTrace
 from meshd.server.response import Reply, StreamedReply, finish_response
 from meshwire.errors import S3Error
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
     from meshd.cluster.rebalance.worker import WorkerSocket
     from meshd.config import HttpSettings
-    from meshd.server.native_routes import HttpRoute
-    from meshd.server.peer.endpoint import PeerAuthenticator, PeerCaller, PeerHandler
+    from meshd.server.native_routes import HttpRoute, PeerHandler
+    from meshd.server.peer.endpoint import PeerAuthenticator, PeerCaller
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
 
@@ -155,7 +154,7 @@ class HandoffServer:
         try:
             route = self._route(request.method, path)
             request.trace.operation = f"{route.method} {route.prefix}"
-            return await answer_peer(request, self._gate, cast("PeerHandler", route.handler))
+            return await self._gate.answer(request, cast("PeerHandler", route.handler))
         except S3Error as error:
             request.trace.code = error.code
             body = json.dumps({"error": {"code": error.code, "message": error.message}}).encode()

@@ -10,10 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from meshd.cluster.replication.primary_writes import WriteNotTakenError
 from meshd.core.error_mapping import to_s3_error
+from meshd.rpc.peer_client import MAP_HEADER, PeerResponse, StaleMapError
+from meshd.server.proxy.forwarder import upstream_head
+from meshd.server.proxy.hops import is_stale_map_reply
 from meshd.server.proxy.object_name import MisdirectedError, ObjectName
 from meshd.store.errors import NotReplicatedError
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, member_paths
@@ -28,8 +32,9 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.peer_reads.listing import MergedListings
     from meshd.reads.copy_source import RemoteCopySources
+    from meshd.rpc.peer_client import PeerClient
     from meshd.server.proxy.forwarder import Forwarder
-    from meshd.server.proxy.node_headers import Hop
+    from meshd.server.proxy.hops import Hop
     from meshd.server.request import MeshRequest
     from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
@@ -42,6 +47,7 @@ AIM_KEYS: Final = "keys"
 AIM_MEMBERS: Final = "members"
 """`Hop.aim` of a listing that leads into an archive."""
 _PATIENCE: Final = 15.0
+_PART_SILENCE: Final = 20.0
 
 
 class FanOut:
@@ -53,10 +59,11 @@ class FanOut:
         far: RemoteCopySources,
         merged: MergedListings,
         mesh: ClusterView,
+        peers: PeerClient,
         clock: Clock,
     ) -> None:
         self._forwarder, self._far, self._merged = forwarder, far, merged
-        self._mesh, self._clock = mesh, clock
+        self._mesh, self._peers, self._clock = mesh, peers, clock
 
     def __repr__(self) -> str:
         return f"<Scatterer of {self._mesh!r}>"
@@ -178,7 +185,9 @@ class FanOut:
         if node.node_id == self._mesh.node_id:
             return keys, await here(asked._replace(keys=tuple(keys)))
         try:
-            status, body = await self._forwarder.forward_part(request, node, AIM_KEYS, context)
+            status, body = await self._forwarder.writes.attempt(
+                node, partial(self._send_part, request, node, context), context
+            )
         except WriteNotTakenError:
             return keys, None
         except NotReplicatedError as error:
@@ -186,6 +195,23 @@ class FanOut:
         if status != 200:
             raise S3Error("SlowDown", f"Node {node.node_id} could not delete its keys ({status}); try again.")
         return keys, xml_documents.parse_delete_result(body)
+
+    async def _send_part(self, request: MeshRequest, node: Node, context: WriteContext) -> tuple[int, bytes]:
+        """Send a node its part of a deletion whose body is buffered; return (status, body). Raises as
+        `WriteForwarder.attempt`."""
+        answer = PeerResponse()
+        wire = answer.wire = await self._peers.acquire_connection(node)
+        try:
+            # Again: the connection may have taken its time.
+            self._forwarder.writes.reject_if_abandoned(context)
+            head = upstream_head(request, self._forwarder.signed_hop(request, AIM_KEYS))
+            wire.send_request(answer, head, patience=_PART_SILENCE)
+            received = await answer.wait_head()
+            if is_stale_map_reply(received):
+                raise StaleMapError(int(received.headers[MAP_HEADER]))
+            return received.status, await answer.read_body()
+        finally:
+            answer.close()
 
 
 def _merge_results(asked: DeleteRequest, results: Sequence[DeleteResult]) -> DeleteResult:

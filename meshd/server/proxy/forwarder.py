@@ -1,43 +1,43 @@
 """Forwards requests to the nodes that own their names, and their responses to the client.
 
-The owner verifies the client's signature and makes every decision; the forwarder only finds the owner. A
-request that did not start may be retried on another node; a request that may have been executed is never sent
-twice. A node that receives a forwarded request answers it or replies 421; it never forwards it again.
+The owner verifies the client's signature and makes every decision; the forwarder only finds the owner.
+Everything the client signed is sent unchanged; connection headers are not forwarded (RFC 9110 §7.6.1). A
+request is sent again, or to another node, only while it cannot have been executed and no part of its body has
+been sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from meshd.cluster.read_barrier import ReadBarrier
 from meshd.cluster.replication.primary_writes import WriteForwarder
 from meshd.core.error_mapping import to_s3_error
 from meshd.rpc.http_connection import PeerUnreachableError
-from meshd.rpc.peer_client import MAP_HEADER, PeerResponse, StaleMapError
-from meshd.server.proxy.forwarded_request import UpstreamRequest, upstream_head
-from meshd.server.proxy.node_headers import (
+from meshd.rpc.peer_client import MAP_HEADER
+from meshd.server.proxy.hops import (
     HOP_HEADER,
     Hop,
+    HopReceiver,
     is_clock_skew_reply,
     is_damaged_reply,
     is_peer_status,
-    is_stale_map_reply,
 )
-from meshd.server.proxy.object_name import MisdirectedError, ObjectName
+from meshd.server.proxy.object_name import ObjectName
 from meshd.server.proxy.response_relay import ResponseRelay
+from meshd.server.request_body import RequestBody
+from meshd.server.response import StreamedReply, connection_header, must_close_connection
 from meshd.store.errors import NotReplicatedError
 from meshd.telemetry import metrics
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.http_connection import HttpConnection, ResponseHead
     from meshd.rpc.peer_client import PeerClient
-    from meshd.server.proxy.forwarded_request import PartialBody
-    from meshd.server.proxy.node_headers import HopSigner
+    from meshd.server.proxy.hops import HopSigner
     from meshd.server.request import MeshRequest, RequestOrigin, RequestTrace
     from meshd.server.response import Reply
     from meshd.store.write_context import WriteContext
@@ -48,12 +48,14 @@ if TYPE_CHECKING:
 _PATIENCE: Final = 15.0  # seconds without an answering owner before a request fails
 _HOLD: Final = 64 << 10  # smaller bodies are buffered before they are sent, so they can be resent
 _SILENCE: Final = 60.0
-_PART_SILENCE: Final = 20.0
 _LIVENESS_CHECK: Final = 2.0  # seconds without a response before the node's liveness is checked
 _SKEWED: Final = "The clocks of two nodes of this mesh differ by minutes: set the clocks. Nothing was stored."
 _CHANGED: Final = "The owners of this name changed; nothing was stored. Try again."
 _ALL_DAMAGED: Final = "The object is damaged on every node that stores it; upload it again."
 _PAUSE: Final = 0.05
+_NOT_SENT: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade", b"expect")
+)
 
 
 class AlreadyAnsweredError(Exception):
@@ -110,7 +112,7 @@ class Forwarder:
     ) -> None:
         self._mesh, self._peers, self._hops, self._clock = mesh, peers, hops, clock
         self._buckets, self._body_timeout = buckets, body_timeout
-        self._read_barrier = ReadBarrier(mesh, clock)
+        self.receiver = HopReceiver(mesh, hops, clock, buckets)
         self.writes = WriteForwarder(mesh, peers, clock)
 
     def __repr__(self) -> str:
@@ -119,39 +121,6 @@ class Forwarder:
     @property
     def mesh(self) -> ClusterView:
         return self._mesh
-
-    def is_local(self, name: ObjectName) -> bool:
-        """Whether this node may answer for the name."""
-        mesh = self._mesh
-        return (
-            mesh.is_reader(name.bucket, name.key) if name.reading else mesh.is_primary(name.bucket, name.key)
-        )
-
-    # --- requests from another node -------------------------------------------------------------------
-
-    def hop_of(self, request: MeshRequest) -> Hop | None:
-        """Return the hop that a forwarding node added; None for a request that came from a client. Raises
-        S3Error AccessDenied."""
-        value = request.headers.get(HOP_HEADER)
-        if value is None:
-            return None
-        authorization = request.headers.get("authorization", "")
-        return self._hops.verify_hop(value, request.method, request.raw_path, authorization)
-
-    def hop_of_head(self, head: RequestHead) -> Hop | None:
-        """Like `hop_of`, for a parsed head. Raises S3Error AccessDenied."""
-        value = head.headers.get(HOP_HEADER)
-        if value is None:
-            return None
-        return self._hops.verify_hop(value, head.method, head.raw_path, head.headers.get("authorization", ""))
-
-    def is_current_with(self, hop: Hop) -> bool:
-        """Whether this node is up to date with the node that forwarded a whole request."""
-        return (
-            not hop.aim
-            and self._mesh.current_map().version >= hop.map_version
-            and self._buckets() >= hop.buckets
-        )
 
     def idle_upstream(
         self, origin: RequestOrigin, bucket: str, key: str, head: RequestHead
@@ -166,66 +135,6 @@ class Forwarder:
                 )
                 return wire, f"{HOP_HEADER}: {signed}\r\n\r\n".encode("utf-8", "surrogateescape")
         return None
-
-    async def catch_up(self, hop: Hop) -> None:
-        """Wait for the map and the bucket table of the forwarding node."""
-        if hop.map_version > self._mesh.current_map().version:
-            await self._mesh.wait_for_newer_map(hop.map_version - 1, 1.0)
-        for _ in range(20):
-            if self._buckets() >= hop.buckets:
-                return
-            await asyncio.sleep(_PAUSE)
-
-    async def require_local(self, name: ObjectName, hop: Hop) -> None:
-        """Raise MisdirectedError unless this node is responsible for the name, and was since the request was
-        routed; S3Error SlowDown if it may not be any more and cannot find out."""
-        if self.is_local(name):
-            await self.wait_until_current(name, 1.0)
-        left = 0 if name.reading else self._mesh.last_absence_version(self._mesh.node_id)
-        if not self.is_local(name) or hop.map_version < left:
-            raise MisdirectedError(self._mesh.current_map().version)
-
-    async def wait_until_current(self, name: ObjectName, patience: float = 5.0) -> None:
-        """Make sure that the map by which this node answers a read is current. Raises S3Error SlowDown.
-        Writes need no such check: the other owners refuse them."""
-        if not name.reading or self._mesh.lease_valid:
-            return
-        why = await self._read_barrier.wait_until_current(name.bucket, name.key, patience)
-        if why:
-            raise S3Error(
-                "SlowDown",
-                f"This node {why}, so its data of this name may be outdated. Ask another node, or try again.",
-            )
-
-    # --- requests from a client -----------------------------------------------------------------------
-
-    async def forward_part(
-        self, request: MeshRequest, node: Node, aim: str, context: WriteContext
-    ) -> tuple[int, bytes]:
-        """Send a node its part of a deletion whose body is buffered; return (status, body). Raises as
-        `WriteForwarder.attempt`."""
-
-        async def send() -> tuple[int, bytes]:
-            return await self._send_part(request, node, aim, context)
-
-        return await self.writes.attempt(node, send, context)
-
-    async def _send_part(
-        self, request: MeshRequest, node: Node, aim: str, context: WriteContext
-    ) -> tuple[int, bytes]:
-        answer = PeerResponse()
-        wire = answer.wire = await self._peers.acquire_connection(node)
-        try:
-            self.writes.reject_if_abandoned(context)  # again: the connection may have taken its time
-            wire.send_request(
-                answer, upstream_head(request, self.signed_hop(request, aim)), patience=_PART_SILENCE
-            )
-            head = await answer.wait_head()
-            if is_stale_map_reply(head):
-                raise StaleMapError(int(head.headers[MAP_HEADER]))
-            return head.status, await answer.read_body()
-        finally:
-            answer.close()
 
     async def forward(
         self,
@@ -426,3 +335,113 @@ def _unknown_outcome(node: Node) -> S3Error:
         f"Node {node.node_id} disconnected before it answered; the request may or may not have been "
         "executed. Try again.",
     )
+
+
+class PartialBody(NamedTuple):
+    """A partly read body: the part that was read, and the rest."""
+
+    received: Sequence[bytes]
+    rest: AsyncIterator[bytes]
+
+
+class UpstreamRequest:
+    """One request, sent to one node after the other until one answers."""
+
+    def __init__(
+        self, request: MeshRequest, head: RequestHead, body_timeout: float, begun: PartialBody | None
+    ) -> None:
+        self._request, self._begun = request, begun
+        announced = request.body_exists or "expect" in request.headers
+        self._body = RequestBody(request, head, body_timeout) if announced else None
+        self.streams = False
+        """Whether the body is sent as it arrives."""
+        self.body_started = False
+        """Whether a part of the body was sent, so that the request cannot be sent again."""
+        self.received = 0
+        self.relay: ResponseRelay | None = None
+
+    async def buffer_small_body(self, most: int) -> None:
+        """Read the body now if it is small and the client does not wait for `100 Continue`."""
+        length = self._request.content_length
+        self.streams = self._begun is not None
+        if self.streams or self._body is None or self._request.held_body is not None:
+            return
+        if length is None or length > most or (length and "expect" in self._request.headers):
+            self.streams = True
+            return
+        self._request.held_body = b"".join([data async for data in self._body.iter_raw()])
+        self.received = len(self._request.held_body)
+
+    def head_bytes(self, hop: str) -> bytes:
+        """Return the request's bytes, including a buffered body."""
+        return upstream_head(self._request, hop, streams=self.streams)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        assert self._body is not None
+        if self._begun is None:
+            async for data in self._body.iter_raw():
+                yield data
+            return
+        for data in self._begun.received:
+            yield data
+        async for data in self._begun.rest:
+            yield data
+
+    async def stream_body(self, relay: ResponseRelay, wire: HttpConnection) -> None:
+        """Send the body when the node asks for it. Raises S3Error if it does not arrive properly,
+        ConnectionError if the client is gone."""
+        assert self._body is not None
+        if not await relay.body_requested:
+            return
+        left = self._request.content_length
+        wire.sending = self.body_started = True
+        try:
+            async for data in self._pieces():
+                self.received += len(data)
+                if left is None:
+                    wire.send_body(b"%x\r\n%b\r\n" % (len(data), data))
+                else:
+                    wire.send_body(data)
+                    left -= len(data)
+                    if not left:
+                        wire.finish_body()
+                await wire.drain()
+                if relay.outcome.done() or relay.head is not None:
+                    return
+            if left is None:
+                wire.send_body(b"0\r\n\r\n")
+                wire.finish_body()
+        except PeerUnreachableError:
+            return  # the relay gets the error too
+        finally:
+            wire.sending = False
+
+    def connection_header(self) -> str:
+        """Return the Connection header of the response; called when its head has arrived."""
+        request = self._request
+        return connection_header(request, request.keep_alive and not must_close_connection(request))
+
+    def reply(self) -> StreamedReply:
+        """Return the reply that was sent."""
+        relay = self.relay
+        assert relay is not None
+        assert relay.head is not None
+        keep_alive = self._request.keep_alive and not relay.closes_connection
+        return StreamedReply(relay.head.status, keep_alive=keep_alive)
+
+
+def upstream_head(request: MeshRequest, hop: str, *, streams: bool = False) -> bytes:
+    """Return a client's request for another node: with a buffered body, or announcing one that `streams`."""
+    lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode("utf-8", "surrogateescape")]
+    lines += [b"%b: %b" % pair for pair in request.raw_headers if pair[0].lower() not in _NOT_SENT]
+    held = None if streams else request.held_body
+    if "host" not in request.headers:
+        lines.append(b"host: ")
+    if streams:
+        lines.append(b"expect: 100-continue")
+        if request.content_length is None:
+            lines.append(b"transfer-encoding: chunked")
+    elif held is not None and "content-length" not in request.headers:
+        lines.append(b"content-length: %d" % len(held))
+    lines.append(f"{HOP_HEADER}: {hop}".encode("utf-8", "surrogateescape"))
+    return b"\r\n".join(lines) + b"\r\n\r\n" + (held or b"")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshwire.s3 import operations as ops
+
+if TYPE_CHECKING:
+    from meshd.cluster.cluster_view import ClusterView
 
 _READS: Final = (
     ops.GetObject,
@@ -44,6 +47,11 @@ def object_name_of(operation: ops.Operation) -> ObjectName | None:
     if isinstance(operation, _WRITES):
         return ObjectName(operation.bucket, operation.key, reading=False)
     return None
+
+
+def may_answer(mesh: ClusterView, name: ObjectName) -> bool:
+    """Whether this node may answer for a name."""
+    return mesh.is_reader(name.bucket, name.key) if name.reading else mesh.is_primary(name.bucket, name.key)
 
 
 class MisdirectedError(Exception):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from meshd.rpc.http_connection import duplicate_socket
 from meshd.rpc.peer_client import PeerUnreachableError
 from meshd.server.direct_sender import is_encrypted
-from meshd.server.proxy.node_headers import is_peer_status
+from meshd.server.proxy.hops import is_peer_status
 from meshd.server.proxy.splice import Splice
 from meshd.server.request import CLIENT_GONE
 from meshd.server.response_body import PendingResponse

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from meshd.auth.authorizer import Authorizer
     from meshd.auth.identities.sts_sessions import CredentialService
     from meshd.auth.identity import Identity, RemoteRecord
-    from meshd.server.proxy.node_headers import Hop
+    from meshd.server.proxy.hops import Hop
     from meshd.server.request import MeshRequest, RequestOrigin, RequestTrace
     from meshd.server.request_body import RequestBody
     from meshd.store.records import Record

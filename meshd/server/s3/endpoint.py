@@ -19,7 +19,7 @@ from meshd.core.read_source import FailoverRead, ReadLostError
 from meshd.objects.object_reader import ReplacedError
 from meshd.server.direct_sender import PartialReadError
 from meshd.server.proxy.forwarder import AlreadyAnsweredError
-from meshd.server.proxy.node_headers import (
+from meshd.server.proxy.hops import (
     ClockSkewError,
     LocalDamageError,
     clock_skew_reply,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.identity import Identity, RequestContext
     from meshd.core.object_io import LookupResult
-    from meshd.server.proxy.node_headers import Hop
+    from meshd.server.proxy.hops import Hop
     from meshd.server.request import MeshRequest
     from meshd.server.response_body import BodyResumer
     from meshd.server.s3.admission import Authenticator, RequestAdmission

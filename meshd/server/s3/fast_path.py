@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from meshd.core.object_io import LookupResult
     from meshd.server.connection import Connection
-    from meshd.server.proxy.node_headers import Hop
+    from meshd.server.proxy.hops import Hop
     from meshd.server.s3.admission import RequestAdmission
     from meshd.server.services import ServerServices
 
@@ -140,14 +140,17 @@ class FastPath:
             return None
         hop: Hop | None = None
         if not deps.mesh.single_node and deps.forwarder is not None:
-            hop = deps.forwarder.hop_of_head(head)
+            receiver = deps.forwarder.receiver
+            hop = receiver.hop_of_head(head)
             if not deps.mesh.is_reader(operation.bucket, operation.key):
                 if deps.nearby_reader is not None and deps.nearby_reader.handles(operation):
                     return None  # a copy on this node may serve it
                 return (
                     b"" if hop is None and self._pass_on(connection, data, head, operation, trace) else None
                 )
-            if not deps.mesh.lease_valid or (hop is not None and not deps.forwarder.is_current_with(hop)):
+            if not deps.mesh.lease_valid or (
+                hop is not None and not deps.forwarder.receiver.is_current_with(hop)
+            ):
                 return None
         counted: Callable[[], None] | None = None
         if not plain and deps.backed is not None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from meshd.auth.authorizer import EXPECTED_OWNER_HEADERS
 from meshd.auth.identity import ANONYMOUS_IDENTITY
-from meshd.server.proxy.forwarded_request import PartialBody
-from meshd.server.proxy.forwarder import AlreadyAnsweredError
-from meshd.server.proxy.object_name import ObjectName
+from meshd.server.proxy.forwarder import AlreadyAnsweredError, PartialBody
+from meshd.server.proxy.object_name import ObjectName, may_answer
 from meshd.server.request_body import hashed_blocks
 from meshd.server.s3.admission import SIGV2_NAME, SIGV4_NAME
 from meshwire.checksums.body_checksums import BodyVerifier
@@ -98,8 +97,8 @@ class PostObjectHandler:
             return
         name = ObjectName(put.bucket, put.key, reading=False)
         if call.hop is not None:
-            await forwarder.require_local(name, call.hop)
-        elif not forwarder.is_local(name):
+            await forwarder.receiver.require_local(name, call.hop)
+        elif not may_answer(self._deps.mesh, name):
             begun = PartialBody(form.received, form.source)
             reply = await forwarder.forward(
                 call.request, call.head, name, call.trace, call.write_context, begun=begun

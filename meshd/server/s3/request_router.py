@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from meshd.auth.identity import RemoteRecord
 from meshd.server.proxy.fan_out import AIM_MEMBERS
-from meshd.server.proxy.object_name import object_name_of
+from meshd.server.proxy.object_name import may_answer, object_name_of
 from meshd.server.request_body import RequestBody, reserve_body_memory
 from meshd.server.s3.response_headers import common_headers
 from meshd.store.write_context import INTERNAL_WRITE
@@ -21,7 +21,7 @@ from meshwire.s3.parse_request import parse_request
 
 if TYPE_CHECKING:
     from meshd.server.proxy.forwarder import Forwarder
-    from meshd.server.proxy.node_headers import Hop
+    from meshd.server.proxy.hops import Hop
     from meshd.server.proxy.object_name import ObjectName
     from meshd.server.request import MeshRequest, RequestTrace
     from meshd.server.response import Reply
@@ -73,15 +73,15 @@ class RequestRouter:
         trace.extra_headers = common_headers(deps, head)
         operation = parse_request(head)
         trace.operation, trace.target = ops.operation_name(operation), operation
-        hop = forwarder.hop_of(request)
+        hop = forwarder.receiver.hop_of(request)
         if hop is not None:
-            await forwarder.catch_up(hop)
+            await forwarder.receiver.catch_up(hop)
             trace.remote = hop.remote
             if isinstance(operation, ops.GetObject):  # the forwarding node has found the archive
                 operation = deps.members.resolve_member_key(operation)
             name = object_name_of(operation)
             if name is not None and not hop.aim:
-                await forwarder.require_local(name, hop)
+                await forwarder.receiver.require_local(name, hop)
             return (await self._prepared(operation))._replace(hop=hop)
         operation = await self._addressed(operation)
         name, aim = object_name_of(operation), ""
@@ -91,9 +91,9 @@ class RequestRouter:
             with deps.control_snapshot():  # unauthorized bodies are not buffered
                 self._admission.admit(head, operation, request, trace)
             await self._hold(request, head)
-        if name is not None and not deps.mesh.lease_valid and forwarder.is_local(name):
-            await forwarder.wait_until_current(name)
-        if name is not None and not deps.views.is_view(name.bucket) and not forwarder.is_local(name):
+        if name is not None and not deps.mesh.lease_valid and may_answer(deps.mesh, name):
+            await forwarder.receiver.wait_until_current(name)
+        if name is not None and not deps.views.is_view(name.bucket) and not may_answer(deps.mesh, name):
             if (
                 isinstance(operation, ops.GetObject)
                 and deps.nearby_reader is not None
@@ -151,7 +151,8 @@ class RequestRouter:
         """Relay the response of another owner when this node's copy is damaged; None if there is none, or all
         copies are damaged."""
         name = object_name_of(operation)
-        if name is None or self._services.views.is_view(name.bucket) or not self._forwarder.is_local(name):
+        mesh, views = self._services.mesh, self._services.views
+        if name is None or views.is_view(name.bucket) or not may_answer(mesh, name):
             return None
         reply = await self._forwarder.forward(request, head, name, trace, INTERNAL_WRITE, damaged=True)
         if reply is not None:

@@ -27,7 +27,7 @@ from meshd.rpc.peer_rpc import (
     handler,
     stream_handler,
 )
-from meshd.server.peer.routes import peer_reply, peer_route, peer_routes, stream_reply
+from meshd.server.peer.endpoint import peer_reply, peer_route, peer_routes, stream_reply
 from meshd.store.errors import ExhaustedError
 from meshd.util.clock import SystemClock
 from meshwire.cluster import Node as Member

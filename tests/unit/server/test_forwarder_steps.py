@@ -11,7 +11,7 @@ import pytest
 from meshd.rpc.http_connection import PeerUnreachableError, ResponseHead
 from meshd.rpc.peer_client import MAP_HEADER
 from meshd.server.proxy.forwarder import Forwarder
-from meshd.server.proxy.node_headers import DAMAGED_HEADER, SKEWED_HEADER
+from meshd.server.proxy.hops import DAMAGED_HEADER, SKEWED_HEADER
 from meshd.server.proxy.object_name import ObjectName
 from meshd.store.write_context import INTERNAL_WRITE
 from meshd.util.clock import ManualClock

@@ -1,33 +1,41 @@
-"""Headers between nodes: the signed `x-mesh-hop` of a forwarded request, map version and status replies.
+"""Hops: the signed `x-mesh-hop` header of a forwarded request, its verification, and the refusals of a hop.
 
 A hop carries only facts that the receiving node cannot know (client address, TLS), signed with a key of the
 cluster. It grants no rights: the receiving node authenticates and authorizes the client from the client's own
-signature. An S3 client never gets 421 (RFC 9110 §15.5.20). A single node sends none of these headers. A
-forwarded request is never forwarded again.
+signature. A node that receives a forwarded request answers it or replies 421; it never forwards it again. An
+S3 client never gets 421 (RFC 9110 §15.5.20). A single node sends none of these headers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from meshd.cluster.clock_skew import MAX_SKEW
+from meshd.cluster.read_barrier import ReadBarrier
 from meshd.rpc.peer_client import MAP_HEADER
+from meshd.server.proxy.object_name import MisdirectedError, may_answer
 from meshd.server.response import Reply
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.http_connection import ResponseHead
+    from meshd.server.proxy.object_name import ObjectName
+    from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
+    from meshwire.s3.parse_request import RequestHead
 
 
 HOP_HEADER: Final = "x-mesh-hop"
 _PURPOSE: Final = "hops"
 _FIELDS: Final = 9
+_PAUSE: Final = 0.05
 _INVALID_HOP = "The x-mesh-hop header of this request was not signed by a node of this mesh."
 
 
@@ -91,6 +99,69 @@ class HopSigner:
             self._key = self._derive(_PURPOSE)
         said = f"{text}\n{method}\n{target}\n{authorization}".encode("utf-8", "surrogateescape")
         return hmac.digest(self._key, said, "sha256").hex()
+
+
+class HopReceiver:
+    """Receives the requests that other nodes forward. One instance per process; `buckets` returns this
+    process's revision of the bucket table."""
+
+    def __init__(self, mesh: ClusterView, hops: HopSigner, clock: Clock, buckets: Callable[[], int]) -> None:
+        self._mesh, self._hops, self._buckets = mesh, hops, buckets
+        self._read_barrier = ReadBarrier(mesh, clock)
+
+    def hop_of(self, request: MeshRequest) -> Hop | None:
+        """Return the hop that a forwarding node added; None for a request that came from a client. Raises
+        S3Error AccessDenied."""
+        value = request.headers.get(HOP_HEADER)
+        if value is None:
+            return None
+        authorization = request.headers.get("authorization", "")
+        return self._hops.verify_hop(value, request.method, request.raw_path, authorization)
+
+    def hop_of_head(self, head: RequestHead) -> Hop | None:
+        """Like `hop_of`, for a parsed head. Raises S3Error AccessDenied."""
+        value = head.headers.get(HOP_HEADER)
+        if value is None:
+            return None
+        return self._hops.verify_hop(value, head.method, head.raw_path, head.headers.get("authorization", ""))
+
+    def is_current_with(self, hop: Hop) -> bool:
+        """Whether this node is up to date with the node that forwarded a whole request."""
+        return (
+            not hop.aim
+            and self._mesh.current_map().version >= hop.map_version
+            and self._buckets() >= hop.buckets
+        )
+
+    async def catch_up(self, hop: Hop) -> None:
+        """Wait for the map and the bucket table of the forwarding node."""
+        if hop.map_version > self._mesh.current_map().version:
+            await self._mesh.wait_for_newer_map(hop.map_version - 1, 1.0)
+        for _ in range(20):
+            if self._buckets() >= hop.buckets:
+                return
+            await asyncio.sleep(_PAUSE)
+
+    async def require_local(self, name: ObjectName, hop: Hop) -> None:
+        """Raise MisdirectedError unless this node is responsible for the name, and was since the request was
+        routed; S3Error SlowDown if it may not be any more and cannot find out."""
+        if may_answer(self._mesh, name):
+            await self.wait_until_current(name, 1.0)
+        left = 0 if name.reading else self._mesh.last_absence_version(self._mesh.node_id)
+        if not may_answer(self._mesh, name) or hop.map_version < left:
+            raise MisdirectedError(self._mesh.current_map().version)
+
+    async def wait_until_current(self, name: ObjectName, patience: float = 5.0) -> None:
+        """Make sure that the map by which this node answers a read is current. Raises S3Error SlowDown.
+        Writes need no such check: the other owners refuse them."""
+        if not name.reading or self._mesh.lease_valid:
+            return
+        why = await self._read_barrier.wait_until_current(name.bucket, name.key, patience)
+        if why:
+            raise S3Error(
+                "SlowDown",
+                f"This node {why}, so its data of this name may be outdated. Ask another node, or try again.",
+            )
 
 
 DAMAGED_HEADER: Final = "x-mesh-damaged"
