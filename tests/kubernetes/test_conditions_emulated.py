@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from lightkube import ApiError
 
+from meshoperator.settings import OperatorSettings
 from meshwire.cluster import transitions
 from tests.kubernetes.emulated import Api, Fault
 from tests.kubernetes.playing import (
@@ -21,7 +22,7 @@ from tests.kubernetes.playing import (
     told,
     void,
 )
-from tests.kubernetes.world import NAME, NAMESPACE, World
+from tests.kubernetes.world import NAME, NAMESPACE, World, mesh_cluster
 
 
 def test_it_says_why_a_daemon_is_not_ready_and_what_becomes_of_one_that_is_away() -> None:
@@ -126,6 +127,26 @@ def test_a_secret_that_is_missing_is_said_before_anything_is_made_or_replaced() 
         metadata, data = {"name": name, "namespace": NAMESPACE}, dict.fromkeys(keys, "eA==")
         api.put("secrets", {"kind": "Secret", "metadata": metadata, "data": data})
     asyncio.run(play(world, [("all there", void, lambda world: settled(world, 2))], begun=True))
+
+
+def test_a_mesh_whose_directories_another_one_has_looks_soon_whether_that_is_gone() -> None:
+    """The end of the other one is no event of this one: a namespace that is deleted marks it late."""
+    api = Api()
+    world = World(api)
+    older = mesh_cluster(2)
+    older["metadata"] |= {"namespace": "older", "creationTimestamp": "2029-01-01T00:00:00Z"}
+    api.put("meshclusters", older)
+    younger = mesh_cluster(2)
+    younger["metadata"] |= {"creationTimestamp": "2029-01-02T00:00:00Z"}
+    api.put("meshclusters", younger)
+    settings, loop = OperatorSettings(), Operator(api).loop
+    assert asyncio.run(loop.reconcile(NAMESPACE, NAME)) == settings.eager_seconds
+    found = api.objects["meshclusters", NAMESPACE, NAME]["status"]["conditions"]
+    assert [each["reason"] for each in found if each["type"] == "Progressing"] == ["DisksTaken"]
+    older["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z"
+    assert asyncio.run(loop.reconcile(NAMESPACE, NAME))
+    assert [each["metadata"]["name"] for each in api.of("statefulsets")] == ["mesh-s"]
+    assert world.pods() == {}
 
 
 @pytest.mark.parametrize("status", [403, 422])
