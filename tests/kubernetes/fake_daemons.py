@@ -90,7 +90,9 @@ class FakeDaemons:
         self.state.whole |= {
             bucket
             for bucket in self.state.buckets
-            if any(self.count(name, bucket) == OBJECTS for name in self.homes(bucket))
+            if any(
+                self.count(name, bucket) == OBJECTS for name in self.homes(bucket) if name in self.answering()
+            )
         }
 
     def _bring(self, job: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from meshoperator.kube.client import Kube
 from meshoperator.kube.event_recorder import EventRecorder
 from meshoperator.planners.placement_inputs import PlacementBoard
 from meshoperator.settings import OperatorSettings
+from meshwire.cluster import transitions
 from tests.kubernetes.dying import Calls, DiedError
 from tests.kubernetes.emulated import Api
 from tests.kubernetes.fake_daemons import OBJECTS, SIZE, FakeDaemons, State, resource
@@ -288,3 +289,57 @@ def test_data_comes_moves_and_goes_wherever_the_operator_dies() -> None:
         return not (left or state.buckets or state.views or any(held) or running)
 
     killed_after_every_change(scene, Scene.delete, gone, 4)
+
+
+def test_a_pinned_copy_outlasts_a_drain_that_does_not_wait_for_it() -> None:
+    """`kubectl drain` ends the daemon with the only copy before another one has a byte."""
+    scene = founded()
+    source = {"uri": "s3://somewhere/photos"}
+    spec = {"clusterRef": NAME, "source": source, "placement": {"pin": True}}
+    scene.put("MeshDataset", "photos", **spec)
+    whole = OBJECTS * SIZE
+
+    def loaded(scene: Scene) -> bool:
+        homes = tuple(scene.daemons.homes("photos")) if scene.daemons.state.buckets else ()
+        return len(homes) == 1 and scene.placed(homes[0], whole)
+
+    asyncio.run(play(scene, loaded, Calls(), clusters=True))
+    (old,) = scene.daemons.homes("photos")
+    operator = Operator(scene, Calls())
+    asyncio.run(operator.run(clusters=True))
+    pod = scene.world.pods()[old]
+    host = copy.deepcopy(scene.api.find("nodes", pod["spec"]["nodeName"]))
+    assert host is not None
+    host["spec"]["unschedulable"] = True
+    scene.api.put("nodes", host)
+    silent(scene, old)
+
+    async def passes(count: int) -> None:
+        for _ in range(count):
+            await operator.run(clusters=False)
+
+    asyncio.run(passes(3))
+    homes, status = set(scene.daemons.homes("photos")), scene.status("MeshDataset", "photos")
+    assert old in homes
+    assert len(homes) == 2
+    assert status["phase"] in ("Loading", "Placing")
+    conditions = {each["type"]: each for each in status["conditions"]}
+    assert (conditions["Placed"]["status"], conditions["Placed"]["reason"]) == ("False", "Moving")
+    assert f"{old} (does not answer) keeps its copy" in conditions["Placed"]["message"]
+    assert conditions["Warm"]["status"] == "False"
+    for _ in range(8):
+        scene.daemons.tick()
+        asyncio.run(passes(2))
+    (new,) = scene.daemons.homes("photos")
+    assert new != old
+    assert scene.daemons.count(new, "photos") == OBJECTS
+    assert scene.daemons.count(old, "photos") == OBJECTS  # it was not asked
+    assert scene.status("MeshDataset", "photos")["phase"] == "Ready"
+
+
+def silent(scene: Scene, name: str) -> None:
+    """A daemon that the mesh calls away."""
+    cluster = scene.world.map()
+    assert cluster is not None
+    scene.world.set_map(transitions.mark_node_away(cluster, name))
+    scene.daemons.state.whole.clear()  # what it has cannot be read

@@ -69,14 +69,21 @@ class PlacementApplier:
         key = document["metadata"]["namespace"], document["metadata"]["name"]
         bucket = document["spec"].get("bucket") or key[1]
         last = jobs[0] if jobs else None
-        there = figures.source[1] if figures.source is not None else None
+        told = (document.get("status") or {}).get("sourceBytes")  # outlives the job that found it
+        there = figures.source[1] if figures.source is not None else told
+        pinned = bool((document["spec"].get("placement") or {}).get("pin"))
+        was_loaded = self._board.loaded.get(key) == homes and _succeeded(last)
+        if pinned and was_loaded and last is not None and self._is_old(last):
+            most = {each.node: each.bytes for each in holdings if each.node in homes}
+            was_loaded = min(most.values(), default=0) * 2 >= (there or 0)  # else a home lost its disk
         seen = BucketState(
             homes,
             self._board.planned.get(key),
             {each.node: each.bytes for each in holdings},
             there,
             unplaced=bool(self._board.unplaced_reason(*key)),
-            was_loaded=self._board.loaded.get(key) == homes and _succeeded(last),
+            was_loaded=was_loaded,
+            pinned=pinned,
         )
         now = plan_migration(seen)
         change = describe_migration(homes, now)
@@ -97,7 +104,11 @@ class PlacementApplier:
             return False
         if self._board.loaded.get(key) != now.homes or last is None:
             return True
-        return bool(self._now() - last["ended_ms"] / 1000 > _RELOAD_SECONDS)
+        return self._is_old(last)
+
+    def _is_old(self, job: Manifest) -> bool:
+        """Return whether a job ended long enough ago for another one."""
+        return bool(self._now() - job["ended_ms"] / 1000 > _RELOAD_SECONDS)
 
     async def _load(
         self, document: Manifest, access: MeshAccess, bucket: str, now: MigrationStep, key: tuple[str, str]

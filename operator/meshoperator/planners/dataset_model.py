@@ -178,7 +178,7 @@ def dataset_status(
         ),
     ]
     status: dict[str, Any] = {
-        "phase": _phase(figures, unplaced, migration),
+        "phase": _phase(figures, unplaced, migration, lacking=spec.placement.pin and not warm),
         "cachedBytes": figures.there,
         "hitPercent": figures.hits,
         "conditions": conditions,
@@ -191,14 +191,15 @@ def dataset_status(
     return status
 
 
-def _phase(figures: DatasetUsage, unplaced: str, migration: MigrationStep | None) -> str:
+def _phase(figures: DatasetUsage, unplaced: str, migration: MigrationStep | None, *, lacking: bool) -> str:
+    """Summarize. `lacking`: it is pinned, and no home is known to have all of it."""
     if figures.trouble:
         return "Degraded"
     if figures.loading:
         return "Loading"
-    if migration is None:
-        return "Ready"
-    return "Placing" if unplaced or migration.moving or not migration.homes else "Ready"
+    if migration is not None and (unplaced or migration.moving or not migration.homes):
+        return "Placing"
+    return "Loading" if lacking and figures.source is not None else "Ready"
 
 
 def _placed(
@@ -216,7 +217,10 @@ def _placed(
     if migration.moving:
         there = {spot.node: spot.bytes for spot in spots}
         come = ", ".join(f"{node} has {there.get(node, 0)} bytes" for node in migration.behind)
-        stay = ", ".join(f"{node} ({there.get(node, 0)} bytes)" for node in migration.leaving)
+        stay = ", ".join(
+            f"{node} ({f'{there[node]} bytes' if node in there else 'does not answer'})"
+            for node in migration.leaving
+        )
         return (
             "Placed",
             False,

@@ -1,6 +1,7 @@
 """Placement migration: from a bucket's current homes to the planned ones, by steps (decision 0026). Pure.
 
 Law: a copy is removed only when every planned home that answers has as much, or a load fetched everything.
+A pinned copy stays, also one whose daemon does not answer now, until every planned home has the whole source.
 Without a complete plan nothing is removed.
 """
 
@@ -20,7 +21,7 @@ _ENOUGH: Final = 0.95
 class BucketState:
     """`homes`: the bucket's present homes. `planned`: None before there is a plan. `held`: bytes on each
     daemon that answers. `source`: total bytes, if known. `unplaced`: the plan lacks copies. `was_loaded`: a
-    load of everything succeeded since the homes became these."""
+    load of everything succeeded since the homes became these. `pinned`: every home is to have all of it."""
 
     homes: tuple[str, ...]
     planned: Collection[str] | None
@@ -28,6 +29,12 @@ class BucketState:
     source: int | None = None
     unplaced: bool = False
     was_loaded: bool = False
+    pinned: bool = False
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes that every home is to have; 0 without that promise, or while the source is unknown."""
+        return (self.source or 0) if self.pinned else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +59,16 @@ def plan_migration(seen: BucketState) -> MigrationStep:
     """Return the next step of a migration."""
     if not seen.planned:
         return MigrationStep(seen.homes)
-    planned = tuple(sorted(seen.planned))
-    most = _most(seen, planned)
+    planned, enough = tuple(sorted(seen.planned)), _ENOUGH * seen.pinned_bytes
+    most = max(_most(seen, planned), seen.pinned_bytes)
     behind = tuple(name for name in planned if name in seen.held and seen.held[name] < _ENOUGH * most)
+    lacking = [name for name in planned if seen.held.get(name, 0) < enough]  # or silent, while pinned
     whole = seen.source is not None and most >= _ENOUGH * seen.source > 0
-    stay = seen.unplaced or (bool(behind) and not seen.was_loaded)
+    stay = seen.unplaced or (bool(behind or lacking) and not seen.was_loaded)
     leaving = tuple(
         name
         for name in seen.homes
-        if name not in planned and stay and (seen.unplaced or seen.held.get(name, 0) > 0)
+        if name not in planned and stay and (seen.unplaced or seen.held.get(name, seen.pinned_bytes) > 0)
     )
     homes = tuple(sorted({*planned, *leaving}))
     answers = any(name in seen.held for name in homes)
@@ -70,7 +78,7 @@ def plan_migration(seen: BucketState) -> MigrationStep:
         behind,
         leaving,
         load=bool(behind) and whole and not seen.was_loaded,
-        release=release if answers else (),
+        release=release if answers and (seen.was_loaded or not lacking) else (),
     )
 
 

@@ -51,6 +51,32 @@ def test_one_that_does_not_answer_is_not_waited_for_and_nothing_is_lost_for_it()
     assert (missing.homes, missing.release) == (("a", "b"), ())
 
 
+def test_a_pinned_copy_stays_while_its_daemon_is_silent_and_the_other_has_nothing() -> None:
+    """As when its Kubernetes node is drained faster than the copy is loaded elsewhere."""
+    seen = BucketState(("a",), ("b",), {"b": 0, "c": 0}, source=100, pinned=True)
+    now = plan_migration(seen)
+    assert (now.homes, now.leaving, now.behind, now.load) == (("a", "b"), ("a",), ("b",), True)
+    both = plan_migration(BucketState(now.homes, ("b",), {"b": 60}, source=100, pinned=True))
+    assert (both.homes, both.release) == (("a", "b"), ())
+    over = plan_migration(BucketState(now.homes, ("b",), {"b": 97}, source=100, pinned=True))
+    assert (over.homes, over.leaving) == (("b",), ())
+    back = plan_migration(BucketState(over.homes, ("b",), {"a": 100, "b": 97}, source=100, pinned=True))
+    assert back.release == ("a",)
+
+
+def test_a_pinned_copy_is_not_freed_anywhere_before_its_home_has_it() -> None:
+    for homes in ((), ("b",)):
+        seen = BucketState(homes, ("b",), {"a": 100, "b": 0}, source=100, pinned=True)
+        now = plan_migration(seen)
+        assert (now.homes, now.load, now.release) == (("b",), True, ())
+    silent = plan_migration(BucketState(("b",), ("b",), {"a": 100}, source=100, pinned=True))
+    assert silent.release == ()
+    two = BucketState(("a",), ("b", "c"), {"a": 100, "b": 100}, source=100, pinned=True)
+    assert plan_migration(two).leaving == ("a",)  # c is silent, and may have nothing
+    loaded = BucketState(("b",), ("b",), {"a": 100, "b": 50}, source=100, pinned=True, was_loaded=True)
+    assert plan_migration(loaded).release == ("a",)  # b cannot have more
+
+
 held = st.dictionaries(st.sampled_from(NODES), st.integers(0, 100), min_size=1)
 some = st.sets(st.sampled_from(NODES), max_size=4).map(lambda found: tuple(sorted(found)))
 
