@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from meshoperator.cluster_model import CLUSTER_LABEL, POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, HostNode
+from meshoperator.planners.last_words import last_words
 from meshoperator.planners.manifests import cluster_manifests
 from meshoperator.planners.rollout_planner import ClusterState, Pod
 from meshoperator.resources import GROUP, MeshClusterSpec, parse
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 
 _LONGEST: Final = 300
+_SHORT: Final = 160
+"""Characters of what a container waits for: what it said when it ended matters more."""
 _ASKED: Final = 3
 _FRESH: Final = timedelta(minutes=20)
 """A StatefulSet waits up to 16 minutes between attempts to create a pod that is rejected."""
@@ -121,21 +124,21 @@ def pod_problem(status: Manifest) -> str:
         waiting, ended = state.get("waiting"), state.get("terminated") or last.get("terminated")
         if not waiting and not state.get("terminated"):
             continue
-        said = (
-            [f"{waiting['reason']}: {waiting.get('message', '')}"]
-            if waiting and waiting.get("reason")
-            else []
-        )
+        said = [_waits(waiting)] if waiting and waiting.get("reason") else []
         said += [_ended(ended)] if ended and (ended.get("exitCode") or waiting) else []
         if said:
-            return "; ".join(text.strip().rstrip(":") for text in said)[:_LONGEST]
+            return "; ".join(text.strip().rstrip(":") for text in said)
     return ""
+
+
+def _waits(state: Manifest) -> str:
+    return f"{state['reason']}: {state.get('message') or ''}"[:_SHORT]
 
 
 def _ended(state: Manifest) -> str:
     """Describe a terminated container, with its reason if that says more than that it ended."""
     reason = f" ({state['reason']})" if state.get("reason") not in (None, "Error", "Completed") else ""
-    return f"exited with {state.get('exitCode')}{reason}: {state.get('message') or ''}"
+    return f"exited with {state.get('exitCode')}{reason}: {last_words(state.get('message') or '')}"
 
 
 _OVERDUE: Final = timedelta(seconds=30)

@@ -11,6 +11,7 @@ from meshoperator import metrics
 from meshoperator.controllers.cluster_controller import StuckPodEvents
 from meshoperator.controllers.observed_state import pod_problem
 from meshoperator.kube.leader_election import LeaderElection
+from meshoperator.planners.last_words import last_words
 from meshoperator.planners.rollout_planner import Pod
 from meshoperator.planners.status import _TABLE, advice_text, brief_text, diagnosis, stuck_pods
 
@@ -60,6 +61,32 @@ def waits(reason: str, **more: Any) -> dict[str, Any]:
 def test_what_kubernetes_says_and_what_it_is(status: dict[str, Any], said: str, word: str) -> None:
     assert pod_problem(status) == said
     assert diagnosis(said).word == word
+
+
+def test_the_last_words_of_a_daemon_are_the_last_ones() -> None:
+    """What it said first was a warning; why it ended is at the end of its log."""
+    noise = '{"time":"t","level":"warning","logger":"meshd","message":"chmod 700 it","path":"/d"}'
+    cause = "meshd: joining failed: /var/lib/meshd/home is empty: start it on its previous directory"
+    state = {"exitCode": 2, "message": "\n".join([*[noise] * 5, cause, ""])}
+    said = pod_problem({"containerStatuses": [{"state": {"terminated": state}}]})
+    assert said == f"exited with 2: {cause}"
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("", ""),
+        ('{"level":"info","message":"a"}\n{"level":"warning","message":"b","n":1}\n', "a / b n=1"),
+        ('{"level":"info","message":"a"}\n{"level":"critical","message":"b"}\nc', "b / c"),
+        ("Traceback (most recent call last):\n" + "x\n" * 200 + "ValueError: y", "ValueError: y"),
+        ("y" * 500, "y" * 239 + "…"),
+        ("x" * 300 + "\nlast", "last"),
+        ('{"no":"message"}\n[1]', '{"no":"message"} / [1]'),
+    ],
+)
+def test_words_that_fit_and_matter(log: str, said: str) -> None:
+    assert last_words(log).endswith(said)
+    assert len(last_words(log)) <= 240
 
 
 def test_who_starts_is_ready_or_goes_is_not_stuck() -> None:
