@@ -137,6 +137,7 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 @click.option("--peer-ca", metavar="FILE", help="CA certificates for other nodes.")
 @click.option("--zone", metavar="NAME", help="Failure domain; copies are placed in different zones.")
 @click.option("--rack", metavar="NAME", help="Network locality; reads prefer nodes of the same rack.")
+@click.option("--machine", metavar="NAME", help="Machine of the disks, if the node may start on another.")
 @click.option("--role", multiple=True, metavar="ROLE", help="store, cache, compute; repeatable.  [all]")
 @click.option("--weight", metavar="N", help="Share of the data.  [GiB of the disks]")
 @click.option(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 IDENTITY_FILE: Final = "cluster.json"
 DIRECTORIES_TOPIC: Final = "directories"
+MACHINES_TOPIC: Final = "machines"
 _EMPTY: Final = "is empty"
 _EVERY: Final = 3600.0  # seconds between two counts
 _log = logging.getLogger("meshd.cluster")
@@ -112,7 +113,28 @@ async def establish_identity(
         await _admit(maps, settings, copies, _EMPTY)
     elif why := _outdated(found, await _read_generation(control, node_id)):
         await _admit(maps, settings, copies, why)
-    return await increment_generation(control, data_dir, found)
+    counted = await increment_generation(control, data_dir, found)
+    await _record_machine(control, settings)
+    return counted
+
+
+class _Machine(msgspec.Struct, frozen=True):
+    """The machine whose disks have a node's directories."""
+
+    machine: str
+
+
+async def recorded_machine(control: ControlStore, node_id: str) -> str:
+    """Returns the machine on which a node last ran on its directory; "" if none is known."""
+    entry = await control.get(f"{MACHINES_TOPIC}/{node_id}")
+    return "" if entry is None else msgspec.json.decode(entry.value, type=_Machine).machine
+
+
+async def _record_machine(control: ControlStore, settings: NodeSettings) -> None:
+    machine = settings.cluster.machine
+    if machine and machine != await recorded_machine(control, settings.node_id):
+        value = msgspec.json.encode(_Machine(machine))
+        await control.put(f"{MACHINES_TOPIC}/{settings.node_id}", value)
 
 
 class _Generation(msgspec.Struct, frozen=True):

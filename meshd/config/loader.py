@@ -248,6 +248,7 @@ def _cluster(value: Mapping[str, Any]) -> ClusterSettings:
         value["down-after"],
         value["peer-ca"],
         value["repair-interval"],
+        value["machine"],
     )
 
 

@@ -203,6 +203,12 @@ def parse_place(text: object) -> str:
     return str(text)
 
 
+def parse_machine(text: object) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{0,253}", str(text)):
+        raise ValueError("expected letters, digits, dots and dashes, at most 253")
+    return str(text)
+
+
 def parse_url(text: object) -> str:
     if not re.fullmatch(r"https?://[A-Za-z0-9._:\[\]-]{1,255}", str(text)):
         raise ValueError("expected a URL such as http://10.0.0.5:9000, without a path")
@@ -313,6 +319,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("peer-ca", parse_path, lambda: None),
         Option("zone", parse_place, str),
         Option("rack", parse_place, str),
+        Option("machine", parse_machine, str),
         Option("role", parse_roles, lambda: ("store", "cache", "compute")),
         Option("weight", parse_weight, lambda: 0),
         Option("copies", parse_copies, lambda: 2),

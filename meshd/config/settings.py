@@ -193,6 +193,9 @@ class ClusterSettings:
     """PEM file of CA certificates for other nodes, in addition to those this machine trusts."""
     repair_interval: float = 6 * 3600.0
     """Seconds between two periodic comparisons with the other owners."""
+    machine: str = ""
+    """The machine whose disks have the node's directories, if it may start on another one; recorded in the
+    control store."""
 
 
 @dataclass(frozen=True, slots=True)

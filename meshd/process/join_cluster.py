@@ -8,10 +8,11 @@ that state.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.data_dir_identity import establish_identity, read_identity
+from meshd.cluster.data_dir_identity import establish_identity, read_identity, recorded_machine
 from meshd.cluster.membership import id_in_use_message, node_lease_name
 from meshd.control.buckets import BucketTable
 from meshd.control.cluster_map_store import ClusterMapStore
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 _LEASE: Final = "founding"
 _LEASE_TTL: Final = 10.0
 _STEP: Final = 0.1
+_ELSEWHERE_S: Final = 30.0
+"""Seconds that a node waits on a machine that is not its own, to be moved to the one with its directory."""
 _NODE_LOCAL_PREFIXES: Final = ("leases/", "cluster/", "mesh/")
+_log = logging.getLogger("meshd.cluster")
 ROOT_MADE: Final = "root-made"
 """File in the run directory that says that this start generated the root key pair."""
 
@@ -49,6 +53,7 @@ def join_cluster(settings: NodeSettings, *, root_given: bool) -> None:
 
 async def _join(control: ControlStore, settings: NodeSettings, root_given: bool) -> None:
     await _wait_until_exclusive(control, settings)
+    await _wait_while_elsewhere(control, settings)
     lease = await _acquire_founding_lease(control, settings.node_id)
     try:
         maps = ClusterMapStore(control)
@@ -79,6 +84,28 @@ async def _wait_until_exclusive(control: ControlStore, settings: NodeSettings) -
     while (await control.lease_holders(name)).get(name, mine) != mine:
         if clock.monotonic() > until:
             raise StartupError(id_in_use_message(settings.node_id))
+        await asyncio.sleep(_STEP)
+
+
+async def _wait_while_elsewhere(control: ControlStore, settings: NodeSettings) -> None:
+    """Wait for a while if this machine has no directory of the node, and another one has: whatever started
+    it here may move it there, and starting without its data would give that up. Does not wait for a
+    machine that was forgotten, or a node whose data the mesh has given up."""
+    own, clock, maps = settings.cluster.machine, SystemClock(), ClusterMapStore(control)
+    if not own or read_identity(settings.store.data_dir) is not None:
+        return
+    until, said = clock.monotonic() + _ELSEWHERE_S, False
+    while (home := await recorded_machine(control, settings.node_id)) not in ("", own):
+        cluster = maps.current()
+        node = None if cluster is None else cluster.node(settings.node_id)
+        if node is None or not node.stores or node.state == "down" or clock.monotonic() > until:
+            return
+        if not said:
+            _log.warning(
+                "the node's directory is on another machine; waiting to be moved there",
+                extra={"node": settings.node_id, "machine": home, "here": own},
+            )
+        said = True
         await asyncio.sleep(_STEP)
 
 

@@ -21,6 +21,7 @@ from lightkube import ApiError, AsyncClient
 from meshoperator import metrics
 from meshoperator.cluster_model import CLUSTER_LABEL
 from meshoperator.controllers.cluster_controller import ClusterController
+from meshoperator.controllers.daemon_machines import DaemonMachines
 from meshoperator.controllers.dataset_controller import DatasetController
 from meshoperator.controllers.load_controller import LoadController
 from meshoperator.controllers.observed_state import is_ready
@@ -76,7 +77,7 @@ class DataManager:
         self._kube, self._settings, self._leads = kube, settings, leads
         self.board = PlacementBoard()
         self.daemons = DaemonClient(kube, now, self._endpoint)
-        self._catalogue = DatasetCatalog(kube, settings)
+        self._catalogue, self._machines = DatasetCatalog(kube, settings), DaemonMachines(kube, settings)
         self._keys = PodCredentials(kube, self.daemons, self._catalogue, now)
         self._notices = PodEvents(kube, settings, recorder, time.monotonic)
         self._placement = PlacementController(kube, settings, self.board)
@@ -123,7 +124,7 @@ class DataManager:
         folder = Path(self._settings.webhook_certificates)
         while True:
             try:
-                async with Webhook(self._catalogue, folder, *self._settings.webhook) as hook:
+                async with Webhook(self._catalogue, self._machines, folder, *self._settings.webhook) as hook:
                     _log.info("the webhook listens on port %d", hook.port)
                     await asyncio.Event().wait()
             except OSError as error:  # ssl.SSLError is one

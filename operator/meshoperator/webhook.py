@@ -1,9 +1,9 @@
-"""Mutating webhook of training pods: an HTTPS server for AdmissionReview v1, with connection limits.
+"""Mutating webhook of training pods and of daemons: HTTPS server for AdmissionReview v1, connection limits.
 
 Law: every pod is allowed; a failure becomes a warning to the user and rejects no pod. The webhook creates
 nothing. A connection that sends no whole request for too long is closed, but never while its request is
 being answered.
-Invariant: `planners.admission` alone decides the patch.
+Invariant: `planners.admission` and `planners.disk_affinity` alone decide the patch.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from aiohttp import web
 
 from meshoperator import metrics
 from meshoperator.planners.admission import Admitted, InvalidPodError, admit, checked_pod, requested_datasets
+from meshoperator.planners.disk_affinity import machine_patch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from pathlib import Path
 
     from aiohttp.web import Request, RequestHandler
 
+    from meshoperator.controllers.daemon_machines import DaemonMachines
     from meshoperator.controllers.pod_credentials import DatasetCatalog
 
 
@@ -83,13 +85,15 @@ class Webhook:
     def __init__(
         self,
         catalogue: DatasetCatalog,
+        machines: DaemonMachines,
         folder: Path,
         host: str,
         port: int,
         look: float = _LOOK,
         idle: float = _IDLE,
     ) -> None:
-        self._catalogue, self._folder, self._look, self._idle = catalogue, folder, look, idle
+        self._catalogue, self._machines = catalogue, machines
+        self._folder, self._look, self._idle = folder, look, idle
         self._host, self._port = host, port
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -111,7 +115,8 @@ class Webhook:
     async def __aenter__(self) -> Webhook:
         self._load()
         app = web.Application(client_max_size=_LARGEST)
-        app.router.add_post("/pods", self._review)
+        app.router.add_post("/pods", self._review_training_pod)
+        app.router.add_post("/daemons", self._review_daemon)
         app.router.add_get("/healthz", self._healthy)
         app.router.add_get("/ready", self._healthy)
         self._runner = web.AppRunner(app, access_log=None, auto_decompress=False)
@@ -176,12 +181,20 @@ class Webhook:
     async def _healthy(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def _review(self, request: web.Request) -> web.Response:
+    async def _review_training_pod(self, request: web.Request) -> web.Response:
+        return await self._review(request, self._admit_training_pod)
+
+    async def _review_daemon(self, request: web.Request) -> web.Response:
+        return await self._review(request, self._admit_daemon)
+
+    async def _review(
+        self, request: web.Request, judge: Callable[[str, dict[str, Any]], Awaitable[Admitted]]
+    ) -> web.Response:
         with metrics.admission_seconds.time():
             body = await request.read()  # ConnectionLimits ends it if the body does not arrive
             with self._limits.answering(request):
                 uid, asked = await asyncio.to_thread(_request_of, body)
-                admitted = await self._judge(uid, asked)
+                admitted = await self._judge(uid, asked, judge)
         answer: dict[str, Any] = {"uid": uid, "allowed": True}
         if admitted.operations:
             patch = json.dumps(admitted.operations).encode()
@@ -192,16 +205,11 @@ class Webhook:
             {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
         )
 
-    async def _judge(self, uid: str, asked: dict[str, Any]) -> Admitted:
+    async def _judge(
+        self, uid: str, asked: dict[str, Any], judge: Callable[[str, dict[str, Any]], Awaitable[Admitted]]
+    ) -> Admitted:
         try:
-            pod, namespace = checked_pod(asked.get("object")), str(asked.get("namespace"))
-            names = requested_datasets(pod)
-            async with asyncio.timeout(_PATIENCE):
-                found = await self._catalogue.readable_datasets(namespace, names) if names else {}
-            token = hashlib.sha256(uid.encode()).hexdigest()[:12]
-            admitted = await asyncio.to_thread(
-                admit, pod, {name: each.known for name, each in found.items()}, token
-            )
+            admitted = await judge(uid, asked)
         except InvalidPodError as error:
             metrics.admissions.labels("odd").inc()
             return Admitted((), (f"shardmesh: the pod is left unchanged: {error}",))
@@ -209,10 +217,24 @@ class Webhook:
             _log.warning("a pod is left unchanged: %s", error, exc_info=True)
             metrics.admissions.labels("failed").inc()
             return Admitted(
-                (), ("shardmesh: the pod is left unchanged, because its datasets cannot be looked up now",)
+                (), ("shardmesh: the pod is left unchanged, because the API cannot be asked about it now",)
             )
         metrics.admissions.labels("patched" if admitted.operations else "same").inc()
         return admitted
+
+    async def _admit_training_pod(self, uid: str, asked: dict[str, Any]) -> Admitted:
+        pod, namespace = checked_pod(asked.get("object")), str(asked.get("namespace"))
+        names = requested_datasets(pod)
+        async with asyncio.timeout(_PATIENCE):
+            found = await self._catalogue.readable_datasets(namespace, names) if names else {}
+        token = hashlib.sha256(uid.encode()).hexdigest()[:12]
+        return await asyncio.to_thread(admit, pod, {name: each.known for name, each in found.items()}, token)
+
+    async def _admit_daemon(self, _: str, asked: dict[str, Any]) -> Admitted:
+        pod = checked_pod(asked.get("object"))
+        async with asyncio.timeout(_PATIENCE):
+            machine = await self._machines.machine_of(pod, str(asked.get("namespace")))
+        return Admitted(machine_patch(pod, machine) if machine else ())
 
 
 def _request_of(body: bytes) -> tuple[str, dict[str, Any]]:

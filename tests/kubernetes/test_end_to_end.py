@@ -262,6 +262,24 @@ def test_a_control_store_that_was_deleted_is_put_back_from_a_backup(scene: Scene
     _all_there(scene, front)
 
 
+def test_a_mesh_that_is_made_again_finds_every_disk(scene: Scene, front: str) -> None:
+    """Deleted with Retain and applied again while one machine takes no pods: its daemon comes up on another
+    one, perhaps on that of a third daemon. Each returns to its directory; there is no webhook here."""
+    before = {name: _host(scene, name) for name in scene.pods()}
+    spec = scene.mesh()["spec"]
+    scene.kube.delete(MeshCluster, "mesh", namespace=scene.namespace)
+    scene.until(lambda: not _exists(scene) and scene.pods() == {}, "gone")
+    scene.kubelet.cordon(before["mesh-s-0"])
+    document = {"metadata": {"name": "mesh", "namespace": scene.namespace}, "spec": spec}
+    scene.kube.create(MeshCluster.from_dict(document))
+    scene.until(lambda: _host(scene, "mesh-s-0") != "", "scheduled elsewhere")
+    assert _host(scene, "mesh-s-0") != before["mesh-s-0"]
+    scene.kubelet.cordon(before["mesh-s-0"], back=True)
+    scene.settled(3)
+    assert {name: _host(scene, name) for name in scene.pods()} == before
+    _all_there(scene, front)
+
+
 def test_the_mesh_goes_and_its_data_stays(installed: Scene) -> None:
     """The finalizer waits for the daemons; with Retain the map and the keys are still there."""
     scene = installed

@@ -22,6 +22,7 @@ from lightkube.resources.admissionregistration_v1 import MutatingWebhookConfigur
 from lightkube.resources.core_v1 import Node, Pod, Secret, ServiceAccount
 
 import meshsdk
+from meshoperator.controllers.daemon_machines import DaemonMachines
 from meshoperator.controllers.pod_credentials import DatasetCatalog, PodCredentials
 from meshoperator.daemon_client import DaemonClient
 from meshoperator.kube.client import Kube
@@ -106,7 +107,14 @@ def serving(kubeconfig: Path, folder: Path) -> Iterator[tuple[Loop, Webhook, Kub
     with Loop() as loop:
         api = loop.run(client(kubeconfig))
         kube = Kube(api)
-        hook = Webhook(DatasetCatalog(kube, OperatorSettings()), folder, "127.0.0.1", 0, look=0.1)
+        hook = Webhook(
+            DatasetCatalog(kube, OperatorSettings()),
+            DaemonMachines(kube, OperatorSettings()),
+            folder,
+            "127.0.0.1",
+            0,
+            look=0.1,
+        )
         loop.run(hook.__aenter__())
         try:
             yield loop, hook, kube
@@ -131,14 +139,17 @@ def install(authority: Authority, folder: Path, stem: str = "server") -> None:
 
 
 @contextmanager
-def registered(kube: Client, namespace: str, authority: Authority, port: int) -> Iterator[None]:
+def registered(
+    kube: Client, namespace: str, authority: Authority, port: int, which: str = "pods"
+) -> Iterator[None]:
     bundle = base64.b64encode(authority.cert.read_bytes()).decode()
     name = f"test-{uuid.uuid4().hex[:8]}"
     (found,) = (each for each in documents("default") if each["kind"] == "MutatingWebhookConfiguration")
-    document = found | {"metadata": {"name": name}, "webhooks": [dict(found["webhooks"][0])]}
+    (hook,) = (each for each in found["webhooks"] if each["name"] == f"{which}.shardmesh.io")
+    document = found | {"metadata": {"name": name}, "webhooks": [dict(hook)]}
     # as the chart has it, but for its address (there is no network of Services here) and other tests' pods
     document["webhooks"][0] |= {
-        "clientConfig": {"url": f"https://127.0.0.1:{port}/pods", "caBundle": bundle},
+        "clientConfig": {"url": f"https://127.0.0.1:{port}/{which}", "caBundle": bundle},
         "namespaceSelector": {"matchLabels": {"mesh-test": namespace}},
     }
     from lightkube.resources.core_v1 import Namespace

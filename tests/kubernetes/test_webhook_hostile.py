@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from meshoperator.controllers.daemon_machines import DaemonMachines
 from meshoperator.controllers.pod_credentials import DatasetCatalog
 from meshoperator.kube.client import Kube
 from meshoperator.planners.admission import ANNOTATION, DONE, INJECT, LABEL, REQUIRE
@@ -70,8 +71,12 @@ class Hook:
 def served(kubeconfig: Path, folder: Path, authority: Authority) -> Iterator[Hook]:
     with Loop() as loop:
         api = loop.run(client(kubeconfig))
-        catalogue = DatasetCatalog(Kube(api), OperatorSettings())
-        hook = Webhook(catalogue, folder, "127.0.0.1", 0, idle=IDLE)
+        asked = Kube(api)
+        catalogue, machines = (
+            DatasetCatalog(asked, OperatorSettings()),
+            DaemonMachines(asked, OperatorSettings()),
+        )
+        hook = Webhook(catalogue, machines, folder, "127.0.0.1", 0, idle=IDLE)
         loop.run(hook.__aenter__())
         try:
             yield Hook(hook.port, authority)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Resource = Literal["configmaps", "secrets"]
 RESOURCES: Final[tuple[Resource, ...]] = ("configmaps", "secrets")
-OPEN_TOPICS: Final = frozenset({"cluster", "buckets", "jobs", "moves"})
+OPEN_TOPICS: Final = frozenset({"cluster", "buckets", "jobs", "machines", "moves"})
 """Topics without secrets in them: ConfigMaps, which people may look at."""
 STORE, TOPIC, KEY, NONCE = (
     "shardmesh.io/store",

@@ -15,6 +15,7 @@ import msgspec
 from meshd.auth.identities.admin_responses import AdminError
 from meshd.cluster.clock_skew import compare_clocks
 from meshd.cluster.data_dir_identity import DIRECTORIES_TOPIC as DIRECTORIES
+from meshd.cluster.data_dir_identity import MACHINES_TOPIC as MACHINES
 from meshd.cluster.membership import node_lease_name
 from meshd.cluster.peer_checks import DOMAINS_TOPIC as DOMAINS
 from meshd.cluster.peer_checks import domain_mismatches, probe_map_version, survey_peers
@@ -186,7 +187,7 @@ class ClusterAdmin:
 
     async def _forget(self, node_id: str) -> None:
         """Remove the requests to, and the reports of, a node that has left the cluster."""
-        for topic in (PROGRESS_TOPIC, REQUEST_TOPIC, STATUS_TOPIC, DOMAINS, DIRECTORIES):
+        for topic in (PROGRESS_TOPIC, REQUEST_TOPIC, STATUS_TOPIC, DOMAINS, DIRECTORIES, MACHINES):
             await self._control.delete(f"{topic}/{node_id}")
 
     def _node(self, node_id: str) -> Node:

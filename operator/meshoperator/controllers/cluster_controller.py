@@ -19,7 +19,8 @@ from lightkube import ApiError
 from meshoperator import metrics
 from meshoperator.cluster_model import POOL_LABEL, owned
 from meshoperator.controllers import storage
-from meshoperator.controllers.observed_state import Observer
+from meshoperator.controllers.daemon_machines import NONCE, forget_lost_machines
+from meshoperator.controllers.observed_state import Observer, load_map
 from meshoperator.controllers.preconditions import DisksTakenError, MissingSecretError, check_secrets
 from meshoperator.controllers.preconditions import check_disks as check_neighbours
 from meshoperator.controllers.storage import VolumeClaims
@@ -93,7 +94,6 @@ class StuckPodEvents:
 _log = logging.getLogger(__name__)
 _TRIES: Final = 5
 _REFUSALS: Final = (400, 403, 422)
-_NONCE: Final = f"{GROUP}/write"
 _SAID: Final = {"drain": "Draining", "stay": "Staying", "leave": "Left"}
 
 
@@ -172,6 +172,7 @@ class ClusterController:
         await self._change_map(cluster, steps.changes, document)
         await self._make(seen, steps, document, held)
         await storage.label_nodes(self._kube, cluster, seen.state, seen.nodes)
+        await forget_lost_machines(self._kube, cluster.namespace, seen.state)
         uids = {pod.name: pod.uid for pod in seen.state.pods}
         for name, why in steps.force_delete:
             if await self._kube.delete_pod(name, cluster.namespace, uids[name], now=True):
@@ -277,7 +278,7 @@ class ClusterController:
         succeeds."""
         for change in changes:
             for _ in range(_TRIES):
-                found = await self._looking.load_map(cluster)
+                found = await load_map(self._kube, cluster.namespace, cluster.name)
                 if found is None:
                     return
                 entry, present = found
@@ -289,7 +290,7 @@ class ClusterController:
                 if wanted == present:
                     break
                 entry["data"] = {"value": wanted.to_json().decode()}
-                entry["metadata"]["annotations"][_NONCE] = secrets.token_hex(16)
+                entry["metadata"]["annotations"][NONCE] = secrets.token_hex(16)
                 if await self._kube.replace(entry):
                     await self._recorder.record_event(document, _SAID[change[0]], change[1])
                     break

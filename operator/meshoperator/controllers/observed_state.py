@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from meshoperator.cluster_model import CLUSTER_LABEL, POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, HostNode
+from meshoperator.planners.disk_affinity import MACHINE, MACHINES_TOPIC, recorded_machine, usable_machines
 from meshoperator.planners.last_words import last_words
 from meshoperator.planners.manifests import cluster_manifests
 from meshoperator.planners.rollout_planner import ClusterState, Pod
@@ -213,7 +214,8 @@ class Observer:
             for each in await self._kube.list_all("MeshNode", cluster.namespace)
             if each["spec"]["clusterRef"] == cluster.name
         ]
-        found, work = await self.load_map(cluster), await self._work(cluster)
+        found = await load_map(self._kube, cluster.namespace, cluster.name)
+        work = await self._work(cluster)
         sight = ClusterState(
             cluster.name,
             cluster.spec,
@@ -227,27 +229,33 @@ class Observer:
             None if cluster.places is None else {place.name: place.ready for place in cluster.places},
             {name: int(each.get("clear") or 0) for name, each in work.items()},
             await self._troubles.explain_sets(cluster, sets, pods),
+            usable_machines(cluster, await load_machines(self._kube, cluster.namespace, cluster.name)),
         )
         return ObservedState(cluster, sight, tuple(sets), tuple(nodes), work)
 
     async def _work(self, cluster: Cluster) -> dict[str, dict[str, Any]]:
-        found = await self._kube.list_all(
-            "ConfigMap", cluster.namespace, {_STORE: cluster.name, _TOPIC: "moves"}
-        )
-        keys = [((each["metadata"].get("annotations") or {}).get(_KEY, ""), each) for each in found]
-        return {
-            key.removeprefix("moves/"): json.loads(each["data"]["value"])
-            for key, each in keys
-            if key.startswith("moves/")
-        }
+        found = await load_documents(self._kube, cluster.namespace, cluster.name, "moves")
+        return {name: json.loads(each["data"]["value"]) for name, each in found.items()}
 
-    async def load_map(self, cluster: Cluster) -> tuple[Manifest, ClusterMap] | None:
-        """Return the ConfigMap that holds the cluster map, and the parsed map; None before it exists."""
-        labels = {_STORE: cluster.name, _TOPIC: "cluster"}
-        for each in await self._kube.list_all("ConfigMap", cluster.namespace, labels):
-            if (each["metadata"].get("annotations") or {}).get(_KEY) == "cluster/map":
-                return each, parse_map(each["data"]["value"])
-        return None
+
+async def load_documents(kube: Kube, namespace: str, cluster: str, topic: str) -> dict[str, Manifest]:
+    """Return the documents of a topic of the control store by the rest of their keys."""
+    found = await kube.list_all("ConfigMap", namespace, {_STORE: cluster, _TOPIC: topic})
+    keys = [((each["metadata"].get("annotations") or {}).get(_KEY, ""), each) for each in found]
+    head = f"{topic}/"
+    return {key.removeprefix(head): each for key, each in keys if key.startswith(head)}
+
+
+async def load_map(kube: Kube, namespace: str, cluster: str) -> tuple[Manifest, ClusterMap] | None:
+    """Return the ConfigMap that holds the cluster map, and the parsed map; None before it exists."""
+    found = (await load_documents(kube, namespace, cluster, "cluster")).get("map")
+    return None if found is None else (found, parse_map(found["data"]["value"]))
+
+
+async def load_machines(kube: Kube, namespace: str, cluster: str) -> dict[str, str]:
+    """Return the Kubernetes nodes on whose disks daemons have recorded their directories, by node id."""
+    found = await load_documents(kube, namespace, cluster, MACHINES_TOPIC)
+    return {name: recorded_machine(each["data"]["value"]) for name, each in found.items()}
 
 
 def _pool_of(document: Manifest) -> str:
@@ -264,6 +272,8 @@ def _pod(document: Manifest, now: str) -> Pod:
     metadata, status = document["metadata"], document.get("status") or {}
     conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
     node = (document.get("spec") or {}).get("nodeName") or ""
+    machine = "" if node else (metadata.get("annotations") or {}).get(MACHINE, "")
+    waits = f"waits for Kubernetes node {machine}, which has its directory; it " if machine else ""
     return Pod(
         metadata["name"],
         metadata["labels"].get(POOL_LABEL, ""),
@@ -277,5 +287,6 @@ def _pod(document: Manifest, now: str) -> Pod:
             and datetime.fromisoformat(now) > datetime.fromisoformat(metadata["deletionTimestamp"]) + _OVERDUE
         ),
         metadata.get("uid", ""),
-        pod_problem(status),
+        waits + problem if (problem := pod_problem(status)) else "",
+        machine,
     )

@@ -161,6 +161,7 @@ def _container(cluster: Cluster, pool: NodePool) -> Manifest:
             _field("POD_NAME", "metadata.name"),
             _field("NODE_NAME", "spec.nodeName"),
             _field("MESHD_NODE_ID", "metadata.name"),
+            *([_field("MESHD_MACHINE", "spec.nodeName")] if any(t.host_path for t in pool.tiers) else []),
             _key("MESHD_ROOT_ACCESS_KEY", cluster.root_secret, "AWS_ACCESS_KEY_ID"),
             _key("MESHD_ROOT_SECRET_KEY", cluster.root_secret, "AWS_SECRET_ACCESS_KEY"),
         ],

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
+from meshoperator.planners.disk_affinity import misplaced_pods
 from meshwire.cluster.transitions import TransitionError, cancel_drain, drain_node, remove_node
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ _BLANK: Final = ("joining", "down", "away")
 @dataclass(frozen=True, slots=True)
 class Pod:
     """A daemon's pod. `template`: the digest it was created from. `overdue`: it should have ended a while
-    ago. `trouble`: why it is not ready, according to Kubernetes."""
+    ago. `trouble`: why it is not ready, according to Kubernetes. `machine`: the Kubernetes node that it is
+    tied to."""
 
     name: str
     pool: str
@@ -43,6 +45,7 @@ class Pod:
     overdue: bool = False
     uid: str = ""
     trouble: str = ""
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class ClusterState:
     desiredState by node id; `cordoned`: Kubernetes nodes that accept no more pods; `hosts`: existing
     Kubernetes nodes and whether they are ready, None if they may not be read; `clear`: by node id, the
     newest map version under which a daemon had released everything that others own; `unmade`: by pool, why
-    Kubernetes creates no more pods."""
+    Kubernetes creates no more pods; `machines`: by node id, the Kubernetes node whose disks have the daemon's
+    directory."""
 
     cluster: str
     spec: MeshClusterSpec
@@ -65,6 +69,7 @@ class ClusterState:
     hosts: Mapping[str, bool] | None = None
     clear: Mapping[str, int] = field(default_factory=dict)
     unmade: Mapping[str, str] = field(default_factory=dict)
+    machines: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,7 @@ class _RolloutPlanner:
         self._depart()
         forget, discard = self._lost_hosts(), self._discarded()
         well = is_settled(self._sight)
+        self._delete += misplaced_pods(self._sight)
         self._roll(well=well)
         waiting = tuple(self._waiting)
         return Actions(self._scale, tuple(self._changes), tuple(self._delete), waiting, well, forget, discard)
@@ -243,7 +249,8 @@ class _RolloutPlanner:
 
     def _roll(self, *, well: bool) -> None:
         outdated = [pod for pod in sorted(self._sight.pods, key=lambda p: p.name) if self._outdated(pod)]
-        outdated = [pod for pod in outdated if not pod.leaving and pod.name not in self._victims]
+        ending = self._victims | {name for name, _ in self._delete}
+        outdated = [pod for pod in outdated if not pod.leaving and pod.name not in ending]
         if not outdated or self._spec.update.paused:
             return
         broken = [pod for pod in outdated if self._useless(pod)]

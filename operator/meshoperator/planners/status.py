@@ -30,6 +30,12 @@ _STARTING: Final = ("", "ContainerCreating", "PodInitializing")
 _OTHER: Final = Diagnosis("Other", ("",), "kubectl -n {namespace} describe pod {pod}")
 _TABLE: Final = (
     Diagnosis(
+        "Machine",
+        ("waits for Kubernetes node",),
+        "bring that Kubernetes node back, or uncordon it; if its disks are lost for good, kubectl delete "
+        "node: the daemon then starts on another one",
+    ),
+    Diagnosis(
         "Volume",
         ("PersistentVolumeClaim", "is unschedulable: its volume", "FailedAttachVolume", "FailedMapVolume"),
         "kubectl -n {namespace} describe pvc; set volumeClaim.storageClass to a class that "
