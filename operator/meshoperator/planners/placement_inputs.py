@@ -28,6 +28,8 @@ _KEEPING: Final = ("up", "joining", "away", "returning")
 _SPEED: Final = ("mem", "nvme", "ssd", "hdd")
 _OVER: Final = ("Succeeded", "Failed")
 _HALF: Final = 0.5
+_LABEL_VALUES: Final = {f"{level}.{GROUP}": "copy" if level == "host" else "near" for level, _ in LEVELS}
+"""Values of the labels of Kubernetes nodes that have, or are near, a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,10 +302,15 @@ def labels_wanted(
 
 def label_change(place: HostNode, wanted: set[str], unknown: Collection[str] = ()) -> dict[str, Any]:
     """Return the merge patch that gives a Kubernetes node exactly these labels of ours; empty if it has them.
-    Labels of datasets with the marks `unknown` stay as they are."""
-    levels = {f"{level}.{GROUP}" for level, _ in LEVELS}
+    Labels of datasets with the marks `unknown` stay as they are. The values are for people; earlier releases
+    left them empty."""
     split = {key: key.partition("/") for key in place.labels}
-    ours = {key for key, (level, _, name) in split.items() if level in levels and name not in unknown}
-    change: dict[str, str | None] = dict.fromkeys(ours - wanted)
-    change |= dict.fromkeys(wanted - ours, "")
+    ours = {
+        key: place.labels[key]
+        for key, (level, _, name) in split.items()
+        if level in _LABEL_VALUES and name not in unknown
+    }
+    values = {key: _LABEL_VALUES[key.partition("/")[0]] for key in wanted}
+    change: dict[str, str | None] = dict.fromkeys(ours.keys() - wanted)
+    change |= {key: value for key, value in values.items() if ours.get(key) != value}
     return {"metadata": {"labels": change}} if change else {}

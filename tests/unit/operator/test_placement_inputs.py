@@ -225,13 +225,18 @@ def test_labels_are_of_where_data_lies_and_only_ours_change() -> None:
     }
     assert "host.shardmesh.io/words.2" in wanted["k3"]
     assert "rack.shardmesh.io/photos.1" not in wanted["k3"]
-    old = HostNode("k1", {"mine": "1", "host.shardmesh.io/gone.3": "", "host.shardmesh.io/photos.1": ""})
+    old = HostNode(
+        "k1", {"mine": "1", "host.shardmesh.io/gone.3": "copy", "host.shardmesh.io/photos.1": "copy"}
+    )
     change = label_change(old, {"host.shardmesh.io/photos.1", "rack.shardmesh.io/photos.1"})["metadata"][
         "labels"
     ]
-    assert change == {"host.shardmesh.io/gone.3": None, "rack.shardmesh.io/photos.1": ""}
+    assert change == {"host.shardmesh.io/gone.3": None, "rack.shardmesh.io/photos.1": "near"}
     assert label_change(old, {"host.shardmesh.io/photos.1", "host.shardmesh.io/gone.3"}) == {}
     assert label_change(old, {"host.shardmesh.io/photos.1"}, {"gone.3"}) == {}
+    earlier = HostNode("k1", {"host.shardmesh.io/photos.1": "", "host.shardmesh.io/gone.3": ""})
+    taken_over = label_change(earlier, {"host.shardmesh.io/photos.1"}, {"gone.3"})
+    assert taken_over == {"metadata": {"labels": {"host.shardmesh.io/photos.1": "copy"}}}
 
 
 def test_a_dataset_lies_where_about_as_much_is_as_anywhere() -> None:
