@@ -121,6 +121,25 @@ def test_pods_are_restricted_and_labelled(name: str) -> None:
     assert len(names) == len(set(names))
 
 
+def test_an_operator_leaves_a_lost_machine_soon_and_several_are_apart() -> None:
+    mine = {"key": "mine", "operator": "Exists"}
+    values = {"operator": {"tolerations": [mine], "replicas": 2, "lostNodeSeconds": 20}}
+    (one,) = (each["spec"] for each in documents("default") if each["kind"] == "Deployment")
+    (two,) = (each["spec"] for each in rendered(values) if each["kind"] == "Deployment")
+    assert (one["replicas"], two["replicas"]) == (1, 2)
+    lost = [
+        {"key": f"node.kubernetes.io/{why}", "operator": "Exists", "effect": "NoExecute"}
+        for why in ("not-ready", "unreachable")
+    ]
+    pods = one["template"]["spec"], two["template"]["spec"]
+    assert pods[0]["tolerations"] == [each | {"tolerationSeconds": 30} for each in lost]
+    assert pods[1]["tolerations"] == [mine, *(each | {"tolerationSeconds": 20} for each in lost)]
+    assert "affinity" not in pods[0]
+    (term,) = pods[1]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    chosen = term["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert chosen.items() <= two["template"]["metadata"]["labels"].items()
+
+
 def test_a_namespaced_operator_has_no_rights_of_the_cluster() -> None:
     found = documents("namespaced")
     assert not {"ClusterRole", "ClusterRoleBinding"} & {each["kind"] for each in found}
