@@ -23,6 +23,7 @@ Code = Literal[
     "InUse",
     "ViewExists",
     "BucketExists",
+    "CredentialsMissing",
     "NoSuchJob",
     "SnapshotChanged",
     "UnknownOpBuild",

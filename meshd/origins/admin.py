@@ -13,7 +13,7 @@ import msgspec
 
 from meshd.control.buckets import Bucket, BucketExistsError
 from meshd.core.api_errors import BatchError
-from meshd.origins.client.origin_api import OriginError, OriginMissingError
+from meshd.origins.client.origin_api import OriginCredentialsError, OriginError, OriginMissingError
 from meshwire import origin as descriptions
 from meshwire.names import BucketNameError, check_bucket_name
 
@@ -77,6 +77,8 @@ class BackedAdmin:
                 raise BatchError(
                     "BadRequest", f"the origin {bucket.origin.url} does not exist: {error}"
                 ) from error
+        except OriginCredentialsError as error:
+            raise BatchError("CredentialsMissing", str(error)) from error
         except OriginError as error:
             raise BatchError("BadRequest", str(error)) from error
 

@@ -100,6 +100,7 @@ ERRORS: Final = ErrorTypes(
         origin_api.OriginChangedError,
         origin_api.OriginRangeError,
         origin_api.OriginRefusedError,
+        origin_api.OriginCredentialsError,
         origin_api.OriginDownError,
         origin_api.OriginPieceError,
         origin_api.OriginKeyError,

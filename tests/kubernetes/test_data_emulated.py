@@ -204,3 +204,45 @@ def test_a_watch_that_breaks_is_begun_again(daemon: Daemon) -> None:
     made = api.find("secrets", "keys-b")
     assert made is not None
     assert made["metadata"]["ownerReferences"][0]["name"] == "b"
+
+
+def test_keys_that_are_on_their_way_are_waited_for(daemon: Daemon, tmp_path: Path) -> None:
+    """The operator writes the Secret at once; the kubelets deliver it to the daemons when they come round."""
+    (tmp_path / "1.bin").write_bytes(b"one")
+    api = world(daemon)
+    secret = {"kind": "Secret", "metadata": {"name": "keys", "namespace": NAMESPACE}}
+    api.put("secrets", secret | {"data": {"aws_access_key_id": "eA=="}})
+    source = {"uri": f"file://{tmp_path}", "secretRef": {"name": "keys"}}
+    api.put("meshdatasets", document("MeshDataset", "keyed", clusterRef="mesh", source=source))
+
+    def conditions() -> dict[str, tuple[str, str]]:
+        status = (api.find("meshdatasets", "keyed") or {})["status"]
+        return {each["type"]: (each["status"], each["reason"]) for each in status["conditions"]}
+
+    async def run() -> None:
+        ear, settings = Ear(), OperatorSettings(endpoint=daemon.endpoint)
+        found = DataManager(Kube(api.client()), settings, ear, asyncio.Event(), time.time)
+        look = found.passes()["MeshDataset"]
+        try:
+            for _ in range(3):
+                rest = await look(NAMESPACE, "keyed")
+            assert rest is not None
+            assert rest < 30
+            assert (api.find("meshdatasets", "keyed") or {})["status"]["phase"] == "Pending"
+            assert conditions()["SourceReachable"] == ("Unknown", "CredentialsMissing")
+            assert "SourceRefused" not in [reason for reason, _ in ear.heard]
+            delivered = base64.b64decode((api.find("secrets", "mesh-origins") or {})["data"]["keyed"])
+            deliver(daemon, "keyed", delivered)
+            await look(NAMESPACE, "keyed")
+            assert conditions()["SourceReachable"] == ("True", "Answers")
+        finally:
+            await found.aclose()
+
+    asyncio.run(run())
+
+
+def deliver(daemon: Daemon, name: str, content: bytes) -> None:
+    """As the kubelet does, into the volume of the Secret."""
+    folder = daemon.data_dir / "origins"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)

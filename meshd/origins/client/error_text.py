@@ -27,6 +27,10 @@ _WHY: Final = (
     re.compile(r"kind: (Timeout)\b"),
 )
 _TIMED_OUT: Final = "no answer in time"
+_METADATA: Final = re.compile(
+    r"https?://(169\.254\.169\.254|169\.254\.170\.2|169\.254\.170\.23|metadata\.google\.internal|"
+    r"\[fd00:ec2::\w+\])[:/\s,]"
+)
 
 
 def debug_text(error: BaseException) -> str:
@@ -44,6 +48,11 @@ def s3_error_code(said: str) -> str:
 def is_forbidden(said: str) -> bool:
     """Whether the status was 401 or 403; for listings obstore has no error class for them."""
     return _FORBIDDEN.search(said.partition("\n")[0]) is not None
+
+
+def lacks_credentials(said: str) -> bool:
+    """Whether the client was given no credentials, and the cloud's metadata service gave it none either."""
+    return _METADATA.search(said) is not None
 
 
 def failure_reason(said: str) -> str:

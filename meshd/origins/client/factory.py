@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from meshd.origins.client.origin_api import OriginRefusedError
+from meshd.origins.client.origin_api import OriginCredentialsError, OriginRefusedError
 from meshd.util.malloc_tuning import keep_freed_pages
 from meshwire.origin import ANONYMOUS
 
@@ -78,7 +78,7 @@ def read_credentials(directory: Path, name: str) -> dict[str, str]:
             }
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
-        raise OriginRefusedError(
+        raise OriginCredentialsError(
             f"there are no credentials {name!r} in this node's --origin-credentials; {_SECRETS}"
         ) from None
     found = {}

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import obstore
 from obstore import exceptions
 
-from meshd.origins.client.error_text import debug_text, failure_reason, is_forbidden, s3_error_code
+from meshd.origins.client.error_text import (
+    debug_text,
+    failure_reason,
+    is_forbidden,
+    lacks_credentials,
+    s3_error_code,
+)
 from meshd.origins.client.origin_api import (
     ObjectFacts,
     OriginChangedError,
@@ -272,6 +278,12 @@ class ObstoreOrigin:
                 "their permissions"
             )
         reason = failure_reason(said)
+        if lacks_credentials(said):
+            return OriginDownError(
+                f"the origin of {self._name} has no credentials, and this machine provides none ({reason}): "
+                "give it credentials by name (for a MeshDataset: source.secretRef), or `anonymous` if "
+                "everybody may read it"
+            )
         return OriginDownError(f"the origin of {self._name} failed: {reason}")
 
 

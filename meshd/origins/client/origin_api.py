@@ -36,6 +36,10 @@ class OriginRefusedError(OriginError):
     """The origin refuses these credentials, or they are unusable."""
 
 
+class OriginCredentialsError(OriginRefusedError):
+    """This node does not have the credentials, or not yet."""
+
+
 class OriginDownError(OriginError):
     """The origin cannot be reached, or returns errors; cached data is served."""
 

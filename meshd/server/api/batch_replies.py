@@ -44,6 +44,7 @@ STATUS: Mapping[Code, int] = {
     "SnapshotChanged": 409,
     "ViewExists": 409,
     "BucketExists": 409,
+    "CredentialsMissing": 400,
     "InUse": 409,
     "Gone": 410,
     "UnknownOpBuild": 410,

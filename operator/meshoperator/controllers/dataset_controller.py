@@ -160,6 +160,11 @@ def residency_path(bucket: str, prefix: str) -> str:
 REVISION: Final = f"{GROUP}/revision-read"
 READING: Final = f"{GROUP}/revision-reading"
 """Annotations: the source revision that was read last; the revision being read, and by which run."""
+_NO_KEYS: Final = "CredentialsMissing"
+_KEYS_ON_THEIR_WAY: Final = (
+    "waiting for daemons to receive the keys of source.secretRef: the kubelets deliver a changed Secret "
+    "within about two minutes. If it takes longer, look at the events of the daemons' pods"
+)
 _AGAIN: Final = 600.0  # after a failed load of a pinned dataset
 _RUNS: Final = ("queued", "running", "cancelling")
 _SyncResult = tuple[dict[str, Any] | None, float | None]
@@ -187,6 +192,8 @@ class DatasetController(DataController):
         except UnreachableError as error:
             return self._failed(document, None, "NoMesh", str(error), "Pending"), SOON
         except (ResourceError, DaemonError) as error:
+            if isinstance(error, DaemonError) and error.code == _NO_KEYS:
+                return self._failed(document, None, error.code, _KEYS_ON_THEIR_WAY, "Pending"), SOON
             reason = error.code if isinstance(error, DaemonError) else "SpecRefused"
             before = (document.get("status") or {}).get("conditions") or ()
             if not any(each.get("message") == str(error)[:1024] for each in before):

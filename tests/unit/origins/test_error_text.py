@@ -50,6 +50,16 @@ def told(error: BaseException) -> Any:
     return ObstoreOrigin("b", None, sorted_pages=True)._told(error, "k")
 
 
+def test_a_machine_without_keys_of_its_own_is_told_how_to_give_some() -> None:
+    """The client asks the metadata service of a cloud for keys where it was given none."""
+    asked = debug("kind: Timeout, source: TimedOut").replace("10.0.0.1:9000/b/k", "169.254.169.254/latest")
+    found = told(GenericError(HEAD + SENDING + asked))
+    assert isinstance(found, OriginDownError)
+    assert "has no credentials, and this machine provides none (169.254.169.254: no answer" in str(found)
+    assert "source.secretRef" in str(found)
+    assert "no credentials" not in str(told(GenericError(HEAD + SENDING + debug("kind: Timeout"))))
+
+
 def coded(status: str, code: str) -> str:
     return f"{HEAD}{STATUS}{status}: <Error><Code>{code}</Code></Error>"
 
