@@ -73,6 +73,7 @@ def test_definitions_that_are_deleted_take_everything_along_and_it_is_found_agai
         make(mesh, "MeshCluster", "mesh", ONE)
         mesh.settled(1)
         assert mesh.client(front.endpoint).get_object(Bucket="own", Key="k")["Body"].read() == b"kept"
+        assert [each.restarts for each in mesh.kubelet.pods.values() if "operator" in each.name] == [0]
         run_helm(helm(), "uninstall", "mesh", *where)
 
 
