@@ -120,11 +120,12 @@ _STAGE_GRACE = 5.0  # seconds after a stage's own limit before its children are 
 
 
 def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Run the node until it is stopped; `say` prints the lines meant for the operator.
+    """Run the node until it is stopped; `say` prints the lines meant for the operator, as JSON if the log is.
 
     Raises ConfigError and StartupError.
     """
     logs.configure(settings.log_format, settings.log_level, "supervisor")
+    say = _said_as_json(say) if settings.log_format == "json" else say
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # these change the log level once the node runs
         signal.signal(number, signal.SIG_IGN)
     for warning in settings.start_warnings:
@@ -160,6 +161,10 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
             _in_child("last word", lambda _: record_index_loss(settings))
         raise StartupError(f"{error}: {recovery_advice(settings.store.index_dir)}") from error
     _in_child("checkpoint", lambda _: _close_stores(settings))
+
+
+def _said_as_json(say: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: say(logs.notice_line(line))
 
 
 def _advertised(settings: NodeSettings, sockets: ListenSockets) -> NodeSettings:
@@ -241,7 +246,10 @@ def _set_limits() -> None:
 
 
 def _warn_if_open(data_dir: Path) -> None:
-    if data_dir.stat().st_mode & 0o077:
+    """Warn of an own directory that others can read. The mode of a directory of another user, as on the
+    volumes of Kubernetes, is for that user to change; files in it are this user's alone in any case."""
+    found = data_dir.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
         _log.warning("other users can read the data directory; chmod 700 it", extra={"path": str(data_dir)})
 
 

@@ -122,6 +122,14 @@ class JsonFormatter(_Formatter):
         return json.dumps({name: _clean(value) for name, value in line.items()}, ensure_ascii=False)
 
 
+def notice_line(message: str) -> str:
+    """Return a line for standard output as JSON, with the fields of a log line. It may show a secret that is
+    shown once, so nothing in it is masked."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    line = {"time": now, "level": "info", "process": "supervisor", "logger": "meshd", "message": message}
+    return json.dumps(line)
+
+
 def _clean(value: object) -> object:
     return value if isinstance(value, int | float | bool | None) else secret_masker.mask_text(str(value))
 

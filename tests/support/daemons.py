@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tests.support.fork_server import Process
 
 FAILPOINTS: Final = "MESHD_FAILPOINTS"
-_READY = re.compile(r"^meshd ready endpoint=(\S+).*\n", re.MULTILINE)
+_READY = re.compile(r"\bmeshd ready endpoint=(\S+).*\n")  # also as JSON
 _clock = SystemClock()
 _all: WeakSet[Daemon] = WeakSet()
 _failing = list[str]()
