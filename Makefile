@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check ready compat conformance fuzz faults linearizability bench images e2e reference format clean
+.PHONY: help demo test check ready compat conformance fuzz faults powercuts linearizability bench images e2e reference format clean
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -60,6 +60,10 @@ SEEDS ?= 5
 LENGTH ?= 8
 faults: $(STAMP) ## nodes of a mesh killed, stopped, parted, lost … under clients; FAULTS=1000 for so many: see docs/faults.md
 	@$(BIN)/python -m tests.faults --first $(FIRST) --seeds $(SEEDS) --length $(LENGTH) $(if $(FAULTS),--mixed --faults $(FAULTS)) $(ARGS)
+
+CUTS ?= 20
+powercuts: $(STAMP) ## the power fails under a daemon and its writers, on a file system that forgets what was not synced: CUTS=1000
+	@$(BIN)/python -m tests.powercuts --first $(FIRST) --cuts $(CUTS) $(ARGS)
 
 linearizability: $(STAMP) ## many clients on few names under faults, every history checked: see docs/linearizability.md
 	@$(BIN)/python -m tests.linearizability --first $(FIRST) --seeds $(SEEDS) $(ARGS)

@@ -52,7 +52,7 @@ def _empty(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = directory.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-            for entry in os.scandir(directory):
+            for entry in list(os.scandir(directory)):  # removal may disturb the scan
                 _remove(entry)
             return
     except OSError as error:

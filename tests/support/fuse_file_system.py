@@ -38,8 +38,11 @@ class PassThrough(Operations):  # type: ignore[misc]
         attributes: dict[str, int] = {name: getattr(found, name) for name in _FIELDS}
         return attributes | {name: getattr(found, f"{name}_ns") for name in _TIMES}
 
-    def readdir(self, path: str, fh: int) -> list[str]:
-        return [".", "..", *os.listdir(self._at(path))]
+    def readdir(self, path: str, fh: int) -> list[tuple[str, dict[str, int], int]]:
+        place = self._at(path)
+        names = [".", "..", *os.listdir(place)]
+        found = [(name, os.lstat(f"{place}/{name}")) for name in names]
+        return [(name, {"st_mode": each.st_mode, "st_ino": each.st_ino}, 0) for name, each in found]
 
     def mkdir(self, path: str, mode: int) -> int:
         os.mkdir(self._at(path), mode)

@@ -30,9 +30,11 @@ def require_fuse() -> None:
 
 
 @contextmanager
-def mounted(source: Path, mount: Path) -> Iterator[None]:
-    """Serve `source` at `mount` from a process of its own; unmounted and ended afterwards."""
-    command = [sys.executable, "-m", "tests.support.fuse_file_system", str(source), str(mount)]
+def mounted(source: Path, mount: Path, *options: str, module: str = "") -> Iterator[None]:
+    """Serve `source` at `mount` from a process of its own; unmounted and ended afterwards. `module`: another
+    file system than `fuse_file_system`."""
+    served_by = module or "tests.support.fuse_file_system"
+    command = [sys.executable, "-m", served_by, str(source), str(mount), *options]
     with subprocess.Popen(command) as process:
         try:
             end = time.monotonic() + 30
@@ -43,4 +45,4 @@ def mounted(source: Path, mount: Path) -> Iterator[None]:
             yield
         finally:
             subprocess.run(["umount", "-l", str(mount)], check=False, timeout=30)
-            process.wait(timeout=30)
+            process.wait(timeout=120)

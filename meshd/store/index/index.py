@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 import msgspec
 
-from meshd.store.disks.layout import FORMAT
+from meshd.store.disks.layout import FORMAT, sync_directory
 from meshd.store.errors import DiskFailedError, DiskFullError, FormatError
 from meshd.store.index.checkpoint import OpeningPin
 from meshd.store.index.listing import (
@@ -75,7 +75,8 @@ class Index:
         readonly: bool = False,
         checkpoints: bool = False,
     ) -> None:
-        if not readonly:
+        is_new = not readonly and not (path / "data.mdb").exists()
+        if is_new:
             path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._pin: OpeningPin | None = None
@@ -97,6 +98,9 @@ class Index:
             else:
                 self.env.reader_check()  # frees reader slots of killed processes
             self._open_tables(readonly)
+            if is_new:  # or a power cut takes the file's name, and all that is in it
+                for directory in (path, path.parent):
+                    sync_directory(directory)
         except lmdb.Error as error:
             raise FormatError(
                 f"the index at {path} cannot be opened ({error}); run meshd fsck --rebuild"
@@ -126,13 +130,8 @@ class Index:
     def open(cls, settings: StoreSettings, *, readonly: bool = False) -> Index:
         """Opens the index that these settings describe."""
         sync = settings.durability == "commit"
-        return cls(
-            settings.index_dir,
-            map_bytes=settings.index_map_bytes,
-            sync=sync,
-            readonly=readonly,
-            checkpoints=not sync and not readonly,
-        )
+        path, size = settings.index_dir, settings.index_map_bytes
+        return cls(path, map_bytes=size, sync=sync, readonly=readonly, checkpoints=not sync)
 
     def close(self) -> None:
         if self._pin is not None:

@@ -1,0 +1,311 @@
+"""A file system in user space that has a power cut when it is unmounted: what was not synced is forgotten, or
+half of it.
+
+`python -m tests.powercuts.forgetful_file_system SOURCE MOUNT --seed N` serves what is below SOURCE at MOUNT.
+When it is unmounted, SOURCE becomes what a disk would have after the power failed:
+
+- *Bytes*. A file has what it had at its last sync, with any of the sectors of 512 bytes over it that were
+  written since, in any subset, and any length between the two.
+- *Names*. A directory has the entries of its last sync, with some of the changes since, in their order. A
+  file that was created and synced in a directory that was not, may be gone.
+
+Law: deterministic by seed, for the same order of calls. POSIX allows all of this to be forgotten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import random
+import shutil
+import stat
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from mfusepy import FUSE
+
+from tests.support.fuse_file_system import PassThrough
+
+_SECTOR: Final = 512
+_PAGE: Final = 4096
+_SPACE: Final = (
+    "f_bsize",
+    "f_frsize",
+    "f_blocks",
+    "f_bfree",
+    "f_bavail",
+    "f_files",
+    "f_ffree",
+    "f_favail",
+    "f_flag",
+    "f_namemax",
+)
+
+
+@dataclass
+class FileState:
+    """A file since its last sync: its length then, and the pages of then that were written over since. `lost`
+    are pages that a failed sync has dropped: the disk has the old ones, whatever is synced later."""
+
+    size: int = 0
+    before: dict[int, bytes] = field(default_factory=dict)
+    lost: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class Change:
+    """A change of a directory's entries since its last sync; `old` and `new` are inode numbers, None for no
+    entry."""
+
+    name: str
+    old: int | None
+    new: int | None
+
+
+class Forgetful(PassThrough):
+    """`ignored`: ends of paths whose syncs do nothing, as deliberate bugs; `/` stands for directories.
+    `failing`: the number of the sync that fails. `delay`: seconds that a sync takes."""
+
+    def __init__(
+        self,
+        source: str,
+        limbo: str,
+        *,
+        seed: int,
+        ignored: tuple[str, ...] = (),
+        failing: int = 0,
+        delay: float = 0.0,
+    ) -> None:
+        super().__init__(source)
+        self._limbo, self._chance = limbo, random.Random(seed)
+        self._ignored, self._failing, self._delay = ignored, failing, delay
+        self._syncs = 0
+        self._lock = threading.RLock()
+        self._files: dict[int, FileState] = {}
+        self._directories: dict[str, list[Change]] = {}
+        self._kept: dict[int, str] = {}  # inodes without a name that a cut may bring back
+
+    # --- bytes
+
+    def _state(self, fh: int) -> FileState:
+        found = os.fstat(fh)
+        return self._files.setdefault(found.st_ino, FileState(found.st_size))
+
+    def _keep_pages(self, fh: int, offset: int, size: int) -> None:
+        """Keep what the disk has of these bytes, before they are written over."""
+        state = self._state(fh)
+        for page in range(offset // _PAGE, (offset + size - 1) // _PAGE + 1):
+            if page not in state.before:
+                now = os.pread(fh, _PAGE, page * _PAGE) if page * _PAGE < state.size else b""
+                state.before[page] = state.lost.pop(page, now)
+
+    def create(self, path: str, mode: int, fi: object = None) -> int:
+        with self._lock:
+            existed = os.path.lexists(self._at(path))
+            fh = super().create(path, mode, fi)
+            if not existed:
+                ino = os.fstat(fh).st_ino
+                self._files[ino] = FileState()
+                self._change(path, None, ino)
+            return fh
+
+    def open(self, path: str, flags: int) -> int:
+        with self._lock:
+            reads = os.O_RDWR if flags & os.O_ACCMODE else os.O_RDONLY  # what is written over is read first
+            fh = super().open(path, reads | flags & ~(os.O_TRUNC | os.O_ACCMODE | os.O_SYNC))
+            if flags & os.O_TRUNC:
+                self.truncate(path, 0, fh)
+            return fh
+
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+        with self._lock:
+            if data:
+                self._keep_pages(fh, offset, len(data))
+            return super().write(path, data, offset, fh)
+
+    def truncate(self, path: str, length: int, fh: int | None = None) -> int:
+        with self._lock:
+            own = os.open(self._at(path), os.O_RDWR) if fh is None else fh
+            try:
+                size = os.fstat(own).st_size
+                if length < size:
+                    self._keep_pages(own, length, size - length)
+                else:
+                    self._state(own)
+                os.ftruncate(own, length)
+            finally:
+                if fh is None:
+                    os.close(own)
+            return 0
+
+    def fallocate(self, path: str, mode: int, offset: int, size: int, fh: int) -> int:
+        with self._lock:
+            self._state(fh)
+            return super().fallocate(path, mode, offset, size, fh)
+
+    def fsync(self, path: str, datasync: int, fh: int) -> int:
+        if self._delay:
+            time.sleep(self._delay)
+        with self._lock:
+            if any(path.endswith(end) for end in self._ignored):
+                return 0
+            state = self._state(fh)
+            self._syncs += 1
+            if self._syncs == self._failing:
+                state.lost |= state.before
+                state.before.clear()
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            state.before.clear()
+            state.size = os.fstat(fh).st_size
+            return 0
+
+    # --- names
+
+    def _inode(self, path: str) -> int | None:
+        try:
+            return os.lstat(self._at(path)).st_ino
+        except FileNotFoundError:
+            return None
+
+    def _change(self, path: str, old: int | None, new: int | None) -> None:
+        directory, _, name = path.rpartition("/")
+        self._directories.setdefault(directory or "/", []).append(Change(name, old, new))
+
+    def _keep_inode(self, path: str) -> None:
+        """A cut may bring this name back: keep its file."""
+        ino = self._inode(path)
+        if ino is not None and ino not in self._kept and not os.path.isdir(self._at(path)):
+            self._kept[ino] = f"{self._limbo}/{ino}"
+            os.link(self._at(path), self._kept[ino], follow_symlinks=False)
+
+    def unlink(self, path: str) -> int:
+        with self._lock:
+            self._keep_inode(path)
+            self._change(path, self._inode(path), None)
+            return super().unlink(path)
+
+    def rename(self, old: str, new: str) -> int:
+        with self._lock:
+            moved, replaced = self._inode(old), self._inode(new)
+            self._keep_inode(old)
+            self._keep_inode(new)
+            super().rename(old, new)
+            self._change(new, replaced, moved)
+            self._change(old, moved, None)
+            return 0
+
+    def link(self, target: str, source: str) -> int:
+        with self._lock:
+            super().link(target, source)
+            self._change(target, None, self._inode(target))
+            return 0
+
+    def mknod(self, path: str, mode: int, dev: int) -> int:
+        os.mknod(self._at(path), mode, dev)
+        return 0
+
+    def fsyncdir(self, path: str, datasync: int, fh: int) -> int:
+        with self._lock:
+            if "/" not in self._ignored:
+                self._directories.pop(path, None)
+            return 0
+
+    def statfs(self, path: str) -> dict[str, int]:
+        found = os.statvfs(self._at(path))
+        return {name: getattr(found, name) for name in _SPACE}
+
+    # --- the cut
+
+    def destroy(self, path: str) -> None:
+        """The mount is gone: the power has failed."""
+        with self._lock:
+            self._forget_names()
+            self._forget_bytes()
+
+    def _forget_names(self) -> None:
+        for directory, changes in sorted(self._directories.items()):
+            place = self._at(directory if directory != "/" else "")
+            if not os.path.isdir(place):
+                continue
+            kept = self._chance.choice((0, 0, len(changes), self._chance.randint(0, len(changes))))
+            for change in reversed(changes[kept:]):
+                self._undo(f"{place}/{change.name}", change)
+
+    def _undo(self, path: str, change: Change) -> None:
+        if os.path.isdir(path) and not os.path.islink(path):
+            return
+        if change.new is not None and os.path.lexists(path):
+            ino = os.lstat(path).st_ino
+            if ino not in self._kept:
+                self._kept[ino] = f"{self._limbo}/{ino}"
+                os.link(path, self._kept[ino], follow_symlinks=False)
+            os.unlink(path)
+        if change.old is not None and not os.path.lexists(path) and change.old in self._kept:
+            os.link(self._kept[change.old], path, follow_symlinks=False)
+
+    def _forget_bytes(self) -> None:
+        for base, _, names in sorted(os.walk(self._source)):
+            for name in sorted(names):
+                path = f"{base}/{name}"
+                found = os.lstat(path)
+                state = self._files.get(found.st_ino)
+                if state is not None and stat.S_ISREG(found.st_mode):
+                    self._tear(path, state, found.st_size)
+
+    def _tear(self, path: str, state: FileState, size: int) -> None:
+        share = self._chance.choice((0.0, 1.0, self._chance.random(), self._chance.random()))
+        with open(path, "r+b") as file:
+            for page, old in sorted((state.before | state.lost).items()):
+                now = os.pread(file.fileno(), _PAGE, page * _PAGE)
+                for at in range(0, _PAGE, _SECTOR):
+                    if page in state.lost or self._chance.random() >= share:
+                        piece = old[at : at + _SECTOR].ljust(min(_SECTOR, max(0, len(now) - at)), b"\0")
+                        os.pwrite(file.fileno(), piece, page * _PAGE + at)
+            length = (
+                state.size
+                if state.size == size
+                else self._chance.choice(
+                    (state.size, size, self._chance.randint(*sorted((state.size, size))))
+                )
+            )
+            os.ftruncate(file.fileno(), length)
+        self._files.pop(os.lstat(path).st_ino, None)  # one of several names
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source")
+    parser.add_argument("mount")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument(
+        "--ignore", action="append", default=[], metavar="END", help="syncs of these do nothing"
+    )
+    parser.add_argument("--fail-sync", type=int, default=0, metavar="N", help="the Nth sync fails")
+    parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="that each sync takes")
+    asked = parser.parse_args()
+    limbo = f"{asked.source}.limbo"
+    shutil.rmtree(limbo, ignore_errors=True)
+    os.mkdir(limbo)
+    try:
+        FUSE(
+            Forgetful(
+                asked.source,
+                limbo,
+                seed=asked.seed,
+                ignored=tuple(asked.ignore),
+                failing=asked.fail_sync,
+                delay=asked.delay,
+            ),
+            asked.mount,
+            foreground=True,
+            fsname="forgetful",
+        )
+    finally:
+        shutil.rmtree(limbo, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
