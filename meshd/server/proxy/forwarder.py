@@ -118,10 +118,6 @@ class Forwarder:
     def __repr__(self) -> str:
         return f"<Forwarder of {self._mesh!r}>"
 
-    @property
-    def mesh(self) -> ClusterView:
-        return self._mesh
-
     def idle_upstream(
         self, origin: RequestOrigin, bucket: str, key: str, head: RequestHead
     ) -> tuple[HttpConnection, bytes] | None:
@@ -151,8 +147,7 @@ class Forwarder:
         """Send a request to a node that is responsible for its name and relay the response. Returns None if
         this node turns out to be responsible, or if `damaged` (this node's copy is damaged) and all other
         copies are damaged too. Raises S3Error SlowDown if no node answers, ConnectionError if the client is
-        gone. `context` counts for
-        writes only. `begun`: a body of which a part was read."""
+        gone. `context` counts for writes only. `begun`: a body of which a part was read."""
         sending = UpstreamRequest(request, head, self._body_timeout, begun)
         await sending.buffer_small_body(_HOLD)
         forward_state = _ForwardState(request, name, trace, aim, sending, context)
