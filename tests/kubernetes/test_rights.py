@@ -53,6 +53,7 @@ BY_VALUE: dict[tuple[str, str], set[str]] = {
     ("cluster_controller", "create"): {"Secret"},
     ("cluster_controller", "replace"): {"ConfigMap"},
     ("cluster_controller", "delete_pod"): {"Pod"},
+    ("daemon_machines", "replace"): {"ConfigMap"},
     ("teardown", "delete_all"): {"ConfigMap", "Secret", "Lease"},
     ("leader_election", "create"): {"Lease"},
     ("leader_election", "replace"): {"Lease"},
