@@ -25,8 +25,9 @@ from meshoperator.controllers.preconditions import DisksTakenError, MissingSecre
 from meshoperator.controllers.preconditions import check_disks as check_neighbours
 from meshoperator.controllers.storage import VolumeClaims
 from meshoperator.controllers.teardown import Teardown
+from meshoperator.planners.cluster_state import is_settled
 from meshoperator.planners.manifests import cluster_manifests, root_keys
-from meshoperator.planners.rollout_planner import apply_map_change, is_settled, plan_rollout
+from meshoperator.planners.rollout_planner import apply_map_change, plan_rollout
 from meshoperator.planners.status import (
     DISKS_APART,
     advice_text,
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
     from meshoperator.controllers.observed_state import ObservedState
     from meshoperator.kube.client import Kube
     from meshoperator.kube.event_recorder import EventRecorder
-    from meshoperator.planners.rollout_planner import Actions, ClusterState, MapChange, Pod
+    from meshoperator.planners.cluster_state import ClusterState, Pod
+    from meshoperator.planners.rollout_planner import Actions, MapChange
     from meshoperator.settings import OperatorSettings
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshoperator.kube.client import Kube
-    from meshoperator.planners.rollout_planner import ClusterState
+    from meshoperator.planners.cluster_state import ClusterState
     from meshoperator.settings import OperatorSettings
 
 _log = logging.getLogger(__name__)

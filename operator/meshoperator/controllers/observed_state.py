@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from meshoperator.cluster_model import CLUSTER_LABEL, POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, HostNode
+from meshoperator.planners.cluster_state import ClusterState, Pod
 from meshoperator.planners.disk_affinity import MACHINE, MACHINES_TOPIC, recorded_machine, usable_machines
 from meshoperator.planners.last_words import last_words
 from meshoperator.planners.manifests import cluster_manifests
-from meshoperator.planners.rollout_planner import ClusterState, Pod
 from meshoperator.resources import GROUP, MeshClusterSpec, parse
 from meshwire.cluster import parse_map
 

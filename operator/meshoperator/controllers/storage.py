@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from meshoperator.cluster_model import Cluster, Manifest
     from meshoperator.kube.client import Kube
     from meshoperator.kube.event_recorder import EventRecorder
-    from meshoperator.planners.rollout_planner import ClusterState
+    from meshoperator.planners.cluster_state import ClusterState
     from meshoperator.resources.cluster import VolumeClaim
 
 

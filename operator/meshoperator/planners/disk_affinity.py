@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from meshoperator.cluster_model import Cluster
-    from meshoperator.planners.rollout_planner import ClusterState
+    from meshoperator.planners.cluster_state import ClusterState
     from meshwire.cluster import ClusterMap
 
 MACHINES_TOPIC: Final = "machines"

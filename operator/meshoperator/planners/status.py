@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from meshoperator.planners.rollout_planner import holds_no_data
+from meshoperator.planners.cluster_state import holds_no_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from meshoperator.cluster_model import Cluster, Manifest
-    from meshoperator.planners.rollout_planner import Actions, ClusterState, Pod
+    from meshoperator.planners.cluster_state import ClusterState, Pod
+    from meshoperator.planners.rollout_planner import Actions
 
 
 class Diagnosis(NamedTuple):

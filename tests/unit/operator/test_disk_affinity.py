@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshoperator.controllers.storage import disk_labels
+from meshoperator.planners.cluster_state import ClusterState, Pod
 from meshoperator.planners.disk_affinity import (
     MACHINE,
     lost_machines,
@@ -14,7 +15,7 @@ from meshoperator.planners.disk_affinity import (
     recorded_machine,
     usable_machines,
 )
-from meshoperator.planners.rollout_planner import ClusterState, Pod, plan_rollout
+from meshoperator.planners.rollout_planner import plan_rollout
 from meshwire.cluster import Node
 from meshwire.cluster.transitions import (
     bootstrap_map,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from meshoperator.planners.rollout_planner import ClusterState, Pod, apply_map_change, plan_rollout
+from meshoperator.planners.cluster_state import ClusterState, Pod
+from meshoperator.planners.rollout_planner import apply_map_change, plan_rollout
 from meshoperator.resources import MeshClusterSpec, parse
 from meshwire.cluster import Node
 from meshwire.cluster.transitions import (

@@ -11,8 +11,8 @@ from meshoperator import metrics
 from meshoperator.controllers.cluster_controller import StuckPodEvents
 from meshoperator.controllers.observed_state import pod_problem
 from meshoperator.kube.leader_election import LeaderElection
+from meshoperator.planners.cluster_state import Pod
 from meshoperator.planners.last_words import last_words
-from meshoperator.planners.rollout_planner import Pod
 from meshoperator.planners.status import _TABLE, advice_text, brief_text, diagnosis, stuck_pods
 
 MESH: Any = {"metadata": {"namespace": "ns", "name": "mesh", "uid": "m"}}
