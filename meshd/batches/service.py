@@ -27,6 +27,7 @@ from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.datasets.bucket_incarnations import few_of_origins
 from meshd.datasets.service import invalid_plan
 from meshd.transform.compiler import asset_digests, compile_program, complete_spec
+from meshd.transform.plan_notes import decode_mode, plan_notes
 from meshd.transform.source_files import SourceGoneError
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.frame.tensor_frame import FRAME_VERSION, Status
@@ -133,7 +134,21 @@ class BatchService:
         plan = await self.compile_for(caller, snapshot, asked.spec)
         await self._catalog.add_plan(plan)
         self._usable(plan.hash)
-        return _describe(plan, snapshot, asked.batch)
+        notes = await self._notes(snapshot, plan.spec)
+        return _describe(plan, snapshot, asked.batch) | ({"notes": notes} if notes else {})
+
+    async def _notes(self, snapshot: Snapshot, spec: PlanSpec) -> list[str]:
+        """Return the notes on a compiled plan. Raises BatchError if the first sample cannot be read."""
+        pinned = self._pinned(snapshot)
+        try:
+            if any(op.op == "decode" for op in spec.ops):
+                await pinned.prepare([0])
+            first = partial(_read_first, snapshot, pinned)
+            return list(await asyncio.to_thread(plan_notes, spec, first))
+        except SourceGoneError as error:
+            raise busy(str(error)) from error
+        finally:
+            pinned.close()
 
     async def compile_for(self, caller: Caller, snapshot: Snapshot, spec: PlanSpec) -> Plan:
         """Compile a plan with everything that its hash covers, without registering it.
@@ -406,6 +421,11 @@ def _output(field: FieldType) -> FieldOutput:
     return FieldOutput(field.dtype, field.fixed, len(field.shape))
 
 
+def _described_column(plan: Plan, name: str) -> dict[str, Any]:
+    mode = decode_mode(plan.spec, name)
+    return plan.columns[name].describe() | ({"decoded": mode} if mode else {})
+
+
 def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, Any]:
     label: dict[str, Any] = {"dtype": "int64", "shape": []}
     others = plan.pairs.others if plan.pairs is not None else {}
@@ -415,7 +435,7 @@ def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, An
         "positions": plan.positions,
         "samples": snapshot.samples,
         "fields": {
-            name: plan.columns[name].describe() if name in plan.columns else label
+            name: _described_column(plan, name) if name in plan.columns else label
             for name in sorted({*snapshot.fields, *plan.columns, *others})
         },
         "ops": [{"op": op.op, "version": op.version} for op in plan.spec.ops],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from meshd.transform import registry
 from meshd.transform.assets import PREFIX, no_assets
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshd.transform.assets import AssetLoader
     from meshd.transform.multi_field_ops import CompiledMultiFieldOp
     from meshd.transform.op_chain import Draw, OpChain
-    from meshd.transform.registry import MixingOp
+    from meshd.transform.registry import Complete, MixingOp
     from meshwire.plan.plan_spec import OpSpec, PlanSpec
 
 __all__ = [
@@ -126,20 +126,34 @@ def complete_spec(spec: PlanSpec, first: Callable[[str], bytes]) -> PlanSpec:
 
 def _completed(op: OpSpec, path: str, first: Callable[[str], bytes]) -> OpSpec:
     definition = registry.find(op.op, op.version, path)
-    args = dict(op.args)
-    if definition.complete is not None:
-        if op.fields:
-            raise PlanError(f"{path}.fields", f"{op.op} takes one field: add one op per field")
-        try:
-            args = definition.complete(args, lambda: first(op.field))
-        except KeyError:  # no such field: compiling the plan reports it and lists the fields
-            pass
-        except BadSampleError as error:
-            raise PlanError(
-                f"{path}.args",
-                f"give all arguments of {op.op!r}; the first sample does not tell: {error}",
-            ) from error
-    return replace(op, version=definition.version, args=args)
+    op = replace(op, version=definition.version, args=dict(op.args))
+    if definition.complete is None:
+        return op
+    if not op.fields:
+        return replace(op, args=_completed_args(definition.complete, op, path, first))
+    each = dict(op.each)
+    for name in op.fields:
+        single = op.for_field(name)
+        args = _completed_args(definition.complete, single, path, first)
+        added = {key: value for key, value in args.items() if key not in single.args}
+        if added:
+            each[name] = {**each.get(name, {}), **added}
+    return replace(op, each=each)
+
+
+def _completed_args(
+    complete: Complete, op: OpSpec, path: str, first: Callable[[str], bytes]
+) -> dict[str, Any]:
+    """Return the arguments of an op on one field. Raises PlanError."""
+    try:
+        return complete(op.args, lambda: first(op.field))
+    except KeyError:  # no such field: compiling the plan reports it and lists the fields
+        return dict(op.args)
+    except BadSampleError as error:
+        raise PlanError(
+            f"{path}.args",
+            f"give all arguments of {op.op!r}; the first sample does not tell: {error}",
+        ) from error
 
 
 def compile_program(

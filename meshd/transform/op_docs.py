@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 assert op_chain  # importing it registers the built-in ops
 
 HEADINGS = {
-    "image_codecs": "Images",
+    "decode": "Images",
+    "encode": "Images",
     "resize": "Images",
     "geometry": "Images",
     "augmentation": "Images",

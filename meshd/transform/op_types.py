@@ -78,10 +78,12 @@ BYTES = FieldType("bytes", "uint8", (None,))
 LABEL = FieldType("label", "int64", ())
 
 
-def image(height: int | None, width: int | None, channels: int, layout: Layout = "hwc") -> FieldType:
-    """Return a uint8 image type; height and width in pixels, None if they differ between samples."""
+def image(
+    height: int | None, width: int | None, channels: int, layout: Layout = "hwc", dtype: str = "uint8"
+) -> FieldType:
+    """Return an image type; height and width in pixels, None if they differ between samples."""
     shape = (channels, height, width) if layout == "chw" else (height, width, channels)
-    return FieldType("image", "uint8", shape, layout)
+    return FieldType("image", dtype, shape, layout)
 
 
 def channels_of(field: FieldType) -> int:
@@ -173,7 +175,8 @@ class OpDefinition:
 
     `complete`: derives missing arguments from the dataset's first sample. For users: `takes` and `gives` are
     kinds with shapes and dtypes, `refuses` says what makes a sample bad, `subject` is the module's name.
-    `inputs`: for a multi-field op, the names of the values that it takes.
+    `inputs`: for a multi-field op, the names of the values that it takes. `moves`: whether its draws move the
+    content to other places.
     """
 
     name: str
@@ -188,6 +191,7 @@ class OpDefinition:
     refuses: str = ""
     subject: str = ""
     inputs: tuple[str, ...] = ()
+    moves: bool = False
 
     @property
     def assets(self) -> tuple[str, ...]:

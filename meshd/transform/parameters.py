@@ -158,6 +158,15 @@ def whole(low: int, high: int) -> Parse:
     return with_description(parse, f"an integer in {low}…{high}")
 
 
+def whole_or_none(low: int, high: int) -> Parse:
+    """Return a parser of an integer in [low, high], or None."""
+
+    def parse(value: Any, path: str) -> int | None:
+        return None if value is None else checked_integer(value, path, low, high)
+
+    return with_description(parse, f"an integer in {low}…{high}, or null")
+
+
 def flag(value: Any, path: str) -> bool:
     """true or false."""
     if not isinstance(value, bool):
@@ -217,6 +226,11 @@ def dtype(value: Any, path: str) -> str:
     known = [f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)]
     name = checked_choice(value, path, ["bool", *known, "float16", "float32", "float64"])
     return np.dtype(name).name
+
+
+def dtype_or_none(value: Any, path: str) -> str | None:
+    """The name of a numeric dtype, such as "uint16", or null."""
+    return None if value is None else dtype(value, path)
 
 
 Extents = tuple[int | None, ...]

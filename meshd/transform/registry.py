@@ -46,6 +46,7 @@ def operation(
     *parameters: Parameter,
     version: str = "1",
     random: bool = False,
+    moves: bool = False,
     takes: str = "",
     gives: str = "",
     refuses: str = "",
@@ -53,6 +54,7 @@ def operation(
     """Register a class as an op; it is built with the parsed arguments by name.
 
     docs/ops.md and `mesh op show` print the first paragraph of its docstring, `takes`, `gives` and `refuses`.
+    `random`, `moves`: see `OpDefinition`.
     """
 
     def register(cls: _Class) -> _Class:
@@ -72,6 +74,7 @@ def operation(
             gives,
             refuses,
             cls.__module__.rpartition(".")[2],
+            moves=moves,
         )
         return cls
 

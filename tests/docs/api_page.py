@@ -98,6 +98,7 @@ SECTIONS = (
         (
             Entry("meshsdk.ops.*", "ops."),
             Entry("meshsdk.ops.array_ops.*", "ops."),
+            Entry("meshsdk.ops.mixing_ops.*", "ops."),
         ),
     ),
     Section(

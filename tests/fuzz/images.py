@@ -19,8 +19,10 @@ from meshd.transform.builtin.image_codecs import (
     decode_jpeg_rows,
     read_jpeg_head,
 )
+from meshd.transform.builtin.stored_values import decode_indices, decode_unchanged
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_chain import compile_chain
+from meshwire.formats.image_headers import read_image_header
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.plan.plan_spec import OpSpec
 
@@ -39,11 +41,26 @@ def image(data: bytes) -> None:
         assert found.ndim == 3
         assert found.shape[2] == 3
         assert 0 < found.shape[0] * found.shape[1] <= MAX_PIXELS
+    _stored(data)
     fused, plain = _outcome(_FUSED, data), _outcome(_PLAIN, data)
     assert fused is not None or plain is None, "bad for want of what it does not even look at"
     for found in (fused, plain):
         assert found is None or found.shape == (4, 4, 3)
     _upper_rows(data)
+
+
+def _stored(data: bytes) -> None:
+    """The values as stored are what the header says, or the file is a bad sample."""
+    header = read_image_header(data)
+    with contextlib.suppress(BadSampleError):
+        assert decode_indices(data).dtype == np.uint8
+    if header is None:
+        return
+    with contextlib.suppress(BadSampleError):
+        found = decode_unchanged(data, header.dtype, header.channels)
+        assert found.shape == (header.height, header.width, header.channels)
+        assert found.dtype == header.dtype
+        assert 0 < header.height * header.width <= MAX_PIXELS
 
 
 def _upper_rows(data: bytes) -> None:

@@ -48,6 +48,7 @@ def _window(value: Any, path: str) -> Extents:
     Parameter("extents", _window),
     Parameter("at", choice("random", "center", "first"), "random"),
     random=True,
+    moves=True,
     takes="an array",
     gives="the same dtype, with the window's extents",
     refuses="an axis shorter than the window",

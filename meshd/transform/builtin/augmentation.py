@@ -36,6 +36,8 @@ def require_rgb(field: FieldType) -> None:
         raise ValueError(f"needs an image with its channels last, not {field}; {what}")
     if channels_of(field) != 3:
         raise ValueError(f"needs 3 channels, not {field}")
+    if field.dtype != "uint8":
+        raise ValueError(f"needs uint8, not {field}; put it before normalize and cast")
 
 
 @operation(
@@ -196,6 +198,7 @@ CHANGES: tuple[tuple[str, Change], ...] = (
     Parameter("strength", whole(0, STRENGTHS - 1), 9),
     Parameter("fill", whole(0, 255), 0),
     random=True,
+    moves=True,
     takes="uint8 [h, w, 3]",
     gives="the same type",
     refuses="a geometric change is drawn for an image of more than 32,000 pixels a side",

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import cv2
 import numpy as np
 
-from meshd.transform.builtin.resize import pixels
+from meshd.transform.builtin.resampling import pixels
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import FieldType, channels_of, image
-from meshd.transform.parameters import MAX_SIDE, Parameter, pair, probability, sides, size, whole
+from meshd.transform.parameters import MAX_SIDE, Parameter, choice, pair, probability, sides, size, whole
 from meshd.transform.registry import operation
 
 if TYPE_CHECKING:
@@ -24,13 +24,7 @@ if TYPE_CHECKING:
     from meshd.transform.registry import Operation
     from meshwire.plan.keyed_random import KeyedRandom
 
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from meshwire.plan.keyed_random import KeyedRandom
-
-    Pixels = npt.NDArray[np.uint8]
+    Pixels = npt.NDArray[Any]
 
 MOST_WARPED = 32_000  # maximum pixels a side, because coordinates have 16 bits
 _SCALE_BITS, _PART_BITS = 10, 5
@@ -49,7 +43,8 @@ def _check_image(field: FieldType) -> None:
     "vflip",
     Parameter("p", probability, 0.5),
     random=True,
-    takes="uint8 [h, w, c]",
+    moves=True,
+    takes="[h, w, c] of any dtype",
     gives="the same type",
 )
 @dataclass(frozen=True, slots=True)
@@ -66,47 +61,78 @@ class VerticalFlip:
         return pixels(cv2.flip(value, 0)) if random.chance(self.p) else value
 
 
-@operation(
-    "pad",
-    Parameter("border", sides),
-    Parameter("fill", whole(0, 255), 0),
-    takes="uint8 [h, w, c]",
-    gives="uint8 [h + top + bottom, w + left + right, c]",
-    refuses="a side would exceed 16,384 pixels",
-)
+@operation("pad", Parameter("border", sides), Parameter("fill", whole(0, 255), 0))
 @dataclass(frozen=True, slots=True)
-class Pad:
-    """A border of `fill` around the image: one width in pixels, or [top, right, bottom, left]."""
+class PadBytes:
+    """Version 1: makes uint8 of any image."""
 
     border: tuple[int, int, int, int]
     fill: int
 
     def infer(self, field: FieldType) -> FieldType:
         _check_image(field)
+        return self._padded(field, "uint8")
+
+    def _padded(self, field: FieldType, dtype: str) -> FieldType:
         top, right, bottom, left = self.border
         height, width = field.shape[0], field.shape[1]
         return image(
             None if height is None else height + top + bottom,
             None if width is None else width + left + right,
             channels_of(field),
+            dtype=dtype,
         )
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
+        return self._pad(value, np.uint8)
+
+    def _pad(self, value: Pixels, dtype: npt.DTypeLike) -> Pixels:
         top, right, bottom, left = self.border
         if value.shape[0] + top + bottom > MAX_SIDE or value.shape[1] + left + right > MAX_SIDE:
             raise BadSampleError(f"the padded image would exceed {MAX_SIDE} pixels a side")
         shape = value.shape[0] + top + bottom, value.shape[1] + left + right, value.shape[2]
-        padded = np.full(shape, self.fill, dtype=np.uint8)
+        padded = np.full(shape, self.fill, dtype)
         padded[top : top + value.shape[0], left : left + value.shape[1]] = value
         return padded
+
+
+@operation(
+    "pad",
+    Parameter("border", sides),
+    Parameter("fill", whole(0, 65535), 0),
+    version="2",
+    takes="[h, w, c] of any dtype",
+    gives="the same dtype [h + top + bottom, w + left + right, c]",
+    refuses="a side would exceed 16,384 pixels",
+)
+class Pad(PadBytes):
+    """A border of `fill` around the image: one width in pixels, or [top, right, bottom, left]. For masks,
+    `fill` can be the number that the loss ignores, such as 255."""
+
+    __slots__ = ()
+
+    def infer(self, field: FieldType) -> FieldType:
+        _check_image(field)
+        _check_fill(field, self.fill)
+        return self._padded(field, field.dtype)
+
+    def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
+        return self._pad(value, value.dtype)
+
+
+def _check_fill(field: FieldType, fill: int) -> None:
+    kind = np.dtype(field.dtype)
+    if kind.kind in "iu" and fill > np.iinfo(kind).max:
+        raise ValueError(f"fill={fill} does not fit into {field}")
 
 
 @operation(
     "random_crop",
     Parameter("size", size),
     random=True,
-    takes="uint8 [h, w, c]",
-    gives="uint8 [height, width, c]",
+    moves=True,
+    takes="[h, w, c] of any dtype",
+    gives="the same dtype [height, width, c]",
     refuses="the image is smaller than the crop",
 )
 @dataclass(frozen=True, slots=True)
@@ -120,7 +146,7 @@ class RandomCrop:
         for known, wanted in zip(field.shape[:2], self.size, strict=True):
             if known is not None and known < wanted:
                 raise ValueError(f"cannot cut {self.size} out of {field}; pad or resize first")
-        return image(*self.size, channels_of(field))
+        return image(*self.size, channels_of(field), dtype=field.dtype)
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
         rows, columns = self.size
@@ -131,19 +157,14 @@ class RandomCrop:
         return np.ascontiguousarray(value[top : top + rows, left : left + columns])
 
 
-@operation(
-    "rotate",
-    Parameter("degrees", pair(-360.0, 360.0)),
-    Parameter("fill", whole(0, 255), 0),
-    random=True,
-    takes="uint8 [h, w, c]",
-    gives="the same type",
-    refuses="the image has more than 32,000 pixels a side",
-)
+_DEGREES, _FILL = Parameter("degrees", pair(-360.0, 360.0)), Parameter("fill", whole(0, 255), 0)
+_WARPED = frozenset({"uint8", "uint16", "int16", "float32", "float64"})
+
+
+@operation("rotate", _DEGREES, _FILL, random=True, moves=True)
 @dataclass(frozen=True, slots=True)
-class Rotate:
-    """A rotation about the center by a random angle in [lowest, highest] degrees, counter-clockwise;
-    bilinear, with the same size and with corners of `fill`."""
+class RotateBilinear:
+    """Version 1: bilinear."""
 
     degrees: tuple[float, float]
     fill: int
@@ -154,6 +175,38 @@ class Rotate:
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
         return affine(value, rotation(value, random.uniform(*self.degrees)), self.fill)
+
+
+@operation(
+    "rotate",
+    _DEGREES,
+    _FILL,
+    Parameter("filter", choice("bilinear", "nearest"), "bilinear"),
+    version="2",
+    random=True,
+    moves=True,
+    takes="[h, w, c] of uint8, uint16, int16, float32 or float64",
+    gives="the same type",
+    refuses="the image has more than 32,000 pixels a side",
+)
+@dataclass(frozen=True, slots=True)
+class Rotate:
+    """A rotation about the center by a random angle in [lowest, highest] degrees, counter-clockwise, with the
+    same size and with corners of `fill`. With `filter` "nearest", no new values appear: use it for masks."""
+
+    degrees: tuple[float, float]
+    fill: int
+    filter: Literal["bilinear", "nearest"]
+
+    def infer(self, field: FieldType) -> FieldType:
+        _check_image(field)
+        if field.dtype not in _WARPED:
+            raise ValueError(f"needs {', '.join(sorted(_WARPED))}, not {field}; cast it first")
+        return field
+
+    def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
+        source = rotation(value, random.uniform(*self.degrees))
+        return affine(value, source, self.fill, nearest=self.filter == "nearest")
 
 
 def rotation(value: Pixels, degrees: float) -> npt.NDArray[np.float64]:
@@ -169,8 +222,10 @@ def _coarse(value: float) -> float:
     return round(value * (1 << 30)) / (1 << 30)
 
 
-def affine(value: Pixels, source: npt.NDArray[np.float64], fill: int) -> Pixels:
-    """Return the image transformed by `source` ([2, 3]: target to source coordinates); bilinear, same size.
+def affine(value: Pixels, source: npt.NDArray[np.float64], fill: int, *, nearest: bool = False) -> Pixels:
+    """Return the image transformed by `source` ([2, 3]: target to source coordinates), in the same size.
+
+    Bilinear, or with `nearest` the nearest pixel.
 
     Coordinates are in 1/32 of a pixel, weights in 1/1024, as in OpenCV's warpAffine before its release 5,
     whose floats depend on the processor. Raises BadSampleError above MOST_WARPED pixels a side.
@@ -181,13 +236,15 @@ def affine(value: Pixels, source: npt.NDArray[np.float64], fill: int) -> Pixels:
     whole, parts = np.empty((height, width, 2), np.int16), np.zeros((height, width), np.uint16)
     for axis, row in enumerate(source):
         at = _coordinates(row, height, width)
+        if nearest:
+            at += 1 << _PART_BITS - 1
         parts += ((at & _PART) << axis * _PART_BITS).astype(np.uint16)
         whole[:, :, axis] = at >> _PART_BITS
     warped: Any = cv2.remap(
         value,
         whole,
         parts,
-        cv2.INTER_LINEAR,
+        cv2.INTER_NEAREST if nearest else cv2.INTER_LINEAR,
         borderMode=cv2.BORDER_CONSTANT,
         borderValue=(fill,) * 4,
     )
@@ -210,7 +267,7 @@ def _coordinates(row: npt.NDArray[np.float64], height: int, width: int) -> npt.N
 
 @operation(
     "to_chw",
-    takes="uint8 or float [h, w, c]",
+    takes="[h, w, c] of any dtype",
     gives="the same dtype [c, h, w]",
 )
 @dataclass(frozen=True, slots=True)
@@ -246,7 +303,7 @@ def split_into(value: npt.NDArray[Any], row: npt.NDArray[Any]) -> None:
 
 @operation(
     "to_hwc",
-    takes="uint8 or float [c, h, w]",
+    takes="[c, h, w] of any dtype",
     gives="the same dtype [h, w, c]",
 )
 @dataclass(frozen=True, slots=True)
@@ -267,7 +324,8 @@ class ToHwc:
     "hflip",
     Parameter("p", probability, 0.5),
     random=True,
-    takes="uint8 [h, w, c]",
+    moves=True,
+    takes="[h, w, c] of any dtype",
     gives="the same type",
 )
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,9 @@
-"""Image codecs: decode and encode JPEG with libjpeg-turbo, PNG, WebP and other formats with Pillow.
+"""Image codecs: decode JPEG with libjpeg-turbo, PNG, WebP and other formats with Pillow, to RGB or gray.
 
 Law: decoding returns what was asked for or raises BadSampleError; a truncated file is never half an
-image. At most MAX_PIXELS. EXIF orientation is ignored, alpha is dropped, CMYK becomes RGB. Fused with a
-window op, a JPEG is decoded at 1/2, 1/4 or 1/8 size and only down to the rows the window needs; those
-rows equal the whole image's but for the last two. Headers: ITU-T T.81, B.1.1 and B.2.2. Encoding: the
-same pixels and arguments give the same file with one codec release, with nothing of the clock, machine
-or source metadata.
+image. At most MAX_PIXELS. EXIF orientation is ignored, alpha is dropped, CMYK becomes RGB. A JPEG can be
+decoded at 1/2, 1/4 or 1/8 size and only down to some row; those rows equal the whole image's but for the
+last two. Headers: ITU-T T.81, B.1.1 and B.2.2. Values as stored: see `stored_values`.
 """
 
 from __future__ import annotations
@@ -15,24 +13,19 @@ import re
 import warnings
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
-from meshd.transform.builtin.resize import CenterCrop, WindowOp, resample_window
 from meshd.transform.errors import BadSampleError
-from meshd.transform.op_types import BYTES, ImageSize, channels_of, image
-from meshd.transform.parameters import Parameter, choice, flag, whole
-from meshd.transform.registry import operation
+from meshwire.formats.image_headers import read_image_header
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from meshd.transform.op_types import FieldType
-    from meshwire.plan.keyed_random import KeyedRandom
-
+    Pixels = npt.NDArray[np.uint8]
 
 CHROMA_MARGIN_ROWS = 2
 """Rows at the lower edge that differ from those of the whole image."""
@@ -76,26 +69,15 @@ def find_height_offset(jpeg: bytes) -> int | None:
     return None
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy.typing as npt
-
-    from meshd.transform.builtin.resize import ResampleWindow
-    from meshd.transform.op_types import FieldType
-    from meshd.transform.registry import Operation
-    from meshwire.plan.keyed_random import KeyedRandom
-
-    Pixels = npt.NDArray[np.uint8]
-
 Mode = Literal["rgb", "gray"]
 MAX_PIXELS = 1 << 26  # 67 megapixels, 200 MB as RGB: the limit for one sample
 MAX_SCANS = 200  # limit for a progressive JPEG: a scan is a pass over the whole image, however few its bytes
 _MANY_PIXELS = 1 << 20
 _MOST_WORK = 1 << 28  # limit of pixels times scans for a smaller image
 _WORTHWHILE = 16  # minimum of rows to skip; with fewer, skipping saves nothing
-_FORMATS = ("PNG", "WEBP", "JPEG", "GIF", "BMP", "TIFF")
-_JPEG = b"\xff\xd8\xff"
+FORMATS = ("PNG", "WEBP", "JPEG", "GIF", "BMP", "TIFF")
+JPEG = b"\xff\xd8\xff"
+NOT_AN_IMAGE = "not a JPEG, PNG, WebP, GIF, BMP or TIFF file"
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 Image.MAX_IMAGE_PIXELS = None  # our own bound is checked before a pixel is decoded
@@ -125,7 +107,7 @@ def read_jpeg_head(data: bytes) -> JpegHead:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
         raise BadSampleError(f"not a readable JPEG: {error}") from error
-    _check_pixels(height, width)
+    check_pixels(height, width)
     rows_at = find_height_offset(data)
     if rows_at is None:
         _check_scans(data, height * width)
@@ -140,7 +122,8 @@ def _check_scans(data: bytes, pixels: int) -> None:
         raise BadSampleError(f"a JPEG with more than {MAX_SCANS} scans is not decoded")
 
 
-def _check_pixels(height: int, width: int) -> None:
+def check_pixels(height: int, width: int) -> None:
+    """Raises BadSampleError for an image without pixels, or with more than MAX_PIXELS."""
     if height < 1 or width < 1 or height * width > MAX_PIXELS:
         raise BadSampleError(f"an image of {width}×{height} pixels; at most {MAX_PIXELS} are decoded")
 
@@ -185,28 +168,50 @@ def decode_jpeg_rows(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink:
     return made
 
 
-def decode_other(data: bytes, mode: Mode) -> Pixels:
-    """Decode any other format to [h, w, channels]. Raises BadSampleError."""
+def decode_other(data: bytes, mode: Mode, *, clip: bool = False) -> Pixels:
+    """Decode any other format to [h, w, channels].
+
+    16-bit gray is divided by 256. `clip`: floats and 32-bit integers are clipped, as decode did before its
+    version 3, instead of refused. Raises BadSampleError.
+    """
     if data[: len(_PNG)] == _PNG:
-        _check_png(data)
+        check_png(data)
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
-            _check_pixels(opened.height, opened.width)
-            wide = opened.mode.startswith(
-                "I"
-            )  # 16 bits a sample: Pillow's own conversion would clip instead of scale
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            check_pixels(opened.height, opened.width)
+            if not clip:
+                _check_range(opened, data)
+            # Pillow's own conversion of 16 bits a sample would clip instead of scale.
+            wide = opened.mode.startswith("I")
             picture = opened.point(lambda value: value / 256).convert("L") if wide else opened
             array = np.asarray(picture.convert("RGB" if mode == "rgb" else "L"))
     except (BadSampleError, MemoryError):
         raise
     except UnidentifiedImageError as error:
-        raise BadSampleError("not a JPEG, PNG, WebP, GIF, BMP or TIFF file") from error
+        header = read_image_header(data)
+        if header is not None and header.dtype != "uint8":
+            raise _no_range(header.dtype) from error
+        raise BadSampleError(NOT_AN_IMAGE) from error
     except Exception as error:  # Pillow's plugins raise many types for hostile bytes; all mean a bad file
         raise BadSampleError(f"not a readable image: {type(error).__name__}: {error}") from error
     return array if array.ndim == 3 else array[:, :, None]
 
 
-def _check_png(data: bytes) -> None:
+def _check_range(opened: Image.Image, data: bytes) -> None:
+    # Earlier releases of Pillow open 16-bit PNG as "I", too.
+    if opened.mode == "F" or (opened.mode == "I" and opened.format != "PNG"):
+        header = read_image_header(data)
+        raise _no_range(header.dtype if header else {"F": "float32", "I": "int32"}[opened.mode])
+
+
+def _no_range(dtype: str) -> BadSampleError:
+    return BadSampleError(
+        f'an image of {dtype} has no range that 0…255 could stand for: decode it with mode "unchanged", then '
+        "normalize or cast it"
+    )
+
+
+def check_png(data: bytes) -> None:
     """Verify the checksum of every chunk; Pillow does not verify chunks that hold pixels."""
     at = len(_PNG)
     while True:
@@ -220,198 +225,8 @@ def _check_png(data: bytes) -> None:
         at = body + 4
 
 
-def decode(data: bytes, mode: Mode) -> Pixels:
-    """Decode an image file to uint8 [h, w, channels]. Raises BadSampleError."""
-    if data[:3] == _JPEG:
+def decode(data: bytes, mode: Mode, *, clip: bool = False) -> Pixels:
+    """Decode an image file to uint8 [h, w, channels]; `clip`: see `decode_other`. Raises BadSampleError."""
+    if data[:3] == JPEG:
         return decode_jpeg(data, read_jpeg_head(data), mode)
-    return decode_other(data, mode)
-
-
-_TAKES = "bytes of a JPEG, PNG, WebP, GIF, BMP or TIFF file"
-_GIVES = 'uint8 [h, w, 3]; [h, w, 1] with `mode` "gray"'
-_MODE = Parameter("mode", choice("rgb", "gray"), "rgb")
-_MORE = "over 67 megapixels; more scans or text than an image needs"
-
-
-@operation(
-    "decode",
-    _MODE,
-    takes=_TAKES,
-    gives=_GIVES,
-    refuses=f"not such a file, truncated or damaged; {_MORE}",
-)
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """An image file decoded to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray"."""
-
-    mode: Mode
-
-    def infer(self, field: FieldType) -> FieldType:
-        if field.kind != "bytes":
-            raise ValueError(f"needs the source's bytes, not {field}; make it the first op")
-        return image(None, None, 3 if self.mode == "rgb" else 1)
-
-    def apply(self, value: bytes, random: KeyedRandom) -> Pixels:
-        return decode(value, self.mode)
-
-    def fuse(self, following: Operation) -> Operation | None:
-        if isinstance(following, WindowOp) and not isinstance(following, CenterCrop):
-            return _WindowedDecode(self.mode, following, _whole)
-        return None
-
-
-@operation(
-    "decode",
-    _MODE,
-    version="2",
-    takes=_TAKES,
-    gives=_GIVES,
-    refuses=f"not such a file, truncated, or damaged within the rows that the next window op needs; {_MORE}",
-)
-class DecodeRows(Decode):
-    """An image file decoded to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray".
-
-    A JPEG is not decoded below the window that the next op keeps.
-    """
-
-    __slots__ = ()
-
-    def fuse(self, following: Operation) -> Operation | None:
-        if isinstance(following, WindowOp) and not isinstance(following, CenterCrop):
-            return _WindowedDecode(self.mode, following, decode_jpeg_rows)
-        return None
-
-
-def _whole(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink: int) -> Pixels:
-    return decode_jpeg(data, head, mode, shrink)
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenedImage:
-    """An image file whose size is known. `pixels`: the whole image, for a file that is not decoded at a
-    smaller size; `head`: the header of a JPEG that is."""
-
-    size: ImageSize
-    data: bytes
-    head: JpegHead | None
-    pixels: Pixels | None
-
-
-@dataclass(frozen=True, slots=True)
-class _WindowedDecode:
-    """decode, fused with the window op that follows: it shrinks while decoding if the window allows.
-
-    `decode_rows`: (JPEG, header, mode, rows of the shrunk image to keep, shrink) → pixels.
-    """
-
-    mode: Mode
-    windowing: WindowOp
-    decode_rows: Callable[[bytes, JpegHead, Mode, int, int], Pixels]
-
-    def infer(self, field: FieldType) -> FieldType:
-        raise NotImplementedError("types are inferred op by op, before fusing")
-
-    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
-        opened = self.open(value)
-        window, shrink = self.choose_window(opened.size, random)
-        return resample_window(self.decode_window(opened, window, shrink), window, shrink)
-
-    def open(self, value: bytes) -> _OpenedImage:
-        """See `WindowedDecoder.open`."""
-        head = read_jpeg_head(value) if value[:3] == _JPEG else None
-        if head is None or head.colorspace in ("CMYK", "YCCK"):
-            pixels = decode_other(value, self.mode)
-            return _OpenedImage(
-                ImageSize(pixels.shape[0], pixels.shape[1], scales=False), value, None, pixels
-            )
-        return _OpenedImage(ImageSize(head.height, head.width, scales=True), value, head, None)
-
-    def choose_window(self, size: ImageSize, random: KeyedRandom) -> tuple[ResampleWindow, int]:
-        """See `WindowedDecoder.choose_window`."""
-        window: ResampleWindow = self.windowing.window(size.height, size.width, random)
-        return window, window.shrink() if size.scales else 1
-
-    def needed_rows(self, window: ResampleWindow, shrink: int) -> tuple[int, int]:
-        """See `WindowedDecoder.needed_rows`."""
-        return window.first_row(shrink), window.rows(shrink)
-
-    def decode_window(self, opened: _OpenedImage, window: ResampleWindow, shrink: int) -> Pixels:
-        """See `WindowedDecoder.decode_window`."""
-        if opened.head is None:
-            return self.decode_whole(opened, shrink)
-        return self.decode_rows(opened.data, opened.head, self.mode, window.rows(shrink), shrink)
-
-    def decode_whole(self, opened: _OpenedImage, shrink: int) -> Pixels:
-        """See `WindowedDecoder.decode_whole`."""
-        if opened.head is None:
-            assert opened.pixels is not None
-            return opened.pixels
-        return decode_jpeg(opened.data, opened.head, self.mode, shrink)
-
-    def cut(self, rows: Pixels, window: ResampleWindow, shrink: int, first: int) -> npt.NDArray[Any]:
-        """See `WindowedDecoder.cut`."""
-        return resample_window(rows, window, shrink, first)
-
-
-Format = Literal["jpeg", "png", "webp"]
-Subsampling = Literal["444", "422", "420"]
-_MAX_SIDE: dict[Format, int] = {"jpeg": 65_500, "png": 1 << 24, "webp": 16_383}
-_PNG_LEVEL = 6
-
-
-@operation(
-    "encode",
-    Parameter("format", choice("jpeg", "png", "webp")),
-    Parameter("quality", whole(1, 100), 90),
-    Parameter("subsampling", choice("444", "422", "420"), "420"),
-    Parameter("lossless", flag, False),
-    takes="uint8 [h, w, 1 or 3]",
-    gives="bytes of an image file",
-    refuses="more pixels a side than the format supports: 65,500 (JPEG), 16,383 (WebP)",
-)
-@dataclass(frozen=True, slots=True)
-class Encode:
-    """uint8 [height, width, 1 or 3] encoded as an image file. `quality` applies to JPEG and WebP,
-    `subsampling` to the colors of JPEG, `lossless` to WebP. PNG is always lossless."""
-
-    format: Format
-    quality: int
-    subsampling: Subsampling
-    lossless: bool
-
-    def infer(self, field: FieldType) -> FieldType:
-        if field.layout != "hwc":
-            what = "put it before to_chw" if field.layout == "chw" else "decode it first"
-            raise ValueError(f"needs an image with its channels last, not {field}; {what}")
-        if channels_of(field) not in (1, 3):
-            raise ValueError(f"encodes 1 or 3 channels, not {field}")
-        return BYTES
-
-    def apply(self, value: npt.NDArray[np.uint8], random: KeyedRandom) -> bytes:
-        longest = max(value.shape[:2])
-        if longest > _MAX_SIDE[self.format]:
-            raise BadSampleError(f"{self.format} supports at most {_MAX_SIDE[self.format]} pixels a side")
-        if self.format == "jpeg":
-            return self._jpeg(value)
-        return self._by_pillow(value)
-
-    def _jpeg(self, value: npt.NDArray[np.uint8]) -> bytes:
-        gray = value.shape[2] == 1
-        file: bytes = simplejpeg.encode_jpeg(
-            value if value.flags["C_CONTIGUOUS"] else value.copy(),
-            quality=self.quality,
-            colorspace="GRAY" if gray else "RGB",
-            colorsubsampling="Gray" if gray else self.subsampling,
-            fastdct=False,
-        )
-        return file
-
-    def _by_pillow(self, value: npt.NDArray[np.uint8]) -> bytes:
-        picture = Image.fromarray(value[:, :, 0] if value.shape[2] == 1 else value)
-        out = io.BytesIO()
-        if self.format == "png":
-            picture.save(out, "PNG", compress_level=_PNG_LEVEL)
-        else:
-            options: dict[str, Any] = {"lossless": self.lossless, "quality": self.quality, "method": 4}
-            picture.save(out, "WEBP", **options)
-        return out.getvalue()
+    return decode_other(data, mode, clip=clip)

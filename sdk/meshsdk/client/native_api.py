@@ -68,13 +68,16 @@ class FieldSchema:
     Attributes:
         dtype: name of the numpy dtype, such as "uint8".
         shape: without the batch dimension; None for a ragged field, whose rows differ in length.
+        decoded: of an image, the mode of its decoding: "rgb", "gray", "index" or "unchanged"; else "".
     """
 
     dtype: str
     shape: tuple[int, ...] | None
+    decoded: str = ""
 
     def __str__(self) -> str:
-        return f"{self.dtype} {'ragged' if self.shape is None else list(self.shape)}"
+        mode = f", decoded as {self.decoded}" if self.decoded else ""
+        return f"{self.dtype} {'ragged' if self.shape is None else list(self.shape)}{mode}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +89,14 @@ class PlanInfo:
         positions: rows of an epoch.
         fields: dtype and shape of each field of a row (FieldSchema).
         ops: the op builds that the plan is pinned to, as (op, version).
+        notes: what the plan does that its author may not mean, and what to write instead.
     """
 
     hash: str
     positions: int
     fields: Mapping[str, FieldSchema]
     ops: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +196,16 @@ def register_plan(
 
 def _plan(answer: Mapping[str, Any]) -> PlanInfo:
     fields = {
-        name: FieldSchema(str(field["dtype"]), None if field.get("ragged") else tuple(field["shape"]))
+        name: FieldSchema(
+            str(field["dtype"]),
+            None if field.get("ragged") else tuple(field["shape"]),
+            str(field.get("decoded", "")),
+        )
         for name, field in answer["fields"].items()
     }
     ops = tuple((str(op["op"]), str(op["version"])) for op in answer.get("ops", ()))
-    return PlanInfo(str(answer["plan"]), int(answer["positions"]), fields, ops)
+    notes = tuple(map(str, answer.get("notes", ())))
+    return PlanInfo(str(answer["plan"]), int(answer["positions"]), fields, ops, notes)
 
 
 def rows_request(plan: str, epoch: int, samples: Sequence[int]) -> Request:

@@ -89,6 +89,7 @@ def preflight(
     _check_batch(global_batch, world)
     if ds.packing is not None:
         ds = ds.unpacked()
+    ds = ds.quiet()
     schema = _schema(ds)
     picks = sorted({int(pick) for pick in np.linspace(0, len(ds) - 1, min(max(rows, 1), len(ds)))})
     found, bad = _prepared(ds, picks)
@@ -97,7 +98,12 @@ def preflight(
     row_bytes = round(sum(map(_bytes_of, found)) / len(found))
     batch_bytes = 0 if global_batch is None else -(-global_batch // world) * row_bytes
     _check_memory(batch_bytes)
-    notes = [*_bad_notes(bad, len(picks)), *_raw_notes(ds, found[0]), *_ragged_notes(ds, schema, found)]
+    notes = [
+        *ds.plan().notes,
+        *_bad_notes(bad, len(picks)),
+        *_raw_notes(ds, found[0]),
+        *_ragged_notes(ds, schema, found),
+    ]
     if global_batch is not None and global_batch > len(ds):
         notes.append(f"global_batch={global_batch} is more than the {len(ds)} samples: most rows are padding")
     told = tuple(str(error) for error in bad.values())

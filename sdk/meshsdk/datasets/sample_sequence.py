@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from meshsdk.client.native_api import fetch_snapshot, register_plan
 from meshsdk.datasets.batch import fetch_rows
+from meshsdk.datasets.plan_notes import log_notes
 from meshsdk.datasets.shuffle import buckets_spec, shuffle_spec
 from meshsdk.errors import BadSampleError, ConfigurationError, MeshError
 from meshwire.plan.plan_spec import PlanError, op_document, parse_spec, spec_document
@@ -50,6 +51,7 @@ class SampleSequence:
         self.packing = None if packing is None else dict(packing)
         self.mixing = mixing
         self._plan: PlanInfo | None = None
+        self._quiet = False
 
     def _with(
         self,
@@ -78,6 +80,12 @@ class SampleSequence:
     def unpacked(self) -> Self:
         """Return the dataset without `pack`."""
         return type(self)(self.client, self.snapshot, self.ops, self.epoch, None, self.mixing)
+
+    def quiet(self) -> Self:
+        """Return the dataset without a log of the notes on its plan, for a caller that reports them."""
+        found = self._with()
+        found._quiet = True
+        return found
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -140,10 +148,15 @@ class SampleSequence:
             self._plan = register_plan(
                 self.client.transport, self.snapshot.hash, unmixed.spec(), deadline=patience
             )
+            if not self._quiet:
+                log_notes(self._plan)
         return self._plan
 
     def schema(self) -> Mapping[str, FieldSchema]:
-        """Return dtype and shape of each field of a row after all ops; a ragged field has the shape None."""
+        """Return dtype and shape of each field of a row after all ops; a ragged field has the shape None.
+
+        Of images, it has the mode in which they are decoded.
+        """
         return self.plan().fields
 
     def head(self, count: int = 5) -> list[dict[str, Any]]:

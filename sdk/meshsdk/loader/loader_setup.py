@@ -19,6 +19,7 @@ from meshsdk.client.arena import Arena
 from meshsdk.client.native_api import register_plan
 from meshsdk.client.settings import checked_seconds
 from meshsdk.datasets.batch import read_frame
+from meshsdk.datasets.plan_notes import log_notes
 from meshsdk.loader.arguments import (
     arena_bytes,
     checked_batch,
@@ -341,6 +342,7 @@ def make_setup(
     transport, spec = dataset.client.transport, arguments.plan_spec(dataset)
     stage = make_stage(arguments.device, arguments.output, arguments.normalize)
     plan = register_plan(transport, dataset.snapshot.hash, spec, arguments.global_batch, arguments.deadline)
+    log_notes(plan)
     checked_normalize(arguments.normalize, plan.fields)
     expected = frame_bytes(plan.fields, -(-arguments.global_batch // arguments.world))
     alike = expected > 0 and not arguments.share and not spec.get("pack")

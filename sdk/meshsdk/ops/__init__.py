@@ -1,7 +1,8 @@
 """Op constructors for `Dataset.map`: the transforms that nodes apply to a field, in order.
 
 Law: an op here is only a name with checked arguments; the node's build of that op does the work, and its
-version is part of the plan's hash. The constructors for arrays are in `array_ops`.
+version is part of the plan's hash. The constructors for arrays are in `array_ops`, those that mix rows in
+`mixing_ops`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from meshsdk.ops.array_ops import to_npy as to_npy
 from meshsdk.ops.array_ops import window as window
 from meshsdk.ops.array_ops import zarr as zarr
 from meshsdk.ops.array_ops import zarr_chunk as zarr_chunk
+from meshsdk.ops.mixing_ops import cutmix as cutmix
+from meshsdk.ops.mixing_ops import mixup as mixup
+from meshsdk.ops.mixing_ops import mixup_or_cutmix as mixup_or_cutmix
 from meshwire.plan.plan_spec import OpSpec
 
 if TYPE_CHECKING:
@@ -30,31 +34,52 @@ if TYPE_CHECKING:
 
 _USER_OP = re.compile(r"[a-z][a-z0-9_\-]{0,39}/[A-Za-z_][A-Za-z0-9_]{0,49}")
 Size = "int | Sequence[int]"
-Filter = Literal["antialias", "nearest"]
+_MODES = ("rgb", "gray", "index", "unchanged")
+Filter = Literal["bilinear", "bicubic", "box", "nearest", "fast"]
 
 
-def decode(field: str, *, mode: Literal["rgb", "gray"] = "rgb") -> OpSpec:
-    """Decode an image file: bytes of JPEG, PNG, WebP, GIF, BMP or TIFF → uint8 [height, width, channels].
+def decode(
+    field: str,
+    *,
+    mode: Literal["rgb", "gray", "index", "unchanged"] = "rgb",
+    dtype: str | None = None,
+    channels: int | None = None,
+) -> OpSpec:
+    """Decode an image file: bytes of JPEG, PNG, WebP, GIF, BMP or TIFF → [height, width, channels].
 
-    The result has 3 channels, or 1 with mode="gray".
+    Arguments:
+        mode: "rgb" → uint8 with 3 channels, "gray" → uint8 with 1. "index" → uint8 with 1: the class numbers
+            of a mask, which are the indices of a palette image or the values of a gray one. "unchanged" → the
+            values as stored, such as 16-bit integers or floats.
+        dtype, channels: for "unchanged". Default: those of the first sample; samples with others are bad.
     """
-    if mode not in ("rgb", "gray"):
-        raise ConfigurationError(f"decode({field!r}): mode must be 'rgb' or 'gray', not {mode!r}")
-    return OpSpec("decode", _values.field("decode", field), {"mode": mode})
+    if mode not in _MODES:
+        raise ConfigurationError(
+            f"decode({field!r}): mode must be one of {', '.join(map(repr, _MODES))}, not {mode!r}"
+        )
+    if mode != "unchanged" and (dtype, channels) != (None, None):
+        raise ConfigurationError(f"decode({field!r}): dtype and channels are for mode='unchanged'")
+    stored = {name: value for name, value in (("dtype", dtype), ("channels", channels)) if value is not None}
+    return OpSpec("decode", _values.field("decode", field), {"mode": mode, **stored})
 
 
-def resize(field: str, size: int | Sequence[int], *, filter: Filter = "antialias") -> OpSpec:
-    """Resize an image to `size` pixels: uint8 [h, w, c] → uint8 [height, width, c].
+def resize(field: str, size: int | Sequence[int], *, filter: Filter = "bilinear") -> OpSpec:
+    """Resize an image to `size` pixels: [h, w, c] → [height, width, c] of the same dtype.
 
     An integer is the length of the shorter side and keeps the aspect ratio; [height, width] is the exact
-    size. Use filter="nearest" for masks: it creates no new values.
+    size.
+
+    Arguments:
+        filter: "bilinear", "bicubic" and "box" give the pixels of Pillow and torchvision, antialiased. Use
+            "nearest" for masks: it makes no new values. "fast" is close to "bilinear" and decodes a large
+            JPEG at a smaller size.
     """
-    args = {"size": _values.size("resize", size), **_values.filter("resize", filter)}
+    args = {"size": _values.size("resize", size), **_values.filter("resize", filter, "bilinear")}
     return OpSpec("resize", _values.field("resize", field), args)
 
 
 def center_crop(field: str, size: int | Sequence[int]) -> OpSpec:
-    """Crop the middle of an image to `size`×`size` pixels, or to [height, width].
+    """Crop the middle of an image to `size`×`size` pixels, or to [height, width], as torchvision does.
 
     A smaller image is a bad sample.
     """
@@ -69,7 +94,7 @@ def random_resized_crop(
     *,
     scale: Sequence[float] = (0.08, 1.0),
     ratio: Sequence[float] = (0.75, 1.3333),
-    filter: Filter = "antialias",
+    filter: Filter = "fast",
 ) -> OpSpec:
     """Crop a random part of an image and resize it to `size` pixels, or to [height, width].
 
@@ -78,7 +103,7 @@ def random_resized_crop(
     Arguments:
         scale: lowest and highest share of the area that is cropped.
         ratio: lowest and highest aspect ratio, width / height.
-        filter: "antialias", or "nearest" for masks.
+        filter: as in `resize`; "nearest" for masks.
     """
     name = "random_resized_crop"
     low, high = _values.pair(name, "scale", scale)
@@ -89,7 +114,7 @@ def random_resized_crop(
         "scale": [low, high],
         "ratio": list(_values.pair(name, "ratio", ratio)),
     }
-    return OpSpec(name, _values.field(name, field), args | _values.filter(name, filter))
+    return OpSpec(name, _values.field(name, field), args | _values.filter(name, filter, "fast"))
 
 
 def hflip(field: str, p: float = 0.5) -> OpSpec:
@@ -131,14 +156,24 @@ def pad(field: str, border: int | Sequence[int], *, fill: int = 0) -> OpSpec:
     return OpSpec("pad", _values.field("pad", field), {"border": given, "fill": fill})
 
 
-def rotate(field: str, degrees: float | Sequence[float], *, fill: int = 0) -> OpSpec:
+def rotate(
+    field: str,
+    degrees: float | Sequence[float],
+    *,
+    fill: int = 0,
+    filter: Literal["bilinear", "nearest"] = "bilinear",
+) -> OpSpec:
     """Rotate an image about its center by a random angle; the size stays, and corners are set to `fill`.
 
-    `degrees` is x for an angle in [−x, x], or [lowest, highest]; positive angles are counter-clockwise.
+    `degrees` is x for an angle in [−x, x], or [lowest, highest]; positive angles are counter-clockwise. Use
+    filter="nearest" for masks: it makes no new values.
     """
     angles = _values.numbers("rotate", "degrees", degrees)
     given = angles[0] if isinstance(degrees, Real) else angles
-    return OpSpec("rotate", _values.field("rotate", field), {"degrees": given, "fill": fill})
+    if filter not in ("bilinear", "nearest"):
+        raise ConfigurationError(f"rotate: filter must be 'bilinear' or 'nearest', not {filter!r}")
+    nearest = {} if filter == "bilinear" else {"filter": filter}
+    return OpSpec("rotate", _values.field("rotate", field), {"degrees": given, "fill": fill, **nearest})
 
 
 def grayscale(field: str, p: float = 1.0) -> OpSpec:
@@ -171,55 +206,6 @@ def rand_augment(field: str, *, count: int = 2, strength: int = 9, fill: int = 0
     """
     args = {"count": count, "strength": strength, "fill": fill}
     return OpSpec("rand_augment", _values.field("rand_augment", field), args)
-
-
-def mixup(field: str, *, alpha: float = 0.2, p: float = 1.0, labels: Sequence[str] | None = None) -> OpSpec:
-    """Blend each row with its neighbor in the batch (mixup).
-
-    The batch gets the fields `FIELD.weight` (float32, the weight of the row's own pixels) and `LABEL.other`
-    (int64, the label of the neighbor).
-
-    Arguments:
-        alpha: the weight is drawn from Beta(alpha, alpha).
-        p: probability that a row is blended.
-        labels: names of the label fields. Default: all labels of the dataset.
-    """
-    args = {"alpha": _values.number("mixup", "alpha", alpha), "p": _values.probability("mixup", p)}
-    return OpSpec("mixup", _values.field("mixup", field), args | _values.labels(labels))
-
-
-def cutmix(field: str, *, alpha: float = 1.0, p: float = 1.0, labels: Sequence[str] | None = None) -> OpSpec:
-    """Replace a rectangle of each row by that of its neighbor in the batch (CutMix).
-
-    The arguments and the fields `FIELD.weight` and `LABEL.other` are those of `mixup`.
-    """
-    args = {"alpha": _values.number("cutmix", "alpha", alpha), "p": _values.probability("cutmix", p)}
-    return OpSpec("cutmix", _values.field("cutmix", field), args | _values.labels(labels))
-
-
-def mixup_or_cutmix(
-    field: str,
-    *,
-    mixup: float = 0.8,
-    cutmix: float = 1.0,
-    switch: float = 0.5,
-    p: float = 1.0,
-    labels: Sequence[str] | None = None,
-) -> OpSpec:
-    """Apply CutMix with probability `switch`, else mixup, drawn for each pair of rows.
-
-    `mixup` and `cutmix` are the alphas of the two. `p`, `labels` and the fields `FIELD.weight` and
-    `LABEL.other` are those of `mixup`.
-    """
-    name = "mixup_or_cutmix"
-    args = {
-        "mixup": _values.number(name, "mixup", mixup),
-        "cutmix": _values.number(name, "cutmix", cutmix),
-        "switch": _values.probability(name, switch),
-    }
-    return OpSpec(
-        name, _values.field(name, field), args | {"p": _values.probability(name, p)} | _values.labels(labels)
-    )
 
 
 def normalize(

@@ -6,6 +6,7 @@ whatever depends on the node's build of an op is left to the node.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
@@ -24,12 +25,24 @@ def fields(op: str, fields: Sequence[str]) -> tuple[str, ...]:
     return tuple(field(op, name) for name in fields)
 
 
-def filter(op: str, given: str) -> dict[str, str]:
+FILTERS = ("bilinear", "bicubic", "box", "nearest", "fast")
+
+
+def filter(op: str, given: str, default: str) -> dict[str, str]:
     """Return the `filter` argument of a resampling op, if it is not the default."""
-    if given not in ("antialias", "nearest"):
-        raise ConfigurationError(f"{op}: filter must be 'antialias' or 'nearest', not {given!r}")
+    if given == "antialias":
+        warnings.warn(
+            f"{op}: filter='antialias' is now called 'fast'; the next release removes the earlier name",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        given = "fast"
+    if given not in FILTERS:
+        raise ConfigurationError(
+            f"{op}: filter must be one of {', '.join(map(repr, FILTERS))}, not {given!r}"
+        )
     # The default is left out, so that plans keep the hash they had before the argument existed.
-    return {} if given == "antialias" else {"filter": given}
+    return {} if given == default else {"filter": given}
 
 
 def field(op: str, field: object) -> str:

@@ -103,7 +103,7 @@ def test_what_works_is_told_with_its_size(client: Client) -> None:
     assert found.notes == ("global_batch=64 is more than the 40 samples: most rows are padding",)
     assert str(found).splitlines() == [
         "40 samples; 8 of 8 tried can be prepared",
-        "  image: uint8 [16, 16, 3]",
+        "  image: uint8 [16, 16, 3], decoded as rgb",
         "  label: int64 []",
         "  a row takes 776 B; a rank's batch takes 12.1 KiB",
         "note: global_batch=64 is more than the 40 samples: most rows are padding",
@@ -201,7 +201,7 @@ def test_batches_that_cannot_be(client: Client, monkeypatch: pytest.MonkeyPatch)
 def test_the_commands(command: Callable[..., str]) -> None:
     crop = ("--op", "decode:image", "--op", "center_crop:image:16")
     assert command("schema", "s3://data/photos/", *crop).splitlines() == [
-        "image: uint8 [16, 16, 3]",
+        "image: uint8 [16, 16, 3], decoded as rgb",
         "label: int64 []",
     ]
     assert json.loads(command("stats", "--json", "s3://data/photos/"))["classes"]["label"]["dog"] == 10

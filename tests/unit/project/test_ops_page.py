@@ -61,8 +61,8 @@ def test_an_op_is_described_with_all_its_versions() -> None:
         {"name": "size", "kind": "the shorter side in pixels, or [height, width]", "required": True},
         {
             "name": "filter",
-            "kind": 'one of "antialias", "nearest"',
+            "kind": 'one of "bilinear", "bicubic", "box", "nearest", "fast"',
             "required": False,
-            "default": "antialias",
+            "default": "bilinear",
         },
     ]

@@ -86,7 +86,14 @@ def test_nothing_to_guess_from() -> None:
 
 def test_ops_as_the_plan_has_them() -> None:
     assert ops.decode("image") == OpSpec("decode", "image", {"mode": "rgb"})
+    assert ops.decode("mask", mode="unchanged", channels=1).args == {"mode": "unchanged", "channels": 1}
     assert ops.resize("image", 256).args == {"size": 256}
+    assert ops.resize("image", 256, filter="fast").args == {"size": 256, "filter": "fast"}
+    assert ops.random_resized_crop("image", 9, filter="bilinear").args["filter"] == "bilinear"
+    assert "filter" not in ops.random_resized_crop("image", 9, filter="fast").args
+    assert ops.rotate("mask", 9, filter="nearest").args == {"degrees": 9.0, "fill": 0, "filter": "nearest"}
+    with pytest.warns(DeprecationWarning, match="is now called 'fast'"):
+        assert ops.resize("image", 256, filter="antialias").args["filter"] == "fast"  # type: ignore[arg-type]
     assert ops.center_crop("image", [224, 160]).args == {"size": [224, 160]}
     crop = ops.random_resized_crop("image", 224, scale=(0.2, 1))
     assert crop.args == {"size": 224, "scale": [0.2, 1.0], "ratio": [0.75, 1.3333]}
@@ -102,6 +109,9 @@ def test_ops_as_the_plan_has_them() -> None:
     [
         (lambda: ops.decode(224), "the first argument is the field"),  # type: ignore[arg-type]
         (lambda: ops.decode("image", mode="bgr"), "mode"),  # type: ignore[arg-type]
+        (lambda: ops.decode("image", dtype="uint16"), "dtype and channels are for mode='unchanged'"),
+        (lambda: ops.resize("image", 8, filter="lanczos"), "'bilinear', 'bicubic', 'box', 'nearest', 'fast'"),  # type: ignore[arg-type]
+        (lambda: ops.rotate("image", 8, filter="box"), "rotate: filter must be"),  # type: ignore[arg-type]
         (lambda: ops.resize("image", 0), "size"),
         (lambda: ops.resize("image", [1, 2, 3]), "size"),
         (lambda: ops.center_crop("image", True), "size"),

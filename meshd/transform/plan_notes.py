@@ -1,0 +1,170 @@
+"""Notes on a plan that can run but probably does not do what its author means.
+
+Law: pure. A note says what happens to which field and what to write instead; a plan with notes is a valid
+plan. Subjects: images that lose values when they are decoded, filters that mix class numbers, and random
+draws that move one of several images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshd.transform import registry
+from meshwire.formats.image_headers import read_image_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from meshwire.formats.image_headers import ImageHeader
+    from meshwire.plan.plan_spec import OpSpec, PlanSpec
+
+_MASK_NAMES = ("mask", "seg", "annot", "label")
+_FLAT = 0.25
+"""Bytes a pixel below which a palette image is rather a drawing or a mask than a photograph."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FieldOp:
+    """An op of the plan as one field has it. `shared`: the fields that draw with it."""
+
+    op: OpSpec
+    shared: tuple[str, ...]
+
+    @property
+    def filter(self) -> str:
+        """The name of its filter; "" if it has none."""
+        definition = registry.find(self.op.op, self.op.version, "")
+        defaults = {parameter.name: parameter.default for parameter in definition.parameters}
+        return str(self.op.args.get("filter", defaults.get("filter", "")))
+
+
+def plan_notes(spec: PlanSpec, first: Callable[[str], bytes]) -> tuple[str, ...]:
+    """Return the notes on a spec whose versions are filled in.
+
+    `first` reads the bytes of a field of the first sample (KeyError if it is not a bytes field).
+    """
+    fields: dict[str, list[_FieldOp]] = {}
+    for op in spec.ops:
+        for name in op.all_fields:
+            fields.setdefault(name, []).append(_FieldOp(op.for_field(name), op.fields))
+    return (
+        *(note for name, ops in fields.items() for note in _decoding_notes(name, ops, first)),
+        *(note for name, ops in fields.items() for note in _filter_notes(name, ops)),
+        *_pairing_notes(fields),
+    )
+
+
+def decode_mode(spec: PlanSpec, field: str) -> str:
+    """Return the mode in which the plan decodes an image field; "" if it does not."""
+    return next(
+        (
+            str(op.for_field(field).args.get("mode", "rgb"))
+            for op in spec.ops
+            if op.op == "decode" and field in op.all_fields
+        ),
+        "",
+    )
+
+
+def _decoding_notes(name: str, ops: list[_FieldOp], first: Callable[[str], bytes]) -> Iterator[str]:
+    decode = ops[0].op
+    mode = decode.args.get("mode", "rgb")
+    if decode.op != "decode" or mode not in ("rgb", "gray"):
+        return
+    try:
+        data = first(name)
+    except KeyError:
+        return
+    header = read_image_header(data)
+    if header is None:
+        return
+    lost = _lost(name, header, mode, len(data)) or _clipped(header, decode.version)
+    if lost:
+        yield f"{name!r}, decoded as {mode}: {lost}"
+
+
+def _lost(name: str, header: ImageHeader, mode: str, size: int) -> str:
+    """Return what decoding to 0…255 changes of the values stored, and what keeps them; "" if nothing."""
+    index = f"ops.decode({name!r}, mode='index')"
+    if header.palette and (mode == "gray" or _looks_like_a_mask(name, header, size)):
+        return (
+            "the first sample has a palette, and its indices become colors. If they are class numbers, keep "
+            f"them with {index}"
+        )
+    if header.kind == "uint" and 8 < header.bits <= 16:
+        return (
+            f"the first sample has {header.bits} bits a value, of which the upper 8 are kept. Keep all with "
+            f"ops.decode({name!r}, mode='unchanged')"
+        )
+    if header.kind == "uint" and header.bits < 8 and not header.palette and header.format != "jpeg":
+        most = (1 << header.bits) - 1
+        return (
+            f"the first sample has values 0…{most}, which are scaled to 0…255. If they are class numbers, "
+            f"keep "
+            f"them with {index}"
+        )
+    return ""
+
+
+def _looks_like_a_mask(name: str, header: ImageHeader, size: int) -> bool:
+    named = any(part in name.lower() for part in _MASK_NAMES)
+    return named or header.class_colors or header.bits < 8 or size < _FLAT * header.height * header.width
+
+
+def _clipped(header: ImageHeader, version: str) -> str:
+    if version not in ("1", "2") or (header.kind == "uint" and header.bits <= 16):
+        return ""
+    return (
+        f"the first sample has {header.dtype}, which version {version} of decode clips to 0…255. Register "
+        f"the plan "
+        "without a version, and decode with mode='unchanged'"
+    )
+
+
+def _filter_notes(name: str, ops: list[_FieldOp]) -> Iterator[str]:
+    if ops[0].op.op != "decode" or ops[0].op.args.get("mode") != "index":
+        return
+    for each in ops[1:]:
+        if each.filter not in ("", "nearest") or (each.op.op, each.op.version) == ("rotate", "1"):
+            fix = f"each={{{name!r}: {{'filter': 'nearest'}}}}" if each.shared else "filter='nearest'"
+            yield (
+                f"{each.op.op} of {name!r} computes new numbers between the class numbers of a mask: pass "
+                f"{fix}"
+            )
+
+
+def _pairing_notes(fields: dict[str, list[_FieldOp]]) -> Iterator[str]:
+    """Note the ops that move a field at random without the other images of the sample."""
+    images = [name for name, ops in fields.items() if any(_places(each) for each in ops)]
+    if len(images) < 2:
+        return
+    alone = {
+        name: [
+            each.op.op for each in fields[name] if _moves(each) and len(set(each.shared) & set(images)) < 2
+        ]
+        for name in images
+    }
+    alone = {name: ops for name, ops in alone.items() if ops}
+    if not alone:
+        return
+    told = "; ".join(f"{' and '.join(dict.fromkeys(ops))} of {name!r}" for name, ops in alone.items())
+    op = next(iter(alone.values()))[0]
+    pair = ", ".join(map(repr, images))
+    yield (
+        f"draws of their own: {told}. If {' and '.join(map(repr, images))} show the same scene, they no "
+        f"longer "
+        f"match: ops.over(({pair}), ops.{op}, …) draws once for all of them"
+    )
+
+
+def _places(each: _FieldOp) -> bool:
+    """Return whether the value of the field has places that a mask could refer to."""
+    return each.op.op == "decode" or _moves(each)
+
+
+def _moves(each: _FieldOp) -> bool:
+    definition = registry.find(each.op.op, each.op.version, "")
+    if not definition.moves or each.op.args.get("p") == 0:
+        return False
+    return str(each.op.args.get("at", "random")) == "random"
