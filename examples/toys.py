@@ -1,4 +1,4 @@
-"""Toy data for the examples, so that they run without yours: coloured photographs, texts, waves, a graph.
+"""Toy data for the examples, so that they run without yours: photographs, masks, texts, waves, a graph.
 
     python -m examples.toys s3://toys
 
@@ -33,6 +33,27 @@ def photographs(count: int) -> Iterator[tuple[str, bytes]]:
         body = io.BytesIO()
         Image.fromarray(pixels).save(body, "JPEG")
         yield f"photos/{name}/{number:05}.jpg", body.getvalue()
+
+
+def scenes(count: int) -> Iterator[tuple[str, bytes]]:
+    """`scenes/NUMBER.jpg` with two discs, and `NUMBER.png`: a mask of their classes, with a palette."""
+    from PIL import Image
+
+    random, (y, x) = np.random.default_rng(7), np.mgrid[:40, :48]
+    for number in range(count):
+        mask = np.zeros((40, 48), np.uint8)
+        for class_, (row, column) in enumerate(random.integers(6, 34, (2, 2)), 1):
+            mask[(y - row) ** 2 + (x - column) ** 2 < 36] = class_
+        pixels = np.clip(random.normal(0, 20, (40, 48, 3)) + 60 + 80 * mask[:, :, None], 0, 255)
+        labelled = Image.frombytes("P", (48, 40), mask.tobytes())
+        labelled.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0])
+        for image, form, ending in (
+            (Image.fromarray(pixels.astype(np.uint8)), "JPEG", "jpg"),
+            (labelled, "PNG", "png"),
+        ):
+            body = io.BytesIO()
+            image.save(body, form)
+            yield f"scenes/{number:05}.{ending}", body.getvalue()
 
 
 def texts(count: int) -> Iterator[tuple[str, bytes]]:
@@ -89,10 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bucket, _, prefix = options.target.removeprefix("s3://").rstrip("/").partition("/")
     with mesh.connect() as client:
         client.create_bucket(bucket)
-        for make in (photographs, texts, waves, graph):
+        for make in (photographs, scenes, texts, waves, graph):
             for name, body in make(options.samples):
                 client.put(bucket, f"{prefix}/{name}" if prefix else name, body)
-    print(f"{options.samples} photographs, texts, waves and nodes are below {options.target}")
+    print(f"{options.samples} photographs, scenes, texts, waves and nodes are below {options.target}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from meshd.transform.builtin.image_codecs import (
     decode_other,
     read_jpeg_head,
 )
-from meshd.transform.builtin.resampling import resample_window
+from meshd.transform.builtin.resample_window import resample_window
 from meshd.transform.builtin.resize import CenterCropFloor, WindowOp
 from meshd.transform.builtin.stored_values import decode_indices, decode_unchanged, read_header
 from meshd.transform.op_types import ImageSize, image
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.transform.builtin.image_codecs import JpegHead, Mode, Pixels
-    from meshd.transform.builtin.resampling import ResampleWindow
+    from meshd.transform.builtin.resample_window import ResampleWindow
     from meshd.transform.op_types import FieldType
     from meshd.transform.registry import Operation
     from meshwire.plan.keyed_random import KeyedRandom

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cv2
 import numpy as np
 
-from meshd.transform.builtin.resampling import pixels
+from meshd.transform.builtin.resample_window import pixels
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import FieldType, channels_of, image
 from meshd.transform.parameters import MAX_SIDE, Parameter, choice, pair, probability, sides, size, whole

@@ -1,7 +1,7 @@
 """Resize, center_crop and random_resized_crop: ops that keep a window of an image, resampled.
 
 Law: a window follows from the image's height and width and the draws alone, so that `decode` can make less
-than the whole image. How a window is resampled: see `resampling`.
+than the whole image. How a window is resampled: see `resample_window`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from meshd.transform.builtin.resampling import RESAMPLED, ResampleWindow, resample_window
+from meshd.transform.builtin.resample_window import RESAMPLED, ResampleWindow, resample_window
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import channels_of, image
 from meshd.transform.parameters import MAX_SIDE, Parameter, choice, interval, side_or_size, size
@@ -19,7 +19,7 @@ from meshd.transform.registry import operation
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from meshd.transform.builtin.resampling import Filter
+    from meshd.transform.builtin.resample_window import Filter
     from meshd.transform.op_types import FieldType
     from meshwire.plan.keyed_random import KeyedRandom
 

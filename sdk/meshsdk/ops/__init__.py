@@ -377,6 +377,20 @@ def over(
     return replace(made, fields=names, each=own)
 
 
+def pin(op: OpSpec, version: str) -> OpSpec:
+    """Return the op in an earlier version, whose pixels never change: for a job that began with it.
+
+    A plan without pinned versions has the latest that the node has when it is registered. `mesh op show NAME`
+    lists the versions of an op.
+
+    Example:
+        ops.pin(ops.decode("image"), "2")
+    """
+    if not isinstance(version, str) or not version:
+        raise ConfigurationError(f"pin({op.op!r}): version must be a text such as '1', not {version!r}")
+    return replace(op, version=version)
+
+
 def user(name: str, field: str | Sequence[str], *, version: str = "", **args: Any) -> OpSpec:
     """Apply an op of your own, pushed with `mesh op push`.
 

@@ -192,7 +192,7 @@ class LoaderState:
             _differ(
                 "plan", self.plan, plan,
                 "ops, op versions, shuffle, mix, tail or on_bad differ; create the loader as in the job that "
-                "wrote the state, or start without it",
+                "wrote the state (ops.pin(op, VERSION) keeps the version of an op), or start without it",
             )  # fmt: skip
         if samples is not None and self.position > samples:
             raise StateMismatchError(

@@ -12,7 +12,7 @@ from PIL import Image
 
 import meshsdk as mesh
 from meshsdk import ops
-from meshsdk.errors import PreflightError
+from meshsdk.errors import PreflightError, StateMismatchError
 from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
@@ -109,6 +109,24 @@ def test_what_is_lost_is_noted_and_logged_once(client: Client, caplog: pytest.Lo
     assert "16 bits a value" in depth
     assert "ops.decode('depth', mode='unchanged')" in depth
     assert [record.message for record in caplog.records] == [mask, depth]
+
+
+def test_a_pinned_version_is_another_plan_with_the_earlier_pixels(client: Client) -> None:
+    """What a job that began with an earlier release resumes with."""
+    image = scenes(client, "image")
+    now = image.map(ops.decode("image"), ops.resize("image", [9, 11]), ops.center_crop("image", [4, 6]))
+    before = image.map(
+        ops.pin(ops.decode("image"), "2"),
+        ops.pin(ops.resize("image", [9, 11]), "1"),
+        ops.pin(ops.center_crop("image", [4, 6]), "1"),
+    )
+    assert now.plan().ops == (("decode", "3"), ("resize", "2"), ("center_crop", "2"))
+    assert before.plan().ops == (("decode", "2"), ("resize", "1"), ("center_crop", "1"))
+    assert before.plan().hash != now.plan().hash
+    assert not np.array_equal(before[0]["image"], now[0]["image"])
+    loader = mesh.Loader(before, global_batch=4)
+    with pytest.raises(StateMismatchError, match=r"ops\.pin\(op, VERSION\)"):
+        mesh.Loader(now, global_batch=4).load_state_dict(loader.state_dict())
 
 
 def test_floats_are_refused_with_the_way_out(client: Client) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.transform.builtin.resampling import pixels, resample
+from meshd.transform.builtin.resample_window import pixels, resample
 
 EVEN = st.integers(1, 40).map(lambda half: 2 * half)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from meshd.transform.builtin.image_codecs import decode_jpeg, read_jpeg_head
-from meshd.transform.builtin.resampling import ResampleWindow, resample_window
+from meshd.transform.builtin.resample_window import ResampleWindow, resample_window
 from meshd.transform.builtin.resize import RandomResizedCrop
 from meshd.transform.op_chain import compile_chain
 from meshwire.plan.keyed_random import KeyedRandom
