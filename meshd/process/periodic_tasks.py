@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from meshd.cluster.clock_skew import compare_clocks
 from meshd.cluster.peer_checks import survey_peers
+from meshd.config.options import cores
 from meshd.control.control_api import ControlError
 from meshd.datasets.archives.background_indexer import BackgroundIndexer
 from meshd.documents.garbage_collector import DocumentCollector, IndexCollector, is_collector_leader
@@ -193,11 +194,15 @@ def measure_store(node: NodeContext) -> None:
 
 
 def measure_memory() -> None:
-    """Publish the memory of the machine and of the node's processes; the parent is the supervisor."""
+    """Publish the memory and the processors of the machine, and the memory of the node's processes.
+
+    The parent is the supervisor.
+    """
     found = memory_usage.memory_room()
     if found is not None:
         metrics.memory_free_bytes.set(found.free)
         metrics.memory_bytes.set(found.whole)
+    metrics.cores.set(cores())
     sizes = memory_usage.resident_by_role(os.getppid())
     for role in _ROLES:
         metrics.process_memory_bytes.labels(role).set(sizes.get(role, 0))

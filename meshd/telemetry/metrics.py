@@ -385,6 +385,7 @@ memory_free_bytes = gauge("meshd_memory_free_bytes", "Memory that may still be a
 process_memory_bytes = gauge(
     "meshd_process_memory_bytes", "Private memory of the processes.", "role", mode="mostrecent"
 )
+cores = gauge("meshd_cores", "Processors that the node may use.", mode="mostrecent")
 processes_up = gauge("meshd_processes_up", "Children that are ready.", "role", mode="mostrecent")
 
 

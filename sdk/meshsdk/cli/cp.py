@@ -1,15 +1,17 @@
 """`mesh cp`: copies files and folders up, down and across.
 
 Law: `plan_copies` decides every copy before `run_copies` moves a byte, several in parallel.
-Invariant: one failed file does not stop the others, and the exit code reports it.
+Invariant: one failed file does not stop the others, unless they would fail alike; the exit code reports it.
 """
 
 from __future__ import annotations
 
+import errno
 import mimetypes
 import os
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,14 @@ import click
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import EXIT_FAILED, report_error, shared_options
 from meshsdk.cli.path_arguments import Local, LocationType, Remote, Standard, relative_name
-from meshsdk.errors import ConfigurationError, MeshError, NotFoundError
+from meshsdk.errors import (
+    ConfigurationError,
+    ConnectError,
+    DeadlineError,
+    MeshError,
+    NotFoundError,
+    ServerError,
+)
 from meshsdk.transfers import Tuning, download, stream, upload
 from meshsdk.transfers import copy as copy_within
 
@@ -50,12 +59,19 @@ class Copy:
 @click.option("-r", "--recursive", is_flag=True, help="Copy folders with everything below them.")
 @click.option("-j", "--jobs", type=click.IntRange(1, 64), default=8, help="Concurrent copies [8].")
 @click.option("--dryrun", is_flag=True, help="Only show what would be copied.")
+@click.option("--only-show-errors", "only_errors", is_flag=True, help="Print errors, and nothing else.")
 @shared_options
 def cp(
-    session: Session, sources: Sequence[Location], target: Location, recursive: bool, jobs: int, dryrun: bool
+    session: Session,
+    sources: Sequence[Location],
+    target: Location,
+    recursive: bool,
+    jobs: int,
+    dryrun: bool,
+    only_errors: bool,
 ) -> int:
     """Copy files to the store, objects to files, or objects within the store; - is standard input or
-    output.
+    output. With -q, a summary instead of a line for each file.
 
     \b
     mesh cp cat.jpg s3://photos/train/cat/1.jpg
@@ -71,7 +87,7 @@ def cp(
             raise ConfigurationError(
                 f"several sources would have the same name in {target}; copy them one by one"
             )
-        return run_copies(session, client, copies, jobs=jobs, dryrun=dryrun)
+        return run_copies(session, client, copies, jobs=jobs, dryrun=dryrun, only_errors=only_errors)
 
 
 def plan_copies(client: Client, source: Location, target: Location, recursive: bool) -> Iterator[Copy]:
@@ -135,38 +151,120 @@ def _below(target: Location, relative: str) -> Location:
     return target.below(relative)
 
 
-def run_copies(session: Session, client: Client, copies: Sequence[Copy], *, jobs: int, dryrun: bool) -> int:
-    """Run the copies, reporting each, and return the exit code."""
+class _CopyReport:
+    """What is printed of copies that run at the same time, and whether the rest is worth trying."""
+
+    def __init__(self, session: Session, *, only_errors: bool) -> None:
+        self._session, self._only_errors = session, only_errors
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._copied = self._bytes = self._failed = 0
+        self._alike, self._last = 0, ""
+        self._stopped = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether an error was reported that all other copies would have, too."""
+        return self._stopped
+
+    def add_copied(self, copy: Copy) -> None:
+        with self._lock:
+            self._copied += 1
+            self._bytes += copy.size or 0
+            self._alike = 0
+            if not self._only_errors and (self._session.as_json or not self._session.quiet):
+                _tell(self._session, copy, dryrun=False)
+
+    def add_failed(self, copy: Copy, error: MeshError | OSError) -> None:
+        with self._lock:
+            self._failed += 1
+            if self._stopped:  # it ran when the error was reported
+                return
+            code = _error_code(error)
+            self._alike = self._alike + 1 if code == self._last else 1
+            self._last = code
+            report_error(MeshError(f"{copy.source}: {error}"), as_json=self._session.as_json)
+            never = not self._copied and self._alike >= _ALIKE
+            self._stopped = never or _concerns_all(error)
+
+    def finish(self, count: int) -> int:
+        """Print the summary of `count` copies and return the exit code."""
+        session, left = self._session, count - self._copied - self._failed
+        if self._stopped and left:
+            report_error(
+                MeshError(f"stopped: {left} files were not tried, because all would fail alike"),
+                as_json=session.as_json,
+            )
+        if count > 1 and not session.as_json and not self._only_errors:
+            failed = f", {self._failed + left} not" if self._copied < count else ""
+            done = f"{self._copied} files{failed}, {format_size(self._bytes)}"
+            click.echo(f"{done} in {time.monotonic() - self._began:.1f} s")
+        return EXIT_FAILED if self._copied < count else 0
+
+
+_ALIKE = 20
+"""Errors of one kind, without a success before, after which the rest is not tried."""
+_OF_ALL_CODES = frozenset({"NoSuchBucket", "InsufficientStorage", "ServiceUnavailable"})
+_OF_ALL_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
+
+def _concerns_all(error: MeshError | OSError) -> bool:
+    """Return whether any other copy would fail, too: server, keys, bucket or disk are the reason."""
+    if isinstance(error, ServerError):
+        return error.blames_keys or error.code in _OF_ALL_CODES or error.status == _DISK_FULL
+    if isinstance(error, (ConnectError, DeadlineError)):
+        return True
+    return isinstance(error, OSError) and error.errno in _OF_ALL_NUMBERS
+
+
+_DISK_FULL = 507
+
+
+def _error_code(error: MeshError | OSError) -> str:
+    return error.code if isinstance(error, ServerError) else type(error).__name__
+
+
+def run_copies(
+    session: Session,
+    client: Client,
+    copies: Sequence[Copy],
+    *,
+    jobs: int,
+    dryrun: bool,
+    only_errors: bool = False,
+) -> int:
+    """Run the copies, reporting each and a summary, and return the exit code.
+
+    An error that all others would have, too, ends the run.
+    """
     if dryrun:
         for copy in copies:
             _tell(session, copy, dryrun=True)
         return 0
-    failures = 0
-    lock = threading.Lock()
+    report = _CopyReport(session, only_errors=only_errors)
     sizes = [copy.size for copy in copies]
-    total = None if None in sizes else sum(size or 0 for size in sizes)
+    total = None if None in sizes or only_errors else sum(size or 0 for size in sizes)
     with (
         session.progress(f"{len(copies)} to copy", total) as advance,
         ThreadPoolExecutor(jobs, thread_name_prefix="mesh-copy") as pool,
     ):
 
-        def run(copy: Copy) -> int:
+        def run(copy: Copy) -> None:
+            if report.is_stopped:
+                return
             try:
                 copy_one(client, copy, advance)
             except (MeshError, OSError) as error:
-                with lock:
-                    report_error(MeshError(f"{copy.source}: {error}"), as_json=session.as_json)
-                return 1
-            with lock:
-                _tell(session, copy, dryrun=False)
-            return 0
+                report.add_failed(copy, error)
+            else:
+                report.add_copied(copy)
 
         try:
-            failures = sum(pool.map(run, copies))
+            list(pool.map(run, copies))
         except BaseException:  # interrupted: running copies finish, the others do not start
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return EXIT_FAILED if failures else 0
+    return report.finish(len(copies))
 
 
 def _tell(session: Session, copy: Copy, *, dryrun: bool) -> None:

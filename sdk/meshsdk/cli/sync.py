@@ -82,6 +82,7 @@ def compare_listings(
 )
 @click.option("-j", "--jobs", type=click.IntRange(1, 64), default=8, help="Concurrent copies [8].")
 @click.option("--dryrun", is_flag=True, help="Only show what would be done.")
+@click.option("--only-show-errors", "only_errors", is_flag=True, help="Print errors, and nothing else.")
 @shared_options
 def sync(
     session: Session,
@@ -91,6 +92,7 @@ def sync(
     excluded: Sequence[str],
     jobs: int,
     dryrun: bool,
+    only_errors: bool,
 ) -> int:
     """Make the folder TARGET like the folder SOURCE: copy files that are missing, differ in size, or are
     newer with different content. Either may be local; both may be in the store.
@@ -113,9 +115,9 @@ def sync(
             Copy(source.below(name), target.below(name), ours[name].size, ours[name].modified_ms)
             for name in difference.copy
         ]
-        if not copies and not difference.delete and not session.as_json:
+        if not copies and not difference.delete and not session.as_json and not only_errors:
             click.echo(f"nothing to do: {len(ours)} files are the same", err=True)
-        code = run_copies(session, client, copies, jobs=jobs, dryrun=dryrun)
+        code = run_copies(session, client, copies, jobs=jobs, dryrun=dryrun, only_errors=only_errors)
         return _delete(session, client, target, difference.delete, dryrun) or code
 
 

@@ -157,6 +157,10 @@ class Patience:
         if not first and since < self._tell_at:
             return
         self._untold, self._tell_at = False, max(2 * since, self._tell_at)
+        done = progress_of(error)
+        if done is not None:
+            _log.warning("waiting for the node's work: %.0f %% done after %.1f s", 100 * done, since)
+            return
         _log.warning("still retrying after %.1f s (attempt %d): %s", since, self.attempts, error)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -194,6 +195,41 @@ def test_one_failure_does_not_stop_the_others(mesh: Any, bucket: str, folder: Pa
     (folder / "closed").symlink_to("/proc/self/mem")
     mesh("cp", "-r", folder, f"s3://{bucket}/t", code=1)
     assert "3 objects" in mesh("stat", f"s3://{bucket}/t/")
+
+
+def test_a_summary_ends_copies_and_quiet_leaves_it_alone(mesh: Any, bucket: str, folder: Path) -> None:
+    summary = r"3 files, 30 B in \d+\.\d s"
+    *each, last = mesh("cp", "-r", folder, f"s3://{bucket}/t").splitlines()
+    assert [line.split()[0] for line in each] == ["copied"] * 3
+    assert re.fullmatch(summary, last)
+    assert re.fullmatch(summary + "\n", mesh("cp", "-q", "-r", folder, f"s3://{bucket}/t"))
+    assert mesh("cp", "--only-show-errors", "-r", folder, f"s3://{bucket}/t") == ""
+    assert mesh("sync", "--only-show-errors", folder, f"s3://{bucket}/u") == ""
+    assert mesh("sync", "--only-show-errors", folder, f"s3://{bucket}/u") == ""
+    assert len(lines(mesh("cp", "--json", "-r", folder, f"s3://{bucket}/t"))) == 3
+
+
+def test_an_error_of_all_copies_is_told_once(mesh: Any, bucket: str, tmp_path: Path) -> None:
+    for number in range(60):
+        (tmp_path / f"{number:02}.txt").write_text("x")
+    told = mesh("cp", "-r", "-j", "2", tmp_path, "s3://no-such-bucket-here/t", code=1).splitlines()
+    assert len(told) == 2
+    assert told[0].startswith("mesh: ")
+    assert "no-such-bucket-here" in told[0]
+    assert re.fullmatch(r"mesh: stopped: 5[789] files were not tried, because all would fail alike", told[1])
+    errors = lines(mesh("cp", "--json", "-r", tmp_path, "s3://no-such-bucket-here/t", code=1))
+    assert [line["error"] for line in errors] == ["MeshError", "MeshError"]
+
+
+def test_errors_of_one_kind_alone_end_copies_after_a_while(mesh: Any, bucket: str, tmp_path: Path) -> None:
+    for number in range(60):
+        (tmp_path / f"{number:02}").symlink_to("/proc/self/mem")
+    told = mesh("cp", "-r", "-j", "1", tmp_path, f"s3://{bucket}/t", code=1).splitlines()
+    assert len(told) == 21
+    assert told[-1] == "mesh: stopped: 40 files were not tried, because all would fail alike"
+    (tmp_path / "0.txt").write_text("one that can be copied, first")
+    told = mesh("cp", "-r", "-j", "1", tmp_path, f"s3://{bucket}/t", code=1).splitlines()
+    assert len(told) == 60
 
 
 def test_head_and_bench_of_a_dataset(mesh: Any, s3: Any, bucket: str) -> None:

@@ -102,6 +102,15 @@ def working(share: float) -> BusyError:
     return BusyError("indexing", status=503, retry_after=1.0, detail={"progress": share})
 
 
+def test_work_that_goes_on_is_told_with_its_progress(caplog: pytest.LogCaptureFixture) -> None:
+    patient = patience(15.0)
+    for second in range(6):
+        patient.delay(working(second / 10), float(second))
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for the node's work: 30 % done after 3.0 s"
+    ]
+
+
 def test_who_works_on_it_is_waited_for_beyond_the_deadline() -> None:
     patient = patience(15.0)
     for second in range(0, 1000, 100):

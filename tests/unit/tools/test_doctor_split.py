@@ -170,6 +170,18 @@ OPS = [
             1 / 0.6,
         ),
         (
+            Split(0.2, 0.0, 0.8, 0.0, 1),
+            PlanFacts(ops={"mine/slow": 9.0}, transforms=3, cores=4),
+            "(now 3) up to 4, the number of cores, or add a node with the role compute; mine/slow takes 100%",
+            1 / 0.8,
+        ),
+        (
+            Split(0.2, 0.0, 0.8, 0.0, 1),
+            PlanFacts(ops={"mine/slow": 9.0}, transforms=2, cores=2),
+            "nodes with the role compute: each of the 2 cores has a transform process; mine/slow takes 100%",
+            1 / 0.6,
+        ),
+        (
             Split(0.2, 0.0, 0.0, 0.8, 1),
             PlanFacts(origin=True, source="s3://a/b"),
             "prefetch s3://a/b",

@@ -32,9 +32,9 @@ _FULL: Final = 0.5  # share of the time spent receiving: above it, more requests
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
     """What the advice depends on. `dtypes`: bytes of a row by dtype; `ops`: seconds that the nodes spent on
-    each op in the first run; `random`: random ops; `transforms`: transform processes of all nodes; `origin`:
-    whether the source's bucket has an origin; `seeks`: of the nodes' rotational disks in the first run, per
-    sample that was read ahead; None if there was none."""
+    each op in the first run; `random`: random ops; `transforms`: transform processes of all nodes, `cores`:
+    their processors (0: unknown); `origin`: whether the source's bucket has an origin; `seeks`: of the nodes'
+    rotational disks in the first run, per sample that was read ahead; None if there was none."""
 
     spec: PlanSpec | None = None
     dtypes: Mapping[str, int] = field(default_factory=dict)
@@ -42,6 +42,7 @@ class PlanFacts:
     ops: Mapping[str, float] = field(default_factory=dict)
     random: frozenset[str] = frozenset()
     transforms: int = 0
+    cores: int = 0
     origin: bool = False
     connections: int = 4
     verify: bool = True
@@ -120,13 +121,25 @@ def _preprocessing(found: Split, about: PlanFacts) -> Advice:
         why = f"; {op} takes {about.ops[op] / whole:.0%} of the ops' time"
     else:
         why = ""
+    if about.cores and about.transforms >= about.cores:
+        return _advice(
+            found,
+            "preprocessing",
+            0.5,
+            f"as many cores again, in nodes with the role compute: each of the {about.cores} cores has a "
+            f"transform "
+            f"process{why}",
+        )
     number = f" (now {about.transforms})" if about.transforms else ""
+    most = f"{about.cores}, the number of cores" if about.cores else "the number of cores"
+    left = max(0.5, about.transforms / about.cores) if about.cores else 0.5
     return _advice(
         found,
         "preprocessing",
-        0.5,
-        f"twice as many transform processes: raise meshd serve --transform-workers{number} up to the number "
-        f"of cores, or add a node with the role compute{why}",
+        left,
+        f"more transform processes: raise meshd serve --transform-workers{number} up to {most}, or add a "
+        f"node with "
+        f"the role compute{why}",
     )
 
 

@@ -75,6 +75,7 @@ class NodeSurvey:
     _before: dict[str, float] = field(default_factory=dict)
     _spent: dict[str, float] = field(default_factory=dict)
     _transforms: int = 0
+    _cores: int = 0
     _ahead: tuple[float, float] = 0.0, 0.0
 
     def on_start(self) -> None:
@@ -97,6 +98,7 @@ class NodeSurvey:
             samples, seeks = _reads_ahead(told)
             self._ahead = samples - self._ahead[0], seeks - self._ahead[1]
             self._transforms = int(sum(node.sum_of("meshd_processes_up", role="transform") for node in told))
+            self._cores = int(sum(node.sum_of("meshd_cores") for node in told))
 
     def _told(self) -> list[Scrape]:
         """Returns the present counters of the nodes that answer."""
@@ -126,6 +128,7 @@ class NodeSurvey:
             ops={op: seconds for op, seconds in ops.items() if seconds > 0},
             random=frozenset(op for op in ops if self._draws(op)),
             transforms=self._transforms,
+            cores=self._cores,
             origin=self._from_origin(subject.source),
             connections=subject.connections,
             verify=subject.verify,
