@@ -106,7 +106,8 @@ def schema(session: Session, opened: Opening) -> None:
         done("first sample prepared")
     for name, field in found.items():
         shape = None if field.shape is None else list(field.shape)
-        session.show(f"{name}: {field}", field=name, dtype=field.dtype, shape=shape)
+        mode = {"decoded": field.decoded} if field.decoded else {}
+        session.show(f"{name}: {field}", field=name, dtype=field.dtype, shape=shape, **mode)
 
 
 @click.command()

@@ -42,7 +42,7 @@ def test_samples_with_a_missing_field_are_left_out(mesh: Mesh, s3: Any, bucket: 
          {"op": "int_label", "field": "label"}],
     )  # fmt: skip
     assert plan["fields"] == {
-        "image": {"dtype": "uint8", "shape": [4, 5, 3]},
+        "image": {"dtype": "uint8", "shape": [4, 5, 3], "decoded": "rgb"},
         "label": {"dtype": "int64", "shape": []},
     }
     assert mesh.frame(plan["plan"], batch=1)["label"].tolist() == [4]
@@ -72,9 +72,9 @@ def test_snapshots_refused(mesh: Mesh, pictures: str, body: bytes, status: int, 
 def test_a_plan(mesh: Mesh, pictures: str) -> None:
     snapshot = mesh.snapshot(f"s3://{pictures}/train")["snapshot"]
     got = mesh.plan(snapshot, batch=16)
-    assert got["fields"]["image"] == {"dtype": "uint8", "shape": [3, SIDE, SIDE]}
+    assert got["fields"]["image"] == {"dtype": "uint8", "shape": [3, SIDE, SIDE], "decoded": "rgb"}
     assert (got["positions"], got["samples"], got["steps"]) == (50, 50, 4)
-    assert [op["version"] for op in got["ops"]] == ["2", "1", "1", "1"]  # decode looks no further than a crop
+    assert [op["version"] for op in got["ops"]] == ["3", "2", "1", "1"]  # decode looks no further than a crop
     assert mesh.plan(snapshot, batch=7)["plan"] == got["plan"]
     assert mesh.plan(snapshot, seed=8)["plan"] != got["plan"]
     spec = mesh.ok(mesh.call("GET", f"/-/plans/{got['plan']}"))["spec"]

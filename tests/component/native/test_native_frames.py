@@ -107,7 +107,7 @@ def test_ragged_fields(mesh: Mesh, s3: Any, bucket: str) -> None:
     ops = [{"op": "decode", "field": "image"}, {"op": "resize", "field": "image", "args": {"size": 10}}]
     plan = mesh.plan(snapshot, ops, shuffle={"kind": "none"})
     assert plan["fields"]["text"] == {"dtype": "uint8", "ragged": True}
-    assert plan["fields"]["image"] == {"dtype": "uint8", "ragged": True}
+    assert plan["fields"]["image"] == {"dtype": "uint8", "ragged": True, "decoded": "rgb"}
     got = mesh.frame(plan["plan"], batch=40)
     assert [bytes(row) for row in ragged_rows(got, "text")] == texts
     assert got["image.shapes"].tolist() == [[10, 12, 3]] * 40

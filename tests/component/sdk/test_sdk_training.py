@@ -126,7 +126,7 @@ def test_datasets_describe_themselves(ds: mesh.Dataset) -> None:
     assert len(ds) == PHOTOS
     assert ds.classes == ("cat", "dog")
     assert {name: str(field) for name, field in ds.schema().items()} == {
-        "image": "uint8 [3, 32, 32]",
+        "image": "uint8 [3, 32, 32], decoded as rgb",
         "label": "int64 []",
     }
     manifest = ds.manifest()

@@ -34,7 +34,7 @@ def test_the_node_lists_what_its_registry_has() -> None:
     assert [item.name for item in found.arguments] == ["size", "scale", "ratio", "filter"]
     assert [item.required for item in found.arguments] == [True, False, False, False]
     assert found.random
-    assert found.gives == "uint8 [height, width, c]"
+    assert found.gives == "the same dtype [height, width, c]"
 
 
 @pytest.mark.usefixtures("environment")
