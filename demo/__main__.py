@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,10 @@ def run(root: Path, scale: Scale) -> None:
         show_table(trained, sweep(daemon, scale), decoded)
 
 
+_NEEDS = {"boto3": "boto3", "sklearn": "scikit-learn", "skimage": "scikit-image", "torch": "torch"}
+"""Modules that the daemon does not need, and the packages that have them."""
+
+
 def interrupt(_signal: int, _frame: object) -> None:
     """SIGTERM ends the run as Ctrl-C does: in order."""
     raise KeyboardInterrupt
@@ -115,6 +120,9 @@ def main() -> int:
         "--quick", action="store_true", help="toy size, under half a minute; what the tests run"
     )
     scale = QUICK if parser.parse_args().quick else FULL
+    missing = [package for module, package in _NEEDS.items() if find_spec(module) is None]
+    if missing:
+        parser.error(f"the demo needs {', '.join(missing)}: pip install {' '.join(missing)}, or `make demo`")
     signal.signal(signal.SIGTERM, interrupt)
     welcome(WELCOME)
     start = time.monotonic()
