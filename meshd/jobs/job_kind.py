@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.authorizer import Authorizer
     from meshd.auth.identity import Caller
+    from meshd.control.jobs import WarmUpReport
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.jobs.output_store import OutputStore
     from meshd.objects.version_lookup import VersionLookup
@@ -38,6 +39,7 @@ class ProgressCounter:
         self.samples = self.bytes = self.moved = self.unpacked = 0
         self.written = self.existing = self.removed = self.failed = 0
         self.failures: list[Failure] = []
+        self.report: WarmUpReport | None = None
 
     def __repr__(self) -> str:
         done = self.written + self.existing
@@ -50,7 +52,8 @@ class ProgressCounter:
         self.outputs_total = self.samples_total = self.bytes_total = 0
         self.samples = self.bytes = self.removed = self.failed = 0
         self.written = self.existing = 0
-        self.failures.clear()
+        self.failures = []
+        self.report = None
 
     def scale_totals(self, copies: int) -> None:
         """Multiply the totals: this many copies are made of all that was found."""

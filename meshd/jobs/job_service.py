@@ -93,10 +93,14 @@ class JobService:
             raise PlanError(
                 "source", f"{spec.source.bucket!r} is not a view; the name of a view is BUCKET--NAME"
             )
-        if spec.kind not in {"materialize", "prefetch"} and source is not None and source.view:
+        if spec.kind not in {"materialize", "prefetch", "warm"} and source is not None and source.view:
             raise PlanError("source", f"{spec.source.bucket!r} is a view: use the kind materialize")
         if source is not None and source.view:
             _check_feedback(json.loads(source.view), spec)
+        if spec.kind == "warm":  # the job itself checks the rights to read the plan's samples
+            if spec.source.bucket:
+                self._require_source(caller, spec)
+            return
         if spec.kind == "prefetch":
             self._check_prefetch(caller, spec, backed=source is not None and source.origin is not None)
             return
@@ -204,7 +208,7 @@ class JobService:
         try:
             self._require(caller, _listing(spec))
             self._access.require_prefix(caller, "s3:GetObject", spec.source.bucket, spec.source.prefix)
-            if spec.kind != "prefetch":
+            if spec.kind not in {"prefetch", "warm"}:
                 self._access.require_prefix(caller, "s3:PutObject", spec.target.bucket, spec.target.prefix)
         except (BatchError, S3Error):
             return False
@@ -244,4 +248,5 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "failed": job.failed,
         "failures": [{"name": item.name, "error": item.error} for item in job.failures],
         "error": job.error,
+        **({} if job.report is None else {"report": msgspec.to_builtins(job.report)}),
     }

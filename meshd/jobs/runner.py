@@ -288,7 +288,11 @@ def _stopped(job: Job) -> State:
 def _saved(job: Job | None, tally: ProgressCounter, rate: float) -> Job:
     assert job is not None
     return msgspec.structs.replace(
-        job, progress=tally.progress(rate), failed=tally.failed, failures=tuple(tally.failures)
+        job,
+        progress=tally.progress(rate),
+        failed=tally.failed,
+        failures=tuple(tally.failures),
+        report=tally.report,
     )
 
 

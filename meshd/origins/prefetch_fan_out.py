@@ -16,14 +16,10 @@ import msgspec
 
 from meshd.core.api_errors import busy
 from meshd.errors import MeshdError
-from meshd.origins.prefetch_worker import (
-    PREFETCH,
-    OutcomeDecoder,
-    PrefetchRequest,
-    RateLimiter,
-)
+from meshd.origins.prefetch_worker import PREFETCH, OutcomeDecoder, PrefetchRequest
 from meshd.rpc.peer_client import PeerUnreachableError
 from meshd.rpc.peer_rpc import BodyFramingError
+from meshd.util.byte_rate import RateLimiter
 from meshwire.cluster.routes import COMPLETE_STATES
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from meshd.jobs.authorization import BucketGrant
 from meshd.origins.access_hints import cache_names_of, epoch_samples, pieces_read
 from meshd.origins.cache.cache_store import cache_name
 from meshd.origins.client.origin_api import OriginError
-from meshd.origins.prefetch_worker import PrefetchItem, RateLimiter
+from meshd.origins.prefetch_worker import PrefetchItem
 from meshd.origins.read_sources import s3_error_for
+from meshd.util.byte_rate import RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The node side of a prefetch: messages, rate limit, and the worker that fetches into the cache.
+"""The node side of a prefetch: messages, and the worker that fetches into the cache.
 
 A request names objects of one bucket that this node is responsible for; the response streams outcomes, one
 final outcome per name. Cached objects with the wanted ETag are skipped. The caller has authorized the names.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
@@ -19,10 +19,11 @@ from meshd.origins.cache.cache_store import CHUNK_BYTES
 from meshd.origins.client.origin_api import ObjectFacts, OriginDownError, OriginError
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, ResponseStream, stream_handler
 from meshd.util.async_tasks import BackgroundTasks
+from meshd.util.byte_rate import RateLimiter
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import Bucket
@@ -123,44 +124,6 @@ class OutcomeDecoder:
             outcome = _decode(bytes(self._held[_LENGTH : _LENGTH + size]))
             del self._held[: _LENGTH + size]
             yield outcome
-
-
-_LOOK: Final = 1.0  # seconds after which the rate is read again
-
-
-class RateLimiter:
-    """Limits bytes per second; `rate()` may change, and 0 means unlimited. Use on one event loop only."""
-
-    def __init__(self, rate: Callable[[], float]) -> None:
-        self.rate = rate
-        self._turn, self._news = asyncio.Lock(), asyncio.Event()
-        self._owed, self._at = 0.0, 0.0
-
-    def __repr__(self) -> str:
-        return f"<Budget of {self.rate():g} bytes/s, {self._owed:.0f} owed>"
-
-    async def acquire_bytes(self, size: int) -> None:
-        """Wait until earlier bytes are paid off, then take `size` bytes."""
-        async with self._turn:
-            while (rest := self._rest()) > 0:
-                self._news.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(rest, _LOOK)):
-                        await self._news.wait()
-            self._owed += size
-
-    def refund_bytes(self, size: int) -> None:
-        """Return bytes that were acquired but not transferred."""
-        self._rest()
-        self._owed = max(0.0, self._owed - size)
-        self._news.set()
-
-    def _rest(self) -> float:
-        """Return the seconds until earlier bytes are paid off."""
-        now, rate = asyncio.get_running_loop().time(), self.rate()
-        self._owed = max(0.0, self._owed - rate * (now - self._at)) if rate else 0.0
-        self._at = now
-        return self._owed / rate if rate else 0.0
 
 
 _log = logging.getLogger("meshd.origins")

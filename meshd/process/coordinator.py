@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from meshd.batches.assembly.assembler import Assembler, serve_assembler
+from meshd.batches.warm_up.warmer import Warmer
 from meshd.origins.access_hints import PlanReadHints
 from meshd.process.periodic_tasks import coordinator_tasks, process_tasks, start_periodic_tasks
 from meshd.process.rebalance_process import rebalance_socket
@@ -26,6 +27,7 @@ from meshd.process.wiring.data_services import (
     job_runner,
     node_catalog,
     read_scheduler,
+    warm_up_context,
 )
 from meshd.process.wiring.decoded_cache import decoded_cache_tasks, open_decoded_cache
 from meshd.process.wiring.node_context import node_access, node_origins, open_node
@@ -96,17 +98,19 @@ async def start_coordinator(
             hints=[hints],
             read_ahead=read_ahead,
         )
-        tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
+        warmer = Warmer(warm_up_context(node, pool, decoded, read_ahead))
+        tasks.spawn(_vital(serve_assembler(assembler, listener, [warmer.register])), "assembler")
         periodic = [*coordinator_tasks(node), *cache_tasks(node, manager, backed)]
         start_periodic_tasks([*periodic, *decoded_cache_tasks(decoded)], tasks)
         access = node_access(node)
         views = view_reader(node, access, data_services(node, access, assembler))
-        jobs = job_runner(node, access, views, backed)
+        jobs = job_runner(node, access, views, backed, warmer)
         tasks.spawn(_vital(jobs.run()), "jobs")
         try:
             yield assembler
         finally:
             await tasks.aclose()
+            await warmer.aclose()
             await hints.aclose()
             if read_ahead is not None:
                 await read_ahead.aclose()

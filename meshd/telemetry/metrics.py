@@ -227,6 +227,11 @@ decoded_cache_saved = counter(
 decoded_cache_reads = counter(
     "meshd_decoded_cache_reads_total", "Samples wanted; result is hit, miss or damaged.", "result"
 )
+decoded_cache_warmed = counter(
+    "meshd_decoded_cache_warmed_total",
+    "Samples of warm-ups; result is stored, there, left (no room) or bad.",
+    "result",
+)
 asset_bytes = counter("meshd_asset_bytes_total", "Bytes of assets stored for plans and views.")
 samples_evaluated = counter(
     "meshd_samples_evaluated_total", "Samples on which an expression of a filter or a join was evaluated."

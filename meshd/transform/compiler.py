@@ -99,6 +99,21 @@ class Program:
     def outputs(self) -> dict[str, FieldType]:
         return {name: chain.output for name, chain in self.chains.items()}
 
+    @property
+    def first_chains(self) -> tuple[tuple[int, OpChain], ...]:
+        """For each field, its number and the part of its ops that begins with its bytes.
+
+        In the order in which rows are rendered: fields of multi-field ops first.
+        """
+        found: dict[int, OpChain] = {}
+        for joint in self.joints:
+            for number, chain in joint.before:
+                found.setdefault(number, chain)
+        for number, (name, chain) in enumerate(self.chains.items()):
+            mixed = self.pairing is not None and name == self.pairing.field
+            found.setdefault(number, self.pairing.before if mixed and self.pairing else chain)
+        return tuple(found.items())
+
     def require_unmixed(self, why: str) -> None:
         """Raises PlanError if the program mixes rows; `why` is the end of the message."""
         if self.pairing is not None:

@@ -60,7 +60,8 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     `targets`: one per field, ordered by name, then one per column that mixing adds: (offset of its tensor in
     the frame, its number of rows), or None for a ragged field. `assets`: the digest of each asset of the
     program and its pieces. `last`: a process has already died on the row. `prefixes`: for each field, what to
-    do with the result of its first steps; empty without a decoded cache.
+    do with the result of its first steps; empty without a decoded cache. `prefixes_only`: make these results
+    for the decoded cache, and no rows.
     """
 
     number: int
@@ -74,6 +75,7 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     assets: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
     last: bool = False
     prefixes: tuple[FieldOrder, ...] = ()
+    prefixes_only: bool = False
 
     def places(self, pieces: Iterable[tuple[int, ...]]) -> list[Piece]:
         """Return pieces with their paths, as `SourceFiles` reads them."""
@@ -124,7 +126,8 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     `rendered`: the rows that succeeded; `ragged`: their ragged fields, in this order in the scratch file;
     `sums`: for each fixed field, ordered by name, the crc32c of each of those rows; `ops`: statistics per
     op; `reading`: the part of `seconds` spent on reading source bytes; `prefixes`: what was done with the
-    decoded cache. A slice may end early: rows that are neither rendered nor failed must be requested again.
+    decoded cache; `verdicts`: instead of `sums`, for each of those rows if only prefixes were made. A slice
+    may end early: rows that are neither rendered nor failed must be requested again.
     """
 
     number: int
@@ -136,6 +139,7 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     ops: tuple[OpUse, ...] = ()
     reading: float = 0.0
     prefixes: PrefixReport | None = None
+    verdicts: tuple[int, ...] = ()
 
 
 RENDER: Method[RenderRequest, RenderReply] = Method("render", RenderRequest, RenderReply)
@@ -193,7 +197,8 @@ class OpStats:
 
 def record_reply_metrics(reply: RenderReply) -> None:
     """Add a worker's reply to the metrics."""
-    metrics.transform_samples.labels("row").inc(len(reply.rendered) + len(reply.failures))
+    if not reply.verdicts:
+        metrics.transform_samples.labels("row").inc(len(reply.rendered) + len(reply.failures))
     metrics.transform_seconds.observe(reply.seconds)
     for failure in reply.failures:
         if failure.kind == "damaged":

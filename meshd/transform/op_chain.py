@@ -166,6 +166,20 @@ class OpChain:
         """
         return self._run((replace(self._steps[0], operation=_Call(decode)),), None, draw, tally)
 
+    def keep_windowed(
+        self, keep: Callable[[KeyedRandom], object], draw: Draw, tally: OpStats = _UNTIMED
+    ) -> None:
+        """Run `keep` with the draws of the windowed first step, in its place and without a result.
+
+        Raises as `run_windowed` does.
+        """
+
+        def run(random: KeyedRandom) -> bytes:
+            keep(random)
+            return b""
+
+        self._run((replace(self._steps[0], operation=_Call(run), output=BYTES),), None, draw, tally)
+
     def render_into(
         self, data: Any, draw: Draw, row: npt.NDArray[Any], tally: OpStats = _UNTIMED, done: int = 0
     ) -> None:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.rpc.process_client import Answer
-    from meshd.transform.decoded_cache.cache import DecodedCache, SampleSet
+    from meshd.transform.decoded_cache.cache import DecodedCache
+    from meshd.transform.decoded_cache.slice_order import SampleSet
     from meshd.transform.messages import FailureKind, RenderReply
     from meshd.transform.render_calls import RowWork
     from meshd.transform.source_files import AssetPlace
@@ -115,24 +116,51 @@ class TransformPool:
         Cancellation drops rows that have not begun; rows in progress still write into the frame. Raises
         PoolClosedError.
         """
-        if self.closed:
-            raise _closed()
-        if not rows:
-            return RenderResult()
         now = self._asked[account] = asyncio.get_running_loop().time()
-        program = program_digest(program_text)
         order = RenderSpec(
             now,
             account,
             job,
             program_text,
-            program,
+            program_digest(program_text),
             epoch,
             frame_bytes,
             tuple(targets),
             tuple(assets),
             samples,
         )
+        return await self._run(order, rows, frame_fd)
+
+    async def keep_prefixes(
+        self,
+        job: str,
+        program_text: str,
+        epoch: int,
+        rows: Sequence[RowWork],
+        *,
+        samples: SampleSet,
+        assets: Sequence[AssetPlace] = (),
+        account: str = "",
+    ) -> RenderResult:
+        """Store what rendering these rows would store in the decoded cache, while no row waits for rendering.
+
+        Arguments, cancellation and errors: see `render`. The result has `kept` for rows that did not fail.
+        """
+        now, program = asyncio.get_running_loop().time(), program_digest(program_text)
+        order = RenderSpec(
+            now, account, job, program_text, program, epoch, 0, (), tuple(assets), samples, prefixes_only=True
+        )
+        no_frame = os.memfd_create("mesh-no-frame", os.MFD_CLOEXEC)
+        try:
+            return await self._run(order, rows, no_frame)
+        finally:
+            os.close(no_frame)
+
+    async def _run(self, order: RenderSpec, rows: Sequence[RowWork], frame_fd: int) -> RenderResult:
+        if self.closed:
+            raise _closed()
+        if not rows:
+            return RenderResult()
         call = RenderCall(order, frame_fd, len(rows))
         for start in range(0, len(rows), SLICE_ROWS):
             self._put(RowSlice(call, rows[start : start + SLICE_ROWS]))
@@ -159,7 +187,8 @@ class TransformPool:
         order = item.call.order
         self._waiting_rows += len(item.rows)
         place = QueuePosition(order.asked, order.epoch, item.rows[0].position)
-        self._queue.put(order.account, order.job, item, first=first, place=place)
+        background = order.prefixes_only
+        self._queue.put(order.account, order.job, item, first=first, place=place, background=background)
 
     async def next_slice(self, *, brave: bool) -> RowSlice:
         """Return the next slice of a pending call; with `brave`, also of jobs that killed processes."""
@@ -203,8 +232,9 @@ class TransformPool:
         if len(left) == len(item.rows):
             left, reply = [], msgspec.structs.replace(reply, failures=_failures(item, "op", _SILENT))
         parts = [RaggedPart(reply.rendered, reply.ragged, fds[0])] if fds else []
-        sums = [RowChecksums(reply.rendered, reply.sums)] if reply.rendered else []
+        sums = [RowChecksums(reply.rendered, reply.sums)] if reply.rendered and not reply.verdicts else []
         part = RenderResult(list(reply.failures), parts, sums, reply.seconds, reply.reading)
+        part.add_kept(item, reply)
         item.call.add_result(part, len(item.rows) - len(left))
         if left and item.call.is_pending:
             self._put(RowSlice(item.call, left), first=True)
@@ -385,8 +415,14 @@ class WorkerClient:
         self._pool.on_reply(item, reply.message, reply.fds)
 
     def _update_room(self) -> None:
-        """Set whether the process gets another slice. No slice waits behind one expected to take long."""
-        quick = all(item.turn is None or item.turn.expected < QUICK_SLICE_SECONDS for item in self._sent)
+        """Set whether the process gets another slice. No slice waits behind one expected to take long, nor
+        behind one in the background.
+        """
+        quick = all(
+            (item.turn is None or item.turn.expected < QUICK_SLICE_SECONDS)
+            and not item.call.order.prefixes_only
+            for item in self._sent
+        )
         if not self._sent or (quick and len(self._sent) < IN_FLIGHT):
             self._room.set()
         else:

@@ -10,16 +10,17 @@ import asyncio
 import hashlib
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from meshd.transform.decoded_cache.messages import REFUSED
 from meshd.transform.messages import RenderRequest, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.transform.decoded_cache.cache import SampleSet, SliceOrder
     from meshd.transform.decoded_cache.messages import KeptPlace
-    from meshd.transform.messages import Failure, RaggedColumn
+    from meshd.transform.decoded_cache.slice_order import SampleSet, SliceOrder
+    from meshd.transform.messages import Failure, RaggedColumn, RenderReply
     from meshd.transform.scheduling import QueueTicket
     from meshd.transform.source_files import AssetPlace, Piece, Pieces
 
@@ -67,11 +68,21 @@ class RowChecksums:
     columns: tuple[tuple[int, ...], ...]
 
 
+class KeptRow(NamedTuple):
+    """What became of a row whose prefixes alone were made. `verdict`: one of the decoded cache's messages;
+    `why`: why something was not stored, "" if it may be the next time.
+    """
+
+    verdict: int
+    why: str = ""
+
+
 @dataclass(slots=True)
 class RenderResult:
     """The outcome of all requested rows: those not in `failures` are in the frame, or in `parts` if ragged.
 
-    `seconds`: time of the processes; `reading`: the part of it spent on reading source bytes.
+    `seconds`: time of the processes; `reading`: the part of it spent on reading source bytes. If only
+    prefixes were made: `kept`, by row, with their bytes and the processor time that they took.
     """
 
     failures: list[Failure] = field(default_factory=list)
@@ -79,6 +90,21 @@ class RenderResult:
     checksums: list[RowChecksums] = field(default_factory=list)
     seconds: float = 0.0
     reading: float = 0.0
+    kept: dict[int, KeptRow] = field(default_factory=dict)
+    kept_seconds: float = 0.0
+    kept_bytes: int = 0
+
+    def add_kept(self, item: RowSlice, reply: RenderReply) -> None:
+        """Add what became of the rows of a slice whose prefixes alone were made."""
+        if not reply.verdicts:
+            return
+        samples = {work.row: work.sample for work in item.rows}
+        refused = item.prefixes.refused if item.prefixes is not None else {}
+        for row, verdict in zip(reply.rendered, reply.verdicts, strict=True):
+            self.kept[row] = KeptRow(verdict, refused.get(samples[row], "") if verdict == REFUSED else "")
+        if reply.prefixes is not None:
+            self.kept_bytes += sum(entry.length for entry in reply.prefixes.stored)
+            self.kept_seconds += sum(use.made_seconds + use.store_seconds for use in reply.prefixes.uses)
 
     def close(self) -> None:
         """Close the scratch files. Idempotent."""
@@ -114,7 +140,10 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RenderSpec:
-    """The parameters that all rows of a call share; `asked`: the call's time by the event loop's clock."""
+    """The parameters that all rows of a call share; `asked`: the call's time by the event loop's clock.
+
+    `prefixes_only`: only the decoded cache's entries are made, in the background.
+    """
 
     asked: float
     account: str
@@ -126,6 +155,7 @@ class RenderSpec:
     targets: tuple[tuple[int, int] | None, ...]
     assets: tuple[AssetPlace, ...] = ()
     samples: SampleSet | None = None
+    prefixes_only: bool = False
 
 
 class RenderCall:
@@ -164,6 +194,9 @@ class RenderCall:
         self._rendered.checksums += part.checksums
         self._rendered.seconds += part.seconds
         self._rendered.reading += part.reading
+        self._rendered.kept |= part.kept
+        self._rendered.kept_seconds += part.kept_seconds
+        self._rendered.kept_bytes += part.kept_bytes
         self._left -= rows
         if not self._left:
             self.outcome.set_result(self._rendered)
@@ -237,4 +270,5 @@ class RowSlice:
             assets,
             self.suspect,
             fields,
+            order.prefixes_only,
         )

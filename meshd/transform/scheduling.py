@@ -2,7 +2,8 @@
 
 Law: the account that used the least time is served next, then the job of that account that did; within
 a job, first come, first served, and requests made at about the same time in epoch order. Unused time is
-not saved up. Work of a shy job goes only to workers that accept it. Slices shrink so that all workers
+not saved up. Work of a shy job goes only to workers that accept it. Background work is served only while
+no other waits. Slices shrink so that all workers
 share the queue and finish together, but not below the cost of a handover (guided self-scheduling,
 Polychronopoulos and Kuck, IEEE Transactions on Computers C-36, 1987). Invariant: of two accounts with
 constant backlog, neither gains more than the time of the work in progress.
@@ -62,12 +63,13 @@ class _Job(Generic[T]):
 
 class _Account(Generic[T]):
     """`spent`: seconds on the queue's scale; `now`: the present on the account's own scale; `waiting` and
-    `underway`: pieces of work.
+    `underway`: pieces of work; `background`: served only while no other account has work.
     """
 
-    __slots__ = ("jobs", "now", "spent", "underway", "waiting")
+    __slots__ = ("background", "jobs", "now", "spent", "underway", "waiting")
 
-    def __init__(self, spent: float) -> None:
+    def __init__(self, spent: float, *, background: bool) -> None:
+        self.background = background
         self.jobs: dict[str, _Job[T]] = {}
         self.spent, self.now = spent, 0.0
         self.waiting = self.underway = 0
@@ -76,20 +78,23 @@ class _Account(Generic[T]):
 class QueueTicket(Generic[T]):
     """Work that was handed out; return it with `FairQueue.finish_turn`."""
 
-    __slots__ = ("account", "expected", "item", "job")
+    __slots__ = ("account", "background", "expected", "item", "job")
 
-    def __init__(self, account: str, job: str, item: T, expected: float) -> None:
+    def __init__(self, account: str, job: str, item: T, expected: float, *, background: bool = False) -> None:
         self.account, self.job, self.item, self.expected = account, job, item, expected
+        self.background = background
 
 
 class FairQueue(Generic[T]):
     """A queue that shares time between accounts, and between their jobs. Use on one event loop only."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, _Account[T]] = {}
+        self._accounts: dict[tuple[str, bool], _Account[T]] = {}
+        """By name, and whether the work is background work."""
         self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
         self._shy: set[str] = set()
-        self._now = 0.0
+        self._now = {False: 0.0, True: 0.0}
+        """The present on the queue's scale, of background work and of all other."""
         self._length = 0
 
     def __len__(self) -> int:
@@ -99,14 +104,22 @@ class FairQueue(Generic[T]):
         return f"<FairQueue of {self._length}, {len(self._accounts)} accounts>"
 
     def put(
-        self, account: str, job: str, item: T, *, first: bool = False, place: QueuePosition = NO_POSITION
+        self,
+        account: str,
+        job: str,
+        item: T,
+        *,
+        first: bool = False,
+        place: QueuePosition = NO_POSITION,
+        background: bool = False,
     ) -> None:
         """Add work to the job's line; `first`: at its head (retried work has waited before)."""
-        owner = self._accounts.get(account)
+        owner = self._accounts.get((account, background))
         if owner is None:
-            owner = self._accounts[account] = _Account(self._now)
+            owner = _Account(self._now[background], background=background)
+            self._accounts[account, background] = owner
         elif not owner.waiting:
-            owner.spent = max(owner.spent, self._now)
+            owner.spent = max(owner.spent, self._now[background])
         mine = owner.jobs.get(job)
         if mine is None:
             mine = owner.jobs[job] = _Job(owner.now)
@@ -165,8 +178,10 @@ class FairQueue(Generic[T]):
         if found is None:
             return None
         name, owner, job, mine = found
-        self._now, owner.now = max(self._now, owner.spent), max(owner.now, mine.spent)
-        turn = QueueTicket(name, job, mine.line.popleft()[0], mine.usual)
+        background = owner.background
+        self._now[background] = max(self._now[background], owner.spent)
+        owner.now = max(owner.now, mine.spent)
+        turn = QueueTicket(name, job, mine.line.popleft()[0], mine.usual, background=background)
         owner.spent += turn.expected
         mine.spent += turn.expected
         mine.underway += 1
@@ -177,9 +192,8 @@ class FairQueue(Generic[T]):
 
     def _choose(self, barred: AbstractSet[str]) -> tuple[str, _Account[T], str, _Job[T]] | None:
         """Return the job to serve next, and its account."""
-        for name, owner in sorted(
-            (entry for entry in self._accounts.items() if entry[1].waiting), key=lambda entry: entry[1].spent
-        ):
+        waiting = [(name, owner) for (name, _), owner in self._accounts.items() if owner.waiting]
+        for name, owner in sorted(waiting, key=lambda entry: (entry[1].background, entry[1].spent)):
             lines = [entry for entry in owner.jobs.items() if entry[1].line and entry[0] not in barred]
             if lines:
                 job, mine = min(lines, key=lambda entry: entry[1].spent)
@@ -188,7 +202,7 @@ class FairQueue(Generic[T]):
 
     def finish_turn(self, turn: QueueTicket[T], seconds: float | None = None) -> None:
         """Account for finished work that `get` returned; `seconds` None: it was not begun."""
-        owner = self._accounts[turn.account]
+        owner = self._accounts[turn.account, turn.background]
         mine = owner.jobs[turn.job]
         mine.underway -= 1
         owner.underway -= 1
@@ -216,7 +230,7 @@ class FairQueue(Generic[T]):
             self._accounts = {
                 name: other
                 for name, other in self._accounts.items()
-                if other.waiting or other.underway or (other.spent > self._now and busy)
+                if other.waiting or other.underway or (other.spent > self._now[other.background] and busy)
             }
 
     def _wake(self, job: str) -> None:

@@ -21,10 +21,11 @@ from meshd.rpc.process_server import serve_blocking
 from meshd.rpc.unix_messages import MessageError
 from meshd.transform.assets import LoadedAssets
 from meshd.transform.compiler import load_program
+from meshd.transform.decoded_cache.prefix_builder import PrefixBuilder
 from meshd.transform.decoded_cache.row_prefixes import RowPrefixes
 from meshd.transform.decoded_cache.segment_files import SegmentFiles
 from meshd.transform.decoded_cache.slice_recorder import SliceRecorder
-from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError
+from meshd.transform.errors import BadSampleError, OutOfMemoryError
 from meshd.transform.messages import (
     MAX_PROGRAMS,
     RENDER,
@@ -38,7 +39,8 @@ from meshd.transform.messages import (
 from meshd.transform.mixup_pairs import PairRenderer
 from meshd.transform.multi_field_ops import RowInputs
 from meshd.transform.resource_limits import RowLimits, RowWatchdog, keep_heap
-from meshd.transform.source_files import SourceDamagedError, SourceFiles, SourceGoneError
+from meshd.transform.row_errors import ROW_ERRORS, row_failure
+from meshd.transform.source_files import SourceFiles, SourceGoneError
 from meshd.util import failpoints
 from meshd.util.clock import SystemClock, ThreadWorkClock
 
@@ -130,8 +132,13 @@ class _PoolConnection:
 
         try:
             program = self._program(request)
-            renderer = SliceRenderer(self._files, program, request, frame_fd, clock, self._segments)
-            reply, scratch = renderer.render(before_row, self._watch.is_worn)
+            if request.prefixes_only:
+                recorder = SliceRecorder(self._segments, request, OpStats(clock), ThreadWorkClock())
+                builder = PrefixBuilder(self._files, program, request, recorder)
+                reply, scratch = builder.run(before_row, self._watch.is_worn), None
+            else:
+                renderer = SliceRenderer(self._files, program, request, frame_fd, clock, self._segments)
+                reply, scratch = renderer.render(before_row, self._watch.is_worn)
         except OutOfMemoryError:
             raise
         except Exception as error:
@@ -305,14 +312,8 @@ class SliceRenderer:
             if not self._request.last:
                 raise
             return self._failed(row, start.number, "bad", error.op, str(error))
-        except BadSampleError as error:
-            return self._failed(row, start.number, "bad", error.op, error.reason)
-        except SourceDamagedError as error:
-            return self._failed(row, start.number, "damaged", "read", str(error))
-        except SourceGoneError as error:
-            return self._failed(row, start.number, "read", "read", str(error))
-        except OpFailedError as error:
-            return self._failed(row, start.number, "op", error.op, str(error))
+        except ROW_ERRORS as error:
+            return self._failed(row, start.number, *row_failure(error))
         for ragged, value in values:
             ragged.add(value)
             self._ragged_bytes += value_bytes(value)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshd.transform.compiler import load_program
-from meshd.transform.decoded_cache.cache import DecodedCache, SampleSet
+from meshd.transform.decoded_cache.cache import DecodedCache
 from meshd.transform.decoded_cache.segment_files import SegmentFiles
 from meshd.transform.decoded_cache.segment_store import SegmentStore
+from meshd.transform.decoded_cache.slice_order import SampleSet
 from meshd.transform.messages import RenderReply, RenderRequest
 from meshd.transform.render_calls import RenderCall, RenderSpec, RowSlice, RowWork, program_digest
 from meshd.transform.source_files import SourceFiles

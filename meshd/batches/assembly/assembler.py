@@ -60,7 +60,7 @@ from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from meshd.batches.read_ahead.scheduler import ReadScheduler
@@ -378,8 +378,13 @@ class AssemblerClient:
         await self._client.aclose()
 
 
-async def serve_assembler(assembler: FrameSource, listener: socket.socket) -> None:
-    """Serve workers on `listener` until cancelled. When a worker ends, its requests are cancelled."""
+async def serve_assembler(
+    assembler: FrameSource, listener: socket.socket, others: Sequence[Callable[[ProcessServer], None]] = ()
+) -> None:
+    """Serve workers on `listener` until cancelled. When a worker ends, its requests are cancelled.
+
+    `others`: register the methods of other services of this process.
+    """
 
     async def get_frame(request: FrameRequest, call: ServerCall) -> FrameReply:
         with tenant_scope(request.account):
@@ -389,4 +394,6 @@ async def serve_assembler(assembler: FrameSource, listener: socket.socket) -> No
 
     server = ProcessServer(_RPC_ERRORS)
     server.register(GET_FRAME, get_frame)
+    for register in others:
+        register(server)
     await server.serve_forever(listener)

@@ -21,7 +21,7 @@ from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.store.integrity.verification import report_damage
-from meshd.transform.decoded_cache.cache import SampleSet
+from meshd.transform.decoded_cache.slice_order import SampleSet
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
 from meshd.util.admission import current_tenant
 from meshwire.frame.tensor_frame import Status
@@ -103,7 +103,7 @@ class FrameBuilder:
         whole: int | None = None,
         kept_bytes: int | None = None,
     ) -> None:
-        self._sample_set = SampleSet(snapshot.hash, snapshot.samples, kept_bytes)
+        self._sample_set = SampleSet(snapshot.hash, snapshot.samples, kept_bytes, plan.bucket)
         self._context, self._plan, self._snapshot, self._epoch = context, plan, snapshot, epoch
         self._whole = len(rows) if whole is None else whole
         self._complaint: BatchError | None = None

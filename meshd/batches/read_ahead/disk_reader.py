@@ -35,16 +35,23 @@ _log = logging.getLogger("meshd.read_ahead")
 
 @dataclass(slots=True, eq=False)
 class DiskWork:
-    """The reads of a window on one disk, `device`. `paths`: the files by number. The disk's thread calls
-    `on_done` when the last read has ended, or `cancelled` was set."""
+    """The reads of a window on one disk, `device`. `paths`: the files by number; `urgent`: a batch waits for
+    it; `background`: read behind all others. The disk's thread calls `on_done` when the last read has ended,
+    or `cancelled` was set."""
 
     device: int
     paths: Sequence[str]
     reads: Reads
     on_done: Callable[[], None]
     urgent: bool = False
+    background: bool = False
     cancelled: bool = False
     begun: bool = field(default=False, init=False)
+
+    @property
+    def rank(self) -> int:
+        """Works of a lower rank are read first."""
+        return 0 if self.urgent else 2 if self.background else 1
 
 
 class DiskReader:
@@ -54,7 +61,7 @@ class DiskReader:
     def __init__(self, device: int, clock: Clock) -> None:
         name = f"{os.major(device)}:{os.minor(device)}"
         self._clock, self._advice_bytes = clock, advice_limit(device)
-        self._queue: list[tuple[bool, int, DiskWork]] = []
+        self._queue: list[tuple[int, int, DiskWork]] = []
         self._number = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
@@ -68,7 +75,7 @@ class DiskReader:
     def submit(self, work: DiskWork) -> None:
         """Queue the reads of a window."""
         with self._changed:
-            heapq.heappush(self._queue, (not work.urgent, next(self._number), work))
+            heapq.heappush(self._queue, (work.rank, next(self._number), work))
             self._changed.notify()
 
     def prioritize(self, work: DiskWork) -> None:
@@ -76,7 +83,7 @@ class DiskReader:
         with self._changed:
             if not work.urgent and not work.begun:
                 work.urgent = True
-                self._queue = [(not each.urgent, number, each) for _, number, each in self._queue]
+                self._queue = [(each.rank, number, each) for _, number, each in self._queue]
                 heapq.heapify(self._queue)
 
     def close(self) -> None:

@@ -171,6 +171,19 @@ class ReadScheduler:
                 window.prioritize(self._readers)
                 await window.read.wait()
 
+    async def read_samples(self, snapshot: Snapshot, samples: Integers) -> None:
+        """Read the bytes of these samples in the order of the disk, behind all windows of batches.
+
+        Returns when they are in the page cache. samples: int64[n].
+        """
+        window = _Window(0, len(samples), 0)
+        try:
+            await self._submit(snapshot, samples, window, background=True)
+            await window.read.wait()
+        finally:
+            for work in window.works:
+                work.cancelled = True
+
     async def aclose(self) -> None:
         """Stop reading; waiting frames are built without it."""
         while self._cursors:
@@ -262,9 +275,20 @@ class ReadScheduler:
             if self._decoded is not None:
                 program, snapshot = program_digest(cursor.plan.program_text), cursor.snapshot.hash
                 samples = samples[~self._decoded.find_all(program, snapshot, samples)]
-            reads = await self._lookup.reads_of(cursor.snapshot, samples)
-            if cursor.dropped or not reads:
-                return
+            if not cursor.dropped:
+                await self._submit(cursor.snapshot, samples, window)
+        except Exception:
+            _log.exception("a window of coming batches is not read ahead")
+            for work in window.works:
+                work.cancelled = True
+            window.read.set()
+
+    async def _submit(
+        self, snapshot: Snapshot, samples: Integers, window: _Window, *, background: bool = False
+    ) -> None:
+        """Queue the reads of these samples; they set `window.read` when they have ended."""
+        try:
+            reads = await self._lookup.reads_of(snapshot, samples)
             left, loop = len(reads), asyncio.get_running_loop()
 
             def count_down() -> None:
@@ -276,16 +300,13 @@ class ReadScheduler:
             def finished() -> None:  # in the disk's thread
                 loop.call_soon_threadsafe(count_down)
 
-            metrics.read_ahead_samples.inc(len(samples))
+            if window.read.is_set():  # the reader was dropped
+                return
+            metrics.read_ahead_samples.inc(len(samples) if reads else 0)
             for part in reads:
-                work = DiskWork(part.device, part.paths, part.reads, finished, window.urgent)
+                work = DiskWork(part.device, part.paths, part.reads, finished, window.urgent, background)
                 window.works.append(work)
                 self._reader(work.device).submit(work)
-        except Exception:
-            _log.exception("a window of coming batches is not read ahead")
-            for work in window.works:
-                work.cancelled = True
-            window.read.set()
         finally:
             if not window.works:
                 window.read.set()

@@ -17,6 +17,7 @@ from meshd.batches.read_ahead.window_lookup import WindowLookup
 from meshd.batches.service import BatchService
 from meshd.batches.user_module_registry import UserModules
 from meshd.cluster.replication.primary_writes import WriteForwarder
+from meshd.batches.warm_up.session import WarmUpContext
 from meshd.control.jobs import JobTable
 from meshd.control.user_modules import ModuleTable
 from meshd.core.document_store import DocumentStore
@@ -34,6 +35,8 @@ from meshd.jobs.output_store import ClusterOutputStore, JobOutputHandlers, Local
 from meshd.jobs.runner import JobRunner
 from meshd.jobs.scratch import PlanStore
 from meshd.jobs.source_inventory import SourceInventory
+from meshd.jobs.warm_up_job import WarmUpJob
+from meshd.jobs.warm_up_nodes import WarmUpNodes
 from meshd.objects.version_lookup import VersionLookup
 from meshd.origins.prefetch_fan_out import PrefetchFanOut
 from meshd.origins.prefetch_job import PrefetchJob
@@ -55,12 +58,14 @@ from meshwire.views.zarr_view import ZarrView
 
 if TYPE_CHECKING:
     from meshd.auth.authorizer import Authorizer
+    from meshd.batches.warm_up.warmer import Warmer
     from meshd.core.frame_address import FrameSource
     from meshd.jobs.job_kind import JobKind
     from meshd.origins.service import BackedService
     from meshd.process.wiring.node_context import NodeContext
     from meshd.server.native_routes import HttpRoute
     from meshd.transform.decoded_cache.cache import DecodedCache
+    from meshd.transform.pool import TransformPool
     from meshd.views.dispatch import ViewDispatcher
     from meshd.views.view_kind import ViewCompleter, ViewKind
 
@@ -108,6 +113,14 @@ def read_scheduler(node: NodeContext, decoded: DecodedCache | None) -> ReadSched
         return None
     lookup = WindowLookup(node.store, node.archives, disks, node.objects)
     return ReadScheduler(lookup, node.clock, _read_ahead_budget(node), decoded)
+
+
+def warm_up_context(
+    node: NodeContext, pool: TransformPool, decoded: DecodedCache | None, read_ahead: ReadScheduler | None
+) -> WarmUpContext:
+    """Return what the coordinator's warm-ups work with."""
+    catalog = node_catalog(node)
+    return WarmUpContext(node.store, pool, node.archives, catalog, decoded, read_ahead, node.objects)
 
 
 def read_cost_estimator(node: NodeContext, data: DataServices) -> ReadCostEstimator:
@@ -168,7 +181,7 @@ def output_routes(node: NodeContext) -> list[HttpRoute]:
 
 
 def job_runner(
-    node: NodeContext, access: Authorizer, views: ViewDispatcher, backed: BackedService
+    node: NodeContext, access: Authorizer, views: ViewDispatcher, backed: BackedService, warmer: Warmer
 ) -> JobRunner:
     """Return the coordinator's job runner."""
     catalog = node_catalog(node)
@@ -189,6 +202,12 @@ def job_runner(
         "reshard": sharding,
         "extract": ExtractJob(tools, inventories, plan_store),
         "materialize": MaterializeJob(tools, views),
+        "warm": WarmUpJob(
+            DatasetAccess(access),
+            catalog,
+            SnapshotIncarnations(node.buckets, catalog, node.objects),
+            WarmUpNodes(node.mesh, node.peers, warmer),
+        ),
         "prefetch": PrefetchJob(
             access,
             backed,

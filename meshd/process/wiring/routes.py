@@ -10,6 +10,7 @@ from meshd.auth.identities.sts_sessions import SessionRevocation
 from meshd.auth.identities.users import IdentityAdmin
 from meshd.batches.gather import GatherService
 from meshd.batches.op_trials import OpTrials
+from meshd.batches.warm_up.warmer import WarmUpHandlers
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.documents.admin import DocumentAdmin
 from meshd.objects.buckets.replication_factor import ReplicationFactors
@@ -148,4 +149,5 @@ def native_routes(
             ViewResultHandlers(TransformResultMaker(node.store, data.frames, node.objects), node.mesh),
         ),
         *output_routes(node),
+        *peer_routes(node.mesh, node.clock, WarmUpHandlers(node.settings.coordinator_socket)),
     ]

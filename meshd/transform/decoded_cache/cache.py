@@ -18,8 +18,16 @@ import numpy as np
 
 from meshd.telemetry import metrics
 from meshd.transform.decoded_cache import policy
-from meshd.transform.decoded_cache.messages import MEASURE, PLAIN, WINDOWED, FieldOrder, TableOrder
-from meshd.transform.decoded_cache.policy import Candidate
+from meshd.transform.decoded_cache.messages import MEASURE, PLAIN, WINDOWED
+from meshd.transform.decoded_cache.policy import Candidate, describe_prefix
+from meshd.transform.decoded_cache.slice_order import (
+    BUCKET_QUOTA,
+    CALLER_LIMIT,
+    NO_ROOM,
+    READ_SLOWLY,
+    WRITE_PAUSE,
+    SliceOrder,
+)
 from meshd.transform.decoded_cache.tables import Table
 from meshd.util.disk_space import measure_disk_space
 
@@ -30,7 +38,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.transform.decoded_cache.messages import PrefixCost, PrefixReport
+    from meshd.transform.decoded_cache.policy import PrefixStatus
     from meshd.transform.decoded_cache.segment_store import SegmentStore
+    from meshd.transform.decoded_cache.slice_order import SampleSet
     from meshd.transform.decoded_cache.tables import Segment
 
 _log = logging.getLogger(__name__)
@@ -44,18 +54,6 @@ _MAX_TABLES: Final = 64
 _SHRINKS_BY: Final = 4
 _PAUSE: Final = 60.0
 """Seconds without new entries after one could not be written."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleSet:
-    """The data set that sample numbers of rows refer to: `snapshot` is its hash, `count` its size.
-
-    `limit`: bytes that the caller allows for results of this plan; None if the node decides.
-    """
-
-    snapshot: str
-    count: int
-    limit: int | None = None
 
 
 @dataclass(slots=True)
@@ -83,61 +81,11 @@ class _PlanState:
                 yield from choice.tables.values()
 
 
-@dataclass(slots=True)
-class SliceOrder:
-    """What a transform process is told about one slice: for each field, the steps and tables of its prefix.
-
-    By table: the `segments` to append to, the `shares` of the samples to keep, the bytes `promised`.
-    """
-
-    program: tuple[str, str]
-    writer: object
-    rows: int
-    steps: tuple[int, ...]
-    tables: tuple[tuple[Table, ...], ...]
-    segments: dict[int, Segment]
-    shares: dict[int, float]
-    promised: dict[int, int] = field(default_factory=dict)
-
-    def fields(self, path: Callable[[str], int]) -> tuple[FieldOrder, ...]:
-        """Return the part for the request; `path` returns the index of a path in it."""
-        return tuple(
-            FieldOrder(steps, tuple(self._table_order(table, path) for table in tables))
-            for steps, tables in zip(self.steps, self.tables, strict=True)
-        )
-
-    def _table_order(self, table: Table, path: Callable[[str], int]) -> TableOrder:
-        segment = self.segments.get(table.number)
-        return TableOrder(table.variant, table.number, -1 if segment is None else path(str(segment.path)))
-
-    def places(self, sample: int, path: Callable[[str], int]) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Return for each field the entries of a sample, and which results may be stored."""
-        return tuple(
-            tuple(filter(None, (self._place(table, sample, path) for table in tables)))
-            for tables in self.tables
-        )
-
-    def _place(self, table: Table, sample: int, path: Callable[[str], int]) -> tuple[int, ...]:
-        found = table.find(sample)
-        if found is not None:
-            segment, offset, length = found
-            return (table.variant, path(str(segment.path)), offset, length)
-        appended = self.segments.get(table.number)
-        if sample < 0 or appended is None or not policy.is_admitted(sample, self.shares[table.number]):
-            return ()
-        if appended.used + appended.promised >= appended.size:
-            return ()
-        size = int(table.size.value) + 1
-        appended.promised += size
-        self.promised[table.number] = self.promised.get(table.number, 0) + size
-        return (table.variant,)
-
-
 class DecodedCache:
     """Decides for each slice; see the module. `clock` returns seconds.
 
     `disk_rate`: bytes a second of the directory's disk, if it is so slow that reading from it may take longer
-    than computing.
+    than computing. `quota`: returns the bytes that results of a bucket may take, None without a quota.
     """
 
     def __init__(
@@ -146,8 +94,12 @@ class DecodedCache:
         directory: Path,
         clock: Callable[[], float],
         disk_rate: float = math.inf,
+        quota: Callable[[str], int | None] = lambda bucket: None,
     ) -> None:
         self.disk_rate = disk_rate
+        self.token = secrets.token_hex(8)
+        """Another one after a restart of the node, which empties the cache."""
+        self._quota = quota
         self._segments, self._directory, self._clock = segments, directory, clock
         self._plans: OrderedDict[tuple[str, str], _PlanState] = OrderedDict()
         self._tables: dict[tuple[str, int, str], Table] = {}
@@ -165,6 +117,11 @@ class DecodedCache:
         return self._segments.used
 
     @property
+    def has_room(self) -> bool:
+        """Whether the disk has room for results, of this plan or another one."""
+        return self._most >= self._segments.segment_bytes
+
+    @property
     def tables(self) -> tuple[Table, ...]:
         """Its tables."""
         return tuple(self._by_number.values())
@@ -173,7 +130,7 @@ class DecodedCache:
         self, program: str, samples: SampleSet | None, rows: int, fields: int, writer: object
     ) -> SliceOrder | None:
         """Return what to do for a slice that `writer` renders; None: as if there were no cache."""
-        if samples is None or samples.limit == 0 or self._most < self._segments.segment_bytes:
+        if samples is None or samples.limit == 0 or not self.has_room:
             return None
         key = program, samples.snapshot
         state = self._plans.get(key)
@@ -202,51 +159,103 @@ class DecodedCache:
             found &= kept
         return found
 
+    def find_missing(
+        self, program: str, snapshot: str, samples: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Return for which samples a result may have to be stored: some table has no entry, and room for it.
+        bool[n].
+        """
+        state, now = self._plans.get((program, snapshot)), self._clock()
+        wanted = np.zeros(len(samples), np.bool_)
+        for table in state.tables if state is not None else ():
+            assert state is not None
+            lacking = np.flatnonzero(~table.find_all(samples))
+            share, _ = self._share(table, state, now)
+            for place in lacking[~wanted[lacking]].tolist():
+                wanted[place] = policy.is_admitted(int(samples[place]), share)
+        return wanted
+
+    def bound_of(self, program: str, snapshot: str) -> str:
+        """Return why no more results of a plan are kept."""
+        state, now = self._plans.get((program, snapshot)), self._clock()
+        shares = [self._share(table, state, now) for table in state.tables] if state is not None else []
+        return min(shares, default=(0.0, NO_ROOM))[1]
+
+    def plan_status(self, program: str, snapshot: str) -> tuple[PrefixStatus, ...] | None:
+        """Return what is kept of each field of a plan; None until enough of its rows were measured."""
+        state = self._plans.get((program, snapshot))
+        if state is None or state.fields is None:
+            return None
+        return tuple(
+            describe_prefix(state.candidates.get(number, {}).values(), choice is not None, self.disk_rate)
+            for number, choice in enumerate(state.fields)
+        )
+
     def _order(self, key: tuple[str, str], state: _PlanState, rows: int, writer: object) -> SliceOrder:
         now, segments, shares = self._clock(), dict[int, "Segment"](), dict[int, float]()
+        bounds: dict[int, str] = {}
         for table in state.tables:
             table.last_used = now
             segment = self._segment(table, state, writer, now)
-            if segment is not None:
+            if isinstance(segment, str):
+                bounds[table.number] = segment
+            else:
                 segments[table.number] = segment
-                shares[table.number] = self._share(table, state, now)
+                shares[table.number], bounds[table.number] = self._share(table, state, now)
         steps = tuple(PLAIN if choice is None else choice.steps for choice in state.fields or ())
         tables = tuple(
             () if choice is None else tuple(choice.tables.values()) for choice in state.fields or ()
         )
-        return SliceOrder(key, writer, rows, steps, tables, segments, shares)
+        return SliceOrder(key, writer, rows, steps, tables, segments, shares, bounds)
 
-    def _segment(self, table: Table, state: _PlanState, writer: object, now: float) -> Segment | None:
-        """Return the segment that `writer` appends results of the table to, if any are to be stored."""
+    def _segment(self, table: Table, state: _PlanState, writer: object, now: float) -> Segment | str:
+        """Return the segment that `writer` appends results of the table to, or why none are to be stored."""
         found = self._segments.open_segment(writer, table)
         if found is not None:
             return found
-        if now < max(table.paused_until, self._paused_until) or table.saved <= 0:
-            return None
-        size, most = self._segments.segment_bytes, state.samples.limit
-        if table.limit is not None and table.bytes + size > table.limit:
-            return None
+        if now < max(table.paused_until, self._paused_until):
+            return WRITE_PAUSE
+        size, most, quota = self._segments.segment_bytes, state.samples.limit, self._quota(table.bucket)
+        if table.saved <= 0 or (table.limit is not None and table.bytes + size > table.limit):
+            return READ_SLOWLY
         if most is not None and sum(each.bytes for each in state.tables) + size > most:
-            return None
+            return CALLER_LIMIT
+        if quota is not None and self.bytes_by_bucket().get(table.bucket, 0) + size > quota:
+            return BUCKET_QUOTA
         if table.entries >= table.samples or not self._make_room(table, now):
-            return None
+            return NO_ROOM
         try:
             return self._segments.create(writer, table)
         except OSError as error:
             self._pause(str(error))
-            return None
+            return WRITE_PAUSE
 
-    def _share(self, table: Table, state: _PlanState, now: float) -> float:
-        """Return the share of the samples whose results there is room for."""
-        least = table.value(now) / policy.BETTER
-        others = sum(
-            other.bytes for other in self._tables.values() if other is not table and other.value(now) > least
-        )
-        room = self._most - others
-        for bound in (table.limit, state.samples.limit):
-            room = room if bound is None else min(room, bound)
+    def _share(self, table: Table, state: _PlanState, now: float) -> tuple[float, str]:
+        """Return the share of the samples whose results there is room for, and what bounds it."""
+        least, quota = table.value(now) / policy.BETTER, self._quota(table.bucket)
+        others = [other for other in self._tables.values() if other is not table and other.value(now) > least]
+        if quota is not None:
+            quota -= sum(other.bytes for other in others if other.bucket == table.bucket)
+        bounds = [(self._most - sum(other.bytes for other in others), NO_ROOM)]
+        bounds += [
+            (bound, why)
+            for bound, why in (
+                (table.limit, READ_SLOWLY),
+                (state.samples.limit, CALLER_LIMIT),
+                (quota, BUCKET_QUOTA),
+            )
+            if bound is not None
+        ]
+        room, why = min(bounds)
         whole = table.samples * max(1.0, table.size.value)
-        return max(0.0, min(1.0, room / whole))
+        return max(0.0, min(1.0, room / whole)), why
+
+    def bytes_by_bucket(self) -> dict[str, int]:
+        """Return the bytes of the segments of each bucket."""
+        found: dict[str, int] = {}
+        for table in self._by_number.values():
+            found[table.bucket] = found.get(table.bucket, 0) + table.bytes
+        return found
 
     def _make_room(self, table: Table, now: float) -> bool:
         """Drop segments of less value until the table can have another. Returns whether it can."""
@@ -352,7 +361,9 @@ class DecodedCache:
             if len(self._tables) >= _MAX_TABLES:
                 self._drop_table()
             self._next_table += 1
-            found = Table(self._next_table, samples.count, one.variant, self._clock(), self.disk_rate)
+            found = Table(
+                self._next_table, samples.count, one.variant, self._clock(), self.disk_rate, samples.bucket
+            )
             found.source_seconds = one.source_bytes / self.disk_rate
             found.cost.add(one.seconds, one.calls)
             found.size.add(one.size, one.calls)

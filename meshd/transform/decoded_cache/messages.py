@@ -21,6 +21,17 @@ MEASURE: Final = -2
 WINDOWED: Final = -1
 """Instead of a number of steps: the first step's decoded image, before its drawn window is cut."""
 
+KEPT: Final = 0
+"""Verdict on a row whose prefixes alone are made: all of them were in the cache, or none is to be."""
+STORED: Final = 1
+"""Verdict: what was missing has been stored."""
+REFUSED: Final = 2
+"""Verdict: the order of the slice did not allow it."""
+UNSTORED: Final = 3
+"""Verdict: a result is too large, or could not be written."""
+MEASURED: Final = 4
+"""Verdict: it was only measured; the next time, it may be stored."""
+
 KeptPlace = tuple[int, ...]
 """(variant, index into the request's `paths`, offset, length): an entry to read; (variant,): it may be
 stored."""

@@ -108,6 +108,32 @@ def choose_prefix(
     return best if best is not None and by_steps[best] > 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixStatus:
+    """What was decided about a field. `cost`, `read`: seconds of computing its prefix for one sample and of
+    reading the result back, of `bytes`; 0 if no op comes before the first random one.
+    """
+
+    kept: bool
+    cost: float = 0.0
+    read: float = 0.0
+    bytes: float = 0.0
+
+
+def describe_prefix(candidates: Iterable[Candidate], kept: bool, disk_rate: float = math.inf) -> PrefixStatus:
+    """Return the status of a field by its best candidate: the one whose result saves most."""
+    measured = [one for one in candidates if one.calls]
+    if not measured:
+        return PrefixStatus(kept)
+
+    def saved(one: Candidate) -> float:
+        return one.cost + one.source_bytes / disk_rate - expected_read(one.bytes, disk_rate)
+
+    best = max(measured, key=saved)
+    read = expected_read(best.bytes, disk_rate)
+    return PrefixStatus(kept, best.cost + best.source_bytes / disk_rate, read, best.bytes)
+
+
 def value(saved: float, size: float, idle: float) -> float:
     """Return the value of a table: `saved` seconds at a read of `size` bytes, `idle` seconds after its last
     use.

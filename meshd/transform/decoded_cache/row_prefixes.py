@@ -9,7 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshd.transform.decoded_cache.entry_format import EntryError, can_keep
-from meshd.transform.decoded_cache.messages import MEASURE, WHOLE_STEPS, WINDOWED
+from meshd.transform.decoded_cache.messages import (
+    KEPT,
+    MEASURE,
+    MEASURED,
+    REFUSED,
+    STORED,
+    UNSTORED,
+    WHOLE_STEPS,
+    WINDOWED,
+)
 from meshd.transform.decoded_cache.windowed_image import WindowedImage
 from meshd.transform.messages import value_bytes
 
@@ -45,6 +54,29 @@ class RowPrefixes:
             return self._begin_steps(order, number, chain, draw, read)
         return read(), 0
 
+    def keep(self, number: int, chain: OpChain, draw: Draw, read: Callable[[], bytes]) -> int:
+        """Store what `begin` would have to compute, unless the cache has it. Returns the verdict.
+
+        Raises as rendering does.
+        """
+        order = self._slice.order_of(number)
+        if order.steps == MEASURE:
+            self._measure(number, chain, draw, read)
+            return MEASURED
+        kept = self._kept[number] if self._kept else ()
+        if order.steps == WINDOWED and chain.windowed is not None:
+            if not kept and order.tables:
+                return REFUSED
+            image = WindowedImage(self._slice, chain, number, self._sample, self._kept, read)
+            chain.keep_windowed(image.keep_window, draw, self._slice.tally)
+            return image.verdict
+        if order.steps <= 0 or not order.tables or any(len(place) == 4 for place in kept):
+            return KEPT
+        if (WHOLE_STEPS,) not in kept:
+            return REFUSED
+        value = self._make_steps(order, chain, draw, read)
+        return STORED if self._slice.store(order.tables[0], self._sample, value) else UNSTORED
+
     def _measure(self, number: int, chain: OpChain, draw: Draw, read: Callable[[], bytes]) -> tuple[Any, int]:
         if chain.windowed is not None:
             return self._begin_windowed(number, chain, draw, read)
@@ -79,13 +111,18 @@ class RowPrefixes:
                 else:
                     self._slice.add_hit(table.table, clock.since(began), place[3])
                     return value, order.steps
-        data = read()
-        began = clock.mark()
-        value = chain.run_steps(data, 0, order.steps, draw, self._slice.tally)
-        self._slice.add_made(table.table, clock.since(began), value_bytes(value))
+        value = self._make_steps(order, chain, draw, read)
         if (WHOLE_STEPS,) in kept:
             self._slice.store(table, self._sample, value)
         return value, order.steps
+
+    def _make_steps(self, order: FieldOrder, chain: OpChain, draw: Draw, read: Callable[[], bytes]) -> Any:
+        """Compute the result of the steps that are kept."""
+        data, clock = read(), self._slice.clock
+        began = clock.mark()
+        value = chain.run_steps(data, 0, order.steps, draw, self._slice.tally)
+        self._slice.add_made(order.tables[0].table, clock.since(began), value_bytes(value))
+        return value
 
     def _begin_windowed(
         self, number: int, chain: OpChain, draw: Draw, read: Callable[[], bytes]

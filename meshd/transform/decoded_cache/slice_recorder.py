@@ -107,17 +107,18 @@ class SliceRecorder:
 
     def store(
         self, table: TableOrder, sample: int, value: Any, image: tuple[int, int, bool] = (0, 0, False)
-    ) -> None:
-        """Append a value to the segment of its table, if it can be kept."""
+    ) -> bool:
+        """Append a value to the segment of its table, if it can be kept. Returns whether it was."""
         if self._full or table.segment < 0 or not can_keep(value):
-            return
+            return False
         began = self.clock.mark()
         try:
             place = self.files.append(self.path(table.segment), table.table, sample, value, image)
         except OSError:
             self._full = True
-            return
+            return False
         use = self._uses.setdefault(table.table, _Use())
         use.stores += 1
         use.store_seconds += self.clock.since(began)
         self._stored.append(StoredEntry(table.table, sample, *place))
+        return True

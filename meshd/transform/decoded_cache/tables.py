@@ -59,9 +59,17 @@ class Table:
     """The entries of one kind of result; see the module."""
 
     def __init__(
-        self, number: int, samples: int, variant: int, now: float, disk_rate: float = math.inf
+        self,
+        number: int,
+        samples: int,
+        variant: int,
+        now: float,
+        disk_rate: float = math.inf,
+        bucket: str = "",
     ) -> None:
         self.number, self.samples, self.variant = number, samples, variant
+        self.bucket = bucket
+        """The bucket whose quota it counts towards."""
         self._disk_rate = disk_rate
         self.source_seconds = 0.0
         """Seconds of the disk that a read spares because the file of the sample is not read."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshd.transform.decoded_cache.entry_format import EntryError
-from meshd.transform.decoded_cache.messages import WINDOWED
+from meshd.transform.decoded_cache.messages import KEPT, MEASURED, REFUSED, STORED, UNSTORED, WINDOWED
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import ImageSize
 
@@ -45,6 +45,8 @@ class WindowedImage:
         self._headers: dict[int, EntryHeader] = {}
         self._opened: Any = None
         self._opening, self._source = 0.0, 0
+        self.verdict = KEPT
+        """What `keep_window` did."""
 
     def draw_window(self, random: KeyedRandom) -> Any:
         """Return the window that `random` draws. Raises BadSampleError, and what `read` raises."""
@@ -55,6 +57,28 @@ class WindowedImage:
         if rows is not None:
             return self._decoder.cut(rows, window, shrink, first)
         return self._decoder.cut(self._decoded(window, shrink), window, shrink, 0)
+
+    def keep_window(self, random: KeyedRandom) -> None:
+        """Store the image at the reduction of the window that `random` draws, unless it is kept.
+
+        Raises as `draw_window` does; also if the file cannot be decoded as a whole.
+        """
+        window, shrink = self._decoder.choose_window(self._size(), random)
+        if shrink in self._entries:
+            return
+        table = self._tables.get(shrink)
+        if table is None:
+            self._decoded(window, shrink)
+            self.verdict = MEASURED
+        elif shrink not in self._wanted or table.segment < 0:
+            self.verdict = REFUSED
+        else:
+            opened, clock = self._open(), self._slice.clock
+            began = clock.mark()
+            pixels = self._decoder.decode_whole(opened, shrink)
+            self._slice.add_made(table.table, self._opening + clock.since(began), pixels.nbytes)
+            stored = self._slice.store(table, self._sample, pixels, tuple(opened.size))
+            self.verdict = STORED if stored else UNSTORED
 
     def _size(self) -> ImageSize:
         for variant in list(self._entries):

@@ -6,7 +6,7 @@ job has the same id while it runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -46,7 +46,7 @@ class JobProgress:
 class JobInfo:
     """One job. `state`: queued, running, cancelling, pausing, done, failed, cancelled, paused. `failures`:
     (name, reason) of the first hundred skipped items; `failed` counts all. `error`: why the job failed.
-    Times in ms since 1970."""
+    Times in ms since 1970. `report`: what a job of kind `warm` has done (docs/jobs.md), else empty."""
 
     id: str
     kind: str
@@ -62,6 +62,7 @@ class JobInfo:
     failed: int
     failures: tuple[tuple[str, str], ...]
     error: str
+    report: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ended(self) -> bool:
@@ -90,6 +91,13 @@ def extract_job(source: str, target: str, **options: Any) -> dict[str, Any]:
 def materialize_job(view: str, target: str, prefix: str = "") -> dict[str, Any]:
     """Return the document of a job that writes a view's objects (with `prefix`) as ordinary objects."""
     return {"kind": "materialize", "source": f"s3://{view}/{prefix}", "target": target}
+
+
+def warm_job(plan: str, **options: Any) -> dict[str, Any]:
+    """Return the document of a job that fills the nodes' decoded caches with what a plan (its hash) reads.
+    `options`: source (only samples below this URL), epoch, cache (bytes per node), rate (bytes per
+    second)."""
+    return {"kind": "warm", "plan": plan, **options}
 
 
 def start_job(transport: Transport, document: Mapping[str, Any]) -> JobInfo:
@@ -141,9 +149,10 @@ def _job(answer: Mapping[str, Any]) -> JobInfo:
         rest = {
             name: answer[name]
             for name in JobInfo.__dataclass_fields__
-            if name not in ("progress", "failures")
+            if name not in ("progress", "failures", "report")
         }
-        return JobInfo(**rest, progress=JobProgress(**progress), failures=failures)
+        report = dict(answer.get("report", {}))
+        return JobInfo(**rest, progress=JobProgress(**progress), failures=failures, report=report)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MeshError(
             f"cannot parse the server's job ({error!r}); upgrade the older of SDK and server"

@@ -52,6 +52,7 @@ CHAPTERS = {
         "shard": ("jobs", "Pack objects into shards."),
         "reshard": ("jobs", "Repack shards: shuffled, sorted, split."),
         "extract": ("jobs", "Unpack archives into objects."),
+        "warm": ("warm", "Decode a plan's samples once, before training."),
         "job": ("jobs", "Show, follow and stop jobs on the nodes."),
     },
     "The store": {

@@ -66,7 +66,7 @@ def _list(session: Session, kind: Kind) -> None:
 
 def _show(session: Session, kind: Kind, name: str) -> None:
     with session.make_client() as client:
-        found = show_document(client.transport, kind, _whole(client, kind, name))
+        found = show_document(client.transport, kind, whole_hash(client, kind, name))
     lines = [
         f"{kind[:-1]} {found.hash}",
         f"  {'source' if kind == 'snapshots' else 'snapshot'}  {found.made_of}",
@@ -81,13 +81,13 @@ def _show(session: Session, kind: Kind, name: str) -> None:
 
 def _remove(session: Session, kind: Kind, name: str, *, force: bool) -> None:
     with session.make_client() as client:
-        digest = _whole(client, kind, name)
+        digest = whole_hash(client, kind, name)
         silent = remove_document(client.transport, kind, digest, force=force)
     later = f"; {', '.join(silent)} will follow on return" if silent else ""
     session.show(f"removed {kind[:-1]} {digest}{later}", removed=digest, kind=kind[:-1], silent=list(silent))
 
 
-def _whole(client: Client, kind: Kind, name: str) -> str:
+def whole_hash(client: Client, kind: Kind, name: str) -> str:
     """Expand the prefix of a hash. Raises ConfigurationError."""
     if _HASH.fullmatch(name):
         return name

@@ -19,7 +19,7 @@ from meshsdk.cli.path_arguments import RemoteType
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from meshsdk.admin.jobs import JobInfo
     from meshsdk.cli.command_base import Session
@@ -163,10 +163,12 @@ def list_all(session: Session) -> None:
     with session.make_client() as client:
         listed = jobs.list_jobs(client.transport)
     if not listed:
-        session.tell("no jobs yet: mesh shard, reshard, extract, prefetch and view materialize start one")
+        session.tell(
+            "no jobs yet: mesh shard, reshard, extract, prefetch, warm and view materialize start one"
+        )
     for found in listed:
         since = datetime.fromtimestamp(found.created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
-        where = f"{found.spec.get('source')} → {found.spec.get('target', 'the cache')}"
+        where = f"{_source(found)} → {found.spec.get('target', 'the cache')}"
         _show(session, found, f"{found.id}  {found.state:10} {found.kind:11} {since}  {where}")
 
 
@@ -242,10 +244,10 @@ def _share(text: str) -> tuple[str, float]:
 def run_job(session: Session, document: dict[str, Any], *, detach: bool) -> int:
     """Start a job and, unless detached, follow it to its end; return the exit code."""
     with session.make_client() as client:
-        return _run(session, client, document, detach=detach)
+        return run_job_with(session, client, document, detach=detach)
 
 
-def _run(session: Session, client: Client, document: dict[str, Any], *, detach: bool) -> int:
+def run_job_with(session: Session, client: Client, document: dict[str, Any], *, detach: bool) -> int:
     """Start a job and, unless detached, follow it to its end; return the exit code."""
     begun = jobs.start_job(client.transport, document)
     return (
@@ -307,6 +309,8 @@ def _with_bar(session: Session, states: Iterator[JobInfo]) -> Iterator[JobInfo]:
 def _summary(found: JobInfo) -> str:
     if found.state == "failed":
         return found.error
+    if found.report:
+        return "\n".join(_report_lines(found))
     progress = found.progress
     parts = [f"{progress.written} written", f"{progress.there} unchanged"]
     parts += [f"{progress.removed} from earlier runs removed"] if progress.removed else []
@@ -314,11 +318,39 @@ def _summary(found: JobInfo) -> str:
     return f"{', '.join(parts)}; {format_size(progress.bytes)} in total"
 
 
+def _source(found: JobInfo) -> str:
+    """Return what a job reads."""
+    plan = found.spec.get("plan")
+    source = found.spec.get("source") or ""
+    if found.kind != "warm" or not plan:
+        return str(source)
+    return f"{source} by plan {plan[:12]}".strip()
+
+
+def _report_lines(found: JobInfo) -> Sequence[str]:
+    """Return what a warm-up has done: one line, and one for each reason why a sample is not kept."""
+    report, progress = found.report, found.progress
+    kept = report["stored"] + report["there"]
+    lines = [
+        f"{kept} of {progress.samples} samples kept ({report['there']} of them before): of "
+        f"{format_size(progress.bytes)} of source data, {format_size(report['bytes'])} were stored, in "
+        f"{report['cpu_seconds']:.1f} CPU seconds"
+    ]
+    lines += [f"  {count} not kept: {why}" for why, count in _by_count(report["left_out"])]
+    lines += [f"  {count} broken: {why}" for why, count in _by_count(report["bad"])]
+    lines += [f"  nothing on {node}: {why}" for node, why in sorted(report["refused"].items())]
+    return lines
+
+
+def _by_count(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+
+
 def _lines(found: JobInfo) -> Sequence[str]:
     progress = found.progress
     lines = [
         f"{found.id}  {found.kind}  {found.state}" + (f" (run {found.run})" if found.run > 1 else ""),
-        f"from     {found.spec.get('source')}",
+        f"from     {_source(found)}",
         f"to       {found.spec.get('target', 'the cache')}",
         f"outputs  {progress.outputs} of {progress.outputs_total or '?'}",
         f"samples  {progress.samples} of {progress.samples_total or '?'}",
@@ -330,6 +362,7 @@ def _lines(found: JobInfo) -> Sequence[str]:
         lines.append(f"left     {found.eta_s:.0f} s")
     if found.error:
         lines.append(f"error    {found.error}")
+    lines += _report_lines(found) if found.report else ()
     lines += [f"skipped  {name}: {why}" for name, why in found.failures]
     return lines
 

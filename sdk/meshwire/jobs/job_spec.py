@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from meshwire.dataset.archive_keys import ArchiveKind
 
-Kind = Literal["shard", "reshard", "extract", "materialize", "prefetch"]
+Kind = Literal["shard", "reshard", "extract", "materialize", "prefetch", "warm"]
 Names = Literal["keep", "archive"]
 OnBad = Literal["fail", "skip"]
-KINDS: Final = ("shard", "reshard", "extract", "materialize", "prefetch")
+KINDS: Final = ("shard", "reshard", "extract", "materialize", "prefetch", "warm")
 FORMATS: Final[Mapping[ArchiveKind, str]] = {
     "tar": "application/x-tar",
     "tgz": "application/gzip",
@@ -55,6 +55,7 @@ _KNOWN: Final[Mapping[Kind, tuple[str, ...]]] = {
     "extract": (*_COMMON, "match", *_ARCHIVED),
     "materialize": _COMMON,
     "prefetch": ("kind", "source", "keys", "manifest", "plan", "epoch", "rate"),
+    "warm": ("kind", "plan", "source", "epoch", "cache", "rate"),
 }
 _MOST_KEYS: Final = 1000
 
@@ -85,6 +86,10 @@ class JobSpec:
     `keys`, or those listed in the object `manifest` (`s3://BUCKET/KEY`), one per line, or those under the
     source that `plan` (its hash) reads, in the order of `epoch`. `rate`: maximum bytes per second over all
     nodes, 0 for no limit; the rate is not part of the job's identity.
+
+    `warm`: fills the decoded caches of the nodes with what comes before the first random op of `plan`, for
+    the samples that it reads in `epoch`; with a `source`, only for those in its objects. `cache`: bytes that
+    each node may keep of the plan, None if it decides. `rate`: as above, of the samples' source bytes.
     """
 
     kind: Kind
@@ -99,6 +104,7 @@ class JobSpec:
     plan: str = ""
     epoch: int = 0
     rate: int = 0
+    cache: int | None = None
 
     def to_json(self) -> bytes:
         """Encode the canonical document, with only the fields of the kind."""
@@ -117,7 +123,10 @@ class JobSpec:
                 "epoch": self.epoch,
             }
             | ({"rate": self.rate} if self.rate else {})
+            | ({} if self.cache is None else {"cache": self.cache})
         )
+        if not self.source.bucket:
+            del document["source"]
         return canonical_json({name: document[name] for name in _KNOWN[self.kind] if name in document})
 
     def job_id(self, owner: str) -> str:
@@ -135,6 +144,8 @@ def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
     document = checked_object(value, "", _KNOWN[kind])
     if kind == "prefetch":
         return _parse_prefetch(document)
+    if kind == "warm":
+        return _parse_warm_up(document)
     place = _parse_folder(required_field(document, "source", ""), "source", literal=kind == "materialize")
     target = _parse_folder(required_field(document, "target", ""), "target")
     if is_archive(target.prefix):
@@ -179,6 +190,19 @@ def _parse_prefetch(document: Mapping[str, Any]) -> JobSpec:
     return JobSpec(
         "prefetch", place, place, keys=tuple(keys), manifest=manifest, plan=plan, epoch=epoch, rate=rate
     )
+
+
+def _parse_warm_up(document: Mapping[str, Any]) -> JobSpec:
+    place = Folder("")
+    if document.get("source"):
+        place = _parse_folder(document["source"], "source", literal=True)
+    plan = checked_hash(required_field(document, "plan", ""), "plan")
+    epoch = checked_integer(document.get("epoch", 0), "epoch", 0, 1 << 40)
+    rate = checked_integer(document.get("rate", 0), "rate", 0, 1 << 50)
+    cache = document.get("cache")
+    if cache is not None:
+        cache = checked_integer(cache, "cache", 0, 1 << 60)
+    return JobSpec("warm", place, place, plan=plan, epoch=epoch, rate=rate, cache=cache)
 
 
 def is_archive(key: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from meshd.origins.prefetch_worker import RateLimiter
+from meshd.util.byte_rate import RateLimiter
 
 
 def test_bytes_over_time_are_the_rate_after_what_was_first() -> None:

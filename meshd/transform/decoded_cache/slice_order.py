@@ -1,0 +1,97 @@
+"""What a transform process does with the decoded cache for one slice, as the coordinator decided it.
+
+Law: an order is made for one slice and one process. What it does not allow is not stored, and it says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from meshd.transform.decoded_cache import policy
+from meshd.transform.decoded_cache.messages import FieldOrder, TableOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshd.transform.decoded_cache.tables import Segment, Table
+
+NO_ROOM: Final = "no room in the decoded cache"
+CALLER_LIMIT: Final = "more than the bytes that the caller allows"
+BUCKET_QUOTA: Final = "more than the quota of the bucket"
+READ_SLOWLY: Final = "results were read as slowly from the disk as they are computed"
+WRITE_PAUSE: Final = "writing is paused: the disk is full, or slower than computing"
+TOO_LARGE: Final = "a result is too large, or the disk is full"
+NOT_SETTLED: Final = "the kind of result was not seen often enough"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSet:
+    """The data set that sample numbers of rows refer to: `snapshot` is its hash, `count` its size.
+
+    `limit`: bytes that the caller allows for results of this plan; None if the node decides. `bucket`: its
+    quota includes the results.
+    """
+
+    snapshot: str
+    count: int
+    limit: int | None = None
+    bucket: str = ""
+
+
+@dataclass(slots=True)
+class SliceOrder:
+    """What a transform process is told about one slice: for each field, the steps and tables of its prefix.
+
+    By table: the `segments` to append to, the `shares` of the samples to keep, the bytes `promised`;
+    `bounds`: why no more than the share is kept, or nothing. `refused`: by sample, why a result may not be
+    stored, "" if it may be the next time.
+    """
+
+    program: tuple[str, str]
+    writer: object
+    rows: int
+    steps: tuple[int, ...]
+    tables: tuple[tuple[Table, ...], ...]
+    segments: dict[int, Segment]
+    shares: dict[int, float]
+    bounds: dict[int, str] = field(default_factory=dict)
+    promised: dict[int, int] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+    def fields(self, path: Callable[[str], int]) -> tuple[FieldOrder, ...]:
+        """Return the part for the request; `path` returns the index of a path in it."""
+        return tuple(
+            FieldOrder(steps, tuple(self._table_order(table, path) for table in tables))
+            for steps, tables in zip(self.steps, self.tables, strict=True)
+        )
+
+    def _table_order(self, table: Table, path: Callable[[str], int]) -> TableOrder:
+        segment = self.segments.get(table.number)
+        return TableOrder(table.variant, table.number, -1 if segment is None else path(str(segment.path)))
+
+    def places(self, sample: int, path: Callable[[str], int]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Return for each field the entries of a sample, and which results may be stored."""
+        return tuple(
+            tuple(filter(None, (self._place(table, sample, path) for table in tables)))
+            for tables in self.tables
+        )
+
+    def _place(self, table: Table, sample: int, path: Callable[[str], int]) -> tuple[int, ...]:
+        found = table.find(sample)
+        if found is not None:
+            segment, offset, length = found
+            return (table.variant, path(str(segment.path)), offset, length)
+        if sample < 0:
+            return ()
+        appended = self.segments.get(table.number)
+        if appended is None or not policy.is_admitted(sample, self.shares[table.number]):
+            self.refused[sample] = self.bounds.get(table.number, NO_ROOM)
+            return ()
+        if appended.used + appended.promised >= appended.size:
+            self.refused[sample] = ""
+            return ()
+        size = int(table.size.value) + 1
+        appended.promised += size
+        self.promised[table.number] = self.promised.get(table.number, 0) + size
+        return (table.variant,)
