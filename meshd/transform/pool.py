@@ -222,7 +222,8 @@ class TransformPool:
         """Handle the result of all or a part of `item`; the remaining rows are queued again for their job."""
         self._end_turn(item, reply.seconds)
         if self._decoded is not None and item.prefixes is not None and reply.prefixes is not None:
-            self._decoded.on_reply(item.prefixes, reply.prefixes)
+            in_advance = item.call.order.prefixes_only
+            self._decoded.on_reply(item.prefixes, reply.prefixes, in_advance=in_advance)
         if reply.seconds > SLOW_SLICE_SECONDS and self._has_neighbours():
             self._distrust(item.call.order.job)
         record_reply_metrics(reply)

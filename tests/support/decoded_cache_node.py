@@ -10,11 +10,21 @@ import msgspec
 
 from meshd.transform.compiler import load_program
 from meshd.transform.decoded_cache.cache import DecodedCache
+from meshd.transform.decoded_cache.messages import MEASURED, REFUSED
+from meshd.transform.decoded_cache.prefix_builder import PrefixBuilder
 from meshd.transform.decoded_cache.segment_files import SegmentFiles
 from meshd.transform.decoded_cache.segment_store import SegmentStore
 from meshd.transform.decoded_cache.slice_order import SampleSet
-from meshd.transform.messages import RenderReply, RenderRequest
-from meshd.transform.render_calls import RenderCall, RenderSpec, RowSlice, RowWork, program_digest
+from meshd.transform.decoded_cache.slice_recorder import SliceRecorder
+from meshd.transform.messages import OpStats, RenderReply, RenderRequest
+from meshd.transform.render_calls import (
+    RenderCall,
+    RenderResult,
+    RenderSpec,
+    RowSlice,
+    RowWork,
+    program_digest,
+)
 from meshd.transform.source_files import SourceFiles
 from meshd.transform.worker import SliceRenderer
 
@@ -44,14 +54,17 @@ class TickingClock:
 
 
 class DecodedCacheNode:
-    """Renders epochs of `samples`, each a tuple of the bytes of its fields in order of name."""
+    """Renders epochs of `samples`, each a tuple of the bytes of its fields in order of name. `quota`: bytes
+    that their bucket may take."""
 
-    def __init__(self, folder: Path, samples: Sequence[tuple[bytes, ...]], budget: int) -> None:
-        self.samples, self.folder = samples, folder
+    def __init__(
+        self, folder: Path, samples: Sequence[tuple[bytes, ...]], budget: int, quota: int | None = None
+    ) -> None:
+        self.samples, self.folder, self.quota = samples, folder, quota
         self.clock = TickingClock()
         self.store = SegmentStore(folder / "decoded", budget)
         self.store.clear()
-        self.cache = DecodedCache(self.store, folder / "decoded", self.clock)
+        self.cache = DecodedCache(self.store, folder / "decoded", self.clock, quota=lambda bucket: self.quota)
         self.files, self.segments = SourceFiles(), SegmentFiles()
         self.hits = self.made = self.stored = self.damaged = 0
         self.source_reads = 0
@@ -90,7 +103,7 @@ class DecodedCacheNode:
             other = order[position ^ 1] if (position ^ 1) < len(order) and program.pairing else -1
             partner = self.places[other] if other >= 0 else ()
             rows.append(RowWork(position, position, self.places[sample], partner, sample, other))
-        samples = SampleSet("snapshot", len(self.samples), limit)
+        samples = SampleSet("snapshot", len(self.samples), limit, "photos")
         spec = RenderSpec(
             0.0, "", "job", text, program_digest(text), epoch, size, tuple(targets), (), samples
         )
@@ -115,6 +128,55 @@ class DecodedCacheNode:
         finally:
             os.close(fd)
         return whole, failures
+
+    def warm(self, text: str, epoch: int, order: Sequence[int]) -> dict[int, int]:
+        """Make the prefixes of the samples of an epoch in this order; returns the last verdict on each."""
+        return asyncio.run(self._warm(text, epoch, order))
+
+    async def _warm(self, text: str, epoch: int, order: Sequence[int]) -> dict[int, int]:
+        program, found = load_program(text), dict[int, int]()
+        samples = SampleSet("snapshot", len(self.samples), None, "photos")
+        spec = RenderSpec(
+            0.0, "", "job", text, program_digest(text), epoch, 0, (), (), samples, prefixes_only=True
+        )
+        fd = os.memfd_create("frame")
+        call = RenderCall(spec, fd, len(order))
+        try:
+            rows = [
+                RowWork(position, position, self.places[sample], (), sample)
+                for position, sample in enumerate(order)
+            ]
+            for start in range(0, len(rows), SLICE):
+                left, tries = rows[start : start + SLICE], 8
+                while left and tries:
+                    tries -= 1
+                    item = RowSlice(call, left)
+                    item.prefixes = self.cache.order(
+                        spec.program, samples, len(left), len(left[0].sources), "writer"
+                    )
+                    sent = msgspec.json.encode(item.to_request(1, with_text=True))
+                    request = msgspec.json.decode(sent, type=RenderRequest)
+                    recorder = SliceRecorder(self.segments, request, OpStats(self.clock), self.clock)
+                    builder = PrefixBuilder(self.files, program, request, recorder)
+                    reply = builder.run(lambda row: None, lambda: False)
+                    result = RenderResult()
+                    result.add_kept(item, reply)
+                    if item.prefixes is not None and reply.prefixes is not None:
+                        self.cache.on_reply(item.prefixes, reply.prefixes)
+                    for row, (verdict, _) in result.kept.items():
+                        found[order[row]] = verdict
+                    failed = {failure.row for failure in reply.failures}
+                    again = {
+                        row
+                        for row, (verdict, why) in result.kept.items()
+                        if verdict == MEASURED or (verdict == REFUSED and not why)
+                    }
+                    told = (failed | result.kept.keys()) - again
+                    left = [row for row in left if row.row not in told]
+        finally:
+            os.close(call.frame_fd)
+            os.close(fd)
+        return found
 
     def _slice(
         self, program: Any, call: RenderCall, rows: list[RowWork], fd: int, *, cached: bool

@@ -276,8 +276,11 @@ class DecodedCache:
         metrics.decoded_cache_evicted.inc(self._segments.drop(segment))
         metrics.decoded_cache_bytes.set(self._segments.used)
 
-    def on_reply(self, order: SliceOrder, report: PrefixReport) -> None:
-        """Take over what a transform process measured, stored and found damaged."""
+    def on_reply(self, order: SliceOrder, report: PrefixReport, *, in_advance: bool = False) -> None:
+        """Take over what a transform process measured, stored and found damaged.
+
+        `in_advance`: no batch wanted it, so it misses nothing.
+        """
         for table, sample in report.damaged:
             if table in self._by_number:
                 self._by_number[table].forget(sample)
@@ -299,7 +302,7 @@ class DecodedCache:
             if used is None:
                 continue
             metrics.decoded_cache_reads.labels("hit").inc(use.hits)
-            metrics.decoded_cache_reads.labels("miss").inc(use.made)
+            metrics.decoded_cache_reads.labels("miss").inc(0 if in_advance else use.made)
             metrics.decoded_cache_saved.inc(max(0.0, use.hits * used.cost.value - use.hit_seconds))
             used.record_use(use, now)
             if used.is_slow(now):
@@ -392,15 +395,26 @@ class DecodedCache:
         _log.info("no decoded samples are stored for a while", extra={"why": why})
 
     def fit(self, total: int, free: int) -> None:
-        """Adapt to the file system, of `total` bytes with `free` ones, so that enough of it stays free."""
+        """Adapt to the file system, of `total` bytes with `free` ones, so that enough of it stays free, and
+        to the present quotas of buckets.
+        """
         spare = free - min(KEEP_FREE, int(KEEP_FREE_SHARE * total))
         self._most = max(0, min(self._segments.limit, self._segments.bytes + spare))
+        self._drop_least(list(self._by_number.values()), self._segments.bytes - self._most)
+        for bucket, size in self.bytes_by_bucket().items():
+            quota = self._quota(bucket)
+            if quota is not None and size > quota:
+                self._drop_least(
+                    [table for table in self._by_number.values() if table.bucket == bucket], size - quota
+                )
+
+    def _drop_least(self, tables: Sequence[Table], size: int) -> None:
+        """Drop segments of these tables until `size` bytes are free, those of least value first."""
         now = self._clock()
-        while self._segments.bytes > self._most:
-            filled = [table for table in self._by_number.values() if table.segments]
-            if not filled:
-                return
-            self._drop(next(iter(min(filled, key=lambda table: table.value(now)).segments.values())))
+        while size > 0 and (filled := [table for table in tables if table.segments]):
+            segment = next(iter(min(filled, key=lambda table: table.value(now)).segments.values()))
+            size -= segment.size
+            self._drop(segment)
 
     def measure_disk(self) -> tuple[int, int]:
         """Return (total, free) bytes of the file system (blocking). Raises OSError."""

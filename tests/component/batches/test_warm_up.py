@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshsdk.cli import run
 from tests.component.batches.test_decoded_cache_daemon import (
+    BATCH,
+    OPS,
     SAMPLES,
     counted,
     epoch,
+    frame,
     plan_of,
     post,
     reads,
     started,
+    wait_until,
 )
+from tests.support.daemons import with_failpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,3 +95,141 @@ def test_the_first_epoch_decodes_nothing_and_no_byte_differs(daemon: Daemon, exp
     assert again["state"] == "done"
     assert again["report"]["there"] == SAMPLES
     assert again["report"]["bytes"] == 0
+
+
+def test_what_is_not_kept_is_told_by_reason() -> None:
+    with started("--decoded-cache", "8MiB") as daemon:
+        with contextlib.closing(daemon.client()) as client:
+            for number in range(40, 60):
+                client.put_object(Bucket="photos", Key=f"train/{number:04}.jpg", Body=b"no image")
+        plan = plan_of(daemon)
+        found = warm(daemon, plan)
+        assert found["state"] == "done", found
+        report = found["report"]
+        assert list(report["left_out"]) == ["no room in the decoded cache"]
+        left, bad = sum(report["left_out"].values()), sum(report["bad"].values())
+        assert report["stored"] + report["there"] + left + bad == SAMPLES
+        assert report["stored"] > 0
+        assert 0 < bad == found["failed"] <= 20
+        assert len(report["bad"]) == 1
+        assert 40 <= int(found["failures"][0]["name"][-4:]) < 60
+        assert counted(daemon, "bytes") <= 8 << 20
+
+
+def test_a_plan_that_begins_with_chance_is_refused(daemon: Daemon) -> None:
+    found = warm(daemon, plan_of(daemon, []))
+    assert found["state"] == "failed"
+    assert "no field has an op before its first random one" in found["error"]
+
+
+def test_only_samples_below_a_url(daemon: Daemon) -> None:
+    plan = plan_of(daemon)
+    found = warm(daemon, plan, source="s3://photos/train/000")
+    assert found["state"] == "done", found
+    assert found["report"]["stored"] + found["report"]["there"] == 10
+    other = warm(daemon, plan, source="s3://photos/none/")
+    assert other["state"] == "done"
+    assert other["progress"]["samples_total"] == 0
+
+
+SLOW = "transform.row=sleep(50)"
+RESIZED = [
+    {"op": "resize", "field": "image", "args": {"size": [120, 120]}},
+    {"op": "random_crop", "field": "image", "args": {"size": 100}},
+]
+
+
+def test_a_cancelled_job_ends_soon_and_continues_when_started_again() -> None:
+    with with_failpoints(SLOW), started("--decoded-cache", "256MiB") as daemon:
+        plan = plan_of(daemon)
+        running = start(daemon, plan)
+        assert wait_until(lambda: job(daemon, running)["progress"]["samples"] > 0)
+        assert daemon.request("DELETE", f"/-/jobs/{running}").status == 200
+        stopped = ended(daemon, running)
+        assert stopped["state"] == "cancelled"
+        assert 0 < stopped["progress"]["samples"] < SAMPLES
+        stored = counted(daemon, "stored_bytes_total")
+        threading.Event().wait(1.0)
+        assert counted(daemon, "stored_bytes_total") - stored <= 2 * 320 * 240 * 3 * 32, "it goes on"
+        found = warm(daemon, plan)
+        assert found["run"] == 2
+        assert found["report"]["there"] > 0
+        assert found["report"]["stored"] + found["report"]["there"] == SAMPLES
+
+
+@pytest.mark.parametrize("victim", ["transform-0", "coordinator-0"])
+def test_a_killed_process_costs_what_it_had_at_most(expected: list[bytes], victim: str) -> None:
+    with with_failpoints(SLOW), started("--decoded-cache", "256MiB") as daemon:
+        plan = plan_of(daemon)
+        running = start(daemon, plan)
+        assert wait_until(lambda: job(daemon, running)["progress"]["samples"] > 0)
+        daemon.signal_child(victim)
+        found = ended(daemon, running)
+        assert found["state"] == "done", found
+        assert found["report"]["stored"] + found["report"]["there"] == SAMPLES
+        assert epoch(daemon, plan, 0) == expected
+        assert reads(daemon, "miss") == counted(daemon, 'warmed_total{result="bad"}') == 0
+
+
+def test_batches_go_first(expected: list[bytes]) -> None:
+    with with_failpoints(SLOW), started("--decoded-cache", "256MiB") as daemon:
+        plan, steps, over = plan_of(daemon), itertools.count(1), threading.Event()
+
+        def load() -> None:
+            while not over.is_set():
+                frame(daemon, plan, next(steps), 0)
+
+        loops = [threading.Thread(target=load) for _ in range(4)]
+        for loop in loops:
+            loop.start()
+        running = start(daemon, plan_of(daemon, [OPS[0], *RESIZED]), cache=256 << 20)
+        try:
+            threading.Event().wait(2.5)
+            before, began = job(daemon, running)["progress"]["samples"], next(steps)
+            threading.Event().wait(2.5)
+            found, rows = job(daemon, running), (next(steps) - began) * BATCH
+        finally:
+            over.set()
+            for loop in loops:
+                loop.join()
+        assert found["state"] == "running"
+        assert found["progress"]["samples"] - before <= rows / 4, "batches waited for the warm-up"
+        found = ended(daemon, running)
+        assert found["report"]["stored"] + found["report"]["there"] == SAMPLES
+        assert epoch(daemon, plan, 0) == expected
+
+
+def test_a_rate_bounds_the_bytes_that_are_read(daemon: Daemon) -> None:
+    plan = plan_of(daemon)
+    running = start(daemon, plan, rate=2000)
+    assert wait_until(lambda: job(daemon, running)["progress"]["samples"] > 0)
+    threading.Event().wait(1.0)
+    slow = job(daemon, running)
+    assert slow["state"] == "running"
+    assert slow["progress"]["samples"] < SAMPLES // 2
+    assert start(daemon, plan) == running  # without a limit
+    assert ended(daemon, running)["report"]["left_out"] == {}
+
+
+def test_the_command_follows_it_and_says_what_was_kept(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+    plan = plan_of(daemon)
+    assert run(["warm", plan[:12]]) == 0
+    said = capsys.readouterr().out
+    assert f"{SAMPLES} of {SAMPLES} samples kept" in said
+    assert run(["warm", "s3://photos/train/000", "--plan", plan[:12], "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["report"]["there"] == 10
+    assert run(["job", "ls"]) == 0
+    listed = capsys.readouterr().out
+    assert f"by plan {plan[:12]} → the cache" in listed
+    assert run(["job", "show", found["id"]]) == 0
+    assert "10 of 10 samples kept (10 of them before)" in capsys.readouterr().out
+    assert run(["warm", "s3://photos/train/"]) == 2
+    assert "--plan HASH" in capsys.readouterr().err
+    assert run(["warm", plan_of(daemon, [])]) == 1
+    assert "nothing to keep" in capsys.readouterr().out

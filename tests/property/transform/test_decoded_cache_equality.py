@@ -109,7 +109,7 @@ def damage(node: DecodedCacheNode, rng: random.Random) -> None:
     budget=st.sampled_from([1 << 20, 2 << 20, 3 << 20, 1 << 30]),
     epochs=st.integers(2, 4),
     actions=st.lists(
-        st.sampled_from(["none", "damage", "fill", "other plan", "limit"]), min_size=4, max_size=4
+        st.sampled_from(["none", "damage", "fill", "other plan", "limit", "warm"]), min_size=4, max_size=4
     ),
 )
 def test_every_epoch_has_the_same_bytes_and_the_same_failures(
@@ -123,6 +123,8 @@ def test_every_epoch_has_the_same_bytes_and_the_same_failures(
         try:
             for epoch, action in zip(range(epochs), actions, strict=False):
                 order = rng.sample(range(SAMPLES), SAMPLES)
+                if action == "warm":
+                    node.warm(text, epoch, order)
                 plain = node.epoch(text, epoch, order, cached=False)
                 assert node.epoch(text, epoch, order, limit=1 << 21 if action == "limit" else None) == plain
                 if action == "damage":

@@ -19,8 +19,9 @@ from meshd.transform.decoded_cache.entry_format import (
     decode_value,
     encode_entry,
 )
-from meshd.transform.decoded_cache.messages import TableUse
+from meshd.transform.decoded_cache.messages import KEPT, REFUSED, STORED, TableUse
 from meshd.transform.decoded_cache.policy import Candidate
+from meshd.transform.decoded_cache.slice_order import BUCKET_QUOTA, NO_ROOM
 from meshd.transform.decoded_cache.tables import JUDGED_READS, Table
 from meshd.transform.render_calls import program_digest
 from tests.support.decoded_cache_node import DecodedCacheNode
@@ -79,6 +80,48 @@ def test_with_room_for_all_everything_is_kept_once(node: DecodedCacheNode) -> No
     stored = node.stored
     assert hits(node, 2) == hits(node, 3) == SAMPLES
     assert node.stored == stored == SAMPLES
+
+
+def test_a_warm_up_keeps_what_the_epoch_would_have_kept(node: DecodedCacheNode) -> None:
+    order = random.Random(0).sample(range(SAMPLES), SAMPLES)
+    found = node.warm(TEXT, 0, order)
+    assert set(found.values()) == {STORED}
+    assert kept(node) == set(range(SAMPLES))
+    assert hits(node, 0) == SAMPLES
+    assert node.stored == node.made == 0
+    assert set(node.warm(TEXT, 1, order).values()) == {KEPT}
+
+
+def test_a_warm_up_says_what_there_is_no_room_for(tmp_path: Path, pictures: list[tuple[bytes]]) -> None:
+    node = DecodedCacheNode(tmp_path, pictures, 5 * MIB)
+    try:
+        found = node.warm(TEXT, 0, range(SAMPLES))
+        assert kept(node) == {sample for sample, verdict in found.items() if verdict == STORED}
+        assert 0 < len(kept(node)) < SAMPLES
+        assert {verdict for sample, verdict in found.items() if sample not in kept(node)} == {REFUSED}
+        program, every = program_digest(TEXT), np.arange(SAMPLES)
+        assert not node.cache.find_missing(program, "snapshot", every).all()
+        assert node.cache.bound_of(program, "snapshot") == NO_ROOM
+    finally:
+        node.close()
+
+
+def test_results_of_a_bucket_stay_within_its_quota(tmp_path: Path, pictures: list[tuple[bytes]]) -> None:
+    node = DecodedCacheNode(tmp_path, pictures, 1 << 30, quota=6 * MIB)
+    try:
+        node.store.segment_bytes = MIB
+        node.warm(TEXT, 0, range(SAMPLES))
+        assert MIB < node.cache.bytes <= 6 * MIB
+        assert node.cache.bytes_by_bucket()["photos"] <= 6 * MIB
+        assert node.cache.bound_of(program_digest(TEXT), "snapshot") == BUCKET_QUOTA
+        node.quota = 2 * MIB
+        node.cache.fit(100 << 30, 50 << 30)
+        assert node.cache.bytes <= 2 * MIB
+        node.quota = None
+        node.warm(TEXT, 0, range(SAMPLES))
+        assert kept(node) == set(range(SAMPLES))
+    finally:
+        node.close()
 
 
 def test_it_knows_which_samples_need_not_be_read(node: DecodedCacheNode) -> None:

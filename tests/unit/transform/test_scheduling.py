@@ -36,6 +36,31 @@ def test_many_jobs_of_one_account_do_not_outweigh_one_of_another() -> None:
     assert asyncio.run(run()) == ["ann", "ben"] * 5 + ["ann", "ann"]
 
 
+def test_background_work_waits_for_all_other_and_is_shared_as_well() -> None:
+    async def run() -> list[tuple[str, int]]:
+        queue: FairQueue[int] = FairQueue()
+        for number in range(2):
+            queue.put("ann", "warm-up", number, background=True)
+            queue.put("ben", "warm-up", number, background=True)
+        queue.put("ann", "training", 10)
+        found = []
+        for _ in range(3):
+            turn = await queue.get()
+            queue.finish_turn(turn, 9.0)  # background time does not count against an account's other work
+            found.append((turn.account, turn.item))
+        queue.put("ben", "training", 11)
+        queue.put("ann", "training", 12)
+        for _ in range(4):
+            turn = await queue.get()
+            queue.finish_turn(turn, 0.1)
+            found.append((turn.account, turn.item))
+        return found
+
+    assert asyncio.run(run()) == [
+        ("ann", 10), ("ann", 0), ("ben", 0), ("ben", 11), ("ann", 12), ("ann", 1), ("ben", 1),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("slow", [0.001, 0.4, 7.0])
 def test_time_is_shared_evenly_whatever_a_slice_takes(slow: float) -> None:
     async def run() -> dict[str, float]:
