@@ -34,6 +34,7 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     `origin`: where the objects of a backed bucket are. `policy`: the JSON text as it was put, "" if there is
     none. None stands for a setting that was never made. `copies`: how many nodes keep its objects, 0 for the
     mesh's default; while it is being changed, the cluster map has the count (`BucketCopies`).
+    `decoded_quota`: bytes that results of its samples may take in the decoded cache of a node.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     view: str = ""
     copies: int = 0
     origin: Origin | None = None
+    decoded_quota: int | None = None
 
 
 class BucketExistsError(ControlError):
@@ -87,6 +89,12 @@ class BucketTable:
         """Returns when a bucket was created, in ms since the epoch; 0 if it does not exist."""
         found = self._documents.current().get(name)
         return 0 if found is None else found.created_ms
+
+    def decoded_quota(self, name: str) -> int | None:
+        """Returns the bytes that results of a bucket's samples may take in a node's decoded cache; None
+        without a quota."""
+        found = self._documents.current().get(name)
+        return None if found is None else found.decoded_quota
 
     def origin_write_mode(self, name: str) -> str:
         """Returns how writes to a bucket reach its origin: "through", "back" or "off"; "" without an

@@ -219,6 +219,14 @@ read_ahead_window_bytes = gauge(
     "meshd_read_ahead_window_bytes", "Page cache that windows of coming batches use."
 )
 decoded_cache_bytes = gauge("meshd_decoded_cache_bytes", "Bytes of kept samples.", mode="mostrecent")
+decoded_cache_limit = gauge(
+    "meshd_decoded_cache_limit_bytes", "Bytes that kept samples may take at present.", mode="mostrecent"
+)
+decoded_cache_at_quota = gauge(
+    "meshd_decoded_cache_buckets_at_quota",
+    "Buckets of which no more samples are kept because of their quota.",
+    mode="mostrecent",
+)
 decoded_cache_stored = counter("meshd_decoded_cache_stored_bytes_total", "Bytes of samples stored.")
 decoded_cache_evicted = counter("meshd_decoded_cache_evicted_bytes_total", "Bytes of samples dropped.")
 decoded_cache_saved = counter(

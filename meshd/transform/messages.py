@@ -195,15 +195,16 @@ class OpStats:
         )
 
 
-def record_reply_metrics(reply: RenderReply) -> None:
-    """Add a worker's reply to the metrics."""
-    if not reply.verdicts:
+def record_reply_metrics(reply: RenderReply, *, in_advance: bool = False) -> None:
+    """Add a worker's reply to the metrics; `in_advance`: no batch wanted its rows."""
+    if not in_advance:
         metrics.transform_samples.labels("row").inc(len(reply.rendered) + len(reply.failures))
     metrics.transform_seconds.observe(reply.seconds)
     for failure in reply.failures:
         if failure.kind == "damaged":
             metrics.store_corrupt_reads.inc()
-        metrics.transform_failures.labels(metrics.op_label(failure.op)).inc()
+        if not in_advance:
+            metrics.transform_failures.labels(metrics.op_label(failure.op)).inc()
     for use in reply.ops:
         name = metrics.op_label(use.op)
         metrics.op_calls.labels(name).inc(use.calls)

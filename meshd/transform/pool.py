@@ -220,13 +220,13 @@ class TransformPool:
 
     def on_reply(self, item: RowSlice, reply: RenderReply, fds: Sequence[int]) -> None:
         """Handle the result of all or a part of `item`; the remaining rows are queued again for their job."""
+        in_advance = item.call.order.prefixes_only
         self._end_turn(item, reply.seconds)
         if self._decoded is not None and item.prefixes is not None and reply.prefixes is not None:
-            in_advance = item.call.order.prefixes_only
             self._decoded.on_reply(item.prefixes, reply.prefixes, in_advance=in_advance)
         if reply.seconds > SLOW_SLICE_SECONDS and self._has_neighbours():
             self._distrust(item.call.order.job)
-        record_reply_metrics(reply)
+        record_reply_metrics(reply, in_advance=in_advance)
         told = {*reply.rendered, *(failure.row for failure in reply.failures)}
         self._slice_sizer.record_duration(item.call.order.job, len(told), reply.seconds)
         left = [work for work in item.rows if work.row not in told]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from meshsdk.errors import MeshError
     from meshsdk.loader.loader import Loader
     from meshsdk.loader.output_stage import Normalize
+    from meshsdk.loader.warm_up import warm
     from meshsdk.open_dataset import open
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "mix",
     "open",
     "ops",
+    "warm",
 ]
 
 _MODULES = ("errors", "ops")
@@ -67,6 +69,7 @@ _HOMES = {
     "connect": "client.s3_client",
     "mix": "datasets.dataset",
     "open": "open_dataset",
+    "warm": "loader.warm_up",
 }
 
 install_earlier_paths()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.config import NodeSettings
+    from meshd.control.buckets import BucketTable
     from meshd.util.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -45,17 +46,21 @@ def _is_rotational(settings: NodeSettings) -> bool:
     return disks.any_of([settings.decoded_cache_dir])
 
 
-async def open_decoded_cache(settings: NodeSettings, clock: Clock) -> DecodedCache | None:
+async def open_decoded_cache(
+    settings: NodeSettings, clock: Clock, buckets: BucketTable
+) -> DecodedCache | None:
     """Return the node's empty decoded cache; None if it is switched off or has no directory."""
     loop = asyncio.get_running_loop()
 
     def remove(path: Path) -> None:
         loop.run_in_executor(None, remove_file, path)
 
-    return await asyncio.to_thread(_opened, settings, clock, remove)
+    return await asyncio.to_thread(_opened, settings, clock, buckets, remove)
 
 
-def _opened(settings: NodeSettings, clock: Clock, remove: Callable[[Path], None]) -> DecodedCache | None:
+def _opened(
+    settings: NodeSettings, clock: Clock, buckets: BucketTable, remove: Callable[[Path], None]
+) -> DecodedCache | None:
     wanted, directory = settings.transform.decoded_cache_bytes, settings.decoded_cache_dir
     if wanted == 0:
         return None
@@ -66,7 +71,7 @@ def _opened(settings: NodeSettings, clock: Clock, remove: Callable[[Path], None]
         segments = SegmentStore(directory, limit, remove)
         segments.clear()
         rate = _ROTATIONAL_RATE if rotational else math.inf
-        cache = DecodedCache(segments, directory, clock.monotonic, rate)
+        cache = DecodedCache(segments, directory, clock.monotonic, rate, buckets.decoded_quota)
         cache.fit(*cache.measure_disk())
     except OSError as error:
         _log.warning("no decoded samples are kept", extra={"why": str(error)})

@@ -13,6 +13,7 @@ from meshd.batches.op_trials import OpTrials
 from meshd.batches.warm_up.warmer import WarmUpHandlers
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.documents.admin import DocumentAdmin
+from meshd.objects.buckets.decoded_quota import DecodedQuotas
 from meshd.objects.buckets.replication_factor import ReplicationFactors
 from meshd.origins.admin import BackedAdmin
 from meshd.origins.cache.residency import CacheResidency
@@ -120,7 +121,9 @@ def native_routes(
         *JobEndpoint(job_service(node, access), native).routes(),
         *OpCatalogEndpoint(data.user_ops, node.clock, native).routes(),
         *UserModuleEndpoint(data.user_ops, tests, native).routes(),
-        *BackedBucketEndpoint(_backed_admin(node), _copy_counts(node), native).routes(),
+        *BackedBucketEndpoint(
+            _backed_admin(node), _copy_counts(node), DecodedQuotas(node.buckets), native
+        ).routes(),
         *DocumentEndpoint(_document_admin(node, access, data), native).routes(),
     ]
     if node.cache_store is not None and manager is not None:  # tests may run without one

@@ -1,4 +1,4 @@
-"""Bucket API: buckets with origins or their own replication factor (`/-/buckets`), and cache residency.
+"""Bucket API: buckets with origins, replication factors or quotas (`/-/buckets`), and cache residency.
 
 A handler parses, calls the service and answers JSON. Root only: an origin is a location that this node reads
 with its own credentials. `DELETE /-/residence/BUCKET` evicts only data that is cached from an origin.
@@ -12,11 +12,13 @@ from urllib.parse import unquote
 import msgspec
 
 from meshd.core.api_errors import BatchError
+from meshd.objects.buckets.decoded_quota import FIELD
 from meshd.server.api.batches import parse_query
 from meshd.server.native_routes import HttpRoute
 
 if TYPE_CHECKING:
     from meshd.auth.identity import Identity
+    from meshd.objects.buckets.decoded_quota import DecodedQuotas
     from meshd.objects.buckets.replication_factor import ReplicationFactors
     from meshd.origins.admin import BackedAdmin
     from meshd.origins.cache.residency import CacheResidency
@@ -31,8 +33,11 @@ _BUCKETS_PREFIX = "/-/buckets/"
 class BackedBucketEndpoint:
     """The bucket API. One instance per worker."""
 
-    def __init__(self, admin: BackedAdmin, counts: ReplicationFactors, native: BatchEndpoint) -> None:
+    def __init__(
+        self, admin: BackedAdmin, counts: ReplicationFactors, quotas: DecodedQuotas, native: BatchEndpoint
+    ) -> None:
         self._admin, self._counts, self._native = admin, counts, native
+        self._quotas = quotas
 
     def __repr__(self) -> str:
         return "<OriginEndpoint>"
@@ -49,13 +54,20 @@ class BackedBucketEndpoint:
     async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         found = [*self._admin.list_all(identity), *self._counts.list_buckets(identity)]
-        return self._native.reply_json({"buckets": sorted(found, key=lambda bucket: bucket["name"])})
+        listed = {bucket["name"] for bucket in found}
+        found += [
+            self._owner(name).show(identity, name) for name in self._quotas.buckets() if name not in listed
+        ]
+        shown = map(self._quotas.added, sorted(found, key=lambda bucket: bucket["name"]))
+        return self._native.reply_json({"buckets": list(shown)})
+
+    def _owner(self, name: str) -> BackedAdmin | ReplicationFactors:
+        return self._admin if self._counts.is_backed(name) else self._counts
 
     async def show(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         name = _bucket_name(request)
-        owner = self._admin if self._counts.is_backed(name) else self._counts
-        return self._native.reply_json(owner.show(identity, name))
+        return self._native.reply_json(self._quotas.added(self._owner(name).show(identity, name)))
 
     async def create(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
@@ -65,9 +77,13 @@ class BackedBucketEndpoint:
 
     async def change(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
-        document = _document(await request.read())
+        document, name = _document(await request.read()), _bucket_name(request)
+        if FIELD in document:
+            await self._quotas.change(identity, name, document.pop(FIELD))
+            if not document:
+                return self._native.reply_json(self._quotas.added(self._owner(name).show(identity, name)))
         owner = self._counts if "copies" in document else self._admin
-        return self._native.reply_json(await owner.change(identity, _bucket_name(request), document))
+        return self._native.reply_json(self._quotas.added(await owner.change(identity, name, document)))
 
 
 def _bucket_name(request: MeshRequest) -> str:

@@ -401,12 +401,15 @@ class DecodedCache:
         spare = free - min(KEEP_FREE, int(KEEP_FREE_SHARE * total))
         self._most = max(0, min(self._segments.limit, self._segments.bytes + spare))
         self._drop_least(list(self._by_number.values()), self._segments.bytes - self._most)
+        at_quota = 0
         for bucket, size in self.bytes_by_bucket().items():
             quota = self._quota(bucket)
-            if quota is not None and size > quota:
-                self._drop_least(
-                    [table for table in self._by_number.values() if table.bucket == bucket], size - quota
-                )
+            if quota is not None:
+                at_quota += size + self._segments.segment_bytes > quota
+                own = [table for table in self._by_number.values() if table.bucket == bucket]
+                self._drop_least(own, size - quota)
+        metrics.decoded_cache_limit.set(self._most)
+        metrics.decoded_cache_at_quota.set(at_quota)
 
     def _drop_least(self, tables: Sequence[Table], size: int) -> None:
         """Drop segments of these tables until `size` bytes are free, those of least value first."""

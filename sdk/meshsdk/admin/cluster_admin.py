@@ -42,13 +42,15 @@ _PREFIX: Final = "/-/buckets/"
 @dataclass(frozen=True, slots=True)
 class BucketInfo:
     """A bucket. `origin`: the fields of `meshwire.origin.Origin`, or None for a bucket stored in the mesh,
-    which has `copies` of each object; `wanted` is the target number."""
+    which has `copies` of each object; `wanted` is the target number. `decoded_quota`: bytes that results of
+    its samples may take in each node's decoded cache, None without a quota."""
 
     name: str
     created_ms: int
     origin: Mapping[str, Any] | None
     copies: int = 1
     wanted: int = 1
+    decoded_quota: int | None = None
 
 
 def create_bucket(transport: Transport, name: str, document: Mapping[str, Any]) -> BucketInfo:
@@ -57,7 +59,8 @@ def create_bucket(transport: Transport, name: str, document: Mapping[str, Any]) 
 
 
 def change_bucket(transport: Transport, name: str, changes: Mapping[str, Any]) -> BucketInfo:
-    """Change fields of the origin, or `copies`. Raises MeshError."""
+    """Change fields of the origin, or `copies`; `decoded_quota` (bytes, or None) alone or with them. Raises
+    MeshError."""
     return _info(_sent(transport, "PATCH", name, changes))
 
 
@@ -82,7 +85,12 @@ def _path(name: str) -> str:
 def _info(found: Any) -> BucketInfo:
     copies = found.get("copies", 1)
     return BucketInfo(
-        found["name"], found["created_ms"], found["origin"], copies, found.get("wanted", copies)
+        found["name"],
+        found["created_ms"],
+        found["origin"],
+        copies,
+        found.get("wanted", copies),
+        found.get("decoded_quota"),
     )
 
 

@@ -96,9 +96,20 @@ def create(session: Session, name: str, origin: str | None, copies: int | None, 
 @_options
 @click.option("--unpin", is_flag=True, help="Remove all pins.")
 @click.option("--homeless", is_flag=True, help="Remove all homes: every storing node caches a share.")
+@click.option(
+    "--decoded-quota",
+    metavar="SIZE",
+    help="Maximum in each node's decoded cache, for any bucket; none for no limit.",
+)
 @shared_options
 def change(
-    session: Session, name: str, copies: int | None, unpin: bool, homeless: bool, **options: Any
+    session: Session,
+    name: str,
+    copies: int | None,
+    unpin: bool,
+    homeless: bool,
+    decoded_quota: str | None,
+    **options: Any,
 ) -> None:
     """Change how bucket NAME is cached or copied.
 
@@ -109,6 +120,7 @@ def change(
     mesh bucket change results --copies 2
     mesh bucket change photos --quota 2TiB --pin val/ --pin test/
     mesh bucket change photos --home gpu-7 --home gpu-8
+    mesh bucket change scratch --decoded-quota 50GiB
     """
     document = _given(options)
     if unpin:
@@ -121,6 +133,9 @@ def change(
                 "--copies applies to buckets without an origin and cannot be combined with other options"
             )
         document = {"copies": copies}
+    if decoded_quota is not None:
+        none = decoded_quota == "none"
+        document["decoded_quota"] = None if none else parse_size(decoded_quota, "--decoded-quota")
     if not document:
         raise ConfigurationError("nothing to change: give an option, such as --ttl 300 or --copies 3")
     with session.make_client() as client:
@@ -169,12 +184,13 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(session: Session, found: BucketInfo) -> None:
-    origin = found.origin
+    origin, quota = found.origin, found.decoded_quota
+    decoded = "" if quota is None else f", decoded cache at most {format_size(quota)} a node"
     if origin is None:
         copies = f"{found.copies} cop{'y' if found.copies == 1 else 'ies'}"
         if found.wanted != found.copies:
             copies += f", {found.wanted} wanted: mesh cluster status --watch"
-        session.show(f"{found.name}  {copies}", **asdict(found))
+        session.show(f"{found.name}  {copies}{decoded}", **asdict(found))
         return
     facts = [origin["url"]]
     facts += [f"at {origin['endpoint']}"] if origin.get("endpoint") else []
@@ -184,4 +200,4 @@ def _show(session: Session, found: BucketInfo) -> None:
     facts += [f"quota {format_size(origin['quota'])}"] if origin["quota"] else []
     facts += [f"pins {' '.join(origin['pins'])}"] if origin["pins"] else []
     facts += [f"homes {' '.join(origin['homes'])}"] if origin.get("homes") else []
-    session.show(f"{found.name}  {', '.join(facts)}", **asdict(found))
+    session.show(f"{found.name}  {', '.join(facts)}{decoded}", **asdict(found))

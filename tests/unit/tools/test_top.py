@@ -272,6 +272,9 @@ meshd_frames_total{{result="miss"}} {1}
 meshd_frames_total{{result="hit"}} {0}
 meshd_transform_queue_rows 12.0
 meshd_decoded_cache_cpu_seconds_saved_total {1}
+meshd_decoded_cache_bytes 3e9
+meshd_decoded_cache_limit_bytes 8e9
+meshd_decoded_cache_buckets_at_quota 1
 meshd_store_disk_bytes{{disk="d"}} 100
 meshd_store_disk_free_bytes{{disk="d"}} 25
 meshd_loader_samples_total{{loader="far"}} {0}
@@ -319,6 +322,7 @@ def test_nodes_and_the_jobs_that_report_to_them() -> None:
     assert answers.hits == pytest.approx(0.9)
     assert (answers.queue, answers.free) == (12, 0.25)
     assert answers.saved == pytest.approx(5)
+    assert (answers.decoded, answers.decoded_limit, answers.at_quota) == (3e9, 8e9, 1)
     assert silent.why == "connection refused"
     [far] = screen().reported
     assert far.name == "far"

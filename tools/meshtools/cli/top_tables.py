@@ -189,6 +189,7 @@ def _nodes(found: Sequence[NodeRates]) -> Table:
         "prepared/s",
         "ready",
         "saved",
+        "decoded",
         "queue",
         "disk free",
     )
@@ -206,10 +207,19 @@ def _nodes(found: Sequence[NodeRates]) -> Table:
             f"{node.prepared:,.0f}",
             _share(node.hits),
             f"{node.saved:,.1f} cores" if node.saved else "–",
+            _decoded(node),
             f"{node.queue:,.0f}",
             _share(node.free),
         )
     return table
+
+
+def _decoded(node: NodeRates) -> str:
+    """Return how full the decoded cache is, and how many buckets have reached their quota."""
+    if not node.decoded_limit:
+        return "–"
+    full = f"{format_size(node.decoded)} of {format_size(node.decoded_limit)}"
+    return full + (f", {node.at_quota:.0f} at quota" if node.at_quota else "")
 
 
 def _share(value: float | None) -> str:

@@ -41,7 +41,8 @@ class NodeSnapshot:
 @dataclass(frozen=True, slots=True)
 class NodeRates:
     """Rates per second between two snapshots, except `queue` (rows that wait), `hits` (share of frames that
-    were ready) and `free` (share of the disks). `saved`: cores that the decoded cache spares."""
+    were ready) and `free` (share of the disks). `saved`: cores that the decoded cache spares; `decoded`:
+    bytes that it has, of `decoded_limit`; `at_quota`: buckets of which their quota lets it keep no more."""
 
     endpoint: str
     why: str = ""
@@ -54,6 +55,9 @@ class NodeRates:
     queue: float = 0.0
     free: float | None = None
     saved: float = 0.0
+    decoded: float = 0.0
+    decoded_limit: float = 0.0
+    at_quota: float = 0.0
     errors: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,6 +151,9 @@ def rates(before: NodeSnapshot, after: NodeSnapshot) -> NodeRates:
         queue=now.sum_of("meshd_transform_queue_rows"),
         free=now.sum_of("meshd_store_disk_free_bytes") / disk if disk else None,
         saved=rate("meshd_decoded_cache_cpu_seconds_saved_total"),
+        decoded=now.sum_of("meshd_decoded_cache_bytes"),
+        decoded_limit=now.sum_of("meshd_decoded_cache_limit_bytes"),
+        at_quota=now.sum_of("meshd_decoded_cache_buckets_at_quota"),
         errors=_errors(now, was) / seconds,
     )
 
