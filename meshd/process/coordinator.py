@@ -77,7 +77,7 @@ async def start_coordinator(
 ) -> AsyncIterator[Assembler]:
     """Run the coordinator's work in this process for the length of the block; yields its assembler."""
     tasks, settings = BackgroundTasks("coordinator"), node.settings
-    decoded = await open_decoded_cache(settings, node.clock, node.buckets)
+    decoded = await open_decoded_cache(settings, node.clock, node.buckets.decoded_quota)
     sockets = [settings.transform_socket(index) for index in range(settings.transform.processes)]
     pool = TransformPool(sockets, decoded)
     pool.start()

@@ -81,6 +81,7 @@ SECTIONS = (
         "Batches for a training process: [guide](sdk.md#the-loader), [exact guarantees](batches.md).",
         (
             Entry("meshsdk.loader.loader.Loader", "mesh.Loader"),
+            Entry("meshsdk.loader.warm_up.warm", "mesh.warm"),
             _given("meshsdk.datasets.batch.Batch", "mesh.Batch"),
             _given("meshsdk.datasets.batch.Ragged", "mesh.Ragged"),
             Entry("meshsdk.datasets.shuffle.Blocks", "mesh.Blocks"),

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.config import NodeSettings
-    from meshd.control.buckets import BucketTable
     from meshd.util.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -47,19 +46,25 @@ def _is_rotational(settings: NodeSettings) -> bool:
 
 
 async def open_decoded_cache(
-    settings: NodeSettings, clock: Clock, buckets: BucketTable
+    settings: NodeSettings, clock: Clock, quota: Callable[[str], int | None] = lambda bucket: None
 ) -> DecodedCache | None:
-    """Return the node's empty decoded cache; None if it is switched off or has no directory."""
+    """Return the node's empty decoded cache; None if it is switched off or has no directory.
+
+    `quota`: returns that of a bucket; see `DecodedCache`.
+    """
     loop = asyncio.get_running_loop()
 
     def remove(path: Path) -> None:
         loop.run_in_executor(None, remove_file, path)
 
-    return await asyncio.to_thread(_opened, settings, clock, buckets, remove)
+    return await asyncio.to_thread(_opened, settings, clock, quota, remove)
 
 
 def _opened(
-    settings: NodeSettings, clock: Clock, buckets: BucketTable, remove: Callable[[Path], None]
+    settings: NodeSettings,
+    clock: Clock,
+    quota: Callable[[str], int | None],
+    remove: Callable[[Path], None],
 ) -> DecodedCache | None:
     wanted, directory = settings.transform.decoded_cache_bytes, settings.decoded_cache_dir
     if wanted == 0:
@@ -71,7 +76,7 @@ def _opened(
         segments = SegmentStore(directory, limit, remove)
         segments.clear()
         rate = _ROTATIONAL_RATE if rotational else math.inf
-        cache = DecodedCache(segments, directory, clock.monotonic, rate, buckets.decoded_quota)
+        cache = DecodedCache(segments, directory, clock.monotonic, rate, quota)
         cache.fit(*cache.measure_disk())
     except OSError as error:
         _log.warning("no decoded samples are kept", extra={"why": str(error)})
