@@ -15,12 +15,14 @@ from meshoperator.planners.load_planner import (
     ENDED,
     LoadStep,
     format_time,
+    is_warm_up_due,
     job_documents,
     jobs_with_changed_rate,
     outcome,
     parse_history,
     plan_load,
     sum_jobs,
+    warm_document,
 )
 from meshoperator.resources import MeshDatasetSpec, MeshLoadSpec, ResourceError, parse
 
@@ -86,13 +88,8 @@ class LoadController(DataController):
             )
             return self._told(document, step), LATER
         if step.action == "follow":
-            return await self._follow(
-                document,
-                job_documents(spec, *dataset_location(dataset.spec, spec.dataset_ref)),
-                access,
-                before,
-                step,
-            )
+            where = dataset_location(dataset.spec, spec.dataset_ref)
+            return await self._follow(document, spec, where, access, before, step)
         return await self._start(document, spec, dataset, access, step)
 
     async def _start(
@@ -101,18 +98,18 @@ class LoadController(DataController):
         bucket, prefix = dataset_location(dataset.spec, spec.dataset_ref)
         if spec.action == "Evict":
             return await self._evict(document, spec, access, (bucket, prefix), step), SOON
-        if dataset.spec.source.uri.startswith("mesh://"):
-            here = LoadStep(
-                "none", "Succeeded", "AlreadyHere", "the dataset is stored in the mesh", step.next_run
-            )
-            return self._told(document, here) | self._ended(), SOON
         documents = job_documents(spec, bucket, prefix)
+        if dataset.spec.source.uri.startswith("mesh://"):
+            warm = warm_document(spec, bucket, prefix)
+            if warm is None:
+                here = LoadStep(
+                    "none", "Succeeded", "AlreadyHere", "the dataset is stored in the mesh", step.next_run
+                )
+                return self._told(document, here) | self._ended(), SOON
+            documents = [warm]
         jobs = [await self._daemons.request_json(access, "POST", "/-/jobs", job) for job in documents]
         await self._recorder.record_event(document, "Loading", f"started {len(jobs)} jobs for s3://{bucket}/")
-        began = {
-            "jobId": ",".join(f"{job['id']}/{job['run']}" for job in jobs),
-            "startedAt": format_time(self._now()),
-        }
+        began = {"jobId": _names(jobs), "startedAt": format_time(self._now())}
         return self._progress(document, jobs, step) | began, 1.0
 
     async def _dataset(self, document: Manifest) -> _Dataset | None:
@@ -142,17 +139,27 @@ class LoadController(DataController):
     async def _follow(
         self,
         document: Manifest,
-        wanted: list[dict[str, Any]],
+        spec: MeshLoadSpec,
+        where: tuple[str, str],
         access: MeshAccess,
         before: RunHistory,
         step: LoadStep,
     ) -> _SyncResult:
+        warm = warm_document(spec, *where)
+        wanted = [*job_documents(spec, *where), *([warm] if warm else [])]
         jobs = [await self._daemons.request_json(access, "GET", _path(name)) for name in before.jobs]
         for each in jobs_with_changed_rate(
             wanted, jobs
         ):  # the bandwidth changed: posting the same job sets its rate
             await self._daemons.request_json(access, "POST", "/-/jobs", each)
-        status = self._progress(document, jobs, step)
+        names = ",".join(before.jobs)
+        if warm is not None and is_warm_up_due(spec, jobs):
+            jobs.append(await self._daemons.request_json(access, "POST", "/-/jobs", warm))
+            names += f",{_names(jobs[-1:])}"
+            await self._recorder.record_event(
+                document, "Decoding", f"started a job for plan {warm['plan'][:12]}"
+            )
+        status = self._progress(document, jobs, step) | {"jobId": names}
         if status["phase"] in ENDED:
             await self._recorder.record_event(
                 document, f"Load{status['phase']}", status["conditions"][0]["message"]
@@ -215,6 +222,8 @@ class LoadController(DataController):
             "objectsTotal": total.objects[1] if total.listed else None,
             "bytesDone": total.bytes[0],
             "bytesTotal": total.bytes[1] if total.listed else None,
+            "samplesDone": None if total.samples is None else total.samples[0],
+            "samplesTotal": None if total.samples is None else total.samples[1],
             "failed": list(total.failures),
             "finishedAt": format_time(self._now()) if phase in ENDED else None,
         }
@@ -236,6 +245,11 @@ class _Dataset:
 
     def __init__(self, spec: MeshDatasetSpec, there: bool, *, planning: bool) -> None:
         self.spec, self.there, self.planning = spec, there, planning
+
+
+def _names(jobs: list[dict[str, Any]]) -> str:
+    """Return the jobs of a run as a status has them."""
+    return ",".join(f"{job['id']}/{job['run']}" for job in jobs)
 
 
 def _path(name: str) -> str:

@@ -137,21 +137,41 @@ def job_documents(spec: MeshLoadSpec, bucket: str, prefix: str) -> list[dict[str
     return [each | {"rate": share} for each in found]
 
 
+def warm_document(spec: MeshLoadSpec, bucket: str, prefix: str) -> dict[str, Any] | None:
+    """Return the document of the job that decodes the dataset for a plan; None if none is wanted. Raises
+    ResourceError."""
+    if spec.warm is None:
+        return None
+    found = {"kind": "warm", "plan": spec.warm.plan, "source": f"s3://{bucket}/{prefix}"}
+    rate = {} if spec.bandwidth is None else {"rate": parse_quantity(spec.bandwidth)}
+    return found | ({"epoch": spec.warm.epoch} if spec.warm.epoch else {}) | rate
+
+
+def is_warm_up_due(spec: MeshLoadSpec, jobs: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the objects are loaded and the job that decodes them is still to be started."""
+    return (
+        spec.warm is not None
+        and all(job["state"] == "done" for job in jobs)
+        and not any(job["kind"] == "warm" for job in jobs)
+    )
+
+
 def jobs_with_changed_rate(
     wanted: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """Return the documents of jobs that run at a different rate than wanted."""
     rates = {
-        (job["spec"]["source"], job["spec"].get("manifest", "")): job["spec"].get("rate", 0)
+        _job_key(job["spec"]): job["spec"].get("rate", 0)
         for job in jobs
         if job["state"] in ("queued", "running")
     }
     return [
-        each
-        for each in wanted
-        if "rate" in each
-        and rates.get((each["source"], each.get("manifest", "")), each["rate"]) != each["rate"]
+        each for each in wanted if "rate" in each and rates.get(_job_key(each), each["rate"]) != each["rate"]
     ]
+
+
+def _job_key(document: Mapping[str, Any]) -> tuple[str, str, str]:
+    return document["kind"], document["source"], document.get("manifest", "")
 
 
 def _job(bucket: str, prefix: str) -> dict[str, Any]:
@@ -170,6 +190,9 @@ class RunTotals:
     error: str = ""
     copies: int = 1
     phases: frozenset[str] = field(default_factory=frozenset)
+    samples: tuple[int, int] | None = None
+    warmed: str = ""
+    """What a job that decoded samples says of them."""
 
     @property
     def ended(self) -> bool:
@@ -187,6 +210,15 @@ def sum_jobs(jobs: Sequence[Mapping[str, Any]]) -> RunTotals:
     found = RunTotals()
     for job in jobs:
         progress = job["progress"]
+        if job["kind"] == "warm":
+            found = replace(
+                found,
+                states=found.states | {job["state"]},
+                error=found.error or job["error"],
+                samples=(progress["samples"], progress["samples_total"]),
+                warmed=_warmed(job.get("report") or {}),
+            )
+            continue
         failures = [
             {"path": each["name"][:_TEXT], "error": each["error"][:_TEXT]} for each in job["failures"]
         ]
@@ -207,12 +239,26 @@ def sum_jobs(jobs: Sequence[Mapping[str, Any]]) -> RunTotals:
     return found
 
 
+def _warmed(report: Mapping[str, Any]) -> str:
+    """Return what became of the samples of a warm-up."""
+    if not report:
+        return ""
+    said = [f"{report['stored'] + report['there']} samples decoded"]
+    for reasons in (report["left_out"], report["bad"]):
+        said += [f"{count} not: {why}" for why, count in sorted(reasons.items())[:3]]
+    said += [f"none on {node}: {why}" for node, why in sorted(report["refused"].items())[:3]]
+    return "; ".join(said)[:_TEXT]
+
+
 def outcome(total: RunTotals) -> tuple[Phase, str, str]:
     """Return the phase, reason and message of a run."""
     homes = f", on {total.copies} daemons in total" if total.copies > 1 else ""
     if not total.ended:
         if not total.listed:
             return "Running", "Listing", f"{total.bytes[0]} bytes loaded; the source is still being listed"
+        if total.samples is not None:
+            done, every = total.samples
+            return "Running", "Decoding", f"{done} of {every or '?'} samples decoded for the plan"
         return "Running", "Running", f"{total.bytes[0]} of {total.bytes[1]} bytes loaded{homes}"
     if "failed" in total.states:
         return "Failed", "JobFailed", total.error or "the daemons' job failed"
@@ -220,7 +266,8 @@ def outcome(total: RunTotals) -> tuple[Phase, str, str]:
         return "Failed", "Cancelled", "the daemons' job was cancelled"
     if total.failed:
         return "Failed", "SomeFailed", f"{total.failed} objects could not be loaded; `failed` lists the first"
-    return "Succeeded", "Done", f"{total.objects[0]} objects, {total.bytes[0]} bytes loaded{homes}"
+    loaded = f"{total.objects[0]} objects, {total.bytes[0]} bytes loaded{homes}"
+    return "Succeeded", "Done", f"{loaded}; {total.warmed}" if total.warmed else loaded
 
 
 def format_time(seconds: float) -> str:

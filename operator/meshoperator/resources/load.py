@@ -1,4 +1,5 @@
-"""MeshLoad: loads a dataset, or part of it, into the mesh, or evicts it; once or on a schedule."""
+"""MeshLoad: loads a dataset, or part of it, into the mesh, decodes it for a plan, or evicts it; once or on a
+schedule."""
 
 from __future__ import annotations
 
@@ -23,6 +24,17 @@ from meshoperator.resources.spec_types import (
 )
 
 Path = Annotated[str, Meta(min_length=1, max_length=1024)]
+PlanHash = Annotated[str, Meta(min_length=64, max_length=64, pattern="^[0-9a-f]{64}$")]
+
+
+class Warm(Part, frozen=True, kw_only=True):
+    """What to decode once the objects are loaded."""
+
+    plan: Annotated[
+        PlanHash,
+        Meta(description="Hash of a plan (`loader.plan.hash`, `mesh plans ls`) that reads the dataset."),
+    ]
+    epoch: Annotated[Count, Meta(description="The epoch that comes first.")] = 0
 
 
 class MeshLoadSpec(Part, frozen=True, kw_only=True):
@@ -35,6 +47,7 @@ class MeshLoadSpec(Part, frozen=True, kw_only=True):
             "policy Cron needs a schedule, and a schedule needs policy Cron",
         ),
         Rule("!has(self.bandwidth) || self.action == 'Load'", "bandwidth applies to the action Load only"),
+        Rule("!has(self.warm) || self.action == 'Load'", "warm applies to the action Load only"),
     )
 
     dataset_ref: Annotated[
@@ -51,6 +64,16 @@ class MeshLoadSpec(Part, frozen=True, kw_only=True):
     ] = ()
     manifest: (
         Annotated[Path, Meta(description="Key of an object of the dataset that lists keys, one per line.")]
+        | None
+    ) = None
+    warm: (
+        Annotated[
+            Warm,
+            Meta(
+                description="Then fill the daemons' decoded caches with what a plan reads of the dataset, so "
+                "that its first epoch decodes nothing.",
+            ),
+        ]
         | None
     ) = None
     policy: Annotated[
@@ -114,6 +137,10 @@ class MeshLoadStatus(Part, frozen=True, kw_only=True):
     ) = None
     bytes_done: Annotated[Count, Meta(description="Bytes loaded, over all homes.")] = 0
     bytes_total: Annotated[Count, Meta(description="Bytes to load, over all homes.")] | None = None
+    samples_done: (
+        Annotated[Count, Meta(description="Samples that were decoded or left out, with `warm`.")] | None
+    ) = None
+    samples_total: Annotated[Count, Meta(description="Samples to decode, with `warm`.")] | None = None
     failed: Annotated[
         tuple[Failure, ...], Meta(max_length=100, description="The first hundred failures.")
     ] = ()

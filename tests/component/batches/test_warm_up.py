@@ -191,7 +191,7 @@ def test_batches_go_first(expected: list[bytes]) -> None:
         finally:
             over.set()
             for loop in loops:
-                loop.join()
+                loop.join(timeout=120)
         assert found["state"] == "running"
         assert found["progress"]["samples"] - before <= rows / 4, "batches waited for the warm-up"
         found = ended(daemon, running)
@@ -233,3 +233,24 @@ def test_the_command_follows_it_and_says_what_was_kept(
     assert "--plan HASH" in capsys.readouterr().err
     assert run(["warm", plan_of(daemon, [])]) == 1
     assert "nothing to keep" in capsys.readouterr().out
+
+
+def test_a_bucket_has_a_quota_which_may_shrink(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+    plan = plan_of(daemon)
+    assert run(["bucket", "change", "photos", "--decoded-quota", "12MiB"]) == 0
+    assert "decoded cache at most 12.0 MiB a node" in capsys.readouterr().out
+    found = warm(daemon, plan)
+    assert list(found["report"]["left_out"]) == ["more than the quota of the bucket"]
+    assert 0 < counted(daemon, "bytes") <= 12 << 20
+    assert wait_until(lambda: counted(daemon, "buckets_at_quota") == 1)
+    assert run(["bucket", "change", "photos", "--decoded-quota", "5MiB"]) == 0
+    assert wait_until(lambda: counted(daemon, "bytes") <= 5 << 20)
+    assert run(["bucket", "change", "photos", "--decoded-quota", "none"]) == 0
+    assert "decoded cache" not in capsys.readouterr().out.splitlines()[-1]
+    assert warm(daemon, plan)["report"]["left_out"] == {}
+    assert run(["bucket", "change", "absent", "--decoded-quota", "1GiB"]) != 0

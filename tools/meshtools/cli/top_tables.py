@@ -30,7 +30,7 @@ _WORSE, _BAD = 0.05, 0.2
 _LEAST_NAME: Final = 20  # characters
 _SPARE_OF_JOBS: Final = ("GPU", "epoch", "network", "rank", "fetch", "prep")
 """Columns to leave out, in this order. The share of the network follows from the stall and the others."""
-_SPARE_OF_NODES: Final = ("in/s", "ready", "rows/s", "out/s", "prepared/s")
+_SPARE_OF_NODES: Final = ("decoded", "in/s", "ready", "rows/s", "out/s", "prepared/s")
 
 
 def render_screen(screen: Screen) -> RenderableType:
