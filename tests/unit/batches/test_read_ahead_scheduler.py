@@ -337,3 +337,27 @@ def test_a_batch_is_built_whatever_fails_here(monkeypatch: pytest.MonkeyPatch) -
             await asyncio.wait_for(world.scheduler.wait_until_read(world.ask(0, epoch=2)), 30)
 
     running({"kind": "global"}, story)
+
+
+def test_samples_of_a_warm_up_are_read_behind_all_windows() -> None:
+    async def story(world: World) -> None:
+        wanted = np.arange(5, 25, dtype=np.int64)
+        reading = asyncio.create_task(world.scheduler.read_samples(world.snapshot, wanted))
+        await settled()
+        [work] = arms[0].works
+        assert (work.background, work.urgent, work.rank) == (True, False, 2)
+        assert world.lookup.windows == [wanted.tolist()]
+        assert not reading.done()
+        world.read_all()
+        await reading
+        world.lookup.disk = False  # nothing to read, or not on a rotational disk
+        await world.scheduler.read_samples(world.snapshot, wanted)
+        world.lookup.disk = True
+        dropped = asyncio.create_task(world.scheduler.read_samples(world.snapshot, wanted))
+        await settled()
+        [work] = arms[0].works
+        dropped.cancel()
+        await asyncio.gather(dropped, return_exceptions=True)
+        assert work.cancelled
+
+    running({"kind": "global"}, story)

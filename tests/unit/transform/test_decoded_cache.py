@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from meshd.batches.warm_up.refusals import RANDOM_FIRST, why_nothing
 from meshd.transform.decoded_cache import policy
 from meshd.transform.decoded_cache.entry_format import (
     EntryError,
@@ -104,6 +105,26 @@ def test_a_warm_up_says_what_there_is_no_room_for(tmp_path: Path, pictures: list
         assert node.cache.bound_of(program, "snapshot") == NO_ROOM
     finally:
         node.close()
+
+
+def test_a_refusal_says_what_was_measured(node: DecodedCacheNode) -> None:
+    program = program_digest(TEXT)
+    assert node.cache.plan_status(program, "snapshot") is None
+    node.cache.disk_rate = 50e6
+    node.warm(TEXT, 0, range(SAMPLES))
+    found = node.cache.plan_status(program, "snapshot")
+    assert found is not None
+    assert [field.kept for field in found] == [False]
+    said = why_nothing(["image"], found, rotational=True)
+    assert said.startswith("nothing is kept, because reading results back from a rotational disk")
+    assert "to read 180 kB back" in said
+    assert said.endswith("set decoded-cache-dir to a faster disk")
+    assert kept(node) == set()
+
+    node.warm(text_of([], ["image"]), 0, range(SAMPLES))
+    nothing = node.cache.plan_status(program_digest(text_of([], ["image"])), "snapshot")
+    assert nothing is not None
+    assert why_nothing(["image"], nothing, rotational=False) == RANDOM_FIRST
 
 
 def test_results_of_a_bucket_stay_within_its_quota(tmp_path: Path, pictures: list[tuple[bytes]]) -> None:
