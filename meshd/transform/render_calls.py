@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from meshd.transform.decoded_cache.messages import REFUSED
+from meshd.transform.decoded_cache.slice_order import NO_ROOM
 from meshd.transform.messages import RenderRequest, Row
 
 if TYPE_CHECKING:
@@ -99,9 +100,11 @@ class RenderResult:
         if not reply.verdicts:
             return
         samples = {work.row: work.sample for work in item.rows}
-        refused = item.prefixes.refused if item.prefixes is not None else {}
         for row, verdict in zip(reply.rendered, reply.verdicts, strict=True):
-            self.kept[row] = KeptRow(verdict, refused.get(samples[row], "") if verdict == REFUSED else "")
+            why = ""
+            if verdict == REFUSED:
+                why = NO_ROOM if item.prefixes is None else item.prefixes.refused.get(samples[row], "")
+            self.kept[row] = KeptRow(verdict, why)
         if reply.prefixes is not None:
             self.kept_bytes += sum(entry.length for entry in reply.prefixes.stored)
             self.kept_seconds += sum(use.made_seconds + use.store_seconds for use in reply.prefixes.uses)
