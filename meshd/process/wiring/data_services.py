@@ -16,8 +16,8 @@ from meshd.batches.read_ahead.scheduler import ReadScheduler
 from meshd.batches.read_ahead.window_lookup import WindowLookup
 from meshd.batches.service import BatchService
 from meshd.batches.user_module_registry import UserModules
-from meshd.cluster.replication.primary_writes import WriteForwarder
 from meshd.batches.warm_up.session import WarmUpContext
+from meshd.cluster.replication.primary_writes import WriteForwarder
 from meshd.control.jobs import JobTable
 from meshd.control.user_modules import ModuleTable
 from meshd.core.document_store import DocumentStore
