@@ -9,7 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from meshd.control.roles import ROLE_PREFIX
 from meshwire.iam import parse_policy
+from meshwire.iam.parse import user_arn
+from meshwire.sts_query import assumed_role_arn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,9 +27,9 @@ FindRecord = Callable[[str, str, str | None], "Record | None"]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What makes an identity temporary: the access key that created it, when it expires and was issued
-    (seconds since 1970), its name, its policies as text, and the revocation `rounds` of its user and key
-    at that time; a later revocation ends it."""
+    """What makes an identity temporary: the access key that created it (or `role/NAME`), when it expires and
+    was issued (seconds since 1970), its name, its policies as text, and the revocation `rounds` of its user
+    and key at that time; a later revocation ends it. `subject`: of a role's session, that of its token."""
 
     parent: str
     expires: int
@@ -34,6 +37,12 @@ class Session:
     policies: tuple[str, ...] = ()
     issued: int = 0
     rounds: tuple[int, int] = (0, 0)
+    subject: str = ""
+
+    @property
+    def role(self) -> str:
+        """The name of the role that this is a session of; "" for a session made with a key."""
+        return self.parent.removeprefix(ROLE_PREFIX) if self.parent.startswith(ROLE_PREFIX) else ""
 
 
 ALLOW_ALL_POLICY: Final = parse_policy(
@@ -46,8 +55,9 @@ ALLOW_ALL_POLICY: Final = parse_policy(
 class Identity:
     """The signer of a request. Carries no secret.
 
-    `policies` are the user's: they add rights to those of ownership, and may deny. `bounds` are those of the
-    key and of the temporary credential: each of them must allow an action.
+    `user_id` is what owns buckets: a user, or `role/NAME`. `policies` are the user's: they add rights to
+    those of ownership, and may deny. `bounds` are those of the key and of the temporary credential: each of
+    them must allow an action.
     """
 
     user_id: str
@@ -62,6 +72,20 @@ class Identity:
     def account(self) -> str:
         """The permanent key that work is charged to, so that temporary credentials gain no extra share."""
         return self.access_key if self.session is None else self.session.parent
+
+    @property
+    def principal(self) -> str:
+        """The name in logs and for people: the user's id, or `assumed-role/ROLE/SESSION`."""
+        if self.session is None or not self.session.role:
+            return self.user_id
+        return f"assumed-role/{self.session.role}/{self.session.name}"
+
+    @property
+    def arn(self) -> str:
+        """The ARN of the user, or of the role's session."""
+        if self.session is None or not self.session.role:
+            return user_arn(self.user_id)
+        return assumed_role_arn(self.session.role, self.session.name)
 
     @classmethod
     def from_signer(cls, signer: Signer) -> Identity:

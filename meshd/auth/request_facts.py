@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from meshd.control.roles import ROLE_PREFIX
 from meshd.core.error_mapping import store_errors
 from meshd.store.errors import NotCachedError
 from meshwire.http_values.dates import parse_amz
-from meshwire.iam.parse import user_arn
+from meshwire.iam.parse import role_arn, user_arn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,11 +120,18 @@ class RequestFacts(Mapping[str, "Values"]):
     def _user(self) -> str | None:
         return self._identity.user_id or None
 
+    def _user_name(self) -> str | None:
+        return None if self._of_role() else self._user()
+
     def _user_arn(self) -> str | None:
-        return user_arn(self._identity.user_id) if self._identity.user_id else None
+        user_id = self._identity.user_id
+        return role_arn(user_id) if self._of_role() else user_arn(user_id) if user_id else None
 
     def _user_type(self) -> str:
-        return "User" if self._identity.user_id else "Anonymous"
+        return "AssumedRole" if self._of_role() else "User" if self._identity.user_id else "Anonymous"
+
+    def _of_role(self) -> bool:
+        return self._identity.user_id.startswith(ROLE_PREFIX)
 
     def _secure(self) -> str:
         return "true" if self._context.secure else "false"
@@ -169,7 +177,7 @@ _KNOWN: Final[dict[str, Callable[[RequestFacts], Values | None]]] = {
     "aws:sourceip": RequestFacts._source,
     "aws:tokenissuetime": RequestFacts._token_time,
     "aws:userid": RequestFacts._user,
-    "aws:username": RequestFacts._user,
+    "aws:username": RequestFacts._user_name,
     "s3:authtype": RequestFacts._auth_type,
     "s3:resourceaccount": RequestFacts._owner,
     "s3:signatureage": RequestFacts._signature_age,

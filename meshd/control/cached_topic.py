@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
-from meshd.control.control_api import ABSENT, Write
+from meshd.control.control_api import ABSENT, VersionConflictError, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from meshd.control.control_api import ControlStore
 
@@ -69,6 +69,24 @@ class CachedTopic(Generic[D]):
     async def put(self, name: str, document: D, *, expect: int | None = None) -> int:
         """Writes a document. Raises VersionConflictError."""
         return await self._control.put(self._key(name), msgspec.json.encode(document), expect=expect)
+
+    async def update(self, name: str, decide: Callable[[D | None], D | None]) -> bool:
+        """Replaces a document by what `decide` returns for the current one (None: there is none; or remove
+        it), durably and atomically; returns True if anything changed. Raises what `decide` raises; `decide`
+        may be called again after a conflict."""
+        while True:
+            version = self.version(name)  # before the value: an outdated version only causes a conflict
+            present = self.current().get(name)
+            wanted = decide(present)
+            if wanted == present:
+                return False
+            try:
+                if wanted is None:
+                    return await self.delete(name, expect=version)
+                await self.put(name, wanted, expect=version)
+            except VersionConflictError:
+                continue
+            return True
 
     async def write_many(self, wanted: Mapping[str, D | None]) -> None:
         """Writes (None: removes) these documents if they are unchanged since `current` was last called; see

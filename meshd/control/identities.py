@@ -1,4 +1,4 @@
-"""Identity tables: users, access keys and named policies; generation and last use of keys.
+"""Identity tables: users, access keys, named policies and, from `roles`, roles; generation and use of keys.
 
 Law: secrets never appear in a `repr`, a log or an error. `origin` names the source of a user or key:
 entries of `root` and `file` are replaced at every start and reload, entries of `admin` by the admin API
@@ -21,6 +21,8 @@ import msgspec
 
 from meshd.control.cached_topic import CachedTopic
 from meshd.control.control_api import VersionConflictError
+from meshd.control.revocation import Revocation
+from meshd.control.roles import ROLE_PREFIX, RoleTable
 from meshd.telemetry import logs
 from meshwire.iam import Policy, PolicyError, parse_policy
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
 
     from meshd.control.control_api import ControlStore
+    from meshd.control.roles import Role
 
 TOPIC = "access"
 _log = logging.getLogger("meshd.control")
@@ -38,15 +41,6 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """An entry of the topic: a user, key or policy, distinguished by `type`; `created_ms` since 1970."""
 
     created_ms: int = 0
-
-
-class Revocation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which temporary credentials are revoked: those of an earlier `round`, and those issued `before`
-    (seconds since 1970). `at_ms`: when this was last changed."""
-
-    round: int = 0
-    before: int = 0
-    at_ms: int = 0
 
 
 class User(Entry, frozen=True, tag="user"):
@@ -124,7 +118,8 @@ class IdentityTable:
     def __init__(self, control: ControlStore) -> None:
         kinds = cast("type[Entry]", User | Key | NamedPolicy)
         self._documents: CachedTopic[Entry] = CachedTopic(control, TOPIC, kinds)
-        self._view = _View({}, None)
+        self.roles = RoleTable(control)
+        self._view = _View({}, {}, None)
 
     def __repr__(self) -> str:
         return f"<IdentityTable {len(self._view.users)} users, {len(self._view.keys)} keys>"
@@ -138,6 +133,13 @@ class IdentityTable:
         """Returns who signs with a key; None if it is unknown or disabled, or its user does not exist. Takes
         about a microsecond."""
         return self._current_view().signer(access_key)
+
+    def find_principal(self, name: str) -> Signer | None:
+        """Returns what temporary credentials derive from: a key that may sign, or a role by `role/NAME`,
+        which is like a user whose only key cannot sign; None if it is not valid."""
+        if name.startswith(ROLE_PREFIX):
+            return self._current_view().role(name)
+        return self.find_signer(name)
 
     def find_user(self, user_id: str) -> User | None:
         """Returns the user with this id (such as the owner of a bucket), or None."""
@@ -159,26 +161,16 @@ class IdentityTable:
         """Returns policies by name, in order."""
         return self._current_view().policies
 
+    def principal_names(self) -> Container[str]:
+        """Returns the names that uses are recorded under: access keys, and roles as `role/NAME`."""
+        view = self._current_view()
+        return view.keys.keys() | {ROLE_PREFIX + name for name in view.roles}
+
     async def update_entry(self, kind: type[E], name: str, decide: Callable[[E | None], E | None]) -> bool:
-        """Replaces an entry by what `decide` returns for the current one (None: there is none; or remove it),
-        durably and atomically; returns True if anything changed. Raises what `decide` raises; `decide` may be
-        called again after a conflict."""
-        place = _entry_name(kind, name)
-        while True:
-            version = self._documents.version(
-                place
-            )  # read before the value: an outdated version only causes a conflict
-            present = cast("E | None", self._documents.current().get(place))
-            wanted = decide(present)
-            if wanted == present:
-                return False
-            try:
-                if wanted is None:
-                    return await self._documents.delete(place, expect=version)
-                await self._documents.put(place, wanted, expect=version)
-            except VersionConflictError:
-                continue
-            return True
+        """Replaces an entry by what `decide` returns for the current one; see `CachedTopic.update`."""
+        return await self._documents.update(
+            _entry_name(kind, name), cast("Callable[[Entry | None], Entry | None]", decide)
+        )
 
     async def replace_accounts(
         self, origins: frozenset[Origin], accounts: Iterable[Account], now_ms: int
@@ -201,9 +193,9 @@ class IdentityTable:
             return len(changes)
 
     def _current_view(self) -> _View:
-        entries = self._documents.current()
-        if entries is not self._view.entries:
-            self._view = _View(entries, self._view)
+        entries, roles = self._documents.current(), self.roles.roles()
+        if entries is not self._view.entries or roles is not self._view.roles:
+            self._view = _View(entries, roles, self._view)
             logs.secret_masker.add_secrets(self._view.new_secrets)
         return self._view
 
@@ -211,10 +203,10 @@ class IdentityTable:
 class _View:
     """The entries at one time, by kind. `new_secrets`: secrets that the previous view did not have."""
 
-    __slots__ = ("_signers", "entries", "keys", "new_secrets", "parsed", "policies", "users")
+    __slots__ = ("_signers", "entries", "keys", "new_secrets", "parsed", "policies", "roles", "users")
 
-    def __init__(self, entries: Mapping[str, Entry], before: _View | None) -> None:
-        self.entries = entries
+    def __init__(self, entries: Mapping[str, Entry], roles: Mapping[str, Role], before: _View | None) -> None:
+        self.entries, self.roles = entries, roles
         ordered = [entries[place] for place in sorted(entries)]
         self.users = {entry.user_id: entry for entry in ordered if isinstance(entry, User)}
         self.keys = {entry.access_key: entry for entry in ordered if isinstance(entry, Key)}
@@ -239,6 +231,27 @@ class _View:
             policies = tuple(self._policy(name) for name in user.policies)
             bounds = (_merge_policies([self._policy(name) for name in key.policies]),) if key.policies else ()
             found = self._signers[access_key] = Signer(user, key, policies, bounds)
+        return found
+
+    def role(self, name: str) -> Signer | None:
+        """Returns the signer of a role's sessions. The role's policies grant its rights and bound them, so
+        that it may do nothing else."""
+        found = self._signers.get(name)
+        if found is None:
+            role = self.roles.get(name.removeprefix(ROLE_PREFIX))
+            if role is None:
+                return None
+            user = User(
+                user_id=name,
+                display_name=name,
+                policies=role.policies,
+                ended=role.ended,
+                created_ms=role.created_ms,
+            )
+            key = Key(access_key=name, user_id=name, secret_key=role.seed, policies=role.policies)
+            policies = [self._policy(each) for each in role.policies] or [_NOTHING]
+            found = Signer(user, key, tuple(policies), (_merge_policies(policies),))
+            self._signers[name] = found
         return found
 
     def _policy(self, name: str) -> Policy:

@@ -58,7 +58,7 @@ def resolve_caller(principal: Principal, table: IdentityTable) -> Caller:
 
     Raises BatchError AccessDenied if the key is gone or the session was revoked.
     """
-    signer = table.find_signer(principal.parent or principal.access_key)
+    signer = table.find_principal(principal.parent or principal.access_key)
     if signer is None or signer.user.user_id != principal.user_id:
         raise BatchError(
             "AccessDenied",
@@ -135,7 +135,7 @@ def snapshot_authorization(
 
 def _rights(principal: Principal, identities: IdentityTable) -> tuple[object, ...]:
     """Return the stored form of the rights, because parsed policies compare equal only to themselves."""
-    signer = identities.find_signer(principal.parent or principal.access_key)
+    signer = identities.find_principal(principal.parent or principal.access_key)
     if signer is None:
         return ()
     user, key = signer.user.policies, signer.key.policies

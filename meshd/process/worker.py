@@ -133,11 +133,13 @@ async def _serve_node(
         _handle_sighup(audit, sockets.tls)
         await _serve(deps, routes, sockets, index, reporter)
         await background.aclose()
+        if deps.web_identity is not None:
+            await deps.web_identity.aclose()
         await _save_key_usage(node)
 
 
 async def _save_key_usage(node: NodeContext) -> None:
-    await node.key_usage.save(node.clock.now_ms(), node.identities.keys())
+    await node.key_usage.save(node.clock.now_ms(), node.identities.principal_names())
 
 
 @asynccontextmanager

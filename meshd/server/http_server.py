@@ -11,6 +11,7 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
+from meshd.server.api.sts_query import StsQueryEndpoint
 from meshd.server.connection import Connection
 from meshd.server.connection_limits import ConnectionLimiter
 from meshd.server.native_routes import NativeRoutes, RequestDispatcher
@@ -103,6 +104,11 @@ def build_server(deps: ServerServices, native: Sequence[HttpRoute] = (), *, hot:
         NativeRoutes(
             native, admission, deps.peer_authenticator, deps.mesh, deps.clock, deps.audit, deps.http
         ),
+        None
+        if deps.web_identity is None
+        else StsQueryEndpoint(
+            deps.web_identity, authenticator, deps.mesh, deps.clock, deps.audit, deps.http
+        ).handle,
         VirtualHosts(deps.http.domains),
     )
     return make_server(dispatcher.handle, deps.clock, deps.http, FastPath(deps, admission) if hot else None)

@@ -1,8 +1,8 @@
 """Dispatch of requests: the native routes under `/-/` (JSON APIs, probes, calls of other nodes), or S3.
 
-Paths under `/-/` and an unsigned `/metrics` belong to the native routes; every other request is S3. There is
-one route table, no other router and no middleware. A route says who may call it; its handler gets the
-verified caller.
+Paths under `/-/` and an unsigned `/metrics` belong to the native routes, a form posted to `/` to STS; every
+other request is S3. There is one route table, no other router and no middleware. A route says who may call
+it; its handler gets the verified caller.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from meshd.auth.identity import Identity
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3
+from meshd.server.api.sts_query import is_sts_request
 from meshd.server.request import CLIENT_GONE, RequestTrace, request_head
 from meshd.server.request_body import RequestBody
 from meshd.server.response import Reply, finish_response
@@ -171,10 +172,12 @@ class NativeRoutes:
 
 
 class RequestDispatcher:
-    """Dispatches requests to the native routes, or to `s3`, the S3 endpoint."""
+    """Dispatches requests to the native routes, to `sts`, or to `s3`, the S3 endpoint."""
 
-    def __init__(self, s3: OpenHandler, native: NativeRoutes, hosts: VirtualHosts) -> None:
-        self._s3, self._native, self._hosts = s3, native, hosts
+    def __init__(
+        self, s3: OpenHandler, native: NativeRoutes, sts: OpenHandler | None, hosts: VirtualHosts
+    ) -> None:
+        self._s3, self._native, self._sts, self._hosts = s3, native, sts, hosts
 
     async def handle(self, request: MeshRequest) -> Reply:
         target = request.raw_path
@@ -185,4 +188,6 @@ class RequestDispatcher:
             return await self._s3(request)  # its keys may begin with /-/
         if target.startswith("/-/") or (target == "/metrics" and "authorization" not in request.headers):
             return await self._native.answer(request, target.partition("?")[0])
+        if self._sts is not None and is_sts_request(request):
+            return await self._sts(request)
         return await self._s3(request)

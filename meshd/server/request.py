@@ -248,8 +248,9 @@ class RequestTrace:
     """Collects what is known about one request for its metrics, its audit line and its log lines.
 
     Code that learns something stores it here: the operation's name, `target` (the operation itself, or a
-    native request's path), the claimed `access_key`, the `identity` once it is verified, the `keys` that a
-    body names, the `result` or the error `code`; and `extra_headers`, which are added to every response.
+    native request's path), the claimed `access_key`, the `role` that is to be assumed, the `identity` once it
+    is verified, the `keys` that a body names, the `result` or the error `code`; and `extra_headers`, which
+    are added to every response.
     """
 
     __slots__ = (
@@ -266,6 +267,7 @@ class RequestTrace:
         "remote",
         "request_id",
         "result",
+        "role",
         "sent",
         "target",
     )
@@ -279,7 +281,7 @@ class RequestTrace:
         self.result: Result | None = None
         self.keys: tuple[str, ...] = ()
         self.identity = ANONYMOUS_IDENTITY
-        self.access_key = self.code = ""
+        self.access_key = self.code = self.role = ""
         self.received = self.sent = 0
         self.extra_headers: list[tuple[str, str]] = []
         logs.request_id.set(self.request_id)
@@ -334,15 +336,17 @@ class RequestTrace:
             operation=self.operation,
             status=status,
             ms=round(seconds * 1000, 3),
-            user=self.identity.user_id,
+            user=self.identity.principal,
             access_key=self.access_key,
+            role=self.role,
             code="ClientGone" if status == CLIENT_GONE else self.code,
             bytes_in=self.received,
             bytes_out=self.sent,
             keys=self.keys,
         )
         if self.identity.session is not None:
-            entry.session, entry.made_with = self.identity.session.name, self.identity.session.parent
+            session = self.identity.session
+            entry.session, entry.made_with, entry.subject = session.name, session.parent, session.subject
         if isinstance(self.target, str):
             entry.path = self.target
         elif self.target is not None:

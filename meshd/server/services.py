@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from meshd.auth.acls import AclService
     from meshd.auth.authorizer import Authorizer
     from meshd.auth.identities.sts_sessions import CredentialService
+    from meshd.auth.web_identity.exchange import WebIdentityExchange
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import BucketTable
     from meshd.objects.buckets.service import BucketService, ChangeBroadcast
@@ -65,6 +66,8 @@ class ServerServices:
     """Within it, a request reads the control state only once (ControlStore.pin_revisions)."""
     audit: AuditLog | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
+    web_identity: WebIdentityExchange | None = None
+    """Exchanges tokens of identity providers; None where STS is not served."""
     forwarder: Forwarder | None = None
     """Forwards requests to other nodes; None where there are none."""
     backed: BackedService | None = None

@@ -25,6 +25,16 @@ forwarded = counter(
 tls_not_after = gauge(
     "meshd_tls_not_after_seconds", "End of the TLS certificate's validity, since 1970.", mode="mostrecent"
 )
+sts_exchanges = counter(
+    "meshd_sts_exchanges_total",
+    "Tokens of identity providers that clients wanted to exchange for keys; result is ok or the error.",
+    "result",
+)
+issuer_fetches = counter(
+    "meshd_issuer_fetches_total",
+    "Fetches of the keys of identity providers; result is ok or failed.",
+    "result",
+)
 audit_dropped = counter("meshd_audit_dropped_total", "Audit lines that could not be written.")
 
 # the cluster

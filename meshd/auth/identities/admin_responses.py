@@ -26,12 +26,17 @@ Code = Literal[
     "NoSuchUser",
     "NoSuchAccessKey",
     "NoSuchPolicy",
+    "NoSuchProvider",
+    "NoSuchRole",
     "NotFound",
     "MethodNotAllowed",
     "UserExists",
     "AccessKeyExists",
     "UserOwnsBuckets",
     "PolicyInUse",
+    "ProviderExists",
+    "ProviderInUse",
+    "RoleExists",
     "NotChangeableHere",
     "NoSuchNode",
     "NotNow",
@@ -72,6 +77,20 @@ def no_such_key(access_key: str) -> AdminError:
 
 def no_such_policy(name: str) -> AdminError:
     return AdminError("NoSuchPolicy", f"there is no policy {name[:80]!r}", help="see `meshd admin policy ls`")
+
+
+def no_such_provider(name: str) -> AdminError:
+    return AdminError(
+        "NoSuchProvider",
+        f"there is no identity provider {name[:80]!r}",
+        help="list them with `meshd admin idp ls`",
+    )
+
+
+def no_such_role(name: str) -> AdminError:
+    return AdminError(
+        "NoSuchRole", f"there is no role {name[:80]!r}", help="list the roles with `meshd admin role ls`"
+    )
 
 
 def require_admin_user(user: User | None, user_id: str) -> User:

@@ -1,7 +1,7 @@
-"""Named policies: create, replace, remove, attach to users and keys, detach.
+"""Named policies: create, replace, remove, attach to users and keys, detach; `roles` attaches them to roles.
 
 A policy is stored only if it parses. A user's policies add permissions; a key's policies limit it. A
-user or key with an attached policy that no longer exists is refused everything.
+user, key or role with an attached policy that no longer exists is refused everything.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.identities.admin_responses import Page
     from meshd.control.identities import IdentityTable
+    from meshd.control.roles import Role
     from meshd.util.clock import Clock
 
 _MAX_BYTES = 20 << 10
@@ -47,12 +48,14 @@ class PolicyAdmin:
 
     def list_policies(self, after: str, limit: int) -> Page:
         """List policies in order of their names, without their documents."""
-        users, keys = _holders(self._table.users()), _holders(self._table.keys())
+        users, keys, roles = self._holders()
         return paginate(
             self._table.policies(),
             after,
             limit,
-            lambda policy: _show(policy, users.get(policy.name, []), keys.get(policy.name, [])),
+            lambda policy: _show(
+                policy, users.get(policy.name, []), keys.get(policy.name, []), roles.get(policy.name, [])
+            ),
         )
 
     def get_policy(self, name: str) -> dict[str, Any]:
@@ -85,13 +88,14 @@ class PolicyAdmin:
         With `force` an attached policy is removed: its users and keys are then refused everything until it is
         detached or created again.
         """
-        users, keys = self._attached(name)
-        if (users or keys) and not force:
+        users, keys, roles = self._attached(name)
+        if (users or keys or roles) and not force:
+            more = f" and {_count(roles, 'role')}" if roles else ""
             raise AdminError(
                 "PolicyInUse",
-                f"the policy {name} is attached to {_count(users, 'user')} and {_count(keys, 'key')}",
+                f"the policy {name} is attached to {_count(users, 'user')} and {_count(keys, 'key')}{more}",
                 help="detach it first; with force, these are refused everything until it is detached",
-                detail={"users": users, "keys": keys},
+                detail={"users": users, "keys": keys, "roles": roles},
             )
 
         def drop(old: NamedPolicy | None) -> None:
@@ -135,9 +139,13 @@ class PolicyAdmin:
         if name not in self._table.policies():
             raise no_such_policy(name)
 
-    def _attached(self, name: str) -> tuple[list[str], list[str]]:
-        users, keys = _holders(self._table.users()), _holders(self._table.keys())
-        return users.get(name, []), keys.get(name, [])
+    def _holders(self) -> tuple[dict[str, list[str]], ...]:
+        """Return the users, keys and roles that have each policy attached."""
+        table = self._table
+        return _holders(table.users()), _holders(table.keys()), _holders(table.roles.roles())
+
+    def _attached(self, name: str) -> tuple[list[str], ...]:
+        return tuple(holders.get(name, []) for holders in self._holders())
 
 
 def check_policy(body: bytes, limit: int) -> str:
@@ -157,8 +165,10 @@ def check_policy(body: bytes, limit: int) -> str:
     return text
 
 
-def _holders(holders: Mapping[str, User] | Mapping[str, Key]) -> dict[str, list[str]]:
-    """Return the users or keys that have a policy attached, by its name."""
+def _holders(
+    holders: Mapping[str, User] | Mapping[str, Key] | Mapping[str, Role],
+) -> dict[str, list[str]]:
+    """Return the users, keys or roles that have a policy attached, by its name."""
     found: dict[str, list[str]] = {}
     for holder, entry in holders.items():
         for name in entry.policies:
@@ -166,8 +176,9 @@ def _holders(holders: Mapping[str, User] | Mapping[str, Key]) -> dict[str, list[
     return found
 
 
-def _show(policy: NamedPolicy, users: list[str], keys: list[str]) -> dict[str, Any]:
-    return {"name": policy.name, "created": iso_time(policy.created_ms), "users": users, "keys": keys}
+def _show(policy: NamedPolicy, users: list[str], keys: list[str], roles: list[str]) -> dict[str, Any]:
+    holders = {"users": users, "keys": keys, "roles": roles}
+    return {"name": policy.name, "created": iso_time(policy.created_ms), **holders}
 
 
 def _with(holder: User | Key, name: str) -> Any:

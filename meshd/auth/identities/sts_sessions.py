@@ -1,9 +1,10 @@
 """Temporary credentials: issue, verify and revoke STS sessions and their sealed tokens.
 
-A session never has more permissions than the key that created it and never outlives it. The node stores
-nothing about issued sessions: the token carries the claims under an HMAC, and the secret key is derived
-from the token. A token is parsed only after its HMAC matches, and each token has one spelling.
-Revocation is recorded with the user or key and is permanent; sessions issued afterwards work at once.
+A session never has more permissions than the key that created it and never outlives it; that of a role (see
+`meshd.auth.web_identity`) never has more than the role. The node stores nothing about issued sessions: the
+token carries the claims under an HMAC, and the secret key is derived from the token. A token is parsed only
+after its HMAC matches, and each token has one spelling. Revocation is recorded with the user or key and is
+permanent; sessions issued afterwards work at once.
 """
 
 from __future__ import annotations
@@ -21,10 +22,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from meshd.auth.identities.admin_responses import AdminError, iso_time, no_such_key, no_such_user
+from meshd.auth.identities.admin_responses import (
+    AdminError,
+    iso_time,
+    no_such_key,
+    no_such_role,
+    no_such_user,
+)
 from meshd.auth.identities.named_policies import check_policy
 from meshd.auth.identity import Identity, Session
-from meshd.control.identities import Key, Revocation, User, new_access_key
+from meshd.control.identities import Key, User, new_access_key
+from meshd.control.revocation import Revocation
+from meshd.control.roles import ROLE_PREFIX, Role
 from meshwire.errors import S3Error
 from meshwire.iam import PolicyError, parse_policy
 
@@ -45,8 +54,9 @@ class TokenError(ValueError):
 
 
 class TokenClaims(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The content of a token. Times are in seconds since 1970. `parent` is the key that created it, `mark`
-    that key's fingerprint at the time. Each of `policies` must allow an action, as must the parent's."""
+    """The content of a token. Times are in seconds since 1970. `parent` is the key that created it, or
+    `role/NAME`; `mark` is its fingerprint at the time. Each of `policies` must allow an action, as must the
+    parent's. `subject`: of a role's session, the subject of the token that was exchanged."""
 
     access_key: str
     user_id: str
@@ -56,6 +66,11 @@ class TokenClaims(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     expires: int
     name: str = ""
     policies: tuple[str, ...] = ()
+    subject: str = ""
+
+    def encode(self) -> bytes:
+        """Return the payload of a token. Without a subject it has the form that earlier releases read."""
+        return msgspec.msgpack.encode(self if self.subject else msgspec.structs.astuple(self)[:-1])
 
 
 class TokenSeal:
@@ -69,7 +84,7 @@ class TokenSeal:
 
     def seal(self, claims: TokenClaims) -> str:
         """Return the token for `claims`. Raises TokenError if it is longer than a header may be."""
-        payload = msgspec.msgpack.encode(claims)
+        payload = claims.encode()
         token = _TOKEN_PREFIX + base64.urlsafe_b64encode(self._code(payload) + payload).rstrip(b"=").decode()
         if len(token) > MAX_TOKEN:
             raise TokenError(f"the token would have {len(token):,} characters; {MAX_TOKEN:,} are allowed")
@@ -209,27 +224,48 @@ class CredentialService:
         policies and its expiry stay. Raises AdminError BadRequest, InvalidPolicy, AccessDenied.
         """
         session = identity.session
-        parent = self._table.find_signer(session.parent if session else identity.access_key)
+        parent = self._table.find_principal(session.parent if session else identity.access_key)
         if parent is None:
             raise AdminError("AccessDenied", "the key that signed the request is no longer valid")
-        now = self._clock.now_ms() // 1000
-        # This clock may lag behind that of the node that revoked earlier sessions.
-        issued = max(now, parent.sessions_from)
-        expires = now + _duration(wanted.duration_seconds)
+        duration = _duration(wanted.duration_seconds)
         policies = (*(session.policies if session else ()), *_policy_texts(bytes(wanted.policy)))
         if not _NAME.fullmatch(wanted.name):
             raise AdminError("BadRequest", "name has at most 64 letters, digits or _+=,.@-")
-        claims = TokenClaims(
+        claims = self._claims(parent, duration, wanted.name, policies)
+        if session is not None:
+            name = wanted.name or session.name
+            expires = min(claims.expires, session.expires)
+            claims = replace(claims, expires=expires, name=name, subject=session.subject)
+        return self._document(claims)
+
+    def issue_for_role(
+        self, role: Role, seconds: int, name: str, subject: str, policy: str = ""
+    ) -> tuple[SessionDocument, Identity]:
+        """Issue temporary credentials of a role for `seconds`; returns them and their identity. `subject`: of
+        the validated token. Raises AdminError InvalidPolicy, AccessDenied (the role is gone)."""
+        parent = self._table.find_principal(ROLE_PREFIX + role.name)
+        if parent is None:
+            raise AdminError("AccessDenied", f"there is no role {role.name} any more")
+        claims = self._claims(parent, seconds, name, _policy_texts(policy.encode()), subject)
+        document = self._document(claims)
+        return document, self.resolve(document.access_key_id, document.session_token).identity
+
+    def _claims(
+        self, parent: Signer, seconds: int, name: str, policies: tuple[str, ...], subject: str = ""
+    ) -> TokenClaims:
+        now = self._clock.now_ms() // 1000
+        return TokenClaims(
             access_key=new_access_key("MSTS"),
-            user_id=identity.user_id,
+            user_id=parent.user.user_id,
             parent=parent.key.access_key,
             mark=self._mark(parent),
-            issued=issued,
-            expires=min(expires, session.expires) if session else expires,
-            name=wanted.name or (session.name if session else ""),
+            # This clock may lag behind that of the node that revoked earlier sessions.
+            issued=max(now, parent.sessions_from),
+            expires=now + seconds,
+            name=name,
             policies=policies,
+            subject=subject,
         )
-        return self._document(claims)
 
     def _document(self, claims: TokenClaims) -> SessionDocument:
         try:
@@ -246,13 +282,19 @@ class CredentialService:
             raise S3Error("InvalidToken", "The session token belongs to another access key.")
         if self._clock.now_ms() // 1000 >= claims.expires:
             raise S3Error("ExpiredToken")
-        parent = self._table.find_signer(claims.parent)
+        parent = self._table.find_principal(claims.parent)
         if parent is None or parent.user.user_id != claims.user_id or self._mark(parent) != claims.mark:
             raise S3Error("InvalidToken", _SESSION_REVOKED)
         if claims.issued < parent.sessions_from:
             raise S3Error("InvalidToken", _SESSION_REVOKED)
         session = Session(
-            claims.parent, claims.expires, claims.name, claims.policies, claims.issued, parent.rounds
+            claims.parent,
+            claims.expires,
+            claims.name,
+            claims.policies,
+            claims.issued,
+            parent.rounds,
+            claims.subject,
         )
         identity = Identity.from_signer(parent).with_session(session, access_key, opened.policies)
         return ResolvedCredential(identity, opened.secret_key)
@@ -325,6 +367,20 @@ class SessionRevocation:
         await self._table.update_entry(Key, access_key, end)
         _log.warning("sessions of a key revoked", extra={"key": access_key, "before": before or "now"})
         return {"access_key": access_key, **revocation_fields(ended[0])}
+
+    async def revoke_role(self, name: str, before: str) -> dict[str, Any]:
+        """Revoke the sessions of a role. Raises AdminError NoSuchRole, BadRequest."""
+        since, ended = self._since(before), list[Revocation]()
+
+        def end(old: Role | None) -> Role:
+            if old is None:
+                raise no_such_role(name)
+            ended[:] = [self._ended(old.ended, since)]
+            return replace(old, ended=ended[0])
+
+        await self._table.roles.update_entry(Role, name, end)
+        _log.warning("sessions of a role revoked", extra={"role": name, "before": before or "now"})
+        return {"role": name, **revocation_fields(ended[0])}
 
     def _ended(self, old: Revocation, since: int) -> Revocation:
         now = self._clock.now_ms()

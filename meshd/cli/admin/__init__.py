@@ -1,4 +1,4 @@
-"""`meshd admin`: users, keys, policies, temporary credentials and the log level of a running node.
+"""`meshd admin`: users, keys, policies, roles, temporary credentials and the log level of a running node.
 
 It talks to the node only through its admin API, so it works from any host, and imports nothing heavy. A
 secret is printed once, when it is created, and never accepted on the command line.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import click
 
+from meshd.cli.admin.idp import idp
 from meshd.cli.admin.keys import key
 from meshd.cli.admin.log_level import log_level
 from meshd.cli.admin.policies import policy
+from meshd.cli.admin.roles import role
 from meshd.cli.admin.sts import sts, whoami
 from meshd.cli.admin.users import user
 
@@ -33,8 +35,8 @@ The node is the first of: --endpoint, MESHD_ENDPOINT, AWS_ENDPOINT_URL, else htt
 
 @click.group(epilog=_EXAMPLES)
 def admin() -> None:
-    """Manage users, keys, policies and the log level of a running node; get temporary credentials."""
+    """Manage users, keys, policies, roles and the log level of a running node; get temporary credentials."""
 
 
-for command in (user, key, policy, sts, whoami, log_level):
+for command in (user, key, policy, idp, role, sts, whoami, log_level):
     admin.add_command(command)

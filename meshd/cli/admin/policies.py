@@ -26,6 +26,7 @@ Examples:
   meshd admin policy put read-train read-train.json
   meshd admin policy attach read-train --user ann        # adds the right to those of ann
   meshd admin policy attach read-train --key MESH0GO…    # limits this key to it
+  meshd admin policy attach read-train --role trainer    # allows it to the role
   meshd admin policy show read-train --json
 """
 
@@ -35,6 +36,7 @@ def policy() -> None:
     """Create, list, show, attach, detach and remove policies.
 
     Attached to a user, a policy adds rights (and a Deny removes them); attached to a key, it limits that key.
+    A role may do what its policies allow, and nothing else.
     """
 
 
@@ -64,7 +66,7 @@ def ls(node: AdminClient, as_json: bool) -> None:
     meshd admin policy ls
     """
     found = node.list_all("admin", "policies")
-    columns = ("name", "users", "keys", "created")
+    columns = ("name", "users", "keys", "roles", "created")
     empty = "no policies; create one: meshd admin policy put NAME FILE"
     answer(found, as_json, lambda: show_rows(found, columns, empty))
 
@@ -109,15 +111,23 @@ def rm(node: AdminClient, name: str, force: bool, yes: bool, as_json: bool) -> N
 @click.argument("name")
 @click.option("--user", "user_id", metavar="USER_ID", help="To this user.")
 @click.option("--key", "access_key", metavar="ACCESS_KEY", help="To this key.")
+@click.option("--role", "role", metavar="NAME", help="To this role.")
 @as_json
 @admin_client_options()
-def attach(node: AdminClient, name: str, user_id: str | None, access_key: str | None, as_json: bool) -> None:
-    """Attach a policy to a user or to a key.
+def attach(
+    node: AdminClient,
+    name: str,
+    user_id: str | None,
+    access_key: str | None,
+    role: str | None,
+    as_json: bool,
+) -> None:
+    """Attach a policy to a user, a key or a role.
 
     \b
     meshd admin policy attach read-train --user ann
     """
-    changed = node.request("PUT", "admin", *_holder(user_id, access_key), "policies", name)
+    changed = node.request("PUT", "admin", *_holder(user_id, access_key, role), "policies", name)
     answer(changed, as_json, lambda: show_one(changed))
 
 
@@ -125,24 +135,34 @@ def attach(node: AdminClient, name: str, user_id: str | None, access_key: str | 
 @click.argument("name")
 @click.option("--user", "user_id", metavar="USER_ID", help="From this user.")
 @click.option("--key", "access_key", metavar="ACCESS_KEY", help="From this key.")
+@click.option("--role", "role", metavar="NAME", help="From this role.")
 @as_json
 @admin_client_options()
-def detach(node: AdminClient, name: str, user_id: str | None, access_key: str | None, as_json: bool) -> None:
-    """Detach a policy from a user or a key. A key without policies has all rights of its user.
+def detach(
+    node: AdminClient,
+    name: str,
+    user_id: str | None,
+    access_key: str | None,
+    role: str | None,
+    as_json: bool,
+) -> None:
+    """Detach a policy from a user, a key or a role. A key without policies has all rights of its user, a role
+    without policies none.
 
     \b
     meshd admin policy detach read-train --user ann
     """
-    changed = node.request("DELETE", "admin", *_holder(user_id, access_key), "policies", name)
+    changed = node.request("DELETE", "admin", *_holder(user_id, access_key, role), "policies", name)
     answer(changed, as_json, lambda: show_one(changed))
 
 
-def _holder(user_id: str | None, access_key: str | None) -> tuple[str, str]:
-    if user_id and not access_key:
-        return "users", user_id
-    if access_key and not user_id:
-        return "keys", access_key
-    raise click.UsageError("give either --user USER_ID or --key ACCESS_KEY")
+def _holder(user_id: str | None, access_key: str | None, role: str | None) -> tuple[str, str]:
+    given = [
+        (kind, name) for kind, name in (("users", user_id), ("keys", access_key), ("roles", role)) if name
+    ]
+    if len(given) != 1:
+        raise click.UsageError("give either --user USER_ID, --key ACCESS_KEY or --role NAME")
+    return given[0]
 
 
 def _show(found: dict[str, object]) -> None:

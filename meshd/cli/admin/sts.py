@@ -66,11 +66,11 @@ def whoami(node: AdminClient, as_json: bool) -> None:
     answer(found, as_json, lambda: show_one(found))
 
 
-def parse_duration(text: str) -> int:
+def parse_duration(text: str, option: str = "--duration") -> int:
     """Parse `900`, `15m` or `12h` into seconds. Raises UsageError; the node checks the limits."""
     match = re.fullmatch(r"([0-9]{1,9})([smh]?)", text)
     if match is None:
-        raise click.UsageError(f"--duration: expected a time such as 15m, 12h or 900, not {text!r}")
+        raise click.UsageError(f"{option}: expected a time such as 15m, 12h or 900, not {text!r}")
     return int(match[1]) * _UNITS[match[2]]
 
 

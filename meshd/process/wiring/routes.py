@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.auth.identities.named_policies import PolicyAdmin
+from meshd.auth.identities.roles import RoleAdmin
 from meshd.auth.identities.sts_sessions import SessionRevocation
 from meshd.auth.identities.users import IdentityAdmin
 from meshd.batches.gather import GatherService
@@ -36,6 +37,7 @@ from meshd.server.api.documents import DocumentEndpoint
 from meshd.server.api.jobs import JobEndpoint
 from meshd.server.api.log_level import LogLevelService
 from meshd.server.api.op_catalog import OpCatalogEndpoint, UserModuleEndpoint
+from meshd.server.api.role_actions import RoleActions
 from meshd.server.peer.endpoint import peer_routes
 from meshd.store.integrity.verification import ExpiringVerifiedExtents
 from meshd.telemetry import logs
@@ -60,7 +62,8 @@ def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRou
     own = node.settings
     loudness = LogLevelService(own.node_id, own.log_level, logs.runtime_level, node.clock, notify_supervisor)
     policies = PolicyAdmin(node.identities, node.clock)
-    admin = AdminEndpoint(identities, policies, revoking, loudness, node.clock)
+    roles = RoleActions(RoleAdmin(node.identities, node.key_usage, node.clock), revoking)
+    admin = AdminEndpoint(identities, policies, revoking, loudness, node.clock, roles.table())
     maps, census = ClusterMapStore(node.control), document_inventory(node)
     cluster = ClusterAdmin(node.mesh, maps, node.control, node.buckets, node.peers, census, node.clock)
     return [

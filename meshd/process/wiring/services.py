@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from meshd.auth.acls import AclService
 from meshd.auth.identities.sts_sessions import CredentialService
+from meshd.auth.web_identity.exchange import WebIdentityExchange
+from meshd.auth.web_identity.key_cache import KeyCache
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.jobs import JobTable
 from meshd.control.user_modules import ModuleTable
@@ -72,9 +74,11 @@ def server_services(
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)
     secret = ClusterSecret(node.control)
+    sessions = CredentialService(node.identities, secret, node.key_usage, node.clock)
     return ServerServices(
         access=access,
-        sessions=CredentialService(node.identities, secret, node.key_usage, node.clock),
+        sessions=sessions,
+        web_identity=WebIdentityExchange(node.identities.roles, sessions, KeyCache(node.clock), node.clock),
         buckets=mesh.buckets,
         bucket_table=node.buckets,
         reader=ObjectReader(node.store, versions),

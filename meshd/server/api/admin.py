@@ -41,12 +41,17 @@ STATUS: Mapping[Code, int] = {
     "NoSuchUser": 404,
     "NoSuchAccessKey": 404,
     "NoSuchPolicy": 404,
+    "NoSuchProvider": 404,
+    "NoSuchRole": 404,
     "NotFound": 404,
     "MethodNotAllowed": 405,
     "UserExists": 409,
     "AccessKeyExists": 409,
     "UserOwnsBuckets": 409,
     "PolicyInUse": 409,
+    "ProviderExists": 409,
+    "ProviderInUse": 409,
+    "RoleExists": 409,
     "NotChangeableHere": 409,
     "NoSuchNode": 404,
     "NotNow": 409,
@@ -71,7 +76,9 @@ class AdminEndpoint:
         revoking: SessionRevocation,
         loudness: LogLevelService,
         clock: Clock,
+        more: Mapping[tuple[str, str], tuple[Action, tuple[str, ...]]],
     ) -> None:
+        """`more`: further actions, in the form of the table."""
         self._identities, self._policies, self._clock = identities, policies, clock
         self._revoking, self._loudness = revoking, loudness
         # (method, path where * stands for one name, query parameters)
@@ -99,6 +106,7 @@ class AdminEndpoint:
             ("GET", "log-level"): (self._level, ()),
             ("PUT", "log-level/*"): (self._change_level, ()),
             ("DELETE", "log-level"): (self._reset_level, ()),
+            **more,
         }
 
     def __repr__(self) -> str:
@@ -139,7 +147,7 @@ class AdminEndpoint:
     # --- users --------------------------------------------------------------------------------------
 
     async def _list_users(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, _listed("users", self._identities.list_users(query.get("after", ""), _limit(query)))
+        return 200, listed("users", self._identities.list_users(query.get("after", ""), read_limit(query)))
 
     async def _add_user(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
         return 201, await self._identities.add_user(await _read(request, NewUser))
@@ -151,7 +159,7 @@ class AdminEndpoint:
         return 200, await self._identities.change_user(names[0], await _read(request, UserChange))
 
     async def _remove_user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        await self._identities.remove_user(names[0], force=_flag(query, "force"))
+        await self._identities.remove_user(names[0], force=read_flag(query, "force"))
         return 200, {"removed": names[0]}
 
     async def _attach_to_user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
@@ -168,8 +176,8 @@ class AdminEndpoint:
     # --- keys ---------------------------------------------------------------------------------------
 
     async def _list_keys(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        found = self._identities.list_keys(query.get("user", ""), query.get("after", ""), _limit(query))
-        return 200, _listed("keys", found)
+        found = self._identities.list_keys(query.get("user", ""), query.get("after", ""), read_limit(query))
+        return 200, listed("keys", found)
 
     async def _add_key(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
         return 201, await self._identities.add_key(await _read(request, NewKey))
@@ -198,7 +206,9 @@ class AdminEndpoint:
     # --- policies -----------------------------------------------------------------------------------
 
     async def _list_policies(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, _listed("policies", self._policies.list_policies(query.get("after", ""), _limit(query)))
+        return 200, listed(
+            "policies", self._policies.list_policies(query.get("after", ""), read_limit(query))
+        )
 
     async def _policy(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
         return 200, self._policies.get_policy(names[0])
@@ -208,7 +218,7 @@ class AdminEndpoint:
         return 201 if made else 200, shown
 
     async def _remove_policy(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        await self._policies.remove_policy(names[0], force=_flag(query, "force"))
+        await self._policies.remove_policy(names[0], force=read_flag(query, "force"))
         return 200, {"removed": names[0]}
 
     # --- this node ----------------------------------------------------------------------------------
@@ -283,7 +293,8 @@ async def read_document(request: MeshRequest, kind: type[T]) -> T:
 _read = read_document
 
 
-def _listed(name: str, found: Page) -> dict[str, Any]:
+def listed(name: str, found: Page) -> dict[str, Any]:
+    """Return the document of a page; its entries are under `name`."""
     return {name: found.items, "next": found.next}
 
 
@@ -301,14 +312,16 @@ def _query(raw: str, known: tuple[str, ...]) -> Query:
     return query
 
 
-def _limit(query: Query) -> int:
+def read_limit(query: Query) -> int:
+    """Return how many entries a page has. Raises AdminError BadRequest."""
     text = query.get("limit", str(_LIMIT))
     if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= MAX_PAGE):
         raise AdminError("BadRequest", f"limit must be a number from 1 to {MAX_PAGE}")
     return int(text)
 
 
-def _flag(query: Query, name: str) -> bool:
+def read_flag(query: Query, name: str) -> bool:
+    """Return a parameter that is true or false. Raises AdminError BadRequest."""
     text = query.get(name, "false")
     if text not in ("true", "false"):
         raise AdminError("BadRequest", f"{name} must be true or false")
@@ -346,6 +359,7 @@ class StsEndpoint:
         session = identity.session
         document = {
             "user_id": identity.user_id,
+            "arn": identity.arn,
             "display_name": identity.display_name,
             "access_key": identity.access_key,
             "root": identity.root,
@@ -358,6 +372,8 @@ class StsEndpoint:
                 "made_with": session.parent,
                 "expiration": iso_time(session.expires * 1000),
             }
+            if session.role:
+                document |= {"role": session.role, "subject": session.subject}
         return json_reply(200, document, self._now())
 
     def _now(self) -> int:

@@ -125,10 +125,12 @@ class Authenticator:
     def __init__(self, sessions: CredentialService, clock: Clock, *, sigv2: str = "presigned") -> None:
         self._sessions, self._clock, self._sigv2 = sessions, clock, sigv2
 
-    def authenticate(self, head: RequestHead, trace: RequestTrace) -> VerifiedSigner:
-        """Return the signer of `head` and record it in `trace`. Raises S3Error for everything but a valid
-        signature or none at all."""
-        claim = read_claim(head) or self._read_old(head)
+    def authenticate(
+        self, head: RequestHead, trace: RequestTrace, *, service: str = "s3", payload_hash: str = ""
+    ) -> VerifiedSigner:
+        """Return the signer of `head` and record it in `trace`. `service`, `payload_hash`: see `read_claim`.
+        Raises S3Error for everything but a valid signature or none at all."""
+        claim = read_claim(head, service=service, payload_hash=payload_hash) or self._read_old(head)
         if claim is None:
             return ANONYMOUS
         trace.access_key = claim.access_key

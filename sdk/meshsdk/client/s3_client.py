@@ -341,7 +341,9 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Client({self.settings.endpoint}, {self.settings.access_key})"
+        identity = self.settings.web_identity
+        who = self.settings.access_key if identity is None else identity.role_arn
+        return f"Client({self.settings.endpoint}, {who})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.settings,)
@@ -409,7 +411,8 @@ def connect(
             MESH_ENDPOINT, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
         access_key, secret_key, session_token: the credentials. Default: those in the file that
             MESH_CREDENTIALS_FILE names (re-read when it changes), else AWS_ACCESS_KEY_ID,
-            AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
+            AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, else those of the role AWS_ROLE_ARN, exchanged for
+            the token in AWS_WEB_IDENTITY_TOKEN_FILE and renewed.
         region: the region to sign for. Default: AWS_REGION, AWS_DEFAULT_REGION, else "us-east-1".
         timeout: seconds of silence after which an attempt fails.
         deadline: seconds for which an unavailable server is retried.

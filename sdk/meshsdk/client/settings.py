@@ -1,7 +1,8 @@
 """Connection settings and credentials: endpoint, keys, region and timeouts.
 
 Law: arguments take precedence over the environment, which is read once, when a client is created. Keys from
-a credentials file are re-read when the file changes; the last valid keys stay in use until then. Thread-safe.
+a credentials file are re-read when the file changes; the last valid keys stay in use until then. Keys of a
+web identity are exchanged at first use (`web_identity`). Thread-safe.
 Invariant: neither `repr` nor an error message shows a secret.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 
 CREDENTIALS_VARIABLE: Final = "MESH_CREDENTIALS_FILE"
+WEB_IDENTITY_VARIABLES: Final = ("AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_SESSION_NAME")
+_STS_VARIABLE: Final = "AWS_ENDPOINT_URL_STS"
 _AWS: Final = ("AccessKeyId", "SecretAccessKey", "SessionToken")
 _OURS: Final = ("access_key", "secret_key", "session_token")
 _LOOK: Final = 10.0  # seconds between two checks of the file
@@ -152,11 +157,33 @@ def parse_endpoint(text: str, ca_bundle: str = "") -> Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class WebIdentity:
+    """A role to assume with the token in a file. `endpoint`: of the STS; None for those of the mesh."""
+
+    role_arn: str
+    token_file: str
+    session_name: str
+    endpoint: Endpoint | None = None
+
+
+def read_web_identity(env: Mapping[str, str], ca_bundle: str) -> WebIdentity | None:
+    """Return the web identity that the environment names; None if it names none. Raises
+    ConfigurationError."""
+    role, file, name = (env.get(variable, "") for variable in WEB_IDENTITY_VARIABLES)
+    if not role or not file:
+        return None
+    name = name or re.sub(r"[^\w+=,.@-]", "-", f"meshsdk-{socket.gethostname()}", flags=re.ASCII)[:64]
+    sts = env.get(_STS_VARIABLE, "")
+    return WebIdentity(role, file, name, parse_endpoint(sts, ca_bundle) if sts else None)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that a client needs to reach its endpoint.
 
     `timeout` (seconds) is the longest silence on a socket before the request is retried; `deadline` (seconds)
-    is how long an unavailable server is retried. `others`: further endpoints of the same mesh.
+    is how long an unavailable server is retried. `others`: further endpoints of the same mesh. With a
+    `web_identity`, the keys are empty.
     """
 
     endpoint: Endpoint
@@ -169,6 +196,7 @@ class Settings:
     connect_timeout: float = 5.0
     others: tuple[Endpoint, ...] = ()
     credentials_file: str = ""
+    web_identity: WebIdentity | None = None
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -219,13 +247,16 @@ def load_settings(
     elif access_key is None or secret_key is None:
         access_key, secret_key = env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")
         session_token = session_token or env.get("AWS_SESSION_TOKEN") or None
-    if not access_key or not secret_key:
+    ca_cert = ca_cert or next((env[name] for name in CA_VARIABLES if env.get(name)), "")
+    web_identity = None if access_key and secret_key else read_web_identity(env, ca_cert)
+    if web_identity is not None:
+        access_key, secret_key, session_token = "", "", None
+    elif not access_key or not secret_key:
         raise ConfigurationError(
-            "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or MESH_CREDENTIALS_FILE, "
-            "or pass access_key= and secret_key="
+            "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, MESH_CREDENTIALS_FILE, "
+            "or AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE, or pass access_key= and secret_key="
         )
     region = region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or "us-east-1"
-    ca_cert = ca_cert or next((env[name] for name in CA_VARIABLES if env.get(name)), "")
     first, *others = [parse_endpoint(text.strip(), ca_cert) for text in endpoint.split(",") if text.strip()]
     return Settings(
         first,
@@ -237,4 +268,5 @@ def load_settings(
         deadline,
         others=tuple(dict.fromkeys(others)),
         credentials_file=file,
+        web_identity=web_identity,
     )

@@ -29,6 +29,7 @@ from meshsdk.client.retry import (
 )
 from meshsdk.client.routing import MAP_HEADER, ClusterDirectory, Router, mark_failed
 from meshsdk.client.settings import RenewableKeys, replacement_keys
+from meshsdk.client.web_identity import WebIdentityKeys
 from meshsdk.earlier_paths import earlier_names
 from meshsdk.errors import ConnectError, MeshError, ServerError, is_clock_skewed
 from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as LOCAL
@@ -84,7 +85,10 @@ class Signer:
 
 
 def keys_of(settings: Settings, clock: Callable[[], float] = time.time) -> RenewableKeys:
-    """Return the credentials of the settings; those from a file are re-read when it changes."""
+    """Return the credentials of the settings; those from a file are re-read when it changes, those of a web
+    identity are exchanged and renewed."""
+    if settings.web_identity is not None:
+        return WebIdentityKeys(settings, settings.web_identity, clock)
     credential = Credential(settings.access_key, settings.secret_key, settings.session_token)
     return RenewableKeys(settings.credentials_file, credential, clock)
 

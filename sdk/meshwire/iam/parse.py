@@ -69,6 +69,11 @@ def user_arn(user: str) -> str:
     return f"{_ARN}:user/{user}"
 
 
+def role_arn(role: str) -> str:
+    """Return the ARN that names a role, given as `role/NAME`."""
+    return f"{_ARN}:{role}"
+
+
 def read_principals(value: Any, path: str) -> Principals:
     """Parse a Principal element. Raises PolicyError."""
     if value == "*":

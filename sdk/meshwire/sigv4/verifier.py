@@ -2,8 +2,9 @@
 
 Law: parsing (`read_claim`) needs neither a secret nor a clock; for `verify` both are arguments, and its
 result is what verifying a chunked body needs next, or an S3Error.
-Invariant: the scope is for service `s3` and ends in `aws4_request`. Any region is accepted, because the
-signature covers it. Nothing unsigned is trusted: the host and every `x-amz-*` header must be signed.
+Invariant: the scope is for the expected service (`s3`) and ends in `aws4_request`. Any region is accepted,
+because the signature covers it. Nothing unsigned is trusted: the host and every `x-amz-*` header must be
+signed.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ class Claim:
     session_token: str | None = None
 
 
-def read_claim(head: RequestHead) -> Claim | None:
+def read_claim(head: RequestHead, *, service: str = "s3", payload_hash: str = "") -> Claim | None:
     """Return the claim of a request, or None if it is anonymous or signed with version 2
-    (`meshwire.sigv4.sigv2`).
+    (`meshwire.sigv4.sigv2`). `service`: the one that the scope must name. `payload_hash`: the digest of the
+    body, for services whose clients sign it without a header.
 
     Raises S3Error: AuthorizationHeaderMalformed, AuthorizationQueryParametersError, AccessDenied (no date),
     InvalidArgument (two mechanisms, an unknown one, a bad payload hash, a parameter that is repeated or
@@ -73,8 +75,10 @@ def read_claim(head: RequestHead) -> Claim | None:
     query = read_query(head.raw_query)
     mechanism = read_auth_mechanism(head.headers, query)
     if mechanism is AuthMechanism.PRESIGNED_V4:
-        return _read_query(head, query)
-    return _read_header(head, head.headers["authorization"]) if mechanism is AuthMechanism.HEADER_V4 else None
+        return _read_query(head, query, service)
+    if mechanism is not AuthMechanism.HEADER_V4:
+        return None
+    return _read_header(head, head.headers["authorization"], service, payload_hash)
 
 
 # --- Authorization header ---------------------------------------------------------------------------
@@ -86,17 +90,17 @@ _USUAL_HEADER = re.compile(
 )
 
 
-def _read_header(head: RequestHead, authorization: str) -> Claim:
+def _read_header(head: RequestHead, authorization: str, service: str, payload_hash: str) -> Claim:
     match = _USUAL_HEADER.match(authorization)
     credential, signed, signature = _split_header(authorization) if match is None else match.groups()
-    access_key, scope = read_credential(credential, _MALFORMED)
+    access_key, scope = read_credential(credential, _MALFORMED, service)
     return Claim(
         access_key,
         scope,
         _signed_headers(signed, _MALFORMED),
         signature,
         _header_timestamp(head, scope),
-        _header_payload_hash(head),
+        payload_hash or _header_payload_hash(head),
         session_token=head.headers.get("x-amz-security-token"),
     )
 
@@ -171,11 +175,11 @@ def read_payload_hash(value: str) -> str:
 # --- presigned query ----------------------------------------------------------------------------------
 
 
-def _read_query(head: RequestHead, query: Query) -> Claim:
+def _read_query(head: RequestHead, query: Query, service: str) -> Claim:
     fields = _query_fields(query)
     if fields["Algorithm"] != "AWS4-HMAC-SHA256":
         raise S3Error(_QUERY_ERROR, 'X-Amz-Algorithm only supports "AWS4-HMAC-SHA256".')
-    access_key, scope = read_credential(fields["Credential"], _QUERY_ERROR)
+    access_key, scope = read_credential(fields["Credential"], _QUERY_ERROR, service)
     timestamp = fields["Date"]
     if dates.parse_amz(timestamp) is None:
         raise S3Error(_QUERY_ERROR, "X-Amz-Date must be in the ISO8601 Long Format \"yyyyMMdd'T'HHmmss'Z'\"")
@@ -233,7 +237,7 @@ def _expires(text: str) -> int:
 
 
 @lru_cache(maxsize=1024)
-def read_credential(text: str, code: str) -> tuple[str, Scope]:
+def read_credential(text: str, code: str, expected: str = "s3") -> tuple[str, Scope]:
     pieces = text.rsplit("/", 4)
     if len(pieces) != 5 or not all(pieces):
         raise S3Error(
@@ -242,10 +246,11 @@ def read_credential(text: str, code: str) -> tuple[str, Scope]:
     access_key, date, region, service, terminator = pieces
     if re.fullmatch(r"[0-9]{8}", date) is None:
         raise S3Error(code, f'Invalid credential date format "{date}"; it should be in "yyyyMMdd".')
-    if service != "s3":
+    if service != expected:
         raise S3Error(
             code,
-            f'The Credential is malformed; incorrect service "{service}". This endpoint belongs to "s3".',
+            f'The Credential is malformed; incorrect service "{service}". This endpoint belongs to '
+            f'"{expected}".',
         )
     if terminator != "aws4_request":
         raise S3Error(

@@ -269,7 +269,7 @@ def test_refusals_say_what_to_do(command: Command, node: Daemon, tmp_path: Path)
         (("key", "disable", node.access_key), {}, "is the node's root key"),
         (("key", "rm", "NONE", "--yes"), {}, "there is no access key 'NONE'"),
         (("policy", "attach", "none", "--user", "root"), {}, "there is no policy 'none'"),
-        (("policy", "attach", "none"), {}, "either --user USER_ID or --key ACCESS_KEY"),
+        (("policy", "attach", "none"), {}, "either --user USER_ID, --key ACCESS_KEY or --role NAME"),
         (("policy", "put", "bad", "bad.json"), {}, "Statement"),
         (("sts", "--duration", "37h"), {}, "36 hours"),
         (("sts", "--duration", "soon"), {}, "such as 15m"),
