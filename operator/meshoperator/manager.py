@@ -23,6 +23,7 @@ from meshoperator.cluster_model import CLUSTER_LABEL
 from meshoperator.controllers.cluster_controller import ClusterController
 from meshoperator.controllers.daemon_machines import DaemonMachines
 from meshoperator.controllers.dataset_controller import DatasetController
+from meshoperator.controllers.issuer_registration import IssuerRegistration
 from meshoperator.controllers.load_controller import LoadController
 from meshoperator.controllers.observed_state import is_ready
 from meshoperator.controllers.placement_controller import PlacementController
@@ -54,6 +55,7 @@ _log = logging.getLogger(__name__)
 LEASE: Final = "shardmesh-operator"
 _WATCH_SECONDS: Final = 240
 _RENEW_SECONDS: Final = 600.0
+_ISSUER_SECONDS: Final = 60.0
 """Between checks of all training pods: keys are renewed long before they expire."""
 _PLAN_CHECK: Final = 2.0
 _PAUSE: Final = 1.0
@@ -79,6 +81,7 @@ class DataManager:
         self.daemons = DaemonClient(kube, now, self._endpoint)
         self._catalogue, self._machines = DatasetCatalog(kube, settings), DaemonMachines(kube, settings)
         self._keys = PodCredentials(kube, self.daemons, self._catalogue, now)
+        self._issuers = IssuerRegistration(kube, self.daemons)
         self._notices = PodEvents(kube, settings, recorder, time.monotonic)
         self._placement = PlacementController(kube, settings, self.board)
         self._figures = UsageUpdater(kube, self.daemons)
@@ -103,6 +106,7 @@ class DataManager:
             found += [self._watch_training_pods(namespace), self._watch_new_pods(namespace)]
         found += [
             self._repeat("renewing the keys of training pods", self._renew, _RENEW_SECONDS, _RETRY),
+            self._repeat("registering the issuer of tokens", self._register, _ISSUER_SECONDS, _RETRY),
             self._repeat("the check of pods for misspelt keys", self._check_pods, settings.pods_seconds),
             self._repeat("the update of usage in statuses", self._measure, settings.figures_seconds),
             self._place(),
@@ -179,6 +183,10 @@ class DataManager:
         for namespace in self._settings.namespaces or (None,):
             failed += await self._keys.renew_all(namespace)
         return not failed
+
+    async def _register(self) -> bool:
+        """Register the cluster's issuer with the meshes that ask for it; return whether none failed."""
+        return not await self._issuers.register_all(self._settings.namespaces)
 
     async def _check_pods(self) -> bool:
         """Check all pods, to find those that no watch reported."""

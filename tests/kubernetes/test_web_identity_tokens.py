@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lightkube import Client, KubeConfig
+from lightkube import AsyncClient, Client, KubeConfig
+from lightkube.generic_resource import create_namespaced_resource
 from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import ServiceAccount, ServiceAccountToken
+from lightkube.resources.core_v1 import Secret, ServiceAccount, ServiceAccountToken
 
+from meshoperator.controllers.issuer_registration import IssuerRegistration
+from meshoperator.daemon_client import DaemonClient
+from meshoperator.kube.client import Kube
+from meshoperator.resources import GROUP, VERSION
 from meshsdk.client.s3_client import Client as MeshClient
 from meshsdk.client.settings import load_settings
 from meshsdk.errors import AccessError, MeshError
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 AUDIENCE = "shardmesh.io"
+CLUSTER = create_namespaced_resource(GROUP, VERSION, "MeshCluster", "meshclusters")
 READ = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::photos/*"}
 
 
@@ -37,7 +45,7 @@ def node() -> Iterator[Daemon]:
 
 
 def ask(node: Daemon, method: str, path: str, body: Any) -> None:
-    answer = node.request(method, f"/-/admin/{path}", json.dumps(body).encode())
+    answer = node.request(method, f"/-/admin/{path}", b"" if body is None else json.dumps(body).encode())
     assert answer.status in (200, 201), answer.body
 
 
@@ -71,6 +79,54 @@ def read(node: Daemon, folder: Path, text: str) -> bytes:
     )
     with MeshClient(settings) as client:
         return bytes(client.get("photos", "1"))
+
+
+def test_the_operator_registers_the_issuer_of_its_cluster(
+    node: Daemon, kube: Client, kubeconfig: Path, namespace: str, tmp_path: Path
+) -> None:
+    """It stores the API server's keys in the mesh, and puts right what differs later."""
+    spec = {
+        "image": "meshd",
+        "nodePools": [
+            {
+                "name": "store",
+                "replicas": 1,
+                "roles": ["store"],
+                "tiers": [{"name": "d", "class": "ssd", "hostPath": "/d"}],
+            }
+        ],
+        "auth": {"webIdentity": {}},
+    }
+    kube.apply(
+        CLUSTER(metadata=ObjectMeta(name="mesh", namespace=namespace), spec=spec),
+        field_manager="test",
+        force=True,
+    )
+    root = {"AWS_ACCESS_KEY_ID": node.access_key, "AWS_SECRET_ACCESS_KEY": node.secret_key}
+    kube.create(Secret(metadata=ObjectMeta(name="mesh-root", namespace=namespace), stringData=root))
+    kube.create(ServiceAccount(metadata=ObjectMeta(name="trainer", namespace=namespace)))
+
+    async def register() -> int:
+        client = AsyncClient(config=KubeConfig.from_file(kubeconfig).get())
+        daemons = DaemonClient(Kube(client), time.time, lambda _: node.endpoint)
+        try:
+            return await IssuerRegistration(Kube(client), daemons).register_all([namespace])
+        finally:
+            await daemons.aclose()
+            await client.aclose()
+
+    assert asyncio.run(register()) == 0
+    condition = {"claim": "sub", "values": [f"system:serviceaccount:{namespace}:trainer"]}
+    role = {"name": "trainer", "provider": "kubernetes", "policies": ["read"], "conditions": [condition]}
+    ask(node, "POST", "roles", role)
+    assert read(node, tmp_path, token(kube, namespace, "trainer", AUDIENCE)) == b"one"
+    ask(node, "PATCH", "idps/kubernetes", {"audiences": ["other"]})
+    with pytest.raises(MeshError, match="audience"):
+        read(node, tmp_path, token(kube, namespace, "trainer", AUDIENCE))
+    assert asyncio.run(register()) == 0
+    assert read(node, tmp_path, token(kube, namespace, "trainer", AUDIENCE)) == b"one"
+    ask(node, "DELETE", "roles/trainer", None)
+    ask(node, "DELETE", "idps/kubernetes?force=true", None)
 
 
 def test_a_token_of_a_service_account_is_exchanged(

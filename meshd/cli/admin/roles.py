@@ -181,7 +181,7 @@ def rm(node: AdminClient, name: str, yes: bool, as_json: bool) -> None:
 def revoke(node: AdminClient, name: str, before: str, yes: bool, as_json: bool) -> None:
     """Revoke the temporary credentials of a role.
 
-    Whoever still has a valid token can get new ones at once.
+    Clients that still have a valid token can get new ones at once.
 
     \b
     meshd admin role revoke trainer

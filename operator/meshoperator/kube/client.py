@@ -114,6 +114,13 @@ class Kube:
             _none_if_missing(error)
             return None
 
+    async def read_document(self, path: str) -> Manifest:
+        """Return a JSON document of the API server that is no object, such as its discovery document of token
+        issuers. Every service account may read that. Raises httpx2.HTTPError."""
+        answer = await self._client._client._client.get(path)
+        answer.raise_for_status()
+        return cast("Manifest", answer.json())
+
     async def list_all(
         self, kind: str, namespace: str | None = None, labels: Mapping[str, str | None] | None = None
     ) -> list[Manifest]:

@@ -7,6 +7,7 @@ keys come from a Secret created for the pod.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -20,12 +21,16 @@ ANNOTATION: Final = f"{GROUP}/datasets"  # a comma-separated list; overrides the
 REQUIRE: Final = f"{GROUP}/require-local"  # "true": run only where a copy is
 INJECT: Final = f"{GROUP}/inject"  # all, mesh (no AWS_ variables), none (affinity only)
 KEYS: Final = f"{GROUP}/keys"  # "environment": also as variables, which are not renewed
+ROLE: Final = f"{GROUP}/role"  # of the mesh: exchanges the pod's own token, instead of keys from a Secret
 DONE: Final = f"{GROUP}/admitted"
 SECRET: Final = f"{GROUP}/credentials"  # the name of the pod's Secret
 HOST, RACK, ZONE = 100, 60, 30
 LEVELS: Final = (("host", HOST), ("rack", RACK), ("zone", ZONE))
 MOUNT: Final = "/var/run/shardmesh"
 VOLUME: Final = "shardmesh-credentials"
+TOKEN_MOUNT: Final = f"/var/run/secrets/{GROUP}/serviceaccount"
+TOKEN_VOLUME: Final = "shardmesh-token"
+_ROLE_NAME: Final = re.compile(r"[A-Za-z0-9][\w.@+-]{0,63}", re.ASCII)
 _CUT: Final = 40  # characters of a pod quoted in a message
 _KINDS: Final[dict[type, str]] = {str: "text", list: "a list", dict: "an object"}
 _OWN_KEYS: Final = frozenset(
@@ -46,7 +51,8 @@ _OWN_KEYS: Final = frozenset(
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
     """What the webhook knows about a dataset. `mark`: the suffix of its labels on Kubernetes nodes: `host.…`
-    (a copy is there), `rack.…` and `zone.…` (one is near). `tls`: clients need the CA in `ca.crt`."""
+    (a copy is there), `rack.…` and `zone.…` (one is near). `tls`: clients need the CA in `ca.crt`.
+    `audience`: of tokens that its mesh exchanges, valid for `token_seconds`; "" if it exchanges none."""
 
     name: str
     mark: str
@@ -55,6 +61,8 @@ class DatasetInfo:
     prefix: str = ""
     near: Literal["Off", "Preferred", "Required"] = "Preferred"
     tls: bool = False
+    audience: str = ""
+    token_seconds: int = 0
 
     @property
     def uri(self) -> str:
@@ -167,16 +175,41 @@ def admit(pod: Mapping[str, Any], known: Mapping[str, DatasetInfo], token: str) 
         return Admitted((), tuple(warnings))
     if len({each.endpoint for each in datasets}) > 1:
         warnings.append("shardmesh: the datasets are in several meshes; the pod gets no endpoint and no keys")
-    patching = _PatchBuilder(pod, datasets, token)
+    role = annotations.get(ROLE, "")
+    if role:
+        problem = _role_problem(role, datasets[0], annotations.get(INJECT, "all"))
+        if problem:
+            warnings.append(f"shardmesh: {problem}; the pod gets keys for its datasets instead")
+            role = ""
+    patching = _PatchBuilder(pod, datasets, token, role)
     return Admitted(patching.run(one_mesh=len({each.endpoint for each in datasets}) == 1), tuple(warnings))
 
 
+def _role_problem(role: str, dataset: DatasetInfo, inject: str) -> str:
+    """Return why a pod cannot assume a role of its mesh; "" if it may try."""
+    if _ROLE_NAME.fullmatch(role) is None:
+        return f"the annotation {ROLE} is not the name of a role"
+    if not dataset.audience:
+        return "the MeshCluster does not exchange tokens (spec.auth.webIdentity)"
+    if inject == "mesh":
+        return f"the role needs AWS_ variables, which {INJECT}: mesh forbids"
+    if dataset.tls:
+        return "with TLS, pods get the mesh's certificate with their keys only"
+    return ""
+
+
 class _PatchBuilder:
-    def __init__(self, pod: Mapping[str, Any], datasets: Sequence[DatasetInfo], token: str) -> None:
+    """Builds the patch of one pod. `role`: the role whose keys the pod gets for its token; "": keys from a
+    Secret."""
+
+    def __init__(
+        self, pod: Mapping[str, Any], datasets: Sequence[DatasetInfo], token: str, role: str
+    ) -> None:
         self._spec: Mapping[str, Any] = pod.get("spec") or {}
         self._metadata: Mapping[str, Any] = pod.get("metadata") or {}
         self._annotations: Mapping[str, str] = self._metadata.get("annotations") or {}
-        self._datasets, self._secret = datasets, f"shardmesh-{token}"
+        self._datasets, self._secret, self._role = datasets, f"shardmesh-{token}", role
+        self._mount_name, self._mount = (TOKEN_VOLUME, TOKEN_MOUNT) if role else (VOLUME, MOUNT)
 
     def run(self, *, one_mesh: bool) -> tuple[dict[str, Any], ...]:
         added = {DONE: ",".join(each.name for each in self._datasets)}
@@ -185,7 +218,8 @@ class _PatchBuilder:
         if affinity is not None:
             operations.append({"op": "add", "path": "/spec/affinity", "value": affinity})
         if one_mesh and self._annotations.get(INJECT, "all") in ("all", "mesh"):
-            added[SECRET] = self._secret
+            if not self._role:
+                added[SECRET] = self._secret
             operations += self._volume()
             for kind in ("initContainers", "containers"):
                 for place, container in enumerate(self._spec.get(kind) or ()):
@@ -226,15 +260,21 @@ class _PatchBuilder:
     # --- what it gets -------------------------------------------------------------------------------------
 
     def _volume(self) -> list[dict[str, Any]]:
-        volumes = [each for each in self._spec.get("volumes") or () if each.get("name") != VOLUME]
-        own = {"name": VOLUME, "secret": {"secretName": self._secret, "defaultMode": 0o444}}
+        volumes = [each for each in self._spec.get("volumes") or () if each.get("name") != self._mount_name]
+        own: dict[str, Any] = {"name": self._mount_name}
+        if self._role:
+            first = self._datasets[0]
+            lifetime = {"audience": first.audience, "expirationSeconds": first.token_seconds}
+            own["projected"] = {"sources": [{"serviceAccountToken": {**lifetime, "path": "token"}}]}
+        else:
+            own["secret"] = {"secretName": self._secret, "defaultMode": 0o444}
         return [{"op": "add", "path": "/spec/volumes", "value": [*volumes, own]}]
 
     def _container(self, path: str, container: Mapping[str, Any]) -> list[dict[str, Any]]:
         mounts = list(container.get("volumeMounts") or ())
         found = []
-        if not any(each.get("mountPath", "").rstrip("/") == MOUNT for each in mounts):
-            mount = {"name": VOLUME, "mountPath": MOUNT, "readOnly": True}
+        if not any(each.get("mountPath", "").rstrip("/") == self._mount for each in mounts):
+            mount = {"name": self._mount_name, "mountPath": self._mount, "readOnly": True}
             found.append({"op": "add", "path": f"{path}/volumeMounts", "value": [*mounts, mount]})
         added = self._environment(container)
         if added:
@@ -254,6 +294,9 @@ class _PatchBuilder:
         # `env` overrides `envFrom`, whose content is unknown here: keys that may come from there must stay
         foreign = bool(container.get("envFrom")) or self._annotations.get(INJECT) == "mesh"
         own_keys = bool(present & _OWN_KEYS)
+        if self._role:
+            values |= self._role_environment(first.endpoint, own_keys=own_keys)
+            return [{"name": name, "value": value} for name, value in values.items() if name not in present]
         if not own_keys:
             values["MESH_CREDENTIALS_FILE"] = f"{MOUNT}/credentials.json"
         if first.tls:
@@ -267,6 +310,19 @@ class _PatchBuilder:
         found = [{"name": name, "value": value} for name, value in values.items() if name not in present]
         if not foreign and not own_keys and self._annotations.get(KEYS) == "environment":
             found += [_from(key, self._secret) for key in KEY_NAMES if key not in present]
+        return found
+
+    def _role_environment(self, endpoint: str, *, own_keys: bool) -> dict[str, str]:
+        """Return the variables with which a pod exchanges its token: its annotation asks for them, whatever
+        `envFrom` brings."""
+        found = {"AWS_ENDPOINT_URL_S3": endpoint}
+        if not own_keys:
+            found |= {
+                "AWS_ENDPOINT_URL_STS": endpoint,
+                "AWS_ROLE_ARN": f"arn:aws:iam:::role/{self._role}",
+                "AWS_WEB_IDENTITY_TOKEN_FILE": f"{TOKEN_MOUNT}/token",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
         return found
 
 

@@ -46,6 +46,7 @@ def dataset_info(document: Manifest, cluster: Cluster) -> DatasetInfo:
     """Return what a training pod needs to know. Raises ResourceError."""
     metadata, spec = document["metadata"], parse(MeshDatasetSpec, document["spec"])
     bucket, prefix = dataset_location(spec, metadata["name"])
+    identity = cluster.spec.auth.web_identity
     return DatasetInfo(
         metadata["name"],
         dataset_mark(metadata["namespace"], metadata["name"]),
@@ -54,6 +55,8 @@ def dataset_info(document: Manifest, cluster: Cluster) -> DatasetInfo:
         prefix,
         spec.placement.near_pods,
         cluster.spec.s3.tls is not None,
+        "" if identity is None else identity.audience,
+        0 if identity is None else identity.token_seconds,
     )
 
 

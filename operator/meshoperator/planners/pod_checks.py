@@ -18,6 +18,7 @@ from meshoperator.planners.admission import (
     KEYS,
     LABEL,
     REQUIRE,
+    ROLE,
     SECRET,
     requested_datasets,
 )
@@ -37,7 +38,7 @@ _VALUES: Final = {
     INJECT: ("all", "mesh", "none"),
     KEYS: ("environment", ""),
 }
-_ANNOTATIONS: Final = frozenset({ANNOTATION, *_VALUES})
+_ANNOTATIONS: Final = frozenset({ANNOTATION, ROLE, *_VALUES})
 _NAMES: Final = {key.partition("/")[2]: key for key in (*_LABELS, *_ANNOTATIONS)}
 _OWN: Final = frozenset({DONE, SECRET})
 _NEAR: Final = 0.8

@@ -212,6 +212,17 @@ class S3Endpoint(Part, frozen=True, kw_only=True):
     tls: Annotated[Tls, Meta(description="Default: plain HTTP.")] | None = None
 
 
+class WebIdentity(Part, frozen=True, kw_only=True):
+    """Tokens of service accounts, which pods exchange for keys of a role."""
+
+    audience: Annotated[
+        str, Meta(min_length=1, max_length=255, description="Audience that pods' tokens must have.")
+    ] = "shardmesh.io"
+    token_seconds: Annotated[
+        int, Meta(ge=600, le=86_400, description="Lifetime of the tokens that the webhook projects.")
+    ] = 3600
+
+
 class Auth(Part, frozen=True, kw_only=True):
     """Keys and users."""
 
@@ -227,6 +238,16 @@ class Auth(Part, frozen=True, kw_only=True):
     ) = None
     users_secret_ref: (
         Annotated[SecretKey, Meta(description="Users file, as for `meshd serve --users`.")] | None
+    ) = None
+    web_identity: (
+        Annotated[
+            WebIdentity,
+            Meta(
+                description="Register the cluster's issuer of service account tokens with the mesh, as the "
+                "identity provider `kubernetes`; `{}` takes the defaults. Default: it is not registered."
+            ),
+        ]
+        | None
     ) = None
 
 

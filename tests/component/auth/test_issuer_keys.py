@@ -103,11 +103,11 @@ def test_a_discovery_document_that_lies_is_refused(
     assert issuer.asked == [DISCOVERY]
 
 
-def test_redirects_are_not_followed(issuer: OidcIssuer) -> None:
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_not_followed(issuer: OidcIssuer, status: int) -> None:
     moved = {"Location": issuer.url + "/elsewhere"}
-    for status in (301, 302, 303, 307, 308):
-        issuer.documents[KEYS] = lambda handler, status=status: send(handler, "{}", status, moved)
-        assert "redirects are not followed" in refusal(provider(issuer))
+    issuer.documents[KEYS] = lambda handler: send(handler, "{}", status, moved)
+    assert "redirects are not followed" in refusal(provider(issuer))
     assert "/elsewhere" not in issuer.asked
 
 

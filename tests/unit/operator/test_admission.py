@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from meshoperator.planners.admission import (
     LABEL,
     MOUNT,
     REQUIRE,
+    ROLE,
     SECRET,
+    TOKEN_MOUNT,
+    TOKEN_VOLUME,
     VOLUME,
     Admitted,
     DatasetInfo,
@@ -181,3 +185,62 @@ def test_credentials_are_confined_to_the_datasets() -> None:
     assert statements[2]["Resource"] == ["arn:aws:s3:::texts/words/*"]
     assert statements[3]["Condition"] == {"StringLike": {"s3:prefix": "words/*"}}
     assert {each["Action"] for each in statements} == {"s3:GetObject", "s3:ListBucket"}
+
+
+TRUSTING = {"photos": replace(PHOTOS, audience="shardmesh.io", token_seconds=3600)}
+
+
+def test_a_pod_with_a_role_gets_a_token_instead_of_keys() -> None:
+    document = pod(annotations={ROLE: "trainer"})
+    admitted = admit(document, TRUSTING, "t0")
+    assert not admitted.warnings
+    found = patched(document, admitted)
+    assert SECRET not in found["metadata"]["annotations"]
+    (container,) = found["spec"]["containers"]
+    assert environment(container) == {
+        "MESH_DATASETS": "photos",
+        "MESH_DATASET_URIS": "s3://photos/",
+        "MESH_ENDPOINT": PHOTOS.endpoint,
+        "AWS_ENDPOINT_URL_S3": PHOTOS.endpoint,
+        "AWS_ENDPOINT_URL_STS": PHOTOS.endpoint,
+        "AWS_ROLE_ARN": "arn:aws:iam:::role/trainer",
+        "AWS_WEB_IDENTITY_TOKEN_FILE": f"{TOKEN_MOUNT}/token",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    assert container["volumeMounts"] == [{"name": TOKEN_VOLUME, "mountPath": TOKEN_MOUNT, "readOnly": True}]
+    (volume,) = found["spec"]["volumes"]
+    (source,) = volume["projected"]["sources"]
+    assert source["serviceAccountToken"] == {
+        "audience": "shardmesh.io",
+        "expirationSeconds": 3600,
+        "path": "token",
+    }
+    assert admit(found, TRUSTING, "t1") == Admitted()
+
+
+def test_keys_of_a_container_come_before_a_role() -> None:
+    own = {"name": "train", "env": [{"name": "AWS_ACCESS_KEY_ID", "value": "A"}]}
+    document = pod(annotations={ROLE: "trainer"}, containers=[own])
+    (container,) = patched(document, admit(document, TRUSTING, "t0"))["spec"]["containers"]
+    assert "AWS_ROLE_ARN" not in environment(container)
+    assert environment(container)["AWS_ENDPOINT_URL_S3"] == PHOTOS.endpoint
+
+
+@pytest.mark.parametrize(
+    ("known", "annotations", "told"),
+    [
+        (KNOWN, {ROLE: "trainer"}, "webIdentity"),
+        (TRUSTING, {ROLE: "../trainer"}, "name of a role"),
+        (TRUSTING, {ROLE: "trainer", INJECT: "mesh"}, "inject"),
+        ({"photos": replace(TRUSTING["photos"], tls=True)}, {ROLE: "trainer"}, "TLS"),
+    ],
+)
+def test_without_a_usable_role_the_pod_gets_keys(
+    known: dict[str, DatasetInfo], annotations: dict[str, str], told: str
+) -> None:
+    document = pod(annotations=annotations)
+    admitted = admit(document, known, "t0")
+    assert [told in warning for warning in admitted.warnings] == [True]
+    found = patched(document, admitted)
+    assert found["metadata"]["annotations"][SECRET] == "shardmesh-t0"
+    assert "AWS_ROLE_ARN" not in environment(found["spec"]["containers"][0])
