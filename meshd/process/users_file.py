@@ -12,6 +12,7 @@ import yaml
 
 from meshd.config import ConfigError
 from meshd.control.identities import Account, Key, User, check_keys
+from meshd.control.roles import ROLE_PREFIX
 from meshd.process.root_credentials import ROOT_USER
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ def _account(item: yaml.Node) -> Account:
     user_id = fields["user_id"]
     if user_id == ROOT_USER:
         raise _LineError(line, f"user_id {ROOT_USER} is reserved for the node's root user; choose another")
+    if user_id.startswith(ROLE_PREFIX):
+        raise _LineError(line, f"user_id {user_id[:80]}: {ROLE_PREFIX}NAME stands for a role; choose another")
     if len(user_id.encode()) > _MAX_USER_ID or not user_id.isprintable():
         raise _LineError(line, f"a user_id has at most {_MAX_USER_ID} bytes, all of them printable")
     name, email = fields.get("display_name") or user_id, fields.get("email", "")

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
+from meshoperator.resources.cluster_access import Auth, NetworkPolicy, S3Endpoint
 from meshoperator.resources.spec_types import (
     SET,
     Column,
@@ -22,7 +23,6 @@ from meshoperator.resources.spec_types import (
     ResourceName,
     Rule,
     Seconds,
-    SecretKey,
     ShortName,
     Size,
     Text,
@@ -192,65 +192,6 @@ class NodePool(Part, frozen=True, kw_only=True):
     ] = ()
 
 
-class Tls(Part, frozen=True, kw_only=True):
-    """Serve https with this Secret of type kubernetes.io/tls."""
-
-    secret_ref: Annotated[Reference, Meta(description="Holds `tls.crt` and `tls.key`.")]
-
-
-class S3Endpoint(Part, frozen=True, kw_only=True):
-    """Endpoint for clients."""
-
-    port: Annotated[int, Meta(ge=1, le=65535, description="Port of the Service and of every daemon.")] = 9000
-    service_type: Annotated[
-        Literal["ClusterIP", "NodePort", "LoadBalancer"], Meta(description="Type of the Service.")
-    ] = "ClusterIP"
-    domains: Annotated[
-        tuple[ResourceName, ...],
-        Meta(max_length=16, description="Domains whose subdomains are bucket names.", extra_json_schema=SET),
-    ] = ()
-    tls: Annotated[Tls, Meta(description="Default: plain HTTP.")] | None = None
-
-
-class WebIdentity(Part, frozen=True, kw_only=True):
-    """Tokens of service accounts, which pods exchange for keys of a role."""
-
-    audience: Annotated[
-        str, Meta(min_length=1, max_length=255, description="Audience that pods' tokens must have.")
-    ] = "shardmesh.io"
-    token_seconds: Annotated[
-        int, Meta(ge=600, le=86_400, description="Lifetime of the tokens that the webhook projects.")
-    ] = 3600
-
-
-class Auth(Part, frozen=True, kw_only=True):
-    """Keys and users."""
-
-    root_secret_ref: (
-        Annotated[
-            Reference,
-            Meta(
-                description="Secret with root's AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Default: the "
-                "operator creates `CLUSTER-root`."
-            ),
-        ]
-        | None
-    ) = None
-    users_secret_ref: (
-        Annotated[SecretKey, Meta(description="Users file, as for `meshd serve --users`.")] | None
-    ) = None
-    web_identity: (
-        Annotated[
-            WebIdentity,
-            Meta(
-                description="Register the cluster's issuer of service account tokens with the mesh, as the "
-                "identity provider `kubernetes`; `{}` takes the defaults. Default: it is not registered."
-            ),
-        ]
-        | None
-    ) = None
-
-
 class Topology(Part, frozen=True, kw_only=True):
     """Labels of Kubernetes nodes that describe failure domains and proximity."""
 
@@ -303,15 +244,6 @@ class Metrics(Part, frozen=True, kw_only=True):
     enabled: Annotated[bool, Meta(description="Scrape annotations on the pods.")] = True
     service_monitor: Annotated[bool, Meta(description="Create a ServiceMonitor, if that API exists.")] = False
     interval: Annotated[Text, Meta(pattern=r"^[0-9]+(ms|s|m)$", description="Scrape interval.")] = "30s"
-
-
-class NetworkPolicy(Part, frozen=True, kw_only=True):
-    """Who may connect to the daemons."""
-
-    enabled: Annotated[bool, Meta(description="Create a NetworkPolicy.")] = True
-    from_namespaces: Annotated[
-        Labels, Meta(description="Namespaces with these labels may reach the S3 port. Empty: all.")
-    ] = {}
 
 
 class MeshClusterSpec(Part, frozen=True, kw_only=True):

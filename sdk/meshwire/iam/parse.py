@@ -1,8 +1,9 @@
 """Parser of policy documents: statements, principals and conditions, read strictly.
 
 Law: whatever could never take effect (an unknown action, key or operator, another bucket's resource) is
-rejected with its path and the reason. A user is named by id, bare or in an ARN whose account is ignored;
-roles and groups do not exist here and are rejected. Services and federated users match nobody.
+rejected with its path and the reason. A user is named by id, bare or in an ARN whose account is ignored, and
+a role by its ARN or as `role/NAME`; groups do not exist here and are rejected. Services and federated users
+match nobody.
 Invariant: any text gives a Policy or a PolicyError.
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_grammar.html
 """
@@ -97,7 +98,7 @@ def read_principals(value: Any, path: str) -> Principals:
 
 
 def _user(name: str, path: str) -> str:
-    """Return the user id in an ARN, or the name itself if it is not an ARN."""
+    """Return the user id in an ARN, `role/NAME` for a role's, or the name itself if it is not an ARN."""
     if "*" in name or "?" in name:
         raise PolicyError(
             path, f'{shown_value(name)}: "*" alone means everyone and is not allowed within a name'
@@ -108,10 +109,13 @@ def _user(name: str, path: str) -> str:
     kind, slash, user = resource.partition("/")
     if name.startswith(_ARN) and kind == "user" and slash and user:
         return user
+    if name.startswith(_ARN) and kind == "role" and slash and user:
+        return resource
     if name.startswith(_ARN) and resource == "root" and account:
         return account
     raise PolicyError(
-        path, f"{shown_value(name)} is not a user; write {user_arn('USER_ID')} or the user's id"
+        path,
+        f"{shown_value(name)} is not a user; write {user_arn('USER_ID')}, the user's id, or a role's ARN",
     )
 
 
