@@ -167,10 +167,6 @@ def _said_as_json(say: Callable[[str], None]) -> Callable[[str], None]:
     return lambda line: say(logs.notice_line(line))
 
 
-def _said_as_json(say: Callable[[str], None]) -> Callable[[str], None]:
-    return lambda line: say(logs.notice_line(line))
-
-
 def _advertised(settings: NodeSettings, sockets: ListenSockets) -> NodeSettings:
     """Return the settings with the URL that other nodes use: by default where the node listens."""
     where = settings.cluster.advertise or local_endpoint(sockets)
