@@ -145,8 +145,7 @@ def stats(session: Session, opened: Opening) -> None:
 
 def _spread(spread: Spread, told: Callable[[int], str]) -> str:
     return (
-        f"{told(spread.least)} to {told(spread.most)}, half up to {told(spread.median)}, "
-        f"99 % up to {told(spread.p99)}"
+        f"{told(spread.least)} to {told(spread.most)}, median {told(spread.median)}, p99 {told(spread.p99)}"
     )
 
 
