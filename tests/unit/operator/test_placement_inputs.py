@@ -143,7 +143,7 @@ def test_jobs_of_a_load() -> None:
 
 def job(phase: str, state: str = "running", **progress: Any) -> dict[str, Any]:
     told = {"outputs": 0, "outputs_total": 0, "bytes": 0, "bytes_total": 0, "phase": phase} | progress
-    return {"state": state, "progress": told, "failures": [], "failed": 0, "error": ""}
+    return {"kind": "prefetch", "state": state, "progress": told, "failures": [], "failed": 0, "error": ""}
 
 
 def test_a_load_is_at_its_end_when_the_last_home_is_full() -> None:
