@@ -156,7 +156,7 @@ class RoleAdmin:
         if roles and not force:
             raise AdminError(
                 "ProviderInUse",
-                f"{len(roles)} role{'' if len(roles) == 1 else 's'} trust the identity provider {name}",
+                f"{len(roles)} role{' trusts' if len(roles) == 1 else 's trust'} the provider {name}",
                 help="remove the roles first; with force, they stay and cannot be assumed",
                 detail={"roles": roles},
             )

@@ -74,7 +74,7 @@ DROP_UPLOADS: Final = PeerCall(
 )
 """Sends the name of a deleted bucket; the node drops its uploads."""
 _POLL_S: Final = 0.002
-_TOPICS: Final = ("buckets", "access")
+_TOPICS: Final = ("buckets", "access", "roles")
 
 
 class ChangeBroadcast:
@@ -88,7 +88,7 @@ class ChangeBroadcast:
         return f"<News of {self._mesh.node_id}>"
 
     async def broadcast(self) -> None:
-        """Return when every node that answers has reached this node's revisions of buckets and access
+        """Return when every node that answers has reached this node's revisions of buckets, roles and access
         keys."""
         if self._mesh.single_node:
             return
