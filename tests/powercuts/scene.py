@@ -155,7 +155,7 @@ class Scene:
         daemon.kill()
         ended.set()
         for writer in writers:
-            writer.join()
+            writer.join(120)
 
     def _writer(self, daemon: Daemon, number: int, seed: int, ended: threading.Event) -> None:
         chance = random.Random(seed)

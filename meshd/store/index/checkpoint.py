@@ -178,4 +178,4 @@ class OpeningPin:
     def close(self) -> None:
         """Release it; call this before the environment is closed."""
         self._closed.set()
-        self._thread.join()
+        self._thread.join(5)
