@@ -72,10 +72,11 @@ bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; kee
 	@$(BIN)/python -m pip install --quiet --group bench
 	@$(BIN)/python -m bench $(ARGS)
 
-images:          ## both container images, by docker, podman or buildah: TAG=, REGISTRY=, PYTHON=
+images:          ## both container images, by docker, podman or buildah: TAG=, REGISTRY=, PYTHON=, OUT=
 	@docker/build
 
-e2e: $(STAMP) $(BIN)/helm ## the chart and the images on the cluster of KUBECONFIG; ARGS=--help says what it needs
+e2e: $(STAMP) $(BIN)/helm ## what `make images` built, and the chart on the cluster of KUBECONFIG; ARGS=--help says what it needs
+	@$(BIN)/python -m tests.e2e.images
 	@$(BIN)/python -m tests.e2e $(ARGS)
 
 reference: $(STAMP) ## write what is generated: a part of docs/ops.md, the chart's CRDs, docs/resources.md, docs/api.md

@@ -1,5 +1,8 @@
-"""The Dockerfiles, as far as that goes without building them (nothing here can): hadolint, what they copy,
-whom they run as, what they start, and whether the operator's extra has all that it imports."""
+"""The Dockerfiles, as far as that goes without building them: hadolint, what they copy, their user, labels
+and command, and whether the operator's extra has all that it imports.
+
+`make e2e` checks what `make images` built (tests/e2e/images.py): minutes, and it needs a builder.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +63,23 @@ def test_what_is_copied_is_there_and_reaches_the_build(dockerfile: Path) -> None
 
 
 def test_it_runs_as_nobody_from_a_base_that_can_be_pinned(dockerfile: Path) -> None:
-    assert lines(dockerfile, "FROM") == ["python:${PYTHON} AS build", "python:${PYTHON}"]
+    *stages, last = lines(dockerfile, "FROM")
+    assert stages
+    assert all(each.startswith("python:${PYTHON} AS ") for each in stages)
+    assert last == "scratch"  # one layer, copied from the stage that was slimmed
     assert lines(dockerfile, "ARG")[0].startswith("PYTHON=")  # --build-arg PYTHON=3.12-slim@sha256:…
     (user,) = lines(dockerfile, "USER")
     assert user == "65532:65532"
     assert "runAsUser: 65532" in HELPERS
-    assert "HEALTHCHECK" not in dockerfile.read_text()  # probes are the pod's
     assert lines(dockerfile, "STOPSIGNAL") == ["SIGTERM"]
+
+
+def test_its_labels_name_this_release(dockerfile: Path) -> None:
+    assert f"VERSION={PROJECT['version']}" in lines(dockerfile, "ARG")
+    (labels,) = lines(dockerfile, "LABEL")
+    names = set(re.findall(r"org\.opencontainers\.image\.(\w+)=", labels))
+    assert names == {"title", "description", "licenses", "source", "version", "revision", "created"}
+    assert f'licenses="{PROJECT["license"]}"' in labels
 
 
 def test_it_starts_what_is_installed(dockerfile: Path) -> None:
