@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import time
+from pathlib import Path
 
 import meshsdk as mesh
 
@@ -60,6 +61,9 @@ def work(tally: Tally, client: mesh.Client, kind: str, start: int) -> None:
 
 def main() -> None:
     tally = Tally()
+    if authority := os.environ.get("E2E_AUTHORITY"):
+        Path("/tmp/authority.pem").write_text(authority)
+        os.environ["MESH_CA_BUNDLE"] = "/tmp/authority.pem"
     with mesh.connect(os.environ["MESH_ENDPOINT"]) as client:
         client.create_bucket("load")
         for number in range(OBJECTS):

@@ -1,0 +1,142 @@
+"""Scenes of the release: `helm install` to `helm uninstall`; a mesh of the chart's values, on https."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64encode
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from lightkube import ApiError
+from lightkube.generic_resource import create_namespaced_resource
+from lightkube.resources.apps_v1 import StatefulSet
+from lightkube.resources.coordination_v1 import Lease
+from lightkube.resources.core_v1 import ConfigMap, PersistentVolumeClaim, Pod, Secret, Service
+from lightkube.resources.networking_v1 import NetworkPolicy
+
+from tests.e2e.client_scenes import MeshDataset
+from tests.e2e.cluster_client import EndToEndError
+from tests.e2e.rights import granted
+from tests.e2e.stage import DAEMONS
+from tests.kubernetes.scenes import MeshCluster, MeshNode
+from tests.support.certificates import Authority
+
+if TYPE_CHECKING:
+    from tests.e2e.stage import Stage
+
+PodDisruptionBudget: Any = create_namespaced_resource(
+    "policy", "v1beta1", "PodDisruptionBudget", "poddisruptionbudgets"
+)
+KINDS = (
+    *(MeshCluster, MeshNode, StatefulSet, Pod, Service, ConfigMap, Secret, Lease),
+    *(PersistentVolumeClaim, PodDisruptionBudget, NetworkPolicy),
+)
+LEFT = {"Lease/shardmesh-operator"}  # as docs/kubernetes.md says
+
+
+def install(stage: Stage) -> None:
+    """The chart with its defaults, and a MeshCluster of three."""
+    cluster = stage.cluster
+    cluster.create_namespace()
+    with stage.step("helm install until the operator is ready"):
+        stage.helm("install")
+        stage.until_operator()
+    stage.granted = granted(cluster)
+    spec = {"image": stage.image, "nodePools": [stage.pool()], "copies": 2}
+    document = {"metadata": {"name": "mesh", "namespace": cluster.namespace}, "spec": spec}
+    with stage.step(f"a MeshCluster of {DAEMONS} until it is settled"):
+        cluster.kube.create(MeshCluster(**document))
+        stage.until_settled()
+
+
+def reinstall(stage: Stage) -> None:
+    """Daemons go on without the release; the next one continues with them."""
+    cluster = stage.cluster
+    with stage.step("helm uninstall; clients for 10 s") as told:
+        stage.helm("uninstall")
+        time.sleep(10)
+        stage.tell_load(told)
+    with stage.step("helm install again, until the operator works on the mesh") as told:
+        stage.helm("install")
+        stage.until_operator()
+        generation = cluster.change(update={"paused": False})
+        cluster.until(lambda: cluster.mesh()["status"].get("observedGeneration") == generation, "it is seen")
+        stage.tell_load(told)
+
+
+def remove(stage: Stage) -> None:
+    """All of it is deleted, in the documented order."""
+    cluster = stage.cluster
+    with stage.step("the MeshCluster is deleted, helm uninstall, the namespace is deleted"):
+        cluster.delete_pod("load")
+        cluster.kube.delete(MeshDataset, "photos")
+        cluster.until(lambda: not list(cluster.kube.list(MeshDataset)), "the dataset is gone")
+        cluster.kube.delete(MeshCluster, "mesh")
+        cluster.until(lambda: not cluster.mesh(), "the mesh is gone")
+        stage.helm("uninstall")
+        cluster.delete_namespace()
+
+
+def mesh_of_values(stage: Stage) -> None:
+    """A mesh made by the chart's own values, on https: installed, upgraded, deleted with its data."""
+    cluster = stage.cluster
+    cluster.create_namespace()
+    create_certificate(stage)
+    kept = names_of_all(stage)
+    pool = stage.pool()
+    pool["tiers"] = [tier | {"hostPath": f"{tier['hostPath']}-tls"} for tier in pool["tiers"]]
+    tls = {"s3": {"tls": {"secretRef": {"name": "mesh-tls"}}}}
+    spec = {"nodePools": [pool], "copies": 2, "deletionPolicy": "Delete"} | tls
+    with stage.step("helm install with the mesh in its values, on https, until it is settled"):
+        stage.helm("install", cluster={"create": True, "name": "mesh", "spec": spec})
+        stage.until_operator()
+        stage.until_settled()
+    with stage.step("a pod reads and writes through the Service, on https, for 10 s") as told:
+        authority = {"secretKeyRef": {"name": "mesh-tls", "key": "ca.crt"}}
+        stage.start_load([*stage.keys("https"), {"name": "E2E_AUTHORITY", "valueFrom": authority}])
+        time.sleep(10)
+        stage.tell_load(told)
+    with stage.step("helm upgrade to another image, until all daemons have it") as told:
+        tag = stage.next_image.rpartition(":")[2]
+        daemon = {"image": stage.values["daemon"]["image"] | {"tag": tag}}
+        stage.helm("upgrade", daemon=daemon)
+        cluster.until(lambda: cluster.mesh()["spec"]["image"] == stage.next_image, "the spec has the image")
+        stage.until_settled()
+        stage.tell_load(told)
+    with stage.step(
+        "the MeshCluster is deleted with its data (deletionPolicy: Delete), helm uninstall"
+    ) as told:
+        cluster.delete_pod("load")
+        cluster.kube.delete(MeshCluster, "mesh")
+        cluster.until(lambda: not cluster.mesh(), "the mesh is gone")
+        stage.helm("uninstall")
+        cluster.until(lambda: names_of_all(stage) <= kept | LEFT, "all is gone", 60)
+        told["left"] = ", ".join(sorted(names_of_all(stage) - kept)) or "nothing"
+    cluster.delete_namespace()
+
+
+def create_certificate(stage: Stage) -> None:
+    """Create the Secret `mesh-tls`, as cert-manager would: a certificate with its authority."""
+    namespace = stage.cluster.namespace
+    names = (f"mesh-s3.{namespace}.svc", f"*.mesh-nodes.{namespace}.svc")
+    with TemporaryDirectory() as place:
+        authority = Authority(Path(place))
+        pair = authority.issue(names=names)
+        files = {"tls.crt": pair.cert, "tls.key": pair.key, "ca.crt": authority.cert}
+        data = {name: b64encode(path.read_bytes()).decode() for name, path in files.items()}
+    metadata = {"name": "mesh-tls", "namespace": namespace}
+    secret = Secret.from_dict({"metadata": metadata, "type": "kubernetes.io/tls", "data": data})
+    stage.cluster.kube.create(secret)
+
+
+def names_of_all(stage: Stage) -> set[str]:
+    """Return KIND/NAME of everything in the namespace that a mesh or the release could leave."""
+    found = set()
+    for kind in KINDS:
+        try:
+            found |= {f"{kind.__name__}/{each.metadata.name}" for each in stage.cluster.kube.list(kind)}
+        except ApiError as error:
+            if error.status.code != 404:
+                raise EndToEndError(f"{kind.__name__}: {error}") from error
+    return {each for each in found if "-token-" not in each}  # Kubernetes' own, of service accounts

@@ -1,0 +1,147 @@
+"""What all scenes share: the cluster, the installed chart, timed steps, and what clients saw meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.core_v1 import Node, Pod
+
+from tests.e2e.cluster_client import EndToEndError
+from tests.kubernetes.helm_binary import helm
+from tests.kubernetes.releases import copied_chart, run_helm
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.e2e.cluster_client import RealCluster
+
+DAEMONS = 3
+MESH_PODS = {"shardmesh.io/cluster": "mesh"}
+
+
+class Stage:
+    """One namespace with the chart's release `mesh`; each scene leaves its mesh whole for the next.
+
+    `figures` has a line for every step that ended, `granted` the rights that the chart gave (rights.py).
+    """
+
+    def __init__(self, options: argparse.Namespace, cluster: RealCluster, place: Path) -> None:
+        self.options, self.cluster = options, cluster
+        daemon = f"{options.registry}/meshd"
+        self.image, self.next_image = f"{daemon}:{options.tag}", f"{daemon}:{options.next_tag or options.tag}"
+        self.figures: list[tuple[str, str]] = []
+        self.granted: dict[str, set[str]] = {}
+        self._told = 0
+        self._chart = copied_chart(place)
+        images = {
+            kind: {"image": {"repository": f"{options.registry}/{name}", "tag": options.tag}}
+            for kind, name in (("operator", "operator"), ("daemon", "meshd"))
+        }
+        self.values: dict[str, Any] = images | {"monitoring": {"rules": False}}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[dict[str, Any]]:
+        """Time a step and print its line; what it puts into the dict is printed with it."""
+        print(f"{name} …", file=sys.stderr, flush=True)
+        began, told = time.monotonic(), dict[str, Any]()
+        yield told
+        words = ", ".join(f"{key} {value}" for key, value in told.items())
+        self.figures.append((name, f"{time.monotonic() - began:.1f} s" + (f": {words}" if words else "")))
+        print(f"  {self.figures[-1][1]}", file=sys.stderr, flush=True)
+
+    def helm(self, verb: str, **values: Any) -> None:
+        """Run `helm install`, `upgrade` or `uninstall` of the release; `values` replace the stage's own."""
+        where = ["--namespace", self.cluster.namespace, "--kubeconfig", str(self.options.kubeconfig)]
+        if verb == "uninstall":
+            run_helm(helm(), verb, "mesh", *where)
+            return
+        self.values |= values
+        run_helm(helm(), verb, "mesh", str(self._chart), *where, "--values", "-", given=self.values)
+
+    def until_operator(self) -> None:
+        """Wait until the operator's pod is ready."""
+        name = "mesh-shardmesh-operator"
+
+        def ready() -> bool:
+            status = self.cluster.kube.get(Deployment, name).status
+            return bool(status and (status.readyReplicas or 0) == 1)
+
+        self.cluster.until(ready, "the operator is ready")
+
+    def until_settled(self, daemons: int = DAEMONS, patience: float = 300.0) -> None:
+        """Wait until the mesh runs so many daemons of its present spec and moves nothing."""
+        self.cluster.until(lambda: self.cluster.is_settled(daemons), "the mesh is settled", patience)
+
+    def pool(self, replicas: int = DAEMONS) -> dict[str, Any]:
+        """Return the pool of the mesh's spec."""
+        path = self.options.host_path
+        return {
+            "name": "s",
+            "replicas": replicas,
+            "roles": ["store", "cache", "compute"],
+            "tiers": [{"name": "disk", "class": "ssd", "hostPath": path}] if path else [],
+            "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        }
+
+    def keys(self, scheme: str = "http") -> list[dict[str, Any]]:
+        """Return the environment of a client in a pod: the Service's address, root's keys."""
+        endpoint = f"{scheme}://mesh-s3.{self.cluster.namespace}.svc:9000"
+        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        secrets = [
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": "mesh-root", "key": name}}}
+            for name in names
+        ]
+        return [{"name": "MESH_ENDPOINT", "value": endpoint}, *secrets]
+
+    def start_load(self, env: list[dict[str, Any]]) -> None:
+        """Start the pod that reads and writes objects, and wait until it does."""
+        self._told = 0
+        self.cluster.run_script("load", "load_pod.py", env=env)
+        self.cluster.until(lambda: len(self.cluster.printed("load")) > 1, "clients read and write")
+
+    def tell_load(self, told: dict[str, Any]) -> None:
+        """Put into `told` what clients saw since the last call. Raises EndToEndError if a request failed."""
+        cluster = self.cluster
+        cluster.until(lambda: len(cluster.printed("load")) >= self._told + 2, "clients print more")
+        lines = cluster.printed("load")
+        lines, self._told = lines[self._told :], len(lines)
+        for kind, name in (("read", "reads"), ("written", "writes")):
+            seconds = sorted(second for line in lines for second in line["seconds"][kind])
+            if not seconds:
+                raise EndToEndError(f"no {name} since the last step")
+            high = seconds[int(len(seconds) * 0.99)]
+            told[name] = f"{len(seconds)}, p99 {1000 * high:.0f} ms, longest {seconds[-1]:.2f} s"
+        failed = [failure for line in lines for failure in line["failed"]]
+        told["failed"] = len(failed)
+        if failed:
+            raise EndToEndError(f"clients saw {len(failed)} failures: {failed[:5]}")
+
+    def spare_node(self) -> str | None:
+        """Return a node with neither the operator nor the load."""
+        cluster = self.cluster
+        operator = cluster.pods({"app.kubernetes.io/component": "operator"})[0].spec.nodeName
+        load = cluster.kube.get(Pod, "load").spec.nodeName
+        nodes = [each.metadata.name for each in cluster.kube.list(Node)]
+        found = next((each for each in nodes if each not in (operator, load)), None)
+        if found is None:
+            print("no node without the operator and the load: none is lost", file=sys.stderr)
+        return found
+
+
+def run_command(command: str, **words: str) -> str:
+    """Run a command of the command line, with its {words} filled in; return what it printed.
+
+    Raises EndToEndError.
+    """
+    filled = command.format(**words)
+    done = subprocess.run(filled, shell=True, check=False, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        raise EndToEndError(f"{filled}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+    return done.stdout
