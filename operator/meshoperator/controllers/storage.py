@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lightkube import ApiError
 
 from meshoperator.cluster_model import CLUSTER_LABEL, DISKS, POOL_LABEL, cluster_mark
+from meshoperator.planners.disk_affinity import needs_directory
 from meshoperator.resources import ResourceError
 from meshoperator.resources.spec_types import parse_quantity
 
@@ -50,6 +51,12 @@ def disk_labels(cluster: Cluster, sight: ClusterState, nodes: Iterable[Manifest]
     """Return, by label, the Kubernetes nodes that should have it."""
     at = {each["spec"]["nodeId"]: (each.get("status") or {}).get("node") or "" for each in nodes}
     at |= {pod.name: pod.node for pod in sight.pods if pod.node}
+    waiting = {pod.name for pod in sight.pods if not pod.ready}  # where such a pod is says nothing
+    at |= {
+        name: machine
+        for name, machine in sight.machines.items()
+        if machine and (name in waiting or name not in at) and needs_directory(sight.map, name)
+    }
     expected = None if sight.map is None else {n.node_id for n in sight.map.nodes if n.state != "down"}
     running = {pod.name for pod in sight.pods if pod.node}
     found = {}

@@ -59,6 +59,15 @@ def test_a_daemon_that_was_given_up_is_not_expected() -> None:
     assert _labelled(mark_node_down(_map(), "m-s-0")) == {"k1"}
 
 
+def test_a_node_with_a_directory_is_preferred_although_its_daemon_came_up_elsewhere() -> None:
+    """As when a MeshCluster was made again: no MeshNode says where its daemons were."""
+    of = cluster()
+    pods = (_pod(0, "k2"), _pod(1, "k1", ready=True))
+    assert disk_labels(of, _seen(pods), ())[of.disks_label("s")] == {"k0", "k1"}
+    given_up = mark_node_down(_settled(), "m-s-0")
+    assert disk_labels(of, _seen(pods, given_up), ())[of.disks_label("s")] == {"k2", "k1"}
+
+
 WHOLE = {"k0": True, "k1": True, "k2": True}
 HOMES = {"m-s-0": "k0", "m-s-1": "k1"}
 
