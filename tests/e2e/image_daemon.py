@@ -21,7 +21,7 @@ from PIL import Image
 import meshsdk as mesh
 from meshd.transform.builtin.geometry import affine, rotation
 from meshd.transform.builtin.mixup import blend
-from meshd.transform.builtin.resize import ResampleWindow, resample, resample_window
+from meshd.transform.builtin.resample_window import ResampleWindow, resample, resample_window
 from meshsdk import ops
 from tests.e2e.image_contents import (
     PATIENCE,
@@ -56,7 +56,7 @@ def many_shapes() -> str:
         shape = rows, columns, int(chosen.choice([1, 3, 4]))
         image = chosen.randint(0, 256, shape).astype(np.uint8)
         angle, share = float(chosen.uniform(-180, 180)), int(chosen.randint(0, 257))
-        nearest = ResampleWindow(0, 0, rows, columns, out_rows, out_columns, nearest=True)
+        nearest = ResampleWindow(0, 0, rows, columns, out_rows, out_columns, "nearest")
         for result in (
             resample(image, out_rows, out_columns),
             resample_window(image, nearest),
