@@ -88,7 +88,8 @@ def use_daemon() -> dict[str, str]:
         with tempfile.TemporaryDirectory() as place:
             source = Path(place) / "check.py"
             source.write_text(USER_OP)
-            subprocess.run(["mesh", "op", "push", str(source)], check=True, stdout=sys.stderr)
+            push = ["mesh", "op", "push", str(source)]
+            subprocess.run(push, check=True, stdout=sys.stderr, timeout=PATIENCE)
         for name in FORMATS:
             ds = mesh.open(f"s3://pictures/{name}/", fields={"image": name}, client=client).map(
                 ops.decode("image"),
