@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.store.disks.data_dir_guards import DataDirLock
 from meshd.store.disks.startup_recovery import open_disks
+from meshd.store.engine.checkpointer import restore_after_power_cut
 from meshd.store.engine.file_scan import DataFileScan
 from meshd.store.errors import FormatError
 from meshd.store.index.index import Index
@@ -239,6 +240,7 @@ def check_store(settings: StoreSettings, progress: Progress = lambda done, total
             raise FormatError(
                 f"no index at {settings.index_dir}; pass --index-dir, or run meshd fsck --rebuild"
             )
+        restore_after_power_cut(settings)
         index = Index.open(settings)
         try:
             return Checker(index, open_disks(index, settings), progress).run()
