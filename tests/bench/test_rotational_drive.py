@@ -65,7 +65,7 @@ def test_the_drive_takes_the_time_that_it_counts(drive: RotationalDrive) -> None
     random.Random(1).shuffle(places)
     in_order, seconds = spent(drive, file.read_bytes)
     assert FILE <= in_order.bytes < FILE + MIB  # and extent maps
-    assert in_order.seeks < in_order.reads / 2  # pieces may overtake each other on their way to the drive
+    assert in_order.seeks <= in_order.reads / 2  # pieces may overtake each other on their way to the drive
     assert in_order.disk_s <= seconds
     at_random, seconds = spent(drive, lambda: read(file, places))
     assert len(places) - 1 <= at_random.seeks <= len(places) + 4

@@ -144,6 +144,10 @@ def work(daemon: Daemon, place: Path) -> None:
         ds = ds.map(ops.decode("image"), ops.center_crop("image", 32))
         with mesh.Loader(ds, 8, output="numpy", report="resnet50", max_bad=1.0) as loader:
             assert sum(batch.rows for batch in loader) == 24
+        crops = ds.map(ops.random_crop("image", 16))
+        with mesh.Loader(crops, 8, output="numpy", max_bad=1.0) as loader:
+            for _ in range(2):  # the second epoch may begin with what the first one decoded
+                assert sum(batch.rows for batch in loader) == 24
         create_view(
             client.transport,
             "photos",

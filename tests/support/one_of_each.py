@@ -201,7 +201,8 @@ def seen(node: Daemon, kept: Kept) -> dict[str, Any]:
     found["rights of all"] = [_anonymous(node, f"/{PLAIN}/{key}") for key in ("public/a", "a/1")]
     for user in ("ann", "bob"):
         found[f"user {user}"] = _user(_ask(node, "GET", f"/-/admin/users/{user}"))
-    found["policy"] = _ask(node, "GET", "/-/admin/policies/readers")
+    policy = _ask(node, "GET", "/-/admin/policies/readers")
+    found["policy"] = {name: value for name, value in policy.items() if name != "roles"}  # a later release's
     modules = _ask(node, "GET", "/-/modules")["modules"]
     found["modules"] = [(module["module"], module["version"]) for module in modules]
     job = _ask(node, "GET", f"/-/jobs/{kept.job}")

@@ -6,7 +6,8 @@ line of its input, a JSON list of a verb and arguments, with one line of JSON.
 
     MESH_ENDPOINT=… AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… python training_script.py
 
-TRAINING_DECODE is the version of the op `decode`, for one who will resume under releases with a later one.
+TRAINING_DECODE and TRAINING_CROP are the versions of the ops `decode` and `random_resized_crop`, for one who
+will resume under releases with later ones.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def loader_of(client: Client) -> Loader:
     """Random crops in random order, a few frames ahead: batches are made while the job runs, not before."""
     dataset = meshsdk.open(SOURCE, fields=FIELDS, client=client)
     decode = replace(ops.decode("image"), version=os.environ.get("TRAINING_DECODE", ""))
-    crop = ops.random_resized_crop("image", SIDE)
+    crop = replace(ops.random_resized_crop("image", SIDE), version=os.environ.get("TRAINING_CROP", ""))
     dataset = dataset.map(decode, ops.user(OWN_OP, "image", gain=2.0), crop)
     ahead = 4 * BATCH * SIDE * SIDE * 3
     return meshsdk.Loader(dataset, BATCH, seed=11, output="numpy", prefetch_bytes=ahead, deadline=60.0)

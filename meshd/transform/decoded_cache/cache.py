@@ -107,6 +107,8 @@ class DecodedCache:
         self._next_table = secrets.randbits(62)
         self._most = segments.limit
         self._paused_until = 0.0
+        for result in ("hit", "miss", "damaged"):  # a ratio needs all of them from the beginning
+            metrics.decoded_cache_reads.labels(result)
 
     def __repr__(self) -> str:
         return f"<DecodedCache {self._segments!r}, {len(self._tables)} tables>"

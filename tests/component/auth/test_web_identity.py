@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,10 +89,18 @@ def sts(node: Daemon) -> Any:
 
 
 def exchange(node: Daemon, token: str, role: str = ROLE_ARN, **more: Any) -> Any:
+    """A worker that has not seen the issuer's newest key asks for it at most every 10 s: patience."""
+    end = time.monotonic() + 20
     with sts(node) as client:
-        return client.assume_role_with_web_identity(
-            RoleArn=role, RoleSessionName="pod-7", WebIdentityToken=token, **more
-        )
+        while True:
+            try:
+                return client.assume_role_with_web_identity(
+                    RoleArn=role, RoleSessionName="pod-7", WebIdentityToken=token, **more
+                )
+            except ClientError as error:
+                if "does not publish" not in str(error) or time.monotonic() > end:
+                    raise
+            time.sleep(0.5)
 
 
 def refusal(node: Daemon, token: str, role: str = ROLE_ARN, **more: Any) -> str:

@@ -106,7 +106,9 @@ def test_what_is_not_kept_is_told_by_reason() -> None:
         found = warm(daemon, plan)
         assert found["state"] == "done", found
         report = found["report"]
-        assert list(report["left_out"]) == ["no room in the decoded cache"]
+        reasons = {"no room in the decoded cache", "the kind of result was not seen often enough"}
+        assert "no room in the decoded cache" in report["left_out"]
+        assert set(report["left_out"]) <= reasons
         left, bad = sum(report["left_out"].values()), sum(report["bad"].values())
         assert report["stored"] + report["there"] + left + bad == SAMPLES
         assert report["stored"] > 0
@@ -132,7 +134,7 @@ def test_only_samples_below_a_url(daemon: Daemon) -> None:
     assert other["progress"]["samples_total"] == 0
 
 
-SLOW = "transform.row=sleep(50)"
+SLOW = "transform.row=sleep(150)"
 RESIZED = [
     {"op": "resize", "field": "image", "args": {"size": [120, 120]}},
     {"op": "random_crop", "field": "image", "args": {"size": 100}},

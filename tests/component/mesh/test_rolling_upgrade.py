@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 
 require_etcd()
 
-RELEASES = {"former": (FORMER, ""), "earlier": (EARLIER, "1")}
+RELEASES = {"former": (FORMER, "2"), "earlier": (EARLIER, "1")}
 """With the version of `decode` that a job pins which is to be resumed: there is a later one since."""
+CROP = "1"
+"""The version of `random_resized_crop` in both."""
 FLAGS = ("--frame-cache", "1MiB")
 """Room for one batch: they are made anew, by whichever release a node is of."""
 NODES = ("n1", "n2", "n3")
@@ -197,6 +199,7 @@ def told(release: str, monkeypatch: pytest.MonkeyPatch) -> Told:
             "AWS_ACCESS_KEY_ID": node.access_key,
             "AWS_SECRET_ACCESS_KEY": node.secret_key,
             "TRAINING_DECODE": RELEASES[release][1],
+            "TRAINING_CROP": CROP,
         }
         for name, value in variables.items():
             monkeypatch.setenv(name, value)

@@ -142,7 +142,7 @@ def test_keys_of_a_source_are_handed_to_the_daemons(operator: Operator) -> None:
 
     assert base64.b64decode(data["cloudy"]) == b"aws_access_key_id=them\naws_secret_access_key=secret\n"
     message = condition(operator.status("MeshDataset", "cloudy"), "SourceReachable")[2]
-    assert "there are no credentials 'cloudy'" in message  # until they are mounted
+    assert "waiting for daemons to receive the keys of source.secretRef" in message  # until they are mounted
     operator.delete("MeshDataset", "cloudy")
     operator.look("MeshDataset", "cloudy")
     assert not kube.get(Secret, "mesh-origins", namespace=namespace).data
