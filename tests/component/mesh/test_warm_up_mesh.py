@@ -67,7 +67,7 @@ def test_each_node_keeps_its_own_samples_and_a_loader_finds_all() -> None:
 
 @pytest.mark.parametrize("victim", ["n1", "n2"])
 def test_a_killed_node_warms_up_again(victim: str) -> None:
-    with with_failpoints("transform.row=sleep(60)"), two_nodes() as mesh:
+    with with_failpoints("transform.row=sleep(200)"), two_nodes() as mesh:
         plan = plan_of(mesh["n1"])
         running = start(mesh["n1"], plan)
         assert wait_until(lambda: job(mesh["n1"], running)["progress"]["samples"] > 4)
