@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.control.cluster_map_store import TOPIC, ClusterMapStore
 from meshd.rpc.peer_client import StaleMapError
+from meshd.util.timeouts import timeout
 from meshwire.cluster import ClusterMap, Node, Route, routes
 from meshwire.cluster.routes import COMPLETE_STATES, slot_of
 
@@ -287,7 +288,7 @@ class ClusterView:
         """Waits up to `max_wait` seconds for a newer map than `version`; returns True if there is one."""
         if self._standalone_map is None and self.current_map().version <= version:
             try:
-                async with asyncio.timeout(max_wait), aclosing(self._control.watch(TOPIC)) as changes:
+                async with timeout(max_wait), aclosing(self._control.watch(TOPIC)) as changes:
                     async for _ in changes:
                         if self.current_map().version > version:
                             break

@@ -17,6 +17,7 @@ from meshd.control.control_api import ControlError, LeaseLostError
 from meshd.errors import StartupError
 from meshd.telemetry import metrics
 from meshd.util import shared_counters
+from meshd.util.timeouts import timeout
 from meshwire.cluster import transitions as transitions
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Membership:
         lease, self._lease = self._lease, None
         if lease is not None:
             with suppress(ControlError, TimeoutError):
-                async with asyncio.timeout(_LEAVE_S):
+                async with timeout(_LEAVE_S):
                     await self._control.release_lease(lease)
 
     async def _maintain(self) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from meshd.util.timeouts import timeout
 from meshwire.http_values.dates import parse_http
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ async def probe_map_version(node: Node, max_wait: float = PROBE_TIMEOUT) -> int 
 async def probe_node(node: Node, max_wait: float = PROBE_TIMEOUT) -> ProbeResult | None:
     """Probes a node for up to `max_wait` seconds; None if it does not answer."""
     with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-        async with asyncio.timeout(max_wait):
+        async with timeout(max_wait):
             return await _probe(node)
     return None
 

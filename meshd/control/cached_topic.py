@@ -6,13 +6,13 @@ Invariant: a lookup returns a state that the store had at or after the time of t
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
 from meshd.control.control_api import ABSENT, VersionConflictError, Write
+from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ class CachedTopic(Generic[D]):
             if await self._control.get(key) is not None:
                 with suppress(TimeoutError):
                     async with (
-                        asyncio.timeout(_PATIENCE),
+                        timeout(_PATIENCE),
                         aclosing(self._control.watch(self._topic)) as changes,
                     ):
                         async for change in changes:

@@ -29,6 +29,7 @@ from meshd.control.control_api import (
     check_version,
 )
 from meshd.control.watchers import differences
+from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -299,5 +300,5 @@ def _unpack(stored: bytes) -> Versioned:
 async def _wait_for_write(event: asyncio.Event, seconds: float) -> None:
     # Not wait_for: in Python 3.11 it loses a cancellation that coincides with the event.
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
+        async with timeout(seconds):
             await event.wait()

@@ -8,7 +8,6 @@ limit, and starting it after it ended runs it again. Above the limits, the servi
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from meshd.auth.required_actions import RequiredAction
 from meshd.control.jobs import TOPIC, Job
 from meshd.core.api_errors import BatchError, busy
 from meshd.jobs.authorization import capture_principal, is_same_credential
+from meshd.util.timeouts import timeout
 from meshwire.errors import S3Error
 from meshwire.jobs.job_spec import parse_job
 from meshwire.strict_json import PlanError, suggestion
@@ -153,7 +153,7 @@ class JobService:
         job = await self._seek(caller, job_id)
         with suppress(TimeoutError):
             async with (
-                asyncio.timeout(min(seconds, MAX_WAIT)),
+                timeout(min(seconds, MAX_WAIT)),
                 aclosing(self._control.watch(TOPIC)) as changes,
             ):
                 while not job.ended:

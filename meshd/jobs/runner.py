@@ -26,6 +26,7 @@ from meshd.telemetry import metrics
 from meshd.util import failpoints
 from meshd.util.admission import tenant_scope
 from meshd.util.async_tasks import BackgroundTasks
+from meshd.util.timeouts import timeout
 from meshwire.cluster.routes import rendezvous_order
 from meshwire.errors import S3Error
 from meshwire.jobs.job_spec import parse_job
@@ -104,7 +105,7 @@ class JobRunner:
         """Reconcile when no job record changes: after a run has ended, and when nodes have gone away."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_EVERY):
+                async with timeout(_LOOK_EVERY):
                     await self._freed.wait()
             freed = self._freed.is_set()
             self._freed.clear()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from meshd.batches.warm_up.messages import WARM_UP
+from meshd.util.timeouts import timeout
 from meshwire.cluster.routes import COMPLETE_STATES, batch_nodes
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class WarmUpNodes:
         """End the sessions of nodes that can be reached; those of others end by themselves."""
         ending = msgspec.structs.replace(request, stop=True)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_SECONDS):
+            async with timeout(_STOP_SECONDS):
                 asked = (self.ask(node, ending) for node in nodes)
                 await asyncio.gather(*asked, return_exceptions=True)
 

@@ -19,6 +19,7 @@ from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, handler
 from meshd.util.async_tasks import SingleFlight
+from meshd.util.timeouts import timeout
 from meshwire.s3.result_types import ObjectEntry, ObjectListing, Owner
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class WriteMarks:
         cluster = self._mesh.current_map()
         nodes = [node for node in cluster.nodes if node.stores and node.state not in ("away", "down")]
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with timeout(_PATIENCE):
                 told = await asyncio.gather(*[self._ask(node, bucket) for node in nodes])
         except (TimeoutError, PeerUnreachableError, PeerRefusedError, StaleMapError):
             return None

@@ -20,6 +20,7 @@ from meshd.origins.client.origin_api import ObjectFacts, OriginDownError, Origin
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, ResponseStream, stream_handler
 from meshd.util.async_tasks import BackgroundTasks
 from meshd.util.byte_rate import RateLimiter
+from meshd.util.timeouts import timeout
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class _RequestRun:
     async def next_outcomes(self) -> list[PrefetchOutcome]:
         """Return the outcomes since the last call; after a while without any, a heartbeat."""
         try:
-            async with asyncio.timeout(_BEAT):
+            async with timeout(_BEAT):
                 said = [await self._said.get()]
         except TimeoutError:
             return [PrefetchOutcome(0, "moved")]

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from meshd.rpc.http_connection import HttpConnection, PeerUnreachableError
 from meshd.rpc.tcp_congestion import unpaced_socket
+from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ class PeerConnector:
     ) -> HttpConnection:
         """Connect to a node. Raises PeerUnreachableError."""
         try:
-            async with asyncio.timeout(patience):
+            async with timeout(patience):
                 return await self._connect(node.endpoint, lambda: HttpConnection(node.node_id, when_free))
         except (OSError, TimeoutError) as error:
             why = self._reason(node, error)
@@ -76,7 +77,7 @@ class PeerConnector:
         if where.scheme != "https":
             return ""
         try:
-            async with asyncio.timeout(patience):
+            async with timeout(patience):
                 _, writer = await asyncio.open_connection(
                     where.hostname, where.port or 443, ssl=self._context()
                 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from meshd.server.body_stream import MalformedBodyError
 from meshd.server.http_parser import MalformedRequestError
 from meshd.telemetry import metrics
+from meshd.util.timeouts import timeout_at
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class LingeringClose:
         self._body, self._loop = body, asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._end = self._loop.time() + seconds
-        self._limit = asyncio.timeout_at(self._next())
+        self._limit = timeout_at(self._next())
 
     def __repr__(self) -> str:
         return f"<Lingering for {self._end - self._loop.time():.1f} s at most, {self._body!r}>"

@@ -21,6 +21,7 @@ from meshd.core.memory_frames import is_sealed
 from meshd.rpc.unix_messages import accept_sockets, listen
 from meshd.telemetry import metrics
 from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
+from meshd.util.timeouts import timeout
 from meshwire.http_values.mesh_headers import (
     HANDOVER_ID_FILE,
     LOCAL_HANDOVER_HEADER,
@@ -134,7 +135,7 @@ class LocalFrameService:
     async def _serve(self, sock: socket.socket) -> None:
         """Hand out one frame: receive the ticket, send the descriptor, then wait until the client closes."""
         loop, said = asyncio.get_running_loop(), b""
-        async with asyncio.timeout(TICKET_SECONDS):
+        async with timeout(TICKET_SECONDS):
             while len(said) < TICKET_BYTES:
                 more = await loop.sock_recv(sock, TICKET_BYTES - len(said))
                 if not more:

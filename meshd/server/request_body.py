@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.server.body_stream import MalformedBodyError
 from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
+from meshd.util.timeouts import timeout
 from meshwire.checksums.body_checksums import BodyVerifier
 from meshwire.errors import S3Error
 from meshwire.sigv4 import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD
@@ -130,7 +131,7 @@ class RequestBody:
                 if not data:
                     if content.exhausted:
                         break
-                    async with asyncio.timeout(self._idle_seconds):
+                    async with timeout(self._idle_seconds):
                         data = await content.read_available()
                 self.received += len(data)
                 patience.check(self.received)

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from meshd.util.timeouts import timeout
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,7 +31,7 @@ class RateLimiter:
             while (rest := self._rest()) > 0:
                 self._news.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(min(rest, _LOOK)):
+                    async with timeout(min(rest, _LOOK)):
                         await self._news.wait()
             self._owed += size
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from meshd.auth.web_identity.key_set import MAX_KEY_SET_BYTES, KeySetError, parse_key_set
 from meshd.rpc.http_connection import HttpConnection
+from meshd.util.timeouts import timeout
 from meshwire.strict_json import PlanError, read_json
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _is_plain(url: str) -> bool:
 async def _fetch(url: str, provider: IdentityProvider, limit: int, *, public_only: bool) -> bytes:
     try:
         where = check_url(url, allow_http=provider.allow_http)
-        async with asyncio.timeout(FETCH_TIMEOUT):
+        async with timeout(FETCH_TIMEOUT):
             return await _get(where, _tls_context(provider.ca), limit, public_only=public_only)
     except IssuerError as error:
         raise IssuerError(f"{url[:200]!r}: {error}") from None

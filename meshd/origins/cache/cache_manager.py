@@ -29,6 +29,7 @@ from meshd.rpc.process_server import ProcessServer
 from meshd.rpc.unix_messages import listen
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
+from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -140,14 +141,14 @@ class CacheManagerClient:
 
     async def admit_piece(self, piece: Piece) -> bool:
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with timeout(_PATIENCE):
                 return await self._client.call(ADMIT, AdmitRequest(piece))
         except (ProcessLostError, TimeoutError):
             return True  # the manager is being restarted, and finds the piece when it starts
 
     async def bucket_usage(self, cache_bucket: str) -> Usage | None:
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with timeout(_PATIENCE):
                 return await self._client.call(USAGE, UsageRequest(cache_bucket))
         except (ProcessLostError, TimeoutError):
             return None

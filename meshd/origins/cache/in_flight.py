@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.origins.client.origin_api import OriginDownError
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
+from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
@@ -168,7 +169,7 @@ class FetchSpool:
         StoreError."""
         loop, left = asyncio.get_running_loop(), reply.length
         try:
-            async with aclosing(reply.pieces) as pieces, asyncio.timeout(_STILL) as patience:
+            async with aclosing(reply.pieces) as pieces, timeout(_STILL) as patience:
                 async for piece in pieces:
                     patience.reschedule(loop.time() + _STILL)
                     await self._take(piece if len(piece) <= left else piece[:left])

@@ -37,6 +37,7 @@ from meshd.origins.client.origin_api import (
     OriginResponse,
 )
 from meshd.telemetry import metrics
+from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
@@ -150,7 +151,7 @@ class ObstoreOrigin:
         if not self._listed:
             raise OriginRefusedError(f"the origin of {self._name} is a web server, which cannot be listed")
         try:
-            async with asyncio.timeout(LISTING_SECONDS):
+            async with timeout(LISTING_SECONDS):
                 if delimiter == "/":
                     return list_page(await self._level(prefix), prefix, delimiter, after, limit)
                 if not self._sorted:

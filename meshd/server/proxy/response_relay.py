@@ -21,6 +21,7 @@ from meshd.server.proxy.splice import Splice
 from meshd.server.request import CLIENT_GONE
 from meshd.server.response_body import PendingResponse
 from meshd.telemetry import metrics
+from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,7 +180,7 @@ class ResponseRelay:
     async def _await_client(self) -> None:
         """Wait until the client has read most of what is queued."""
         try:
-            async with asyncio.timeout(_IDLE_SECONDS):
+            async with timeout(_IDLE_SECONDS):
                 await self._protocol.drain()
         except (ConnectionError, TimeoutError) as error:
             self.fail(error)
@@ -217,7 +218,7 @@ class ResponseRelay:
                 low, high = transport.get_write_buffer_limits()
                 transport.set_write_buffer_limits(high=0)
                 try:
-                    async with asyncio.timeout(_IDLE_SECONDS):
+                    async with timeout(_IDLE_SECONDS):
                         await self._protocol.drain()
                 finally:
                     transport.set_write_buffer_limits(high=high, low=low)
