@@ -103,8 +103,9 @@ def plan(seed: int, hosts: int, seconds: float, kinds: Sequence[Kind] = tuple(KI
         order = chance.sample(range(hosts), hosts)
         chosen = chance.sample(list(kinds), min(len(kinds), chance.choice([1, 1, 2])))
         faults = [Fault(kind, order[n], order[n - 1]) for n, kind in enumerate(chosen)]
-        if sum(fault.kind in NETWORK for fault in faults) > 1:
-            faults = faults[:1]  # healing one heals all
+        for alike in (NETWORK, _ETCD):
+            if sum(fault.kind in alike for fault in faults) > 1:
+                faults = faults[:1]  # healing one heals all; there is one etcd
         steps.append(Step(pause, lasts, tuple(faults)))
         length += pause + lasts
     return steps

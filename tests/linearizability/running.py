@@ -145,7 +145,7 @@ class _Watch:
         self.faults, self.parted = list[Event](), list[tuple[float, float]]()
         self._marks = list[Event]()
         self._world, self._stop = world, threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._look, daemon=True)  # a failed schedule leaves it
 
     def start(self) -> None:
         self._thread.start()

@@ -25,9 +25,10 @@ def test_a_plan_is_a_function_of_its_seed() -> None:
     assert kinds == set(KINDS)
 
 
-def test_faults_of_a_step_have_hosts_of_their_own_and_one_network() -> None:
-    for step in plan(3, 3, 1000):
+def test_faults_of_a_step_have_hosts_of_their_own_one_network_and_one_etcd() -> None:
+    for step in (step for seed in range(20) for step in plan(seed, 3, 500)):
         hosts = [fault.host for fault in step.faults]
         assert len(set(hosts)) == len(hosts), step
         assert all(fault.host != fault.other for fault in step.faults), step
         assert sum(fault.kind in NETWORK for fault in step.faults) <= 1, step
+        assert sum("etcd" in fault.kind for fault in step.faults) <= 1, step
