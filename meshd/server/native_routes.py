@@ -17,9 +17,9 @@ from meshd.auth.identity import Identity
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3
 from meshd.server.api.sts_query import is_sts_request
-from meshd.server.request import CLIENT_GONE, RequestTrace, request_head
+from meshd.server.request import RequestTrace, request_head
 from meshd.server.request_body import RequestBody
-from meshd.server.response import Reply, finish_response
+from meshd.server.response import Reply, send_reply
 from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
 from meshwire.http_values import mesh_headers
@@ -98,16 +98,7 @@ class NativeRoutes:
         audit = self._audit if route is None or route.access == "signed" else None
         request.trace = trace = RequestTrace(self._clock, audit, request.remote)
         trace.target = path
-        try:
-            response = await self._response(request, path, route)
-            response.add_retry_after(self._mesh)
-            await finish_response(request, response)
-            trace.sent += response.body_length
-        except BaseException:
-            trace.finish(CLIENT_GONE)
-            raise
-        trace.finish(response.status)
-        return response
+        return await send_reply(request, trace, self._response(request, path, route), self._mesh)
 
     async def _response(self, request: MeshRequest, path: str, route: HttpRoute | None) -> Reply:
         """Return the response, or an error. Raises only ConnectionError and CancelledError: the client is

@@ -12,15 +12,15 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from meshd.rpc.peer_client import MAP_HEADER
-from meshd.server.request import new_request_id
+from meshd.server.request import CLIENT_GONE, new_request_id
 from meshwire.http_values.dates import format_http
 from meshwire.s3.responses import render_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Iterable
 
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.server.request import MeshRequest
+    from meshd.server.request import MeshRequest, RequestTrace
     from meshd.util.clock import Clock
     from meshwire.errors import S3Error
 
@@ -155,6 +155,23 @@ def write_head(request: MeshRequest, head: bytes, body: bytes = b"") -> None:
         transport.write(head)
         transport.write(body)
     request.connection.wrote(len(head) + len(body))
+
+
+async def send_reply(
+    request: MeshRequest, trace: RequestTrace, making: Awaitable[Reply], mesh: ClusterView
+) -> Reply:
+    """Await the reply to a request, write it, and end the trace with its status, or with CLIENT_GONE if
+    either fails."""
+    try:
+        reply = await making
+        reply.add_retry_after(mesh)
+        await finish_response(request, reply)
+    except BaseException:
+        trace.finish(CLIENT_GONE)
+        raise
+    trace.sent += reply.body_length
+    trace.finish(reply.status)
+    return reply
 
 
 async def finish_response(request: MeshRequest, reply: Reply) -> None:

@@ -14,9 +14,9 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from meshd.control.control_api import ControlError
-from meshd.server.request import CLIENT_GONE, RequestTrace, request_head
+from meshd.server.request import RequestTrace, request_head
 from meshd.server.request_body import RequestBody
-from meshd.server.response import Reply, finish_response
+from meshd.server.response import Reply, send_reply
 from meshd.telemetry import metrics
 from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
@@ -92,16 +92,7 @@ class StsQueryEndpoint:
         """Answer one request."""
         trace = RequestTrace(self._clock, self._audit, request.remote)
         trace.operation, trace.target = _OPERATION, "/"
-        try:
-            reply = await self._reply(request, trace)
-            reply.add_retry_after(self._mesh)
-            await finish_response(request, reply)
-        except BaseException:
-            trace.finish(CLIENT_GONE)
-            raise
-        trace.sent += reply.body_length
-        trace.finish(reply.status)
-        return reply
+        return await send_reply(request, trace, self._reply(request, trace), self._mesh)
 
     async def _reply(self, request: MeshRequest, trace: RequestTrace) -> Reply:
         """Return the response, or an error. Raises only ConnectionError and CancelledError: the client is

@@ -27,9 +27,9 @@ from meshd.server.proxy.hops import (
     stale_map_reply,
 )
 from meshd.server.proxy.object_name import MisdirectedError
-from meshd.server.request import CLIENT_GONE, RequestTrace, request_head
+from meshd.server.request import RequestTrace, request_head
 from meshd.server.request_body import RequestBody
-from meshd.server.response import Reply, StreamedReply, finish_response
+from meshd.server.response import Reply, StreamedReply, send_reply
 from meshd.server.s3.admission import S3Call, VirtualHosts
 from meshd.server.s3.dispatch import OperationDispatcher
 from meshd.server.s3.request_router import RequestRouter
@@ -84,16 +84,7 @@ class S3Endpoint:
     async def handle(self, request: MeshRequest) -> Reply:
         """Answer one request."""
         trace = RequestTrace(self._deps.clock, self._deps.audit, request.remote)
-        try:
-            reply = await self._reply(request, trace)
-            reply.add_retry_after(self._deps.mesh)
-            await finish_response(request, reply)
-        except BaseException:
-            trace.finish(CLIENT_GONE)
-            raise
-        trace.sent += reply.body_length
-        trace.finish(reply.status)
-        return reply
+        return await send_reply(request, trace, self._reply(request, trace), self._deps.mesh)
 
     async def _reply(self, request: MeshRequest, trace: RequestTrace) -> Reply:
         """Return the response, or an error. Raises only ConnectionError and CancelledError: the client is
