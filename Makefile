@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml tools/pyproject.toml
 	@touch $(STAMP)
 
 demo: $(STAMP)   ## the main job on one node: store, preprocess, train, resume, share (one to three minutes)
-	@$(BIN)/python -m demo
+	@$(BIN)/mesh demo
 
 $(BIN)/helm: | $(STAMP)
 	@$(BIN)/python -m tests.kubernetes.helm_binary $(BIN) >/dev/null || echo "no helm: tests of the chart are skipped, or fail in CI"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from botocore.config import Config
 
-from demo.photographs import photograph
+from meshdemo.photographs import photograph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

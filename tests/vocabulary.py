@@ -69,7 +69,6 @@ SEARCHED: Final = (
     "tools/",
     "helm/",
     "bench/",
-    "demo/",
     "examples/",
     "docs/",
     "README.md",

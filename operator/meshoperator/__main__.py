@@ -6,6 +6,7 @@ of the operator failed, and the process has to be restarted.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import os
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from lightkube import KubeConfig
+from lightkube import ConfigError, KubeConfig
 
 from meshoperator.manager import Manager, holder
-from meshoperator.settings import OperatorSettings
+from meshoperator.settings import OperatorSettings, variables
+from meshwire.http_values.mesh_headers import RELEASE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -28,15 +30,38 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshoperator")
 
 
+_HELP = """Reconcile MeshCluster, Dataset and the other kinds of shardmesh.io.
+
+In a pod the operator uses the service account; elsewhere the kubeconfig that KUBECONFIG names, or
+~/.kube/config. It runs until SIGTERM or SIGINT. The chart sets it up: docs/kubernetes.md."""
+
+
+def _help_of_settings() -> str:
+    lines = [f"  {variable}" for variable in sorted(variables())]
+    return "\n".join(["variables of the environment, all optional:", *lines])
+
+
 def main() -> None:
     """Run the operator with the settings in the environment."""
+    parser = argparse.ArgumentParser(
+        "meshoperator",
+        description=_HELP,
+        epilog=_help_of_settings(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"meshoperator {RELEASE}")
+    _, others = parser.parse_known_args()
     try:
         settings = OperatorSettings.from_environment(os.environ)
     except ValueError as error:
         sys.exit(f"invalid MESH_OPERATOR_ setting: {error}")
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", level=logging.WARNING)
     _log.setLevel(settings.log_level.upper())
-    sys.exit(asyncio.run(run_operator(with_arguments(settings, sys.argv[1:]))))
+    try:
+        cluster = KubeConfig.from_env()
+    except ConfigError as error:
+        sys.exit(f"no cluster: this is no pod, and {error}; let KUBECONFIG name a kubeconfig")
+    sys.exit(asyncio.run(run_operator(with_arguments(settings, others), cluster)))
 
 
 def with_arguments(settings: OperatorSettings, arguments: Sequence[str]) -> OperatorSettings:
@@ -54,12 +79,12 @@ def with_arguments(settings: OperatorSettings, arguments: Sequence[str]) -> Oper
     return settings
 
 
-async def run_operator(settings: OperatorSettings) -> int:
+async def run_operator(settings: OperatorSettings, cluster: KubeConfig) -> int:
     """Run until a signal or a failed part ends it; return the exit status."""
     end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end.set)
-    manager = Manager(settings, KubeConfig.from_env(), holder(), end.set)
+    manager = Manager(settings, cluster, holder(), end.set)
     async with serve_health(manager, settings.health):
         manager.start()
         await end.wait()

@@ -28,6 +28,12 @@ _PLAIN: Final[dict[str, Callable[[str], Any]]] = {
     "move_bytes_per_second": int,
 }
 """Settings that are one variable each, named as here in upper case after MESH_OPERATOR_."""
+_OTHERS: Final = ("NAMESPACES", "SCOPE", "WEBHOOK", "METRICS", "HEALTH")
+
+
+def variables() -> list[str]:
+    """Return the names of the variables that `OperatorSettings.from_environment` reads."""
+    return [f"MESH_OPERATOR_{name}" for name in (*_OTHERS, *(name.upper() for name in _PLAIN))]
 
 
 @dataclass(frozen=True, slots=True)

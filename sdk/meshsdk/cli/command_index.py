@@ -55,6 +55,9 @@ CHAPTERS = {
         "warm": ("warm", "Decode a plan's samples once, before training."),
         "job": ("jobs", "Show, follow and stop jobs on the nodes."),
     },
+    "A first look": {
+        "demo": ("demo", "The main job on one node: store, train, resume, share."),
+    },
     "The store": {
         "bucket": ("buckets", "Buckets that cache a remote store; numbers of copies."),
         "prefetch": ("prefetch", "Bring a remote store's objects into the cache."),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMAND = [sys.executable, "-m", "demo", "--quick"]
+COMMAND = [str(Path(sys.executable).with_name("mesh")), "demo", "--quick"]
 
 
 @pytest.mark.timeout(420)

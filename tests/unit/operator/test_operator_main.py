@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -132,3 +132,34 @@ def _until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def _main(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "meshoperator", *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_its_help_names_every_variable_that_it_reads() -> None:
+    done, read = _main("--help"), set[str]()
+
+    class Recorder(dict[str, str]):
+        def get(self, name: str, default: Any = None) -> Any:
+            read.add(name)
+            return default
+
+    OperatorSettings.from_environment(Recorder())
+    assert done.returncode == 0, done.stderr
+    assert read == {line.strip() for line in done.stdout.splitlines() if "MESH_OPERATOR_" in line}
+
+
+def test_without_a_cluster_it_says_what_to_set(tmp_path: Path) -> None:
+    done = _main(KUBECONFIG=str(tmp_path / "none"), KUBERNETES_SERVICE_HOST="")
+    assert done.returncode == 1
+    assert done.stderr.startswith("no cluster: ")
+    assert "KUBECONFIG" in done.stderr

@@ -66,7 +66,7 @@ def test_folders_that_hold_packages_are_not_packages() -> None:
 
 
 def test_no_module_is_named_like_one_of_the_standard_library() -> None:
-    folders = ("meshd", "sdk", "operator", "tools", "demo", "bench")
+    folders = ("meshd", "sdk", "operator", "tools", "bench")
     ours = [p for top in folders for p in (ROOT / top).rglob("*.py")]
     assert len(ours) > 50
     clashes = [
@@ -89,6 +89,6 @@ def test_the_distribution_leaves_the_tools_out_and_theirs_has_nothing_else() -> 
         found: list[str] = hatch["build"]["targets"]["wheel"]["packages"]
         return found
 
-    ours = ["meshd", "sdk/meshwire", "sdk/meshsdk", "operator/meshoperator"]
+    ours = ["meshd", "sdk/meshwire", "sdk/meshsdk", "sdk/meshdemo", "operator/meshoperator"]
     assert packages(ROOT / "pyproject.toml") == ours
     assert packages(ROOT / "tools" / "pyproject.toml") == ["meshtools"]

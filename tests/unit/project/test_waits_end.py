@@ -48,7 +48,7 @@ def endless(source: str) -> Iterator[tuple[int, str]]:
 
 
 def files() -> list[Path]:
-    found = [path for part in ("tests", "demo") for path in (ROOT / part).rglob("*.py")]
+    found = [path for part in ("tests", "sdk/meshdemo") for path in (ROOT / part).rglob("*.py")]
     return [path for path in found if not str(path.relative_to(ROOT)).startswith(FREE)]
 
 

@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from demo.screen import ClaimError, check, fact, progress
+from meshdemo.screen import ClaimError, check, fact, progress
 
 if TYPE_CHECKING:
-    from demo.daemon import Daemon
-    from demo.scale import Scale
+    from meshdemo.daemon import Daemon
+    from meshdemo.scale import Scale
 
 DECODED = "meshd_transform_samples_total"
 SLACK = 1.25
@@ -49,7 +49,7 @@ class Job:
 
 def start_job(stack: ExitStack, daemon: Daemon, scale: Scale) -> Job:
     """A job that has pinned and planned, and waits for the start."""
-    argv = [sys.executable, "-m", "demo.job", "sweep", str(scale.photo_batch)]
+    argv = [sys.executable, "-m", "meshdemo.job", "sweep", str(scale.photo_batch)]
     process = subprocess.Popen(
         argv, env=daemon.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -16,7 +16,7 @@ from meshsdk import ops
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from demo.daemon import Daemon
+    from meshdemo.daemon import Daemon
 
 DIGIT_SIDE = 16
 PHOTO_SIDE = 224

@@ -1,4 +1,4 @@
-"""`python -m demo.job SHARE BATCH`: one training job over the photographs; prints its figures as JSON.
+"""`python -m meshdemo.job SHARE BATCH`: one training job over the photographs; prints its figures as JSON.
 
 Endpoint and keys come from the environment. The epoch begins when a line arrives on standard input, so that
 the jobs of a sweep begin together.
@@ -10,8 +10,8 @@ import json
 import sys
 
 import meshsdk as mesh
-from demo.datasets import SEED, digest, photographs
-from demo.equality_checks import short
+from meshdemo.datasets import SEED, digest, photographs
+from meshdemo.equality_checks import short
 
 
 def main() -> None:

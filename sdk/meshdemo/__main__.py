@@ -1,6 +1,4 @@
-"""`python -m demo [--quick]`: every stage, the closing table, what to try next. Exit code 1 when a claim
-is false.
-"""
+"""`mesh demo`: every stage, the closing table, what to try next. Exit code 1 when a claim is false."""
 
 from __future__ import annotations
 
@@ -12,18 +10,19 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from demo.daemon import Daemon, DaemonError
-from demo.scale import FULL, QUICK
-from demo.screen import ClaimError, console, fact, stage, welcome
+from meshdemo.daemon import Daemon, DaemonError
+from meshdemo.scale import FULL, QUICK
+from meshdemo.screen import ClaimError, console, fact, stage, welcome
 
 if TYPE_CHECKING:
-    from demo.scale import Scale
-    from demo.shared_jobs import Sweep
-    from demo.training import Trained
+    from meshdemo.scale import Scale
+    from meshdemo.shared_jobs import Sweep
+    from meshdemo.training import Trained
 
 WELCOME = """[bold]Shardmesh[/]: a store that hands out training batches.
 A daemon keeps objects (plain S3) and turns them into finished batches: \
@@ -61,33 +60,41 @@ def show_table(trained: Trained, sweep: Sweep, decoded: int) -> None:
 
 NEXT = """
 [bold]What to try next[/]
-  [dim]# the commands[/]
-  . .venv/bin/activate
-  [dim]# a daemon of your own; at its first start it prints the line that another terminal needs[/]
+{commands}  [dim]# a daemon of your own; at its first start it prints the line that another terminal needs[/]
   meshd serve --data-dir ./data
   export AWS_ENDPOINT_URL=http://127.0.0.1:9000 AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
   [dim]# your pictures, a folder for each class; `aws s3 sync`, s5cmd and boto3 do as well[/]
   mesh mb s3://pictures && mesh sync ./pictures s3://pictures
   mesh preflight s3://pictures/ --op decode:image --op random_resized_crop:image:224
-  [dim]# three nodes, a training job that outlives one of them[/]
-  docs/quickstart.md
+  [dim]# three nodes, a training job that outlives one of them: docs/quickstart.md of the source[/]
 """
+_COMMANDS = """\
+  [dim]# the commands[/]
+  . {folder}/activate
+"""
+
+
+def next_steps() -> str:
+    """What to try next; where the commands are not on the search path, that comes first."""
+    folder = Path(sys.executable).parent
+    return NEXT.format(commands="" if which("meshd") else _COMMANDS.format(folder=folder))
 
 
 def run(root: Path, scale: Scale) -> None:
     """All stages in order."""
-    from demo.equality_checks import compare_worlds, resume
-    from demo.shared_jobs import DECODED, sweep
-    from demo.training import train
-    from demo.upload import store
+    from meshdemo.equality_checks import compare_worlds, resume
+    from meshdemo.photographs import origin
+    from meshdemo.shared_jobs import DECODED, sweep
+    from meshdemo.training import train
+    from meshdemo.upload import store
 
     stage(1, "A daemon", "One command, one directory, one port; its keys are made up for this run.")
     with Daemon(root) as daemon:
         fact(f"`meshd serve` is ready at {daemon.endpoint}")
         stage(
             2,
-            "Real data, over plain S3",
-            "scikit-learn's handwritten digits, and cut-outs of real photographs.",
+            "Data, over plain S3",
+            f"1,797 handwritten digits, and cut-outs of {origin()}.",
         )
         store(daemon, scale)
         stage(3, "Training", "The daemon decodes, augments and collates; the trainer only casts to float.")
@@ -102,8 +109,8 @@ def run(root: Path, scale: Scale) -> None:
         show_table(trained, sweep(daemon, scale), decoded)
 
 
-_NEEDS = {"boto3": "boto3", "sklearn": "scikit-learn", "skimage": "scikit-image", "torch": "torch"}
-"""Modules that the daemon does not need, and the packages that have them."""
+_NEEDS = {"lmdb": "server", "PIL": "server", "torch": "torch"}
+"""Modules that the bare SDK does without, and the extras that bring them."""
 
 
 def interrupt(_signal: int, _frame: object) -> None:
@@ -113,16 +120,15 @@ def interrupt(_signal: int, _frame: object) -> None:
 
 def main() -> int:
     """Parse, run, report; 0, 1 for a false claim or a daemon that does not start, 130 for Ctrl-C."""
-    parser = argparse.ArgumentParser(
-        prog="python -m demo", description="Store, preprocess, train, resume, share."
-    )
+    parser = argparse.ArgumentParser(prog="mesh demo", description="Store, preprocess, train, resume, share.")
     parser.add_argument(
         "--quick", action="store_true", help="toy size, under half a minute; what the tests run"
     )
     scale = QUICK if parser.parse_args().quick else FULL
-    missing = [package for module, package in _NEEDS.items() if find_spec(module) is None]
+    missing = [module for module in _NEEDS if find_spec(module) is None]
     if missing:
-        parser.error(f"the demo needs {', '.join(missing)}: pip install {' '.join(missing)}, or `make demo`")
+        extras = ",".join(dict.fromkeys(_NEEDS.values()))
+        parser.error(f"no module {', '.join(missing)}; install it with: pip install 'shardmesh[{extras}]'")
     signal.signal(signal.SIGTERM, interrupt)
     welcome(WELCOME)
     start = time.monotonic()
@@ -136,7 +142,7 @@ def main() -> int:
         console.print(f"\n  [red]✗ {error}[/]")
         return 1
     console.print(f"\n[green]Everything above was checked[/], in {time.monotonic() - start:.0f} s.")
-    console.print(NEXT, soft_wrap=True)
+    console.print(next_steps(), soft_wrap=True)
     return 0
 
 

@@ -1,5 +1,5 @@
 """A few hundred photographs of ImageNet's habit: random cut-outs of the real ones that scikit-image and
--learn ship.
+scikit-learn ship, or, where neither is installed, of drawn pictures with the spectrum of real ones.
 
 Law: deterministic; photograph i is the same whatever the count. About 500×375 at quality 90, some 100 KB
 each.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ SKIMAGE = (
     "retina.jpg",
 )
 SKLEARN = ("china.jpg", "flower.jpg")
+DRAWN = tuple(f"drawn-{number}" for number in range(8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +55,42 @@ class Photograph:
         return f"{self.kind}/{self.index:06d}.jpg"
 
 
+def _installed() -> list[Path]:
+    """Files of the real photographs that installed packages hold."""
+    found = []
+    for package, folder, names in (("skimage", "data", SKIMAGE), ("sklearn", "datasets/images", SKLEARN)):
+        spec = find_spec(package)
+        if spec is not None and spec.origin is not None:
+            found += [Path(spec.origin).parent / folder / name for name in names]
+    return [file for file in found if file.exists()]
+
+
+def origin() -> str:
+    """What the cut-outs are of, in words."""
+    return "real photographs" if _installed() else f"{len(DRAWN)} drawn pictures"
+
+
 @cache
 def originals() -> tuple[tuple[str, Image.Image], ...]:
-    """(class, picture) of the pictures that the installed packages hold."""
-    import skimage
-    import sklearn
+    """(class, picture) of the pictures that are cut up."""
+    files = _installed()
+    if files:
+        return tuple((file.stem, Image.open(file).convert("RGB")) for file in files)
+    return tuple((kind, draw(number)) for number, kind in enumerate(DRAWN))
 
-    folders = (Path(skimage.__file__).parent / "data", Path(sklearn.__file__).parent / "datasets" / "images")
-    files = [folders[0] / name for name in SKIMAGE] + [folders[1] / name for name in SKLEARN]
-    found = [file for file in files if file.exists()]
-    if not found:
-        raise FileNotFoundError(
-            f"no photographs in {folders[0]} or {folders[1]}: install scikit-image and scikit-learn"
-        )
-    return tuple((file.stem, Image.open(file).convert("RGB")) for file in found)
+
+def draw(number: int) -> Image.Image:
+    """A picture of 800×600 whose amplitudes fall with the frequency, as those of photographs do."""
+    rng, (height, width) = np.random.default_rng((SEED, number, 1)), (600, 800)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None, :] * width)
+    amplitude = 1 / np.maximum(frequency, 1) ** rng.uniform(1.0, 1.4)
+    phases = np.exp(2j * np.pi * rng.random((3, height, width // 2 + 1)))
+    waves = np.fft.irfft2(phases * amplitude, s=(height, width))
+    waves /= waves.std(axis=(1, 2), keepdims=True)
+    brightness, color = waves[0], waves[1:]
+    red, blue = brightness + 0.4 * color[0], brightness + 0.4 * color[1]
+    levels = 128 + 55 * np.stack([red, brightness, blue], axis=2)
+    return Image.fromarray(levels.clip(0, 255).astype(np.uint8))
 
 
 def cut(picture: Image.Image, rng: np.random.Generator) -> Image.Image:

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import meshsdk as mesh
-from demo.datasets import SEED, connect, held_out_digits, training_digits
-from demo.screen import check, fact, progress
+from meshdemo.datasets import SEED, connect, held_out_digits, training_digits
+from meshdemo.screen import check, fact, progress
 
 if TYPE_CHECKING:
-    from demo.daemon import Daemon
-    from demo.scale import Scale
+    from meshdemo.daemon import Daemon
+    from meshdemo.scale import Scale
     from meshsdk.meters import LoaderStats
 
 PEAK_RATE = 8e-3

@@ -10,14 +10,14 @@ import json
 from typing import TYPE_CHECKING
 
 import meshsdk as mesh
-from demo.datasets import SEED, connect, digest, training_digits
-from demo.screen import check, fact, progress
+from meshdemo.datasets import SEED, connect, digest, training_digits
+from meshdemo.screen import check, fact, progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from demo.daemon import Daemon
-    from demo.scale import Scale
+    from meshdemo.daemon import Daemon
+    from meshdemo.scale import Scale
 
 EPOCH = 1
 WORLDS = (1, 2, 3)
