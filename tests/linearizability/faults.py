@@ -103,9 +103,9 @@ def plan(seed: int, hosts: int, seconds: float, kinds: Sequence[Kind] = tuple(KI
         order = chance.sample(range(hosts), hosts)
         chosen = chance.sample(list(kinds), min(len(kinds), chance.choice([1, 1, 2])))
         faults = [Fault(kind, order[n], order[n - 1]) for n, kind in enumerate(chosen)]
-        for alike in (NETWORK, _ETCD):
+        for alike in (NETWORK, _ETCD | {"restart"}):
             if sum(fault.kind in alike for fault in faults) > 1:
-                faults = faults[:1]  # healing one heals all; there is one etcd
+                faults = faults[:1]  # healing one heals all; there is one etcd, and no node starts without it
         steps.append(Step(pause, lasts, tuple(faults)))
         length += pause + lasts
     return steps
