@@ -1,10 +1,12 @@
-"""The distributions: two builds are equal, one from the sources' archive is equal, too, and what is installed
-from them runs outside a clone.
+"""A release: two builds are equal, one from the sources' archive is equal, too, and what is installed
+from the wheel runs outside a clone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -13,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from meshwire.http_values.mesh_headers import RELEASE
+
 ROOT = Path(__file__).resolve().parents[3]
+TOOL = runpy.run_path(str(ROOT / "tools" / "release.py"))
 OURS = {"meshd", "meshdemo", "meshoperator", "meshsdk", "meshwire"}
 
 
@@ -26,47 +31,75 @@ def run(*command: str | Path, cwd: Path, path: Path | None = None) -> str:
     return done.stdout
 
 
-def build(project: Path, into: Path, *targets: str) -> dict[str, Path]:
-    """Build a project; return the files by their endings."""
-    run(sys.executable, "-m", "hatchling", "build", "-d", into, *targets, cwd=project)
-    return {path.suffix: path for path in into.iterdir()}
-
-
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return build(ROOT, tmp_path_factory.mktemp("dist"))
-
-
-@pytest.fixture(scope="module")
-def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder into which the wheel was installed, without its dependencies."""
-    place = tmp_path_factory.mktemp("installed")
-    pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--no-index", "--target", place)
-    run(sys.executable, *map(str, pip), str(built[".whl"]), cwd=place)
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a release of this tree would be; everything in it was built twice, and is equal."""
+    place = tmp_path_factory.mktemp("release")
+    told = run(sys.executable, ROOT / "tools" / "release.py", "--out", place, cwd=ROOT)
+    assert f"shardmesh {RELEASE}" in told
     return place
 
 
-def test_two_builds_are_equal(built: dict[str, Path], tmp_path: Path) -> None:
-    again = build(ROOT, tmp_path)
-    assert built.keys() == again.keys() == {".whl", ".gz"}
-    for ending, path in built.items():
-        assert path.name == again[ending].name
-        assert path.read_bytes() == again[ending].read_bytes(), path.name
+@pytest.fixture(scope="module")
+def wheel(released: Path) -> Path:
+    return released / f"shardmesh-{RELEASE}-py3-none-any.whl"
 
 
-def test_the_archive_of_the_sources_builds_the_same_wheel(built: dict[str, Path], tmp_path: Path) -> None:
-    with tarfile.open(built[".gz"]) as archive:
-        archive.extractall(tmp_path, filter="data") if hasattr(
-            tarfile, "data_filter"
-        ) else archive.extractall(tmp_path)
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which the wheel was installed, without its dependencies."""
+    place = tmp_path_factory.mktemp("installed")
+    pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--no-index", "--target", place)
+    run(sys.executable, *map(str, pip), str(wheel), cwd=place)
+    return place
+
+
+def test_a_release_has_everything_and_its_sums(released: Path) -> None:
+    tools = f"shardmesh_tools-{RELEASE}"
+    distributions = [f"shardmesh-{RELEASE}.tar.gz", f"{tools}-py3-none-any.whl", f"{tools}.tar.gz"]
+    helm = Path(sys.executable).with_name("helm")
+    chart = [f"shardmesh-{RELEASE}.tgz"] if helm.exists() else []
+    wanted = {f"shardmesh-{RELEASE}-py3-none-any.whl", *distributions, *chart, "NOTES.md"}
+    lines = (released / "SHA256SUMS").read_text().splitlines()
+    assert (
+        {line.split()[1] for line in lines} == wanted == {p.name for p in released.iterdir()} - {"SHA256SUMS"}
+    )
+    for line in lines:
+        digest, name = line.split()
+        assert hashlib.sha256((released / name).read_bytes()).hexdigest() == digest
+    assert "### " in (released / "NOTES.md").read_text()
+
+
+def test_the_archive_of_the_sources_builds_the_same_wheel(
+    released: Path, wheel: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(released / f"shardmesh-{RELEASE}.tar.gz") as archive:
+        archive.extractall(tmp_path)
     [sources] = tmp_path.iterdir()
-    wheel = build(sources, tmp_path / "dist", "-t", "wheel")[".whl"]
-    assert wheel.read_bytes() == built[".whl"].read_bytes()
+    build = ("-m", "hatchling", "build", "-t", "wheel", "-d")
+    run(sys.executable, *build, tmp_path / "dist", cwd=sources)
+    assert (tmp_path / "dist" / wheel.name).read_bytes() == wheel.read_bytes()
 
 
-def test_the_wheel_has_our_packages_and_nothing_else(built: dict[str, Path]) -> None:
-    with zipfile.ZipFile(built[".whl"]) as wheel:
-        names = wheel.namelist()
+def test_versions_that_differ_and_notes_that_are_missing_are_no_release() -> None:
+    found = TOOL["versions"]()
+    assert TOOL["agreed_version"](found) == TOOL["agreed_version"](found, RELEASE) == RELEASE
+    changelog = "# Changelog\n\n## Unreleased\n\n## 0.1.0\n\nx\n"
+    refused: list[tuple[str, tuple[object, ...]]] = [
+        ("agreed_version", (found | {"Chart.yaml, version": "9.9.9"},)),
+        ("agreed_version", (found, "9.9.9")),
+        ("notes", (changelog, "Unreleased")),
+        ("notes", (changelog, "0.2.0")),
+    ]
+    for name, arguments in refused:
+        with pytest.raises(TOOL["ReleaseError"]):
+            TOOL[name](*arguments)
+    assert TOOL["notes"]("# C\n\n## 0.2.0 (2026-12-01)\n\nnew\n\n## 0.1.0\n\nold\n", "0.2.0") == "new\n"
+
+
+def test_the_wheel_has_our_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == OURS
     assert {f"{package}/py.typed" for package in OURS} <= set(names)
