@@ -3,7 +3,8 @@
 Law: the path of a data file follows from (disk, file) alone. A marker identifies a disk, not its
 position among the `--disk` options, so disks may be moved and reordered. Records store the disk
 explicitly, so a read never derives it from the key. Deletes and upload aborts may use the reserve that
-other writes leave.
+other writes leave, and documents of the node's own a half of it: what is there can be read and trained on
+while the disks are full.
 """
 
 from __future__ import annotations
@@ -247,15 +248,22 @@ def free_above_reserve(path: str, reserves: int = 1) -> int:
     return space.free - min(_KEEP_FREE, space.total // _KEEP_SHARE) // reserves
 
 
-def has_free_space(path: str, wanted: int) -> bool:
-    """Returns True if `wanted` bytes fit on this file system without touching the store's reserve."""
-    return free_above_reserve(path) > wanted
+def reserves_kept(bucket: str) -> int:
+    """Returns the part of the reserve that a write to this bucket leaves alone, as `reserves`: 1, all of it;
+    2, half of it, for documents of the node's own, in buckets whose names S3 cannot have."""
+    return 2 if bucket.startswith("-") else 1
 
 
-def index_has_free_space(path: str) -> bool:
+def has_free_space(path: str, wanted: int, reserves: int = 1) -> bool:
+    """Returns True if `wanted` bytes fit on this file system without touching 1/`reserves` of the store's
+    reserve."""
+    return free_above_reserve(path, reserves) > wanted
+
+
+def index_has_free_space(path: str, reserves: int = 1) -> bool:
     """Returns True if the index may grow. Its reserve is half of the data's: the index usually shares a file
     system with a disk, and deletes must still work when that disk takes no more data."""
-    return free_above_reserve(path, reserves=2) > 0
+    return free_above_reserve(path, 2 * reserves) > 0
 
 
 class FreeSpace:
@@ -268,10 +276,15 @@ class FreeSpace:
     def __repr__(self) -> str:
         return f"<FreeSpace {self._free}>"
 
-    @property
-    def largest_free(self) -> int:
-        """Returns the free bytes of the emptiest disk (blocking). Raises OSError."""
-        return max(map(self._free_on, tuple(self._disks.roots)), default=0)
+    def largest_free(self, reserves: int = 1) -> int:
+        """Returns the bytes that fit on the emptiest disk above 1/`reserves` of its reserve (blocking).
+
+        Raises OSError.
+        """
+        if reserves == 1:
+            return max(map(self._free_on, tuple(self._disks.roots)), default=0)
+        roots = tuple(self._disks.roots.values())
+        return max((free_above_reserve(str(root), reserves) for root in roots), default=0)
 
     def choose_disk(self, bucket: str, key: str, size: int) -> int:
         """Chooses the disk for `size` bytes of a name; the emptiest disk if none has enough space (blocking).

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import queue
 import threading
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from meshd.store.disks.layout import index_has_free_space
+from meshd.store.disks.layout import index_has_free_space, reserves_kept
 from meshd.store.engine.data_files import Segment
 from meshd.store.engine.write_batch import WriteBatch
 from meshd.store.errors import (
@@ -294,17 +295,19 @@ class Committer:
         puts = [ticket for ticket in group if ticket.mutation.needs_free_space]
         if not puts or not self._disks.roots:
             return
-        index = index_has_free_space(str(self._index.path))
-        left = batch.free_space.largest_free
-        for ticket in puts:
-            if not index:
-                ticket.error = DiskFullError(
-                    "the file system of the index is nearly full; free space under --index-dir"
-                )
-            elif ticket.mutation.data_bytes >= left:
-                ticket.error = DiskFullError("the disks are nearly full; delete objects or add a disk")
-            else:
-                left -= ticket.mutation.data_bytes
+        appended = 0
+        for reserves, tickets in itertools.groupby(puts, lambda each: reserves_kept(each.mutation.bucket)):
+            index = index_has_free_space(str(self._index.path), reserves)
+            room = batch.free_space.largest_free(reserves)
+            for ticket in tickets:
+                if not index:
+                    ticket.error = DiskFullError(
+                        "the file system of the index is nearly full; free space under --index-dir"
+                    )
+                elif appended + ticket.mutation.data_bytes >= room:
+                    ticket.error = DiskFullError("the disks are nearly full; delete objects or add a disk")
+                else:
+                    appended += ticket.mutation.data_bytes
 
     # segments and numbers ---------------------------------------------------------------------------------
 

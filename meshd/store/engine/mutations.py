@@ -48,9 +48,11 @@ def check_write_conditions(conditions: Conditions | None, existing: Record | Non
 
 
 class Mutation:
-    """Base of all mutations. `data_bytes`: bytes it will append. `needs_free_space`: a nearly full disk
-    refuses it; a mutation that frees space or ends an upload does not set this."""
+    """Base of all mutations. `bucket`: where it writes. `data_bytes`: bytes it will append.
+    `needs_free_space`: a nearly full disk refuses it; a mutation that frees space or ends an upload does not
+    set this."""
 
+    bucket = ""
     exclusive = False
     needs_free_space = False
     data_bytes = 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from awscrt import checksums
 
-from meshd.store.disks.layout import has_free_space
+from meshd.store.disks.layout import has_free_space, reserves_kept
 from meshd.store.engine.data_files import LargeObjectFile
 from meshd.store.engine.group_commit import store_error_from
 from meshd.store.engine.mutations import Mutation, PutObject, PutWithManifest
@@ -100,7 +100,7 @@ class WriterResources:
             await self.committer.submit(_RefillFileIds())
         return number
 
-    def create_draft(self, order: Sequence[int], file: int, size: int | None) -> LargeObjectFile:
+    def create_draft(self, order: Sequence[int], file: int, size: int | None, bucket: str) -> LargeObjectFile:
         """Creates a draft with reserved space on the first disk of `order` that has enough (blocking).
 
         Raises OSError, DiskFullError, DiskFailedError.
@@ -109,7 +109,7 @@ class WriterResources:
         if not there:
             raise DiskFailedError("the disk has just failed; try again, another disk may take the object")
         for disk, root in there:
-            if has_free_space(str(root), size or 0):
+            if has_free_space(str(root), size or 0, reserves_kept(bucket)):
                 metrics.store_off_home_writes.inc(disk != order[0])
                 return self._reserved(disk, file, size or 0)
         raise DiskFullError(f"{size or 'more'} bytes do not fit on a disk; delete objects or add a disk")
@@ -339,9 +339,11 @@ class DiskObjectWriter:
         name = self._key if self._upload is None else f"{self._key}\0{self._number}"
         order, file = resources.disks.placement_order(self._bucket, name), await resources.next_file_id()
         made: list[LargeObjectFile] = []
-        opening = asyncio.create_task(
-            resources.run_blocking(lambda: made.append(resources.create_draft(order, file, self._declared)))
-        )
+
+        def create() -> None:
+            made.append(resources.create_draft(order, file, self._declared, self._bucket))
+
+        opening = asyncio.create_task(resources.run_blocking(create))
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:

@@ -121,8 +121,10 @@ class Patience:
         if left <= 0 or asked > left:
             why = str(error)
             _forget_places(error)
+            times = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+            asks = f", for the node asks to wait {asked:.0f} s longer" if left > 0 else ""
             raise DeadlineError(
-                f"gave up after {self.attempts} attempts in {now - self.started:.0f} s: {why}"
+                f"gave up after {times} in {now - self.started:.0f} s{asks}: {why}"
                 f"{' ' if why.endswith(('.', '?')) else '. '}"
                 f"{_CHECK if isinstance(error, ServerError) and not error.blames_keys else LONGER}"
             ) from error

@@ -44,10 +44,11 @@ class Free:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: dict[str, int] = {}
+        self.reserve = 0
         monkeypatch.setattr("meshd.store.disks.layout.free_above_reserve", self._spare)
 
     def _spare(self, path: str, reserves: int = 1) -> int:
-        return self.left.get(os.path.basename(path), 1 << 40)
+        return self.left.get(os.path.basename(path), 1 << 40) + self.reserve - self.reserve // reserves
 
 
 @pytest.fixture
@@ -205,5 +206,20 @@ def test_a_file_system_that_does_not_tell_its_size_is_not_full(
             await put_object(store, key, body)
         read_all(store, bodies)
         assert {(disk.free, disk.total) for disk in store.stats().disks} == {(ASSUMED_FREE, 0)}
+
+    run(settings, doing)
+
+
+@pytest.mark.parametrize("size", [1000, LARGE])
+def test_documents_of_the_node_may_use_half_of_the_reserve(
+    settings: StoreSettings, free: Free, size: int
+) -> None:
+    async def doing(store: Store) -> None:
+        free.left, free.reserve = {"a": -1000, "b": -1000}, 4 * LARGE
+        await error_of(DiskFullError, put_object(store, "k", bytes(size)))
+        await put_object(store, "plans/1", bytes(size), bucket="-mesh-")
+        assert store.get("-mesh-", "plans/1") is not None
+        free.left = {"a": -3 * LARGE, "b": -3 * LARGE}  # what deletions need is left
+        await error_of(DiskFullError, put_object(store, "plans/2", bytes(size), bucket="-mesh-"))
 
     run(settings, doing)
