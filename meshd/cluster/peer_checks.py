@@ -14,7 +14,7 @@ import ssl
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -49,16 +49,24 @@ class ProbeResult:
 
 async def probe_map_version(node: Node, max_wait: float = PROBE_TIMEOUT) -> int | None:
     """Returns the map version of a node (0 if it does not send one); None if it does not answer."""
-    answer = await probe_node(node, max_wait)
-    return None if answer is None else answer.version
+    with suppress(ConnectionRefusedError):
+        answer = await _probe_within(node, max_wait)
+        return None if answer is None else answer.version
+    return None
 
 
-async def probe_node(node: Node, max_wait: float = PROBE_TIMEOUT) -> ProbeResult | None:
-    """Probes a node for up to `max_wait` seconds; None if it does not answer."""
-    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+async def _probe_within(node: Node, max_wait: float) -> ProbeResult | None:
+    """Probes a node for up to `max_wait` seconds; None if it does not answer.
+
+    Raises ConnectionRefusedError if nobody listens at its address.
+    """
+    try:
         async with timeout(max_wait):
             return await _probe(node)
-    return None
+    except ConnectionRefusedError:
+        raise
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+        return None
 
 
 async def _probe(node: Node) -> ProbeResult | None:
@@ -90,11 +98,13 @@ def _unverified() -> ssl.SSLContext:
 class PeerSurvey:
     """What a survey of the peers found. `refused`: by id, why a node's certificate is rejected here. `ahead`:
     by id, the seconds that a node's clock is ahead of the local one (negative: behind), to about a second;
-    this node is included. `silent`: ids of nodes that did not answer in time."""
+    this node is included. `silent`: ids of nodes that did not answer in time; `absent`: of those, the ones at
+    whose address nobody listens."""
 
     refused: Mapping[str, str]
     ahead: Mapping[str, float]
     silent: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
 
 
 async def survey_peers(
@@ -108,30 +118,37 @@ async def survey_peers(
         if node.node_id != mesh.node_id and node.state not in ("away", "down")
     ]
     refusals = asyncio.gather(*[peers.connector.certificate_error(node, max_wait) for node in others])
-    clocks = asyncio.gather(*[_clock_offset(node, clock, max_wait) for node in others])
-    why, answer = await refusals, await clocks
+    looks = asyncio.gather(*[_look_at(node, clock, max_wait) for node in others])
+    why, found = await refusals, dict(zip((node.node_id for node in others), await looks, strict=True))
     return PeerSurvey(
         {node.node_id: said for node, said in zip(others, why, strict=True) if said},
         {mesh.node_id: 0.0}
-        | {
-            node.node_id: published[0]
-            for node, published in zip(others, answer, strict=True)
-            if published is not None and published[0] is not None
-        },
-        frozenset(node.node_id for node, published in zip(others, answer, strict=True) if published is None),
+        | {node_id: look.ahead for node_id, look in found.items() if look.ahead is not None},
+        frozenset(node_id for node_id, look in found.items() if not look.answers),
+        frozenset(node_id for node_id, look in found.items() if look.absent),
     )
 
 
-async def _clock_offset(node: Node, clock: Clock, max_wait: float) -> tuple[float | None] | None:
-    """Returns how far a node's clock is ahead (None if it does not say), in a tuple; None if it does not
-    answer."""
+class _Look(NamedTuple):
+    """What a node looks like. `ahead`: its clock, if it says, in seconds ahead of the local one."""
+
+    answers: bool
+    ahead: float | None = None
+    absent: bool = False
+
+
+async def _look_at(node: Node, clock: Clock, max_wait: float) -> _Look:
     before = clock.now_ms()
-    answer = await probe_node(node, max_wait)
+    try:
+        answer = await _probe_within(node, max_wait)
+    except ConnectionRefusedError:
+        return _Look(answers=False, absent=True)
     if answer is None:
-        return None
+        return _Look(answers=False)
     if answer.clock is None:
-        return (None,)
-    return (answer.clock + 0.5 - (before + clock.now_ms()) / 2000,)  # the node sends seconds, rounded down
+        return _Look(answers=True)
+    middle = (before + clock.now_ms()) / 2000
+    return _Look(answers=True, ahead=answer.clock + 0.5 - middle)  # the node sends seconds, rounded down
 
 
 DOMAINS_TOPIC: Final = "told"

@@ -65,7 +65,16 @@ def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRou
     roles = RoleActions(RoleAdmin(node.identities, node.key_usage, node.clock), revoking)
     admin = AdminEndpoint(identities, policies, revoking, loudness, node.clock, roles.table())
     maps, census = ClusterMapStore(node.control), document_inventory(node)
-    cluster = ClusterAdmin(node.mesh, maps, node.control, node.buckets, node.peers, census, node.clock)
+    cluster = ClusterAdmin(
+        node.mesh,
+        maps,
+        node.control,
+        node.buckets,
+        node.peers,
+        census,
+        node.clock,
+        down_after=own.cluster.down_after,
+    )
     return [
         *admin.routes(),
         *StsEndpoint(sessions, node.clock).routes(),

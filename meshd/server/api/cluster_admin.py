@@ -70,9 +70,13 @@ class ClusterAdmin:
         peers: PeerClient,
         census: DocumentInventory,
         clock: Clock,
+        *,
+        down_after: float,
     ) -> None:
+        """`down_after`: the setting, in seconds."""
         self._mesh, self._maps, self._control, self._buckets = mesh, maps, control, buckets
         self._peers, self._census, self._clock = peers, census, clock
+        self._down_after = down_after
 
     def __repr__(self) -> str:
         return f"<ClusterAdmin of {self._mesh!r}>"
@@ -133,6 +137,8 @@ class ClusterAdmin:
             "debt": under_replicated,
             "control": trouble or "reached",
             "clocks_agree": clocks.agree,
+            "lease_seconds": self._mesh.retry_after_absence,
+            "down_after_seconds": self._down_after,
             "documents": {
                 kind: {"count": count, "bytes": size}
                 for kind, (count, size) in (await asyncio.to_thread(self._census.local_sizes)).items()
@@ -151,6 +157,7 @@ class ClusterAdmin:
                     "refused": seen.refused.get(node.node_id, ""),
                     "clock_ahead": clocks.ahead.get(node.node_id),
                     "silent": node.node_id in seen.silent,
+                    "absent": node.node_id in seen.absent,
                     "only_copies": not turn.can_lose_node(cluster, node.node_id, copies),
                 }
                 for node in cluster.nodes

@@ -244,7 +244,10 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     now, wanted = (sum(node[name] for node in found["nodes"]) for name in ("slots", "slots_wanted"))
     hurt = any(node["state"] == "away" for node in found["nodes"])
     asked = "" if found.get("clocks_agree", True) else found["node"]
-    rows += [_row(node, now, wanted, hurt=hurt, asked=asked) for node in found["nodes"]]
+    rows += [
+        _row(node, now, wanted, hurt=hurt, asked=asked, lease=found.get("lease_seconds", 0))
+        for node in found["nodes"]
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -267,9 +270,9 @@ def _standing(found: dict[str, Any]) -> str:
 
 
 def _is_dead(node: dict[str, Any]) -> bool:
-    """Whether a node does not answer although it is not marked away: without a writable control store, no
-    node can be marked away."""
-    return bool(node.get("silent")) and not node["lease"]
+    """Whether a node does not answer although it is not marked away: nobody listens there and its lease has
+    not ended yet, or no node can be marked away, for the control store cannot be written."""
+    return bool(node.get("absent") or (node.get("silent") and not node["lease"]))
 
 
 def _meanwhile(found: dict[str, Any]) -> str:
@@ -308,8 +311,10 @@ def _away(found: dict[str, Any]) -> Iterator[str]:
             "`mesh cluster lost NODE --anyway` permanently gives up data that only it has"
         )
     elif away:
+        after = found.get("down_after_seconds")
+        copied = f" (who is away for {_time(round(after))} has its data copied to others)" if after else ""
         yield (
-            "all data can be read and written; restart the nodes that are away; "
+            f"all data can be read and written; restart the nodes that are away{copied}; "
             f"if lost for good: mesh cluster lost {away[0]['id']}"
         )
 
@@ -346,7 +351,9 @@ def _time(seconds: int) -> str:
     return f"{seconds} s"
 
 
-def _row(node: dict[str, Any], slots: int, slots_wanted: int, *, hurt: bool, asked: str) -> tuple[str, ...]:
+def _row(
+    node: dict[str, Any], slots: int, slots_wanted: int, *, hurt: bool, asked: str, lease: int
+) -> tuple[str, ...]:
     now, wanted = _share(node["slots"], slots), _share(node["slots_wanted"], slots_wanted)
     return (
         node["id"],
@@ -356,7 +363,7 @@ def _row(node: dict[str, Any], slots: int, slots_wanted: int, *, hurt: bool, ask
         now if now == wanted else f"{now}→{wanted}",
         _room(_disks(node["scrub"])),
         node["endpoint"],
-        "; ".join(_notes(node, hurt=hurt, asked=asked)),
+        "; ".join(_notes(node, hurt=hurt, asked=asked, lease=lease)),
     )
 
 
@@ -364,8 +371,9 @@ def _share(slots: int, of: int) -> str:
     return f"{100 * slots / of:.0f}%" if of else "-"
 
 
-def _notes(node: dict[str, Any], *, hurt: bool, asked: str) -> Iterator[str]:
-    """Return notes on a node. `asked`: the node whose clock is the reference, if it may be the wrong one."""
+def _notes(node: dict[str, Any], *, hurt: bool, asked: str, lease: int) -> Iterator[str]:
+    """Return notes on a node. `asked`: the node whose clock is the reference, if it may be the wrong one.
+    `lease`: seconds for which a lease lasts."""
     if node["empty"] and (node["drain"] is None or node["drain"]["empty"]):
         stop = "" if node["state"] in ("away", "down") else "stop it, then "
         yield f"empty: {stop}mesh cluster remove {node['id']}"
@@ -378,7 +386,10 @@ def _notes(node: dict[str, Any], *, hurt: bool, asked: str) -> Iterator[str]:
         yield words if node["state"] == "away" else f"{words}: do not stop it"
     if node["lease"] is False and node["state"] not in ("away", "down"):
         yield "does not renew its lease"
-    if node.get("silent"):
+    if node.get("absent"):
+        marked = f"; it is marked away within {lease} s" if lease else ""
+        yield f"no daemon listens there{marked}"
+    elif node.get("silent"):
         yield "did not answer within a second"
     if node["work"] and node["state"] not in ("away", "down"):
         yield from _work(node["work"])

@@ -112,6 +112,7 @@ def test_a_drain_can_be_taken_back(mesh: DaemonCluster) -> None:
 
 def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: DaemonCluster) -> None:
     mesh.kill("n3")
+    assert command(mesh, "status").stdout.splitlines()[0].endswith("2 copies: n3 does not answer")  # at once
     mesh.await_state("n3", "away")
     text = command(mesh, "status").stdout
     assert text.splitlines()[0].endswith("2 copies: n3 does not answer")

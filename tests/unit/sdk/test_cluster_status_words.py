@@ -32,6 +32,7 @@ def said(
     clocks_agree: bool = True,
     control: str = "reached",
     debt: int = 0,
+    **more: float,
 ) -> list[str]:
     movement = {"takers": 0, "bytes_total": 0, "bytes_moved": 0, "eta_seconds": 0}
     found = {
@@ -44,6 +45,7 @@ def said(
         "control": control,
         "debt": debt,
         "clocks_agree": clocks_agree,
+        **more,
     }
     return list(_lines(found))
 
@@ -77,6 +79,18 @@ def test_a_node_that_renews_its_lease_may_be_slow_once() -> None:
     assert lines[-1].endswith("did not answer within a second")
     lines = said(node("n1"), node("n2") | {"silent": True, "lease": False})
     assert lines[0].endswith(": n2 does not answer")
+
+
+def test_a_node_that_is_not_there_is_told_before_its_lease_ends() -> None:
+    gone = node("n2") | {"silent": True, "absent": True}
+    lines = said(node("n1"), gone, lease_seconds=5)
+    assert lines[0].endswith(": n2 does not answer")
+    assert lines[-1].endswith("no daemon listens there; it is marked away within 5 s")
+
+
+def test_it_is_told_when_what_was_there_is_copied() -> None:
+    _, second, *_ = said(node("n1"), node("n2", "away"), down_after_seconds=900.0)
+    assert "(who is away for 15 min has its data copied to others)" in second
 
 
 def test_without_the_control_store_nobody_knows_where_data_belongs_now() -> None:
