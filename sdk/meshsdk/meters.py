@@ -95,6 +95,9 @@ class Tally:
 class LoaderStats:
     """Statistics of this rank since the loader was created; `print(stats)` summarizes them in one line.
 
+    The difference of two, `later - earlier`, is the statistics of the time between. `scalars` gives the
+    figures that a dashboard of experiments shows.
+
     Attributes:
         samples, batches: what the program has received.
         bytes: size of the received frames.
@@ -112,6 +115,7 @@ class LoaderStats:
         au: accelerator utilization as MLPerf Storage defines it, 0…1: compute as a share of the loop's time,
             without the first step of each loop.
         parted: frames that arrived in parts, because each node sent the rows whose bytes it stores.
+        steady, steady_waited: as `seconds` and `waited`, without the first step of each loop.
     """
 
     samples: int
@@ -130,6 +134,43 @@ class LoaderStats:
     parted: int = 0
     local: int = 0
     stand_ins: int = 0
+    steady: float = 0.0
+    steady_waited: float = 0.0
+
+    def __sub__(self, earlier: LoaderStats) -> LoaderStats:
+        """Return the statistics of the time since `earlier`, which are of the same loader."""
+        gained: dict[str, Any] = {
+            name: getattr(self, name) - getattr(earlier, name) for name in (*_NAMES, "overflows")
+        }
+        frames = {how: count - earlier.frames.get(how, 0) for how, count in self.frames.items()}
+        steady, waited = self.steady - earlier.steady, self.steady_waited - earlier.steady_waited
+        return LoaderStats(
+            **gained,
+            frames={how: count for how, count in frames.items() if count},
+            au=utilization(steady, waited),
+            steady=steady,
+            steady_waited=waited,
+        )
+
+    def scalars(self, prefix: str = "data/") -> dict[str, float]:
+        """Return the figures worth a curve, by name: rates, shares of the loop's time (0…1) and counts.
+
+        Give them to `wandb.log`, `mlflow.log_metrics` or a `SummaryWriter`, as a window of the last steps.
+        """
+        whole = self.seconds or 1.0
+        figures = {
+            "samples_per_second": self.samples_per_second,
+            "bytes_per_second": self.bytes / whole,
+            "wait_share": self.wait_share,
+            "wait_network": self.network / whole,
+            "wait_preprocessing": self.preprocessing / whole,
+            "wait_fetch": self.fetch / whole,
+            "au": self.au,
+            "cpu_per_1000": self.cpu_per_1000,
+            "retries": float(self.retries),
+            "stand_ins": float(self.stand_ins),
+        }
+        return {f"{prefix}{name}": value for name, value in figures.items()}
 
     @property
     def compute(self) -> float:
@@ -172,6 +213,11 @@ class LoaderStats:
         parts = {"network": self.network, "preprocessing": self.preprocessing, "fetch": self.fetch}
         whole = self.seconds or 1.0
         return ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts.items())
+
+
+def utilization(seconds: float, waited: float) -> float:
+    """Return compute as a share of the loop's time, 0…1; 0 without any."""
+    return max(1 - waited / seconds, 0.0) if seconds > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -253,7 +299,9 @@ class Meter:
             **{name: getattr(now, name) for name in _NAMES},
             frames=now.frames,
             overflows=overflows,
-            au=max(1 - waited / seconds, 0.0) if seconds > 0 else 0.0,
+            au=utilization(seconds, waited),
+            steady=seconds,
+            steady_waited=waited,
         )
 
     def steady_seconds(self, now: float) -> tuple[float, float]:

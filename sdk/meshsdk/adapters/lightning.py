@@ -1,4 +1,5 @@
-"""A Lightning data module whose loader position is part of Lightning's checkpoints.
+"""A Lightning data module whose loader position is part of Lightning's checkpoints, and a callback that logs
+what its loader does.
 
 Law: the loader does ranks, shuffling and resuming; Lightning neither samples nor splits. Lightning calls
 the functions that create loaders after the process group exists. The package that the program imported is
@@ -11,12 +12,14 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from meshsdk.errors import ConfigurationError
 from meshsdk.loader.loader import PlainLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from meshsdk.loader.loader import Loader
+    from meshsdk.meters import LoaderStats
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -65,3 +68,45 @@ class MeshDataModule(_package().LightningDataModule):  # type: ignore[misc]
     def teardown(self, stage: str) -> None:
         if self._training is not None:
             self._training.loader.close()
+
+    @property
+    def training(self) -> Loader | None:
+        """The loader of training, once Lightning has asked for it."""
+        return None if self._training is None else self._training.loader
+
+
+class DataStats(_package().Callback):  # type: ignore[misc]
+    """Logs the loader's figures of the last `every` steps through the Trainer's loggers: samples per second,
+    the share of time spent waiting, and on what (`LoaderStats.scalars`).
+
+    `Trainer(callbacks=[DataStats(every=50)])`, with a `MeshDataModule`. Each rank's figures are its own; the
+    loggers show those of rank 0.
+    """
+
+    def __init__(self, every: int = 50, prefix: str = "data/") -> None:
+        super().__init__()
+        if every < 1:
+            raise ConfigurationError(f"every={every}: expected a number of steps, at least 1")
+        self._every, self._prefix = every, prefix
+        self._before: LoaderStats | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        loader = self._loader(trainer)
+        self._before = None if loader is None else loader.stats()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loader = self._loader(trainer)
+        if loader is None or trainer.global_step % self._every:
+            return
+        now = loader.stats()
+        window = now if self._before is None else now - self._before
+        self._before = now
+        for logger in trainer.loggers:
+            logger.log_metrics(window.scalars(self._prefix), step=trainer.global_step)
+
+    @staticmethod
+    def _loader(trainer: Any) -> Loader | None:
+        module = trainer.datamodule
+        return module.training if isinstance(module, MeshDataModule) else None

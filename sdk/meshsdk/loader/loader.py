@@ -360,10 +360,11 @@ class Loader:
 
     # --- the rest ---------------------------------------------------------------------------------
 
-    def stats(self) -> LoaderStats:
-        """Return the statistics of this loader so far; sends no request."""
+    def stats(self, since: LoaderStats | None = None) -> LoaderStats:
+        """Return the statistics of this loader so far, or since earlier ones; sends no request."""
         running = self._pass.tally if self._pass is not None else None
-        return self._meter.snapshot(running, self._arena.overflows)
+        found = self._meter.snapshot(running, self._arena.overflows)
+        return found if since is None else found - since
 
     def trace(self, path: str | os.PathLike[str] | None, *, limit: int = TRACE_LIMIT) -> None:
         """Write what each step waits for, and what becomes of each request, to a file that Perfetto

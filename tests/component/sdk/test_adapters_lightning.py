@@ -97,6 +97,34 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_path
     assert begun + fit(resume=checkpoint) == whole
 
 
+def test_windows_of_steps_are_logged(dataset: mesh.Dataset) -> None:
+    import pytorch_lightning as pl
+    from pytorch_lightning.loggers.logger import DummyLogger
+
+    from meshsdk.adapters.lightning import DataStats, MeshDataModule
+
+    logged = list[tuple[int, dict[str, float]]]()
+
+    class Notes(DummyLogger):
+        def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+            logged.append((step, metrics))
+
+    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        use_distributed_sampler=False,
+        callbacks=[DataStats(every=2)],
+        logger=Notes(),
+        **quiet,
+    )
+    trainer.fit(kind()(), MeshDataModule(lambda: mesh.Loader(dataset, 4, seed=3)))
+    ours = [(step, figures) for step, figures in logged if "data/wait_share" in figures]
+    assert [step for step, _ in ours] == [2, 4, 6, 8, 10]
+    assert all(0 <= figures["data/wait_share"] <= 1 for _, figures in ours)
+    assert all(figures["data/samples_per_second"] > 0 for _, figures in ours)
+
+
 def test_a_loader_that_is_given_as_it_is(dataset: mesh.Dataset) -> None:
     """Lightning moves a batch by its `to`."""
     import pytorch_lightning as pl
