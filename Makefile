@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check ready compat conformance fuzz faults powercuts linearizability bench images e2e reference format clean
+.PHONY: help demo test check ready compat conformance fuzz faults powercuts linearizability bench site images e2e reference format clean
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -72,6 +72,12 @@ bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; kee
 	@$(BIN)/python -m pip install --quiet --group bench
 	@$(BIN)/python -m bench $(ARGS)
 
+SITE := .venv-site
+site:            ## the documentation as a web site in .site, its links checked; read it with: python -m http.server -d .site
+	@test -x $(SITE)/bin/mkdocs || { $(PYTHON) -m venv $(SITE) && $(SITE)/bin/pip install -qq --upgrade 'pip>=25.1' && $(SITE)/bin/pip install -qq --group site; }
+	@$(SITE)/bin/python docs/site/pages.py .site-pages
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
+
 images:          ## both container images, by docker, podman or buildah: TAG=, REGISTRY=, PYTHON=, OUT=
 	@docker/build
 
@@ -90,4 +96,4 @@ format: $(STAMP) ## apply the formatter
 	@$(BIN)/ruff check --fix .
 
 clean:           ## remove environments and scratch data
-	rm -rf $(VENV) .venv-compat .fuzz .demo .bench .linearizability
+	rm -rf $(VENV) .venv-compat .venv-site .site .site-pages .fuzz .demo .bench .linearizability
