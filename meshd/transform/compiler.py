@@ -108,7 +108,8 @@ class Program:
         found: dict[int, OpChain] = {}
         for joint in self.joints:
             for number, chain in joint.before:
-                found.setdefault(number, chain)
+                if number not in joint.reads:
+                    found.setdefault(number, chain)
         for number, (name, chain) in enumerate(self.chains.items()):
             mixed = self.pairing is not None and name == self.pairing.field
             found.setdefault(number, self.pairing.before if mixed and self.pairing else chain)

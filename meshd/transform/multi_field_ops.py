@@ -8,12 +8,12 @@ each value as the preceding ops left it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from meshd.transform import registry
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
 from meshd.transform.messages import value_bytes
-from meshd.transform.op_chain import compile_chain
+from meshd.transform.op_chain import OpChain, compile_chain
 from meshd.transform.op_types import BYTES, mismatch
 from meshd.transform.resource_limits import is_out_of_memory
 from meshwire.plan.keyed_random import KeyedRandom
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from meshd.transform.assets import AssetLoader
     from meshd.transform.decoded_cache.row_prefixes import RowPrefixes
     from meshd.transform.messages import OpStats
-    from meshd.transform.op_chain import Draw, OpChain
+    from meshd.transform.op_chain import Draw
     from meshd.transform.op_types import FieldType
     from meshwire.plan.plan_spec import OpSpec
 
@@ -46,11 +46,20 @@ class MultiFieldOp(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsImage(Protocol):
+    """A multi-field op that needs the size of an image only, and leaves the image as it is."""
+
+    image_input: int
+    """Which of its inputs is the image: the bytes of its file, or [height, width, channels]."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledMultiFieldOp:
     """A multi-field op of a plan. `before`: for each of its fields, the number and the preceding chain.
 
-    `outputs`: the types after the op. `draws`: whether it uses randomness.
+    `outputs`: the types after the op. `draws`: whether it uses randomness. `reads`: the numbers of fields
+    whose bytes it reads and leaves to their own chain.
     """
 
     op: str
@@ -59,6 +68,7 @@ class CompiledMultiFieldOp:
     outputs: tuple[FieldType, ...]
     operation: MultiFieldOp
     draws: bool
+    reads: frozenset[int] = frozenset()
 
     def run(self, values: Sequence[Any], draw: Draw, tally: OpStats) -> tuple[Any, ...]:
         """Apply the op to the values. Raises BadSampleError, OpFailedError, OutOfMemoryError."""
@@ -93,6 +103,7 @@ class FieldOps:
         self.joints: list[CompiledMultiFieldOp] = []
         self.shared: dict[int, tuple[str, ...]] = {}
         self._fuse, self._load = fuse, load
+        self._made: set[str] = set()  # fields whose value an op over several fields made
 
     def add_op(self, index: int, op: OpSpec) -> None:
         """Add the next op of the plan. Raises PlanError."""
@@ -115,8 +126,14 @@ class FieldOps:
         path = f"ops[{index}]"
         if op.each:
             raise PlanError(f"{path}.each", f"{op.op} takes its fields together and has one set of arguments")
+        definition, operation = registry.build(op, path, self._load)
+        joining: MultiFieldOp = operation  # type: ignore[assignment]  # `is_multi_field` guarantees it
+        read = self._read_field(op, joining, path)
         chains = []
         for name in op.all_fields:
+            if name == read:
+                chains.append(OpChain((), BYTES))
+                continue
             mixing = [
                 at for at, each in self.ops[name] if registry.find(each.op, each.version, path).is_mixing
             ]
@@ -127,17 +144,34 @@ class FieldOps:
             chains.append(
                 compile_chain(self.ops[name], fuse=self._fuse, load=self._load, start=self.starts[name])
             )
-        definition, operation = registry.build(op, path, self._load)
-        joining: MultiFieldOp = operation  # type: ignore[assignment]  # `is_multi_field` guarantees it
         try:
             outputs = joining.infer_all([chain.output for chain in chains])
         except ValueError as error:
             raise PlanError(path, f"{op.op}: {error}") from None
         numbers = [list(self.ops).index(name) for name in op.all_fields]
         before = tuple(zip(numbers, chains, strict=True))
-        self.joints.append(CompiledMultiFieldOp(op.op, index, before, outputs, joining, definition.random))
+        reads = frozenset(number for number, name in zip(numbers, op.all_fields, strict=True) if name == read)
+        self.joints.append(
+            CompiledMultiFieldOp(op.op, index, before, outputs, joining, definition.random, reads)
+        )
         for name, output in zip(op.all_fields, outputs, strict=True):
-            self.ops[name], self.starts[name] = [], output
+            if name != read:
+                self.ops[name], self.starts[name] = [], output
+                self._made.add(name)
+
+    def _read_field(self, op: OpSpec, joining: MultiFieldOp, path: str) -> str:
+        """Return the field whose file tells the size of an image, "" if there is none. Raises PlanError."""
+        if not isinstance(joining, ReadsImage) or len(op.all_fields) <= joining.image_input:
+            return ""
+        name = op.all_fields[joining.image_input]
+        if name in self._made:
+            return ""
+        other = next((each.op for _, each in self.ops[name] if each.op != "decode"), "")
+        if other:
+            raise PlanError(
+                path, f"{op.op} takes the size of the file in {name!r}: move it before {other} of that field"
+            )
+        return name
 
 
 class RowInputs:
@@ -170,10 +204,15 @@ class RowInputs:
             values = []
             for number, chain in joint.before:
                 self.number = number
-                values.append(self.render_chain(number, chain))
+                if number in joint.reads:
+                    values.append(self._read(self._sources[number]))
+                else:
+                    values.append(self.render_chain(number, chain))
             self.number = joint.before[0][0]
             made = joint.run(values, self._draw, self._tally)
-            self._made.update({number: value for (number, _), value in zip(joint.before, made, strict=True)})
+            for (number, _), value in zip(joint.before, made, strict=True):
+                if number not in joint.reads:
+                    self._made[number] = value
         self._joined = True
 
     def field_value(self, number: int) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from meshd.transform import builtin, registry
 from meshd.transform.assets import no_assets
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
+from meshd.transform.image_annotations import ANNOTATION_LAYOUTS, AnnotationMotion, MovesPixels
 from meshd.transform.messages import OpStats, value_bytes
 from meshd.transform.op_types import BYTES, WindowedDecoder, image, mismatch
 from meshd.transform.resource_limits import is_out_of_memory
@@ -241,6 +242,8 @@ def compile_chain(
     for index, op in ops:
         path = f"ops[{index}]"
         definition, operation = registry.build(op, path, load)
+        if field.layout in ANNOTATION_LAYOUTS and isinstance(operation, MovesPixels):
+            operation = AnnotationMotion(operation)
         try:
             field = operation.infer(field)
         except ValueError as error:

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["bytes", "image", "array", "label"]
-Layout = Literal["", "hwc", "chw"]
+Layout = Literal["", "hwc", "chw", "boxes", "points"]
 
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
     """The type of a field. `shape` has None for extents that differ between samples.
 
-    `layout`, only for images: channels last ("hwc") or first ("chw").
+    `layout`: of images, channels last ("hwc") or first ("chw"); of annotations that follow the geometry of an
+    image, "boxes" [n, 4] or "points" [n, points, 3].
     """
 
     kind: Kind
@@ -41,6 +42,11 @@ class FieldType:
         """The shape if every sample has the same one, else None."""
         known = tuple(extent for extent in self.shape if extent is not None)
         return known if len(known) == len(self.shape) else None
+
+    @property
+    def pixel_layout(self) -> Layout:
+        """The layout of an image, "" for all else."""
+        return self.layout if self.layout in ("hwc", "chw") else ""
 
     @property
     def row_bytes(self) -> int:

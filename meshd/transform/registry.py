@@ -50,11 +50,12 @@ def operation(
     takes: str = "",
     gives: str = "",
     refuses: str = "",
+    inputs: tuple[str, ...] = (),
 ) -> Callable[[_Class], _Class]:
     """Register a class as an op; it is built with the parsed arguments by name.
 
     docs/ops.md and `mesh op show` print the first paragraph of its docstring, `takes`, `gives` and `refuses`.
-    `random`, `moves`: see `OpDefinition`.
+    `random`, `moves`, `inputs`: see `OpDefinition`.
     """
 
     def register(cls: _Class) -> _Class:
@@ -74,7 +75,8 @@ def operation(
             gives,
             refuses,
             cls.__module__.rpartition(".")[2],
-            moves=moves,
+            inputs,
+            moves,
         )
         return cls
 

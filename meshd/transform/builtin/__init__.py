@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 
 SUBJECTS = (
+    "annotations",
     "array_files",
     "array_ops",
     "augmentation",
@@ -18,6 +19,7 @@ SUBJECTS = (
     "labels",
     "mixup",
     "resize",
+    "right_angles",
     "text",
     "token_sequences",
     "zarr_rows",

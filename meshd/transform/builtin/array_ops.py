@@ -61,7 +61,7 @@ class Window:
     at: Literal["random", "center", "first"]
 
     def infer(self, field: FieldType) -> FieldType:
-        if field.kind != "array" or field.layout or len(field.shape) != len(self.extents):
+        if field.kind != "array" or field.pixel_layout or len(field.shape) != len(self.extents):
             raise ValueError(f"needs an array of {len(self.extents)} axes, not {field}")
         for axis, (wanted, extent) in enumerate(zip(self.extents, field.shape, strict=True)):
             if wanted is not None and extent is not None and wanted > extent:
@@ -114,7 +114,7 @@ class GatherColumns:
         object.__setattr__(self, "_indices", np.array(self.columns, np.intp))
 
     def infer(self, field: FieldType) -> FieldType:
-        if field.kind != "array" or field.layout or not field.shape:
+        if field.kind != "array" or field.pixel_layout or not field.shape:
             raise ValueError(f"needs an array with at least one axis, not {field}")
         if field.shape[-1] is not None:
             self._check(field.shape[-1])
@@ -191,13 +191,13 @@ class Normalize:
         _check_array(field)
         if field.layout == "chw":
             raise ValueError(f"needs the channels last, not {field}; put it before to_chw")
-        channels = channels_of(field) if field.layout else field.shape[-1] if field.shape else 1
+        channels = channels_of(field) if field.pixel_layout else field.shape[-1] if field.shape else 1
         for name, given in (("mean", self.mean), ("std", self.std), ("scale", self.scale)):
             if len(given) not in (1, channels):
                 raise ValueError(f"{name} has {len(given)} numbers for the {channels} channels of {field}")
         if any(value == 0 for value in (*self.std, *self.scale)):
             raise ValueError("std and scale must not be 0")
-        return FieldType("array", self.dtype, field.shape, field.layout)
+        return FieldType("array", self.dtype, field.shape, field.pixel_layout)
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         mean, std, scale = (np.array(given, np.float32) for given in (self.mean, self.std, self.scale))
@@ -222,7 +222,7 @@ class Cast:
     def infer(self, field: FieldType) -> FieldType:
         if field.kind != "label":
             _check_array(field)
-        return FieldType("array", self.dtype, field.shape, field.layout)
+        return FieldType("array", self.dtype, field.shape, field.pixel_layout)
 
     def apply(self, value: npt.NDArray[Any] | int, random: KeyedRandom) -> npt.NDArray[Any]:
         return self._cast(np.asarray(value))

@@ -14,6 +14,7 @@ import numpy as np
 
 from meshd.transform.builtin.resample_window import pixels
 from meshd.transform.errors import BadSampleError
+from meshd.transform.image_annotations import Motion
 from meshd.transform.op_types import FieldType, channels_of, image
 from meshd.transform.parameters import MAX_SIDE, Parameter, choice, pair, probability, sides, size, whole
 from meshd.transform.registry import operation
@@ -60,6 +61,9 @@ class VerticalFlip:
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
         return pixels(cv2.flip(value, 0)) if random.chance(self.p) else value
 
+    def motion(self, height: int, width: int, random: KeyedRandom) -> Motion | None:
+        return Motion(height, width, yy=-1.0, y0=height) if random.chance(self.p) else None
+
 
 @operation("pad", Parameter("border", sides), Parameter("fill", whole(0, 255), 0))
 @dataclass(frozen=True, slots=True)
@@ -86,11 +90,19 @@ class PadBytes:
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
         return self._pad(value, np.uint8)
 
-    def _pad(self, value: Pixels, dtype: npt.DTypeLike) -> Pixels:
+    def _padded_size(self, height: int, width: int) -> tuple[int, int]:
         top, right, bottom, left = self.border
-        if value.shape[0] + top + bottom > MAX_SIDE or value.shape[1] + left + right > MAX_SIDE:
+        if height + top + bottom > MAX_SIDE or width + left + right > MAX_SIDE:
             raise BadSampleError(f"the padded image would exceed {MAX_SIDE} pixels a side")
-        shape = value.shape[0] + top + bottom, value.shape[1] + left + right, value.shape[2]
+        return height + top + bottom, width + left + right
+
+    def motion(self, height: int, width: int, random: KeyedRandom) -> Motion:
+        top, _, _, left = self.border
+        return Motion(*self._padded_size(height, width), x0=left, y0=top)
+
+    def _pad(self, value: Pixels, dtype: npt.DTypeLike) -> Pixels:
+        top, _, _, left = self.border
+        shape = *self._padded_size(value.shape[0], value.shape[1]), value.shape[2]
         padded = np.full(shape, self.fill, dtype)
         padded[top : top + value.shape[0], left : left + value.shape[1]] = value
         return padded
@@ -150,11 +162,18 @@ class RandomCrop:
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
         rows, columns = self.size
-        height, width = value.shape[:2]
+        top, left = self._draw_corner(value.shape[0], value.shape[1], random)
+        return np.ascontiguousarray(value[top : top + rows, left : left + columns])
+
+    def motion(self, height: int, width: int, random: KeyedRandom) -> Motion:
+        top, left = self._draw_corner(height, width, random)
+        return Motion(*self.size, x0=-left, y0=-top)
+
+    def _draw_corner(self, height: int, width: int, random: KeyedRandom) -> tuple[int, int]:
+        rows, columns = self.size
         if height < rows or width < columns:
             raise BadSampleError(f"an image of {width}×{height} is smaller than the crop of {columns}×{rows}")
-        top, left = random.integer(height - rows + 1), random.integer(width - columns + 1)
-        return np.ascontiguousarray(value[top : top + rows, left : left + columns])
+        return random.integer(height - rows + 1), random.integer(width - columns + 1)
 
 
 _DEGREES, _FILL = Parameter("degrees", pair(-360.0, 360.0)), Parameter("fill", whole(0, 255), 0)
@@ -175,6 +194,9 @@ class RotateBilinear:
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
         return affine(value, rotation(value, random.uniform(*self.degrees)), self.fill)
+
+    def motion(self, height: int, width: int, random: KeyedRandom) -> Motion:
+        return rotation_motion(height, width, random.uniform(*self.degrees))
 
 
 @operation(
@@ -208,13 +230,30 @@ class Rotate:
         source = rotation(value, random.uniform(*self.degrees))
         return affine(value, source, self.fill, nearest=self.filter == "nearest")
 
+    def motion(self, height: int, width: int, random: KeyedRandom) -> Motion:
+        return rotation_motion(height, width, random.uniform(*self.degrees))
+
 
 def rotation(value: Pixels, degrees: float) -> npt.NDArray[np.float64]:
     """Return the source coordinates of every target pixel, as [2, 3], for a rotation about the center."""
-    angle = math.radians(degrees)
-    cosine, sine = _coarse(math.cos(angle)), _coarse(math.sin(angle))
+    cosine, sine = _direction(degrees)
     x, y = (value.shape[1] - 1) / 2, (value.shape[0] - 1) / 2
     return np.array([[cosine, -sine, x - cosine * x + sine * y], [sine, cosine, y - sine * x - cosine * y]])
+
+
+def rotation_motion(height: int, width: int, degrees: float) -> Motion:
+    """Return where an image goes that `rotation` turns."""
+    cosine, sine = _direction(degrees)
+    x, y = width / 2, height / 2
+    return Motion(
+        height, width, cosine, sine, x - cosine * x - sine * y, -sine, cosine, y + sine * x - cosine * y
+    )
+
+
+def _direction(degrees: float) -> tuple[float, float]:
+    """Return cosine and sine."""
+    angle = math.radians(degrees)
+    return _coarse(math.cos(angle)), _coarse(math.sin(angle))
 
 
 def _coarse(value: float) -> float:
@@ -342,6 +381,9 @@ class HorizontalFlip:
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         return _mirrored(value) if random.chance(self.p) else value
+
+    def motion(self, height: int, width: int, random: KeyedRandom) -> Motion | None:
+        return Motion(height, width, xx=-1.0, x0=width) if random.chance(self.p) else None
 
     def fuse(self, following: Operation) -> Operation | None:
         return _FlippedToChw(self, following) if isinstance(following, ToChw) else None

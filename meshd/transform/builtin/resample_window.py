@@ -18,6 +18,8 @@ import cv2
 import numpy as np
 from PIL import Image as Pictures
 
+from meshd.transform.image_annotations import Motion
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -48,6 +50,18 @@ class ResampleWindow:
     out_height: int
     out_width: int
     filter: Filter = "fast"
+
+    def motion(self) -> Motion:
+        """Return where the content of the image goes."""
+        across, down = self.out_width / self.width, self.out_height / self.height
+        return Motion(
+            self.out_height,
+            self.out_width,
+            xx=across,
+            x0=-self.left * across,
+            yy=down,
+            y0=-self.top * down,
+        )
 
     def shrink(self) -> int:
         """Return the largest of 8, 4, 2 by which the image can be shrunk before cropping, or 1."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.transform.builtin.resample_window import Filter
+    from meshd.transform.image_annotations import Motion
     from meshd.transform.op_types import FieldType
     from meshwire.plan.keyed_random import KeyedRandom
 
@@ -94,6 +95,9 @@ class _Resize:
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         return resample_window(value, self.window(value.shape[0], value.shape[1], random))
 
+    def motion(self, height: int, width: int, random: KeyedRandom) -> Motion:
+        return self.window(height, width, random).motion()
+
 
 @operation("resize", Parameter("size", side_or_size), Parameter("filter", _filter_1, "fast"))
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,9 @@ class CenterCropFloor:
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         return resample_window(value, self.window(value.shape[0], value.shape[1], random))
+
+    def motion(self, height: int, width: int, random: KeyedRandom) -> Motion:
+        return self.window(height, width, random).motion()
 
 
 @operation(
@@ -233,6 +240,9 @@ class RandomResizedCropFast:
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         return resample_window(value, self.window(value.shape[0], value.shape[1], random))
+
+    def motion(self, height: int, width: int, random: KeyedRandom) -> Motion:
+        return self.window(height, width, random).motion()
 
 
 @operation(

@@ -33,7 +33,7 @@ Side = Literal["left", "right"]
 
 
 def _check_sequence(field: FieldType) -> None:
-    if field.kind != "array" or field.layout or not field.shape:
+    if field.kind != "array" or field.pixel_layout or not field.shape:
         raise ValueError(f"needs an array with a first axis, not {field}; tokenize or read one first")
 
 

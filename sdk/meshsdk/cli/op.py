@@ -327,8 +327,9 @@ def _page(found: OpInfo) -> str:
         lines += ["", *(f"  {item.name:{wide}}  {_told(item)}" for item in found.arguments)]
     given = [f"{item.name}={_example(item)}" for item in found.arguments if item.required]
     lines.append("")
+    inputs = [repr(name) for name in found.inputs]
     if found.op.isidentifier():
-        lines.append(f"  in a plan: ds.map(ops.{found.op}({', '.join(['FIELD', *given])}))")
+        lines.append(f"  in a plan: ds.map(ops.{found.op}({', '.join([*(inputs or ['FIELD']), *given])}))")
     else:
         fields = f"({', '.join(map(repr, found.inputs))})" if found.inputs else "FIELD"
         lines.append(f"  in a plan: ds.map(ops.user({', '.join([repr(found.op), fields, *given])}))")

@@ -7,6 +7,7 @@ Invariant: every field of a batch has `rows` rows, in the order of `positions`.
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Mapping
@@ -94,7 +95,7 @@ _UNPACK = opmap.get("UNPACK_SEQUENCE", -1)
 
 _UNEQUAL = (
     "its rows have unequal lengths. Make them equal on the nodes (ops.resize, ops.center_crop, ops.pad_to), "
-    "or use ragged[row], ragged.data and ragged.offsets"
+    "or use ragged[row], ragged.padded(), ragged.data and ragged.offsets"
 )
 
 
@@ -127,6 +128,42 @@ class Ragged:
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
+
+    def padded(self, value: float = 0, length: int | None = None) -> tuple[Any, Any]:
+        """Return (dense, counts): the rows as one tensor or array [rows, length, …], and int64[rows].
+
+        `dense` is a copy, with `value` after the `counts[i]` elements of row i along its first axis.
+
+        Arguments:
+            value: what fills the rows.
+            length: of the result. Default: the longest row.
+
+        Raises ConfigurationError for a longer row, or if rows differ along another axis.
+        """
+        if self.shapes is None:
+            counts, inner = np.diff(np.asarray(self._on_host(self.offsets))), ()
+        else:
+            counts, inner = self.shapes[:, 0], tuple(self.shapes[0, 1:].tolist()) if len(self) else ()
+            if (self.shapes[:, 1:] != np.array(inner, np.int64)).any():
+                raise ConfigurationError(f"cannot pad rows that differ beyond their first axis: {_UNEQUAL}")
+        longest = int(counts.max(initial=0))
+        wide = longest if length is None else length
+        if longest > wide:
+            raise ConfigurationError(f"a row has {longest} elements, more than length={wide}: ops.truncate")
+        places = np.arange(wide) < counts[:, None]
+        shape = (len(self), wide, *inner)
+        if isinstance(self.data, np.ndarray):
+            made: Any = np.full(shape, value, self.data.dtype)
+        else:
+            torch = sys.modules["torch"]
+            made, places = self.data.new_full(shape, value), torch.from_numpy(places).to(self.data.device)
+            counts = torch.from_numpy(counts.astype(np.int64)).to(self.data.device)
+        made[places] = self.data.reshape(-1, *inner) if math.prod(inner) else made[places]
+        return made, counts
+
+    @staticmethod
+    def _on_host(array: Any) -> Any:
+        return array if isinstance(array, np.ndarray) else array.cpu()
 
     def __repr__(self) -> str:
         lengths = self.offsets[1:] - self.offsets[:-1]

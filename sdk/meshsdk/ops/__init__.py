@@ -1,8 +1,8 @@
 """Op constructors for `Dataset.map`: the transforms that nodes apply to a field, in order.
 
 Law: an op here is only a name with checked arguments; the node's build of that op does the work, and its
-version is part of the plan's hash. The constructors for arrays are in `array_ops`, those that mix rows in
-`mixing_ops`.
+version is part of the plan's hash. The constructors for arrays are in `array_ops`, those for boxes and
+keypoints in `annotation_ops`, those that mix rows in `mixing_ops`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from meshsdk.errors import ConfigurationError
 from meshsdk.ops import arguments as _values
+from meshsdk.ops.annotation_ops import box_labels as box_labels
+from meshsdk.ops.annotation_ops import boxes as boxes
+from meshsdk.ops.annotation_ops import convert_boxes as convert_boxes
+from meshsdk.ops.annotation_ops import keep_boxes as keep_boxes
+from meshsdk.ops.annotation_ops import keypoints as keypoints
+from meshsdk.ops.annotation_ops import rotate90 as rotate90
 from meshsdk.ops.array_ops import frombuffer as frombuffer
 from meshsdk.ops.array_ops import gather_columns as gather_columns
 from meshsdk.ops.array_ops import npy as npy

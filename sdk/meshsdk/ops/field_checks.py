@@ -10,6 +10,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 from meshsdk.errors import ConfigurationError
+from meshsdk.ops.annotation_ops import JOINT_OPS
 from meshwire.plan.op_declarations import is_user_op
 from meshwire.plan.plan_spec import OpSpec
 
@@ -41,6 +42,8 @@ _TORCHVISION = {
     "Normalize": "normalize",
     "ToDtype": "cast",
     "ConvertImageDtype": "cast",
+    "SanitizeBoundingBoxes": "keep_boxes",
+    "ConvertBoundingBoxFormat": "convert_boxes",
 }
 
 
@@ -91,14 +94,14 @@ def _check_field(op: str, name: str, fields: Mapping[str, FieldInfo]) -> None:
 def narrow_op(op: OpSpec, fields: Sequence[str]) -> OpSpec | None:
     """Return the op without the fields that are not selected; None if no field is left.
 
-    Raises ConfigurationError for a user op that would lose some of its fields.
+    Raises ConfigurationError for a user op, or one on annotations, that would lose some of its fields.
     """
     left = tuple(name for name in op.all_fields if name in fields)
     if len(left) == len(op.all_fields):
         return op
     if not left:
         return None
-    if is_user_op(op.op):
+    if is_user_op(op.op) or op.op in JOINT_OPS:
         raise ConfigurationError(
             f"{op.op} takes the fields {', '.join(op.all_fields)}: select all of them, or map it later"
         )
