@@ -34,6 +34,8 @@ BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 _FORMAT = choice("xyxy", "xywh", "cxcywh")
 _HARD = Parameter("hard", flag, False)
 _FILES = "bytes of an annotation file"
+_ROUNDING = 1e-6
+"""What the rounding of coordinates may take of a share of visible area."""
 _MALFORMED = "a malformed file; over 4 MiB or 16,384 objects"
 
 
@@ -309,7 +311,7 @@ class KeepBoxes:
         kept = (
             (sides >= self.min_size).all(1)
             & (sides[:, 0] * sides[:, 1] >= self.min_area)
-            & (boxes.seen >= self.min_visibility)
+            & (boxes.seen >= self.min_visibility - _ROUNDING)
         )
         if kept.sum() < self.at_least:
             raise BadSampleError(f"{kept.sum()} boxes are left; at_least={self.at_least}")
