@@ -1,8 +1,8 @@
 """Notes on a plan that can run but probably does not do what its author means.
 
 Law: pure. A note says what happens to which field and what to write instead; a plan with notes is a valid
-plan. Subjects: images that lose values when they are decoded, filters that mix class numbers, and random
-draws that move one of several images.
+plan. Subjects: images that lose values when they are decoded, filters that mix class numbers, random draws
+that move one of several images, and annotations that do not follow their image.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from meshwire.plan.plan_spec import OpSpec, PlanSpec
 
 _MASK_NAMES = ("mask", "seg", "annot", "label")
+_ANNOTATING = ("boxes", "keypoints")
+"""Ops whose first field is an annotation of the image in the second."""
 _FLAT = 0.25
 """Bytes a pixel below which a palette image is rather a drawing or a mask than a photograph."""
 
@@ -46,12 +48,13 @@ def plan_notes(spec: PlanSpec, first: Callable[[str], bytes]) -> tuple[str, ...]
     """
     fields: dict[str, list[_FieldOp]] = {}
     for op in spec.ops:
-        for name in op.all_fields:
+        for name in (op.field,) if op.op in _ANNOTATING else op.all_fields:  # which leave the image as it is
             fields.setdefault(name, []).append(_FieldOp(op.for_field(name), op.fields))
     return (
         *(note for name, ops in fields.items() for note in _decoding_notes(name, ops, first)),
         *(note for name, ops in fields.items() for note in _filter_notes(name, ops)),
         *_pairing_notes(fields),
+        *_annotation_notes(spec),
     )
 
 
@@ -136,7 +139,11 @@ def _filter_notes(name: str, ops: list[_FieldOp]) -> Iterator[str]:
 
 def _pairing_notes(fields: dict[str, list[_FieldOp]]) -> Iterator[str]:
     """Note the ops that move a field at random without the other images of the sample."""
-    images = [name for name, ops in fields.items() if any(_places(each) for each in ops)]
+    images = [
+        name
+        for name, ops in fields.items()
+        if any(_places(each) for each in ops) and not any(each.op.op in _ANNOTATING for each in ops)
+    ]
     if len(images) < 2:
         return
     alone = {
@@ -167,4 +174,30 @@ def _moves(each: _FieldOp) -> bool:
     definition = registry.find(each.op.op, each.op.version, "")
     if not definition.moves or each.op.args.get("p") == 0:
         return False
+    if each.op.args.get("turns") is not None:
+        return False
     return str(each.op.args.get("at", "random")) == "random"
+
+
+def _annotation_notes(spec: PlanSpec) -> Iterator[str]:
+    """Note the ops that move an image without its boxes or keypoints, or those without their image."""
+    image_of: dict[str, str] = {}
+    for op in spec.ops:
+        if op.op in _ANNOTATING and len(op.fields) == 2:
+            image_of[op.fields[0]] = op.fields[1]
+            continue
+        definition = registry.find(op.op, op.version, "")
+        moves = definition.moves or hasattr(definition.build, "motion")
+        for annotation, image in image_of.items():
+            both = {annotation, image} & set(op.all_fields)
+            if definition.is_mixing and image in both:
+                yield f"{op.op} of {image!r} does not mix {annotation!r}: it has the objects of one image"
+            elif moves and len(both) == 1:
+                still = next(iter({annotation, image} - both))
+                yield f"{op.op} moves {next(iter(both))!r}, but not {still!r}{_remedy(op, image, annotation)}"
+
+
+def _remedy(op: OpSpec, image: str, annotation: str) -> str:
+    if not hasattr(registry.find(op.op, op.version, "").build, "motion"):
+        return ", which cannot follow: leave it out, or use an op that ops.over can apply to both"
+    return f", which belongs to it: ops.over(({image!r}, {annotation!r}), ops.{op.op}, …) moves both"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from meshsdk.loader.loader import Loader
     from meshsdk.loader.output_stage import Normalize
     from meshsdk.loader.warm_up import warm
+    from meshsdk.open_annotated import open_coco, open_voc, open_yolo
     from meshsdk.open_dataset import open
 
 __all__ = [
@@ -47,6 +48,9 @@ __all__ = [
     "errors",
     "mix",
     "open",
+    "open_coco",
+    "open_voc",
+    "open_yolo",
     "ops",
     "warm",
 ]
@@ -69,6 +73,9 @@ _HOMES = {
     "connect": "client.s3_client",
     "mix": "datasets.dataset",
     "open": "open_dataset",
+    "open_coco": "open_annotated",
+    "open_voc": "open_annotated",
+    "open_yolo": "open_annotated",
     "warm": "loader.warm_up",
 }
 

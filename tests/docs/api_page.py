@@ -99,6 +99,7 @@ SECTIONS = (
         (
             Entry("meshsdk.ops.*", "ops."),
             Entry("meshsdk.ops.array_ops.*", "ops."),
+            Entry("meshsdk.ops.annotation_ops.*", "ops."),
             Entry("meshsdk.ops.mixing_ops.*", "ops."),
         ),
     ),

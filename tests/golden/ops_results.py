@@ -1,4 +1,4 @@
-"""Results of the image ops, as hashes; `python -m tests.golden.ops_results` prints them as JSON.
+"""Results of the ops on images and annotations, as hashes: `python -m tests.golden.ops_results` prints them.
 
 From a PNG, so that no codec's arithmetic is in them; a JPEG's pixels and a lossy file's bytes are the codec
 release's. No pytest here: the check of the daemon's image runs it inside.
@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from meshd.transform import registry
+from meshd.transform.image_annotations import BOXES, make_boxes, make_points, points_type
 from meshd.transform.op_chain import compile_chain
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.plan.plan_spec import OpSpec
@@ -63,6 +64,7 @@ CHAINS: dict[str, list[Step]] = {
     "random_resized_crop-2-bilinear": [("random_resized_crop", "2", {"size": 32, "filter": "bilinear"})],
     "pad-2": [("pad", "2", {"border": [1, 2, 3, 4], "fill": 9})],
     "rotate-2": [("rotate", "2", {"degrees": 40, "fill": 3})],
+    "rotate90": [("random_crop", "1", {"size": 50}), ("rotate90", "1", {})],
     "rotate-2-nearest": [("rotate", "2", {"degrees": 40, "fill": 3, "filter": "nearest"})],
 }
 """The steps after decoding, or all of them. No version that a plan may have changes, and all are kept."""
@@ -130,9 +132,49 @@ def mixed(name: str) -> str:
     return found.hexdigest()
 
 
+MOVES: list[Step] = [
+    ("pad", "2", {"border": [9, 8, 7, 6]}),
+    ("rotate", "2", {"degrees": 40}),
+    ("random_crop", "1", {"size": [110, 120]}),
+    ("vflip", "1", {}),
+    ("random_resized_crop", "2", {"size": 64, "scale": [0.5, 1.0]}),
+    ("hflip", "1", {}),
+    ("rotate90", "1", {}),
+    ("resize", "2", {"size": [50, 41]}),
+    ("center_crop", "2", {"size": [43, 40]}),
+]
+
+
+def annotated(name: str) -> str:
+    """Of boxes or keypoints under all that moves them, and of what is left of the boxes."""
+    drawn = np.random.RandomState(11).randint(0, 4 * 120, (2, 9, 2)) / 4.0
+    corners = np.concatenate([drawn.min(0), drawn.max(0)], axis=1)
+    of_image = make_boxes(corners, (128, 160))
+    start = BOXES
+    if name == "keypoints":
+        visible = np.full((3, 6, 1), 2.0)
+        of_image = make_points(
+            np.concatenate([drawn.reshape(3, 6, 2), visible], 2), (128, 160), (1, 0, 2, 4, 3, 5)
+        )
+        start = points_type(6)
+    chain = compile_chain(
+        [(index, OpSpec(op, name, args, version)) for index, (op, version, args) in enumerate(MOVES)],
+        start=start,
+    )
+    keeping: Any = registry.build(OpSpec("keep_boxes", name, {"min_visibility": 0.25}, "1"), "ops[0]")[1]
+    found = hashlib.sha256()
+    for position in range(POSITIONS):
+        moved = chain.render(of_image, partial(KeyedRandom, 7, 1, position))
+        if name == "boxes":
+            moved = keeping.apply_all([moved], KeyedRandom(0, 0, 0))[0]
+        found.update(f"{moved.dtype}{moved.shape}{moved.canvas}".encode() + moved.tobytes())
+    return found.hexdigest()
+
+
 def results() -> dict[str, str]:
     names = ("mixup", "cutmix", "mixup_or_cutmix")
-    return {name: digest(name) for name in CHAINS} | {name: mixed(name) for name in names}
+    found = {name: digest(name) for name in CHAINS} | {name: mixed(name) for name in names}
+    return found | {name: annotated(name) for name in ("boxes", "keypoints")}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from meshd.transform import registry
-from tests.golden.ops_results import CHAINS, digest, mixed, results
+from tests.golden.ops_results import CHAINS, annotated, digest, mixed, results
 
 DATA = Path(__file__).parent / "ops" / "images.json"
 REWRITE = os.environ.get("GOLDEN") == "rewrite"
@@ -39,6 +39,11 @@ def test_ops_give_what_they_always_gave(name: str) -> None:
 @pytest.mark.parametrize("name", ["mixup", "cutmix", "mixup_or_cutmix"])
 def test_mixing_gives_what_it_always_gave(name: str) -> None:
     assert mixed(name) == FROZEN[name], f"{name} gives something else: that is a new version of the op"
+
+
+@pytest.mark.parametrize("name", ["boxes", "keypoints"])
+def test_annotations_go_where_they_always_went(name: str) -> None:
+    assert annotated(name) == FROZEN[name], f"{name} go elsewhere: that is a new version of an op"
 
 
 def test_another_processor_gives_the_same() -> None:
@@ -66,4 +71,4 @@ def test_every_version_of_every_image_op_is_frozen() -> None:
 
 
 def test_nothing_is_frozen_that_is_not_looked_at() -> None:
-    assert set(FROZEN) == {*CHAINS, "mixup", "cutmix", "mixup_or_cutmix"}
+    assert set(FROZEN) == {*CHAINS, "mixup", "cutmix", "mixup_or_cutmix", "boxes", "keypoints"}

@@ -112,8 +112,10 @@ def _voc(data: bytes, hard: bool) -> Objects:
     try:
         document = parse_xml(data, root="annotation", max_bytes=MAX_BYTES)
     except S3Error as error:
-        why = str(error).removeprefix("MalformedXML: ")
-        raise BadSampleError(f"not an annotation of Pascal VOC: {why}") from error
+        raise BadSampleError(
+            "not an XML file with the root `annotation`, or one with a DOCTYPE, an entity or a processing "
+            "instruction, which are refused"
+        ) from error
     listed = document.find_all("object")
     kept = [each for each in listed if hard or each.child_text("difficult", "0").strip() in ("", "0")]
     _check_count(len(kept))

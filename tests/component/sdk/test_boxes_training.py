@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,3 +128,111 @@ def test_a_training_loop_takes_them_padded(client: Client) -> None:
         steps += 1
     assert steps == COUNT // 8
     assert torch.isfinite(loss)
+
+
+# --- formats ----------------------------------------------------------------------------------------------
+
+XML = (
+    "<annotation><object><name>{name}</name><bndbox><xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{right}</xmax>"
+    "<ymax>{bottom}</ymax></bndbox></object></annotation>"
+)
+
+
+@pytest.fixture(scope="module")
+def formats(client: Client) -> Client:
+    """The scenes of one box each, as COCO, VOC and YOLO; one image without a file, one without an object."""
+    client.create_bucket("formats")
+    images, annotations = [], []
+    for number in range(0, 12, 2):
+        pixels, ((left, top, right, bottom),) = scene(number)
+        out = io.BytesIO()
+        Image.fromarray(pixels).save(out, "PNG")
+        client.put("formats", f"images/{number}.png", out.getvalue())
+        wide, high = right - left, bottom - top
+        images.append({"id": 100 + number, "file_name": f"{number}.png", "width": 120, "height": 90})
+        if number == 10:
+            continue
+        skeleton = [float(left), float(top), 2, float(right), float(top), 1]
+        annotations.append(
+            {
+                "image_id": 100 + number,
+                "category_id": 18,
+                "bbox": [float(left), float(top), float(wide), float(high)],
+                "keypoints": skeleton,
+            }
+        )
+        told = XML.format(name="dog", x1=left + 1, y1=top + 1, right=right, bottom=bottom)
+        client.put("formats", f"xml/{number}.xml", told.encode())
+        line = f"16 {(left + right) / 240} {(top + bottom) / 180} {wide / 120} {high / 90}\n"
+        client.put("formats", f"txt/{number}.txt", line.encode())
+    client.put("formats", "txt/10.txt", b"")
+    document = {"images": images, "annotations": annotations, "categories": [{"id": 18, "name": "dog"}]}
+    client.put("formats", "coco/instances.json", json.dumps(document).encode())
+    return client
+
+
+def test_coco_voc_and_yolo_are_the_same_data(formats: Client) -> None:
+    both = ("image", "boxes")
+    opened = {
+        "voc": mesh.open_voc("s3://formats/images", "s3://formats/xml", ["cat", "dog"], client=formats),
+        "yolo": mesh.open_yolo("s3://formats/images", "s3://formats/txt", client=formats),
+        "coco": mesh.open_coco("s3://formats/images", "s3://formats/coco/instances.json", client=formats),
+    }
+    rows = {}
+    for name, ds in opened.items():
+        moved = ds.map(ops.decode("image"), ops.over(both, ops.resize, 45), ops.over(both, ops.hflip, p=1.0))
+        rows[name] = [moved[number] for number in range(len(moved))]
+    assert [len(found) for found in rows.values()] == [5, 6, 6]
+    assert {name: int(found[0]["labels"][0]) for name, found in rows.items()} == {
+        "voc": 1,
+        "yolo": 16,
+        "coco": 18,
+    }
+    empty = [
+        [row["boxes"].shape for row in rows[name] if not len(row["labels"])] for name in ("yolo", "coco")
+    ]
+    assert empty == [[(0, 4)], [(0, 4)]]
+    filled = {name: [row for row in found if len(row["labels"])] for name, found in rows.items()}
+    for voc, yolo, coco in zip(*filled.values(), strict=True):
+        assert (voc["boxes"] == coco["boxes"]).all()
+        assert np.abs(voc["boxes"] - yolo["boxes"]).max() < 1e-4
+        lit = np.nonzero(voc["image"][:, :, 0] > 125)
+        assert (
+            np.abs(voc["boxes"][0] - [lit[1].min(), lit[0].min(), lit[1].max() + 1, lit[0].max() + 1]).max()
+            < 1
+        )
+
+
+def test_coco_is_stored_by_image_once_and_has_keypoints(formats: Client) -> None:
+    def opened() -> mesh.Dataset:
+        return mesh.open_coco(
+            "s3://formats/images",
+            "s3://formats/coco/instances.json",
+            classes=["dog"],
+            keypoints=2,
+            swap=[(0, 1)],
+            client=formats,
+        )
+
+    ds = opened().map(ops.decode("image"), ops.over(("image", "boxes", "keypoints"), ops.hflip, p=1.0))
+    row = ds[0]
+    left, _, right, _ = row["boxes"][0].tolist()
+    first, second = row["keypoints"][0].tolist()
+    assert (first[0], second[0]) == (left - 1, right - 1)  # of a mirrored dog, what was right is left
+    assert (first[2], second[2], row["labels"].tolist()) == (1, 2, [0])
+    before = [entry.key for entry in formats.list("formats", "coco/")]
+    assert len(before) == 2
+    assert opened().snapshot.hash == ds.snapshot.hash
+    assert [entry.key for entry in formats.list("formats", "coco/")] == before
+
+
+def test_a_hostile_file_is_a_bad_sample_on_the_node(formats: Client) -> None:
+    bomb = b'<!DOCTYPE a [<!ENTITY b "boom">]><annotation><object><name>&b;</name></object></annotation>'
+    formats.put("formats", "hostile/0.xml", bomb)
+    formats.put("formats", "hostile/2.xml", formats.get("formats", "xml/2.xml"))
+    ds = mesh.open_voc("s3://formats/images", "s3://formats/hostile", ["dog"], client=formats)
+    loader = mesh.Loader(ds.map(ops.decode("image")), global_batch=2, seed=1, max_bad=0.9, output="numpy")
+    (batch,) = loader
+    assert sorted(batch.status.tolist()) == [0, 1]
+    assert [box.shape for box in batch["boxes"]] == [(1, 4), (1, 4)]
+    assert all("DOCTYPE" in bad.error for bad in loader.bad())

@@ -165,3 +165,19 @@ def test_windows_of_two_arrays() -> None:
     assert "window of 'x'; window of 'y'" in note
     assert notes(*arrays, op("window", "x", "y", extents=[3, 3])) == ()
     assert notes(*arrays, *(each | {"args": {"extents": [3, 3], "at": "center"}} for each in own)) == ()
+
+
+BOXED = [op("boxes", "voc", "photo", source="voc"), op("decode", "photo")]
+
+
+def test_boxes_that_do_not_follow_their_image() -> None:
+    (note,) = notes(*BOXED, op("resize", "photo", size=8))
+    assert note == (
+        "resize moves 'photo', but not 'voc', which belongs to it: ops.over(('photo', 'voc'), ops.resize, …) "
+        "moves both"
+    )
+    assert "hflip moves 'voc', but not 'photo'" in notes(*BOXED, op("hflip", "voc"))[0]
+    assert "'voc', which cannot follow" in notes(*BOXED, op("rand_augment", "photo"))[0]
+    assert "does not mix 'voc'" in notes(*BOXED, op("mixup", "photo"))[0]
+    followed = [op("hflip", "photo", "voc"), op("color_jitter", "photo", brightness=0.3)]
+    assert notes(*BOXED, *followed, op("keep_boxes", "voc")) == ()

@@ -1,0 +1,207 @@
+"""`mesh.open_coco`, `mesh.open_voc`, `mesh.open_yolo`: images paired with their annotation files.
+
+Law: a sample is an image with its annotations; the nodes parse them (`ops.boxes`, `ops.box_labels`). Only
+the one file that COCO has for all images is read here, once, and stored as a tar of a small file an image.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import tarfile
+import tempfile
+from typing import TYPE_CHECKING, Any, Literal
+
+from meshsdk import open_dataset, ops, transfers
+from meshsdk.datasets.fields import check_source
+from meshsdk.errors import ConfigurationError, NotFoundError
+from meshwire.dataset.fields import sample_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.dataset import Dataset
+
+_log = logging.getLogger("meshsdk")
+IMAGES = "jpg;jpeg;png;webp"
+
+
+def open_voc(
+    images: str,
+    annotations: str,
+    classes: Sequence[str],
+    *,
+    hard: bool = False,
+    client: Client | None = None,
+    deadline: float | None = None,
+) -> Dataset:
+    """Open images with annotations of Pascal VOC: fields `image`, `boxes` and `labels`.
+
+    Arguments:
+        images: the folder of the images, such as "s3://voc/JPEGImages".
+        annotations: the folder of the XML files of the same names; may be that of the images.
+        classes: names in the order of their numbers; another name makes a sample bad.
+        hard: whether to keep objects that are marked as difficult.
+        client, deadline: as in `mesh.open`.
+
+    An image without a file is left out (counted in `ds.snapshot.skipped`). Raises as `mesh.open` does.
+
+    Example:
+        ds = mesh.open_voc("s3://voc/JPEGImages", "s3://voc/Annotations", ["cat", "dog"])
+        ds = ds.map(ops.decode("image"), ops.over(("image", "boxes"), ops.hflip))
+    """
+    return _opened(images, annotations, "voc", "xml", classes, hard, client, deadline)
+
+
+def open_yolo(
+    images: str,
+    labels: str,
+    *,
+    classes: Sequence[str] | None = None,
+    client: Client | None = None,
+    deadline: float | None = None,
+) -> Dataset:
+    """Open images with labels of YOLO (class, center x and y, width, height in shares of the image).
+
+    The fields are `image`, `boxes` and `labels`.
+
+    Arguments:
+        images: the folder of the images, such as "s3://coco128/images/train".
+        labels: the folder of the text files of the same names; may be that of the images.
+        classes: numbers as text, to choose and renumber classes. Default: the numbers in the files.
+        client, deadline: as in `mesh.open`.
+
+    An image without a file is left out (counted in `ds.snapshot.skipped`); one with an empty file has no
+    boxes. Raises as `mesh.open` does.
+    """
+    return _opened(images, labels, "yolo", "txt", classes, False, client, deadline)
+
+
+def open_coco(
+    images: str,
+    annotations: str,
+    *,
+    classes: Sequence[str] | None = None,
+    keypoints: int = 0,
+    swap: Sequence[Sequence[int]] = (),
+    hard: bool = False,
+    client: Client | None = None,
+    deadline: float | None = None,
+) -> Dataset:
+    """Open images with COCO annotations: fields `image`, `boxes`, `labels`, and `keypoints` if asked for.
+
+    Arguments:
+        images: the folder of the images, such as "s3://coco/train2017".
+        annotations: the JSON file, such as "s3://coco/annotations/instances_train2017.json".
+        classes: names of categories in the order of their numbers; another one makes a sample bad. Default:
+            the category ids of the file.
+        keypoints: keypoints of an object, 17 for the people of COCO.
+        swap: pairs of keypoints that change places in a mirror image; see `ops.keypoints`.
+        hard: whether to keep objects that are marked as iscrowd.
+        client, deadline: as in `mesh.open`.
+
+    The first call reads the file here (six times its size in memory) and stores its annotations by image, as
+    a tar next to it, which needs the right to write there; later calls use that tar. Segmentations are left
+    out.
+    Raises ConfigurationError if the file is not COCO's, and as `mesh.open` does.
+    """
+    from meshsdk.client.s3_client import connect
+
+    client = client or connect()
+    fields = {"boxes": "json", "labels": "json", **({"keypoints": "json"} if keypoints else {})}
+    paired = _join(images, _by_image(client, annotations), fields, client, deadline)
+    read = _readers("coco", classes, hard)
+    if keypoints:
+        read.append(ops.keypoints("keypoints", "image", source="coco", count=keypoints, swap=swap, hard=hard))
+    return paired.map(*read)
+
+
+def _opened(
+    images: str,
+    annotations: str,
+    source: Literal["voc", "yolo"],
+    extension: str,
+    classes: Sequence[str] | None,
+    hard: bool,
+    client: Client | None,
+    deadline: float | None,
+) -> Dataset:
+    read = _readers(source, classes, hard)
+    fields = {"boxes": extension, "labels": extension}
+    if check_source(images) == check_source(annotations):
+        both = {"image": IMAGES, **fields}
+        return open_dataset.open(images, both, client=client, deadline=deadline).map(*read)
+    return _join(images, annotations, fields, client, deadline).map(*read)
+
+
+def _join(
+    images: str, annotations: str, fields: Mapping[str, str], client: Client | None, deadline: float | None
+) -> Dataset:
+    left = open_dataset.open(images, {"image": IMAGES}, client=client, deadline=deadline)
+    right = open_dataset.open(annotations, fields, client=left.client, deadline=deadline)
+    return left.join(right, deadline=600.0 if deadline is None else deadline)
+
+
+def _readers(source: Literal["coco", "voc", "yolo"], classes: Sequence[str] | None, hard: bool) -> list[Any]:
+    return [
+        ops.boxes("boxes", "image", source=source, hard=hard),
+        ops.box_labels("labels", source, classes=classes, hard=hard),
+    ]
+
+
+def _by_image(client: Client, url: str) -> str:
+    """Return the URL of the tar with a file an image, which is made if it is not there yet."""
+    bucket, _, key = check_source(url).removeprefix("s3://").rstrip("/").partition("/")
+    etag = client.head(bucket, key).etag
+    made = f"{key}.by-image/{etag.strip(chr(34))[:16]}.tar"
+    try:
+        client.head(bucket, made)
+    except NotFoundError:
+        _log.info("%s: stored by image in s3://%s/%s, once", url, bucket, made)
+        with tempfile.TemporaryFile() as file:
+            _write_tar(file, _parsed(client.get(bucket, key, etag=etag), url))
+            file.seek(0)
+            transfers.upload(client, file, bucket, made, content_type="application/x-tar")
+    return f"s3://{bucket}/{made}"
+
+
+def _parsed(data: bytes, url: str) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{url}: not a JSON file: {error}") from error
+    listed = [document.get(name) for name in ("images", "annotations")] if isinstance(document, dict) else []
+    if len(listed) != 2 or not all(isinstance(each, list) for each in listed):
+        raise ConfigurationError(
+            f"{url}: not an annotation file of COCO: it needs `images` and `annotations`"
+        )
+    found: dict[str, Any] = document
+    return found
+
+
+def _write_tar(file: Any, document: Mapping[str, Any]) -> None:
+    """Write a member an image, by name; the same annotations give the same bytes."""
+    names = {each["id"]: each.get("name") for each in document.get("categories", ())}
+    by_image: dict[Any, list[dict[str, Any]]] = {}
+    for annotation in document["annotations"]:
+        by_image.setdefault(annotation["image_id"], []).append(annotation)
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for image in sorted(document["images"], key=lambda each: str(each["file_name"])):
+            kept = [dict(_kept(each, names)) for each in by_image.get(image["id"], ())]
+            body = json.dumps({"annotations": kept}, separators=(",", ":")).encode()
+            member = tarfile.TarInfo(f"{sample_key(image['file_name'])[0]}.json")
+            member.size = len(body)
+            tar.addfile(member, io.BytesIO(body))
+
+
+def _kept(annotation: Mapping[str, Any], names: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what ops read of an annotation."""
+    number = annotation["category_id"]
+    yield "category_id", number
+    if names.get(number) is not None:
+        yield "category", names[number]
+    for name in ("bbox", "iscrowd", "keypoints"):
+        if annotation.get(name) is not None:
+            yield name, annotation[name]
