@@ -192,6 +192,7 @@ class RowInputs:
         self._joints, self._sources, self._read = joints, sources, read
         self._draw, self._tally, self._prefixes = draw, tally, prefixes
         self._made: dict[int, Any] = {}
+        self._kept: dict[int, bytes] = {}
         self._joined = not joints
         self.number = joints[0].before[0][0] if joints else 0
         """The current field, which an error is attributed to."""
@@ -205,7 +206,7 @@ class RowInputs:
             for number, chain in joint.before:
                 self.number = number
                 if number in joint.reads:
-                    values.append(self._read(self._sources[number]))
+                    values.append(self._kept.setdefault(number, self._source(number)))
                 else:
                     values.append(self.render_chain(number, chain))
             self.number = joint.before[0][0]
@@ -219,7 +220,12 @@ class RowInputs:
         """Return the input of a field, by its number."""
         self.run_multi_field_ops()
         self.number = number
-        return self._made[number] if number in self._made else self._read(self._sources[number])
+        return self._made[number] if number in self._made else self._source(number)
+
+    def _source(self, number: int) -> bytes:
+        """Return the bytes of a field, which are read once for all ops that need them."""
+        kept = self._kept.get(number)
+        return self._read(self._sources[number]) if kept is None else kept
 
     def begin_chain(self, number: int, chain: OpChain) -> tuple[Any, int]:
         """Return (value, done): the result of the first `done` steps of the last part of a field's chain.
@@ -239,8 +245,8 @@ class RowInputs:
         if number in self._made:
             return self._made[number], 0
         if self._prefixes is None:
-            return self._read(self._sources[number]), 0
-        return self._prefixes.begin(number, chain, self._draw, lambda: self._read(self._sources[number]))
+            return self._source(number), 0
+        return self._prefixes.begin(number, chain, self._draw, lambda: self._source(number))
 
 
 class _TracedDraws(KeyedRandom):

@@ -102,9 +102,9 @@ def open_coco(
         hard: whether to keep objects that are marked as iscrowd.
         client, deadline: as in `mesh.open`.
 
-    The first call reads the file here (six times its size in memory) and stores its annotations by image, as
-    a tar next to it, which needs the right to write there; later calls use that tar. Segmentations are left
-    out.
+    The first call reads the file here (seven times its size in memory) and stores its annotations by image,
+    as a tar next to it, which needs the right to write there; later calls use that tar. Segmentations are
+    left out.
     Raises ConfigurationError if the file is not COCO's, and as `mesh.open` does.
     """
     from meshsdk.client.s3_client import connect

@@ -56,6 +56,9 @@ SECTIONS = (
         "Samples, their fields, and the ops that nodes apply to them: [guide](sdk.md#datasets).",
         (
             Entry("meshsdk.open_dataset.open", "mesh.open"),
+            Entry("meshsdk.open_annotated.open_coco", "mesh.open_coco"),
+            Entry("meshsdk.open_annotated.open_voc", "mesh.open_voc"),
+            Entry("meshsdk.open_annotated.open_yolo", "mesh.open_yolo"),
             Entry(
                 "meshsdk.datasets.dataset.Dataset",
                 "mesh.Dataset",

@@ -40,7 +40,7 @@ def torchvision_results() -> dict[str, Any]:
     import torch
 
     known = torch.library.register_fake
-    torch.library.register_fake = lambda name, *args, **more: (  # type: ignore[assignment]
+    torch.library.register_fake = lambda name, *args, **more: (
         (lambda function: function) if str(name).startswith("torchvision::") else known(name, *args, **more)
     )
     from torchvision import tv_tensors

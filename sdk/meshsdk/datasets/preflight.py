@@ -18,6 +18,7 @@ from meshsdk.byte_sizes import format_size
 from meshsdk.client.read_costs import fetch_disk_cost
 from meshsdk.datasets.batch import Ragged
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, PreflightError
+from meshsdk.ops.annotation_ops import JOINT_OPS
 from meshwire.formats.content_sniffing import ContentHint, identify_content, identify_numbers
 
 if TYPE_CHECKING:
@@ -249,9 +250,15 @@ def _raw_notes(ds: SampleSequence, row: Mapping[str, Any]) -> list[str]:
 def _ragged_notes(
     ds: SampleSequence, schema: Mapping[str, FieldSchema], rows: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Return notes on arrays of several dimensions, such as images, that are delivered ragged."""
+    """Return notes on arrays of several dimensions, such as images, that are delivered ragged.
+
+    Boxes and keypoints are not among them: samples have different numbers of objects.
+    """
     notes = []
+    annotations = {op.field for op in ds.ops if op.op in JOINT_OPS}
     for name, field in schema.items():
+        if name in annotations:
+            continue
         shapes = sorted({str(list(np.shape(row[name]))) for row in rows if name in row})
         if field.shape is not None or np.ndim(rows[0].get(name, 0)) < 2 or not prod(np.shape(rows[0][name])):
             continue

@@ -363,8 +363,10 @@ def over(
 ) -> OpSpec:
     """Apply one op to several fields with the same random draws, so that a mask stays aligned with its image.
 
+    Boxes and keypoints are moved as the pixels are: by flips, crops, resize, pad and rotations.
+
     Arguments:
-        fields: two or more.
+        fields: two or more: images, boxes and keypoints of one scene, or arrays alike.
         op: a constructor of this module.
         args, named: its arguments after the field.
         each: by field, arguments that differ for that field.

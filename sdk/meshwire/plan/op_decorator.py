@@ -117,7 +117,10 @@ def _arguments(function: Callable[..., Any], inputs: tuple[str, ...]) -> tuple[t
         raise TypeError(f"{function.__name__}: its first parameters must be its inputs: {', '.join(inputs)}")
     wrong = [parameter.name for parameter in rest if parameter.kind is not parameter.KEYWORD_ONLY]
     if wrong:
-        raise TypeError(f"{function.__name__}: write `*` before {wrong[0]!r}: arguments are passed by name")
+        fields = "" if inputs else "; another field of the sample needs inputs={…} and outputs={…}"
+        raise TypeError(
+            f"{function.__name__}: write `*` before {wrong[0]!r}: arguments are passed by name{fields}"
+        )
     found = tuple(_argument(parameter) for parameter in rest if parameter.name != "random")
     return found, any(parameter.name == "random" for parameter in rest)
 

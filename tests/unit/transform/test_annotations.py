@@ -177,7 +177,7 @@ def array_file(array: Any) -> bytes:
     return out.getvalue()
 
 
-READ = [
+READ: list[dict[str, Any]] = [
     {"op": "npy", "field": "boxes", "args": {"dtype": "float32", "shape": [None, 4]}},
     {"op": "boxes", "fields": ["boxes", "image"]},
     {"op": "decode", "field": "image"},
@@ -370,7 +370,11 @@ def test_hostile_files_are_bad_samples(source: str, data: bytes) -> None:
 
 def test_formats_of_arrays_and_back() -> None:
     pixels = image_file(np.zeros((60, 80, 3), np.uint8))
-    given = {"xywh": [10, 20, 40, 25], "cxcywh": [30, 32.5, 40, 25], "xyxy": [10, 20, 50, 45]}
+    given: dict[str, list[float]] = {
+        "xywh": [10, 20, 40, 25],
+        "cxcywh": [30, 32.5, 40, 25],
+        "xyxy": [10, 20, 50, 45],
+    }
     for form, numbers in given.items():
         shares = (np.array([numbers]) / [80, 60, 80, 60]).astype(np.float64)
         got = rendered(
@@ -382,4 +386,4 @@ def test_formats_of_arrays_and_back() -> None:
             ],
             {"image": pixels, "boxes": array_file(shares)},
         )
-        assert np.allclose(got["boxes"], [numbers, [-1] * 4, [-1] * 4], atol=1e-5)
+        assert np.allclose(got["boxes"], np.array([numbers, [-1] * 4, [-1] * 4]), atol=1e-5)
