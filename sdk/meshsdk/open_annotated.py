@@ -33,7 +33,7 @@ def open_voc(
     annotations: str,
     classes: Sequence[str],
     *,
-    hard: bool = False,
+    difficult: bool = False,
     client: Client | None = None,
     deadline: float | None = None,
 ) -> Dataset:
@@ -43,7 +43,7 @@ def open_voc(
         images: the folder of the images, such as "s3://voc/JPEGImages".
         annotations: the folder of the XML files of the same names; may be that of the images.
         classes: names in the order of their numbers; another name makes a sample bad.
-        hard: whether to keep objects that are marked as difficult.
+        difficult: whether to keep objects that are marked as difficult.
         client, deadline: as in `mesh.open`.
 
     An image without a file is left out (counted in `ds.snapshot.skipped`). Raises as `mesh.open` does.
@@ -52,7 +52,7 @@ def open_voc(
         ds = mesh.open_voc("s3://voc/JPEGImages", "s3://voc/Annotations", ["cat", "dog"])
         ds = ds.map(ops.decode("image"), ops.over(("image", "boxes"), ops.hflip))
     """
-    return _opened(images, annotations, "voc", "xml", classes, hard, client, deadline)
+    return _opened(images, annotations, "voc", "xml", classes, difficult, client, deadline)
 
 
 def open_yolo(
@@ -86,7 +86,7 @@ def open_coco(
     classes: Sequence[str] | None = None,
     keypoints: int = 0,
     swap: Sequence[Sequence[int]] = (),
-    hard: bool = False,
+    difficult: bool = False,
     client: Client | None = None,
     deadline: float | None = None,
 ) -> Dataset:
@@ -99,7 +99,7 @@ def open_coco(
             the category ids of the file.
         keypoints: keypoints of an object, 17 for the people of COCO.
         swap: pairs of keypoints that change places in a mirror image; see `ops.keypoints`.
-        hard: whether to keep objects that are marked as iscrowd.
+        difficult: whether to keep objects that are marked as iscrowd.
         client, deadline: as in `mesh.open`.
 
     The first call reads the file here (seven times its size in memory) and stores its annotations by image,
@@ -112,9 +112,13 @@ def open_coco(
     client = client or connect()
     fields = {"boxes": "json", "labels": "json", **({"keypoints": "json"} if keypoints else {})}
     paired = _join(images, _by_image(client, annotations), fields, client, deadline)
-    read = _readers("coco", classes, hard)
+    read = _readers("coco", classes, difficult)
     if keypoints:
-        read.append(ops.keypoints("keypoints", "image", source="coco", count=keypoints, swap=swap, hard=hard))
+        read.append(
+            ops.keypoints(
+                "keypoints", "image", source="coco", count=keypoints, swap=swap, difficult=difficult
+            )
+        )
     return paired.map(*read)
 
 
@@ -124,11 +128,11 @@ def _opened(
     source: Literal["voc", "yolo"],
     extension: str,
     classes: Sequence[str] | None,
-    hard: bool,
+    difficult: bool,
     client: Client | None,
     deadline: float | None,
 ) -> Dataset:
-    read = _readers(source, classes, hard)
+    read = _readers(source, classes, difficult)
     fields = {"boxes": extension, "labels": extension}
     if check_source(images) == check_source(annotations):
         both = {"image": IMAGES, **fields}
@@ -144,10 +148,12 @@ def _join(
     return left.join(right, deadline=600.0 if deadline is None else deadline)
 
 
-def _readers(source: Literal["coco", "voc", "yolo"], classes: Sequence[str] | None, hard: bool) -> list[Any]:
+def _readers(
+    source: Literal["coco", "voc", "yolo"], classes: Sequence[str] | None, difficult: bool
+) -> list[Any]:
     return [
-        ops.boxes("boxes", "image", source=source, hard=hard),
-        ops.box_labels("labels", source, classes=classes, hard=hard),
+        ops.boxes("boxes", "image", source=source, difficult=difficult),
+        ops.box_labels("labels", source, classes=classes, difficult=difficult),
     ]
 
 

@@ -45,28 +45,42 @@ class Objects:
     points: Floats | None = None
 
 
-def read_objects(data: bytes, form: FileFormat, *, hard: bool) -> Objects:
-    """Parse a file. `hard`: with objects that are marked iscrowd (COCO) or difficult (VOC).
+def read_numbers(data: bytes) -> Floats:
+    """Parse a JSON list of numbers, or of lists of one length, three deep at most. Raises BadSampleError."""
+    _check_size(data)
+    document = _json(data)
+    flat, shape = document, []
+    while isinstance(flat, list):
+        shape.append(len(flat) if not shape or not flat else len(flat) // int(np.prod(shape)))
+        nested = [isinstance(each, list) for each in flat]
+        if not any(nested):
+            break
+        if not all(nested) or len({len(each) for each in flat}) != 1:
+            raise BadSampleError("the JSON lists have unequal lengths")
+        flat = [number for each in flat for number in each]
+    if not shape or len(shape) > 3:
+        raise BadSampleError("not a JSON list of numbers, or of lists of them")
+    return _numbers(flat, len(flat), "a number").reshape(shape)
+
+
+def read_objects(data: bytes, form: FileFormat, *, difficult: bool) -> Objects:
+    """Parse a file. `difficult`: with objects that are marked iscrowd (COCO) or difficult (VOC).
 
     Raises BadSampleError.
     """
-    if len(data) > MAX_BYTES:
-        raise BadSampleError(f"annotations of {len(data)} bytes; at most {MAX_BYTES} are allowed")
-    return {"coco": _coco, "voc": _voc, "yolo": _yolo}[form](data, hard)
+    _check_size(data)
+    return {"coco": _coco, "voc": _voc, "yolo": _yolo}[form](data, difficult)
 
 
 # --- COCO: the part of an instances.json that belongs to one image ----------------------------------------
 
 
-def _coco(data: bytes, hard: bool) -> Objects:
-    try:
-        document = json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise BadSampleError(f"not a JSON document: {error}") from error
+def _coco(data: bytes, difficult: bool) -> Objects:
+    document = _json(data)
     listed = document.get("annotations") if isinstance(document, dict) else document
     if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
         raise BadSampleError("no list of COCO annotations")
-    kept = [each for each in listed if hard or not each.get("iscrowd")]
+    kept = [each for each in listed if difficult or not each.get("iscrowd")]
     _check_count(len(kept))
     boxes = _table([_numbers(each.get("bbox"), 4, "bbox") for each in kept], 4)
     points = [_points(each["keypoints"]) for each in kept if each.get("keypoints") is not None]
@@ -76,14 +90,21 @@ def _coco(data: bytes, hard: bool) -> Objects:
     return Objects(corners, [_category(each) for each in kept], np.stack(points) if points else None)
 
 
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadSampleError(f"not a JSON document: {error}") from error
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
 def _category(annotation: dict[str, Any]) -> tuple[str, ...]:
     number = annotation.get("category_id")
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise BadSampleError(f"category_id is {shown_value(number)}, not an integer")
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _MOST:
+        raise BadSampleError(f"category_id is {shown_value(number)}, not an integer in 0…{_MOST:g}")
     name = annotation.get("category")
     return (str(number), name) if isinstance(name, str) else (str(number),)
 
@@ -108,7 +129,7 @@ def _numbers(given: Any, count: int, name: str) -> Floats:
 # --- Pascal VOC -------------------------------------------------------------------------------------------
 
 
-def _voc(data: bytes, hard: bool) -> Objects:
+def _voc(data: bytes, difficult: bool) -> Objects:
     try:
         document = parse_xml(data, root="annotation", max_bytes=MAX_BYTES)
     except S3Error as error:
@@ -117,7 +138,7 @@ def _voc(data: bytes, hard: bool) -> Objects:
             "instruction, which are refused"
         ) from error
     listed = document.find_all("object")
-    kept = [each for each in listed if hard or each.child_text("difficult", "0").strip() in ("", "0")]
+    kept = [each for each in listed if difficult or each.child_text("difficult", "0").strip() in ("", "0")]
     _check_count(len(kept))
     corners = [_voc_corners(each) for each in kept]
     return Objects(_table(corners, 4), [(each.child_text("name").strip(),) for each in kept])
@@ -135,7 +156,7 @@ def _voc_corners(found: Element) -> Floats:
 # --- YOLO -------------------------------------------------------------------------------------------------
 
 
-def _yolo(data: bytes, hard: bool) -> Objects:
+def _yolo(data: bytes, difficult: bool) -> Objects:
     try:
         lines = data.decode().split("\n")
     except UnicodeDecodeError as error:
@@ -172,6 +193,17 @@ def _number(text: str, name: str) -> float:
 
 def _table(rows: Sequence[Floats], width: int) -> Floats:
     return np.stack(rows) if rows else np.zeros((0, width))
+
+
+def _check_size(data: bytes) -> None:
+    if len(data) > MAX_BYTES:
+        raise BadSampleError(f"annotations of {len(data)} bytes; at most {MAX_BYTES} are allowed")
+
+
+def check_coordinates(numbers: Floats) -> None:
+    """Raises BadSampleError for numbers that are not finite, or senseless."""
+    if not (np.abs(numbers) <= _MOST).all():
+        raise BadSampleError(f"a coordinate is not a number within ±{_MOST:g}")
 
 
 def _check_count(count: int) -> None:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from meshd.transform.builtin.annotation_files import FILE_FORMATS, read_objects
+from meshd.transform.builtin.annotation_files import (
+    FILE_FORMATS,
+    check_coordinates,
+    read_numbers,
+    read_objects,
+)
 from meshd.transform.builtin.text import check_bytes
 from meshd.transform.errors import BadSampleError
 from meshd.transform.image_annotations import BOXES, make_boxes, make_points, points_type
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 Source = Literal["array", "coco", "voc", "yolo"]
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 _FORMAT = choice("xyxy", "xywh", "cxcywh")
-_HARD = Parameter("hard", flag, False)
+_DIFFICULT = Parameter("difficult", flag, False)
 _FILES = "bytes of an annotation file"
 _ROUNDING = 1e-6
 """What the rounding of coordinates may take of a share of visible area."""
@@ -58,6 +63,8 @@ def _check_image(given: FieldType) -> None:
 def _check_source(given: FieldType, source: Source) -> None:
     if source != "array":
         check_bytes(given)
+    elif given.kind == "bytes":
+        return
     elif given.kind != "array" or np.dtype(given.dtype).kind not in "iuf" or not given.shape:
         raise ValueError(f"needs an array of numbers, not {given}; read one first, such as with npy or json")
 
@@ -76,9 +83,10 @@ def _corners(given: Floats, form: BoxFormat) -> Floats:
     Parameter("source", choice("array", *FILE_FORMATS), "array"),
     Parameter("format", _FORMAT, "xyxy"),
     Parameter("normalized", flag, False),
-    _HARD,
+    _DIFFICULT,
     inputs=("boxes", "image"),
-    takes="an array [n, 4] or [4·n]; with another `source`, bytes of an annotation file; and the image",
+    takes="an array [n, 4] or [4·n], or such a list as JSON; with another `source`, bytes of an annotation "
+    "file; and the image",
     gives="boxes: float32 [n, 4]; the image as it was",
     refuses=f"{_MALFORMED}; a number that is not finite; right of left or below its top; no image",
 )
@@ -86,12 +94,12 @@ def _corners(given: Floats, form: BoxFormat) -> Floats:
 class Boxes:
     """Bounding boxes as [left, top, right, bottom] in pixels of the image, clipped to it. `ops.over` moves
     them with the image. `format` and `normalized` (shares of width and height) say what an array holds;
-    `hard` keeps objects marked iscrowd or difficult."""
+    `difficult` keeps objects marked iscrowd or difficult."""
 
     source: Source
     format: BoxFormat
     normalized: bool
-    hard: bool
+    difficult: bool
     image_input: ClassVar[int] = 1
 
     def infer_all(self, fields: Sequence[FieldType]) -> tuple[FieldType, ...]:
@@ -100,9 +108,8 @@ class Boxes:
             raise ValueError(f"takes two fields, the boxes and their image, not {len(fields)}")
         _check_source(fields[0], self.source)
         _check_image(fields[1])
-        if self.source == "array" and len(fields[0].shape) == 2 and fields[0].shape[1] not in (4, None):
-            raise ValueError(f"needs four numbers a box, not {fields[0]}")
-        if self.source == "array" and len(fields[0].shape) > 2:
+        shape = fields[0].shape
+        if self.source == "array" and (len(shape) > 2 or (len(shape) == 2 and shape[1] not in (4, None))):
             raise ValueError(f"needs an array [n, 4], not {fields[0]}")
         return BOXES, fields[1]
 
@@ -115,19 +122,25 @@ class Boxes:
             corners = _corners(_rows(values[0], 4), self.format)
             shares = self.normalized
         else:
-            corners = read_objects(values[0], self.source, hard=self.hard).corners
+            corners = read_objects(values[0], self.source, difficult=self.difficult).corners
             shares = self.source == "yolo"
         corners = corners * scale if shares else corners
-        if not np.isfinite(corners).all() or (corners[:, 2:] < corners[:, :2]).any():
-            raise BadSampleError("a box is not finite, or ends before it begins")
+        check_coordinates(corners)
+        if (corners[:, 2:] < corners[:, :2]).any():
+            raise BadSampleError("a box ends before it begins")
         return make_boxes(corners, canvas), values[1]
 
 
-def _rows(value: npt.NDArray[Any], width: int) -> Floats:
+def _numbers(value: npt.NDArray[Any] | bytes) -> Floats:
+    return read_numbers(value) if isinstance(value, bytes) else value.astype(np.float64)
+
+
+def _rows(given: npt.NDArray[Any] | bytes, width: int) -> Floats:
     """Return the rows of an array [n, width] or [n·width]. Raises BadSampleError."""
+    value = _numbers(given)
     if value.size % width or (value.ndim == 2 and value.shape[1] != width):
         raise BadSampleError(f"an array {list(value.shape)} is not rows of {width} numbers")
-    return value.astype(np.float64).reshape(-1, width)
+    return value.reshape(-1, width)
 
 
 def _swap(value: Any, path: str) -> tuple[tuple[int, int], ...]:
@@ -152,9 +165,10 @@ def _swap(value: Any, path: str) -> tuple[tuple[int, int], ...]:
     Parameter("source", choice("array", "coco"), "array"),
     Parameter("count", whole(1, 10_000)),
     Parameter("swap", _swap, ()),
-    _HARD,
+    _DIFFICULT,
     inputs=("keypoints", "image"),
-    takes='an array [count, 2 or 3] or [n, count, 2 or 3]; with `source` "coco", bytes; and the image',
+    takes="an array [count, 2 or 3] or [n, count, 2 or 3], or such a list as JSON; with `source` "
+    '"coco", bytes of an annotation file; and the image',
     gives="keypoints: float32 [n, `count`, 3]; the image as it was",
     refuses=f"{_MALFORMED}; another number of keypoints; no image",
 )
@@ -167,7 +181,7 @@ class Keypoints:
     source: Literal["array", "coco"]
     count: int
     swap: tuple[tuple[int, int], ...]
-    hard: bool
+    difficult: bool
     image_input: ClassVar[int] = 1
     _order: tuple[int, ...] | None = field(init=False, repr=False, compare=False)
 
@@ -194,26 +208,23 @@ class Keypoints:
         if self.source == "array":
             points = self._from_array(values[0])
         else:
-            found = read_objects(values[0], self.source, hard=self.hard)
+            found = read_objects(values[0], self.source, difficult=self.difficult)
             points = np.zeros((len(found.corners), self.count, 3)) if found.points is None else found.points
         if points.shape[1] != self.count:
             raise BadSampleError(f"{points.shape[1]} keypoints an object, not {self.count}")
-        if not np.isfinite(points).all():
-            raise BadSampleError("a keypoint is not finite")
+        check_coordinates(points)
         return make_points(points, canvas, self._order), values[1]
 
-    def _from_array(self, value: npt.NDArray[Any]) -> Floats:
-        wide = value.ndim in (2, 3) and value.shape[-1] in (2, 3)
-        if not wide or (value.ndim == 2 and len(value) != self.count):
+    def _from_array(self, given: npt.NDArray[Any] | bytes) -> Floats:
+        value = _numbers(given)
+        if not value.size:
+            return np.zeros((0, self.count, 3))
+        if value.ndim not in (2, 3) or value.shape[-1] not in (2, 3):
             raise BadSampleError(f"an array {list(value.shape)} is not keypoints [n, {self.count}, 2 or 3]")
-        points = value.astype(np.float64).reshape(
-            -1, self.count if value.ndim == 2 else value.shape[1], value.shape[-1]
-        )
-        return (
-            points
-            if value.shape[-1] == 3
-            else np.concatenate([points, np.full((*points.shape[:2], 1), 2.0)], 2)
-        )
+        points = value if value.ndim == 3 else value[None]
+        if points.shape[2] == 3:
+            return points
+        return np.concatenate([points, np.full((*points.shape[:2], 1), 2.0)], axis=2)
 
 
 def _class_names(value: Any, path: str) -> tuple[str, ...] | None:
@@ -232,7 +243,7 @@ def _class_names(value: Any, path: str) -> tuple[str, ...] | None:
     "box_labels",
     Parameter("source", choice(*FILE_FORMATS)),
     Parameter("classes", _class_names, None),
-    _HARD,
+    _DIFFICULT,
     takes=_FILES,
     gives="int64 [n]: the class of each box",
     refuses=f"{_MALFORMED}; a class that is not in `classes`",
@@ -244,7 +255,7 @@ class BoxLabels:
 
     source: Literal["coco", "voc", "yolo"]
     classes: tuple[str, ...] | None
-    hard: bool
+    difficult: bool
     _numbers: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -257,7 +268,7 @@ class BoxLabels:
         return FieldType("array", "int64", (None,))
 
     def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[np.int64]:
-        found = read_objects(value, self.source, hard=self.hard).classes
+        found = read_objects(value, self.source, difficult=self.difficult).classes
         return np.array([self._number(names) for names in found], np.int64)
 
     def _number(self, names: tuple[str, ...]) -> int:

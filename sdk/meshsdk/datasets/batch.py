@@ -7,7 +7,6 @@ Invariant: every field of a batch has `rows` rows, in the order of `positions`.
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Mapping
@@ -140,12 +139,15 @@ class Ragged:
 
         Raises ConfigurationError for a longer row, or if rows differ along another axis.
         """
+        inner: tuple[int, ...] = ()
         if self.shapes is None:
-            counts, inner = np.diff(np.asarray(self._on_host(self.offsets))), ()
+            counts = np.diff(np.asarray(self._on_host(self.offsets)))
         else:
-            counts, inner = self.shapes[:, 0], tuple(self.shapes[0, 1:].tolist()) if len(self) else ()
-            if (self.shapes[:, 1:] != np.array(inner, np.int64)).any():
+            filled = self.shapes[self.shapes.prod(1) > 0]  # a masked row has no other extent
+            inner = tuple((filled[:1] if len(filled) else self.shapes).max(0, initial=0)[1:].tolist())
+            if (filled[:, 1:] != np.array(inner, np.int64)).any():
                 raise ConfigurationError(f"cannot pad rows that differ beyond their first axis: {_UNEQUAL}")
+            counts = self.shapes[:, 0]
         longest = int(counts.max(initial=0))
         wide = longest if length is None else length
         if longest > wide:
@@ -158,7 +160,8 @@ class Ragged:
             torch = sys.modules["torch"]
             made, places = self.data.new_full(shape, value), torch.from_numpy(places).to(self.data.device)
             counts = torch.from_numpy(counts.astype(np.int64)).to(self.data.device)
-        made[places] = self.data.reshape(-1, *inner) if math.prod(inner) else made[places]
+        if len(self.data):
+            made[places] = self.data.reshape(-1, *inner)
         return made, counts
 
     @staticmethod

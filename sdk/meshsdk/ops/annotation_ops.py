@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 _SOURCES = ("array", "coco", "voc", "yolo")
-JOINT_OPS = frozenset({"boxes", "keypoints", "keep_boxes"})
-"""Ops of the library that need all of their fields."""
+SIZED_OPS = frozenset({"boxes", "keypoints"})
+"""Ops that take the size of the image in their second field, and leave it as it is."""
+JOINT_OPS = SIZED_OPS | {"keep_boxes"}
+"""Ops of the library that take their fields together."""
 
 
 def boxes(
@@ -27,7 +29,7 @@ def boxes(
     source: Literal["array", "coco", "voc", "yolo"] = "array",
     format: BoxFormat = "xyxy",
     normalized: bool = False,
-    hard: bool = False,
+    difficult: bool = False,
 ) -> OpSpec:
     """Make bounding boxes of an image: → float32 [n, 4], left, top, right and bottom in pixels.
 
@@ -36,10 +38,10 @@ def boxes(
 
     Arguments:
         image: the field of the image, whose size the boxes need.
-        source: "array" for numbers [n, 4] of `npy`, `json`, …; "coco", "voc", "yolo" for an annotation file.
+        source: "array" for numbers [n, 4], of `npy` or as a JSON list; "coco", "voc", "yolo" for such a file.
         format: of an array: "xyxy", "xywh" (left, top, width, height) or "cxcywh" (center, width, height).
         normalized: whether an array holds shares of the image's width and height.
-        hard: whether to keep objects that a file marks as iscrowd (COCO) or difficult (VOC).
+        difficult: whether to keep objects that a file marks as iscrowd (COCO) or difficult (VOC).
 
     Example:
         ops.boxes("boxes", "image", source="voc")
@@ -48,7 +50,7 @@ def boxes(
         raise ConfigurationError(f"boxes({field!r}): source must be one of {', '.join(map(repr, _SOURCES))}")
     if source != "array" and (format, normalized) != ("xyxy", False):
         raise ConfigurationError(f"boxes({field!r}): format and normalized describe an array, not {source!r}")
-    args: dict[str, Any] = {"source": source, "hard": hard}
+    args: dict[str, Any] = {"source": source, "difficult": difficult}
     if source == "array":
         args = {"format": _box_format("boxes", format), "normalized": normalized}
     names = _values.fields("boxes", (field, image))
@@ -60,7 +62,7 @@ def box_labels(
     source: Literal["coco", "voc", "yolo"],
     *,
     classes: Sequence[str] | None = None,
-    hard: bool = False,
+    difficult: bool = False,
 ) -> OpSpec:
     """Read the classes of the boxes in an annotation file: bytes → int64 [n].
 
@@ -68,14 +70,14 @@ def box_labels(
         source: the format of the file.
         classes: the names in the order of their numbers. Default: the numbers in the file; files of VOC have
             names only.
-        hard: as in `boxes`; give both the same.
+        difficult: as in `boxes`; give both the same.
     """
     if source not in _SOURCES[1:]:
         raise ConfigurationError(f"box_labels({field!r}): source must be 'coco', 'voc' or 'yolo'")
     names = None if classes is None else [str(name) for name in classes]
     if isinstance(classes, str) or names == [] or (source == "voc" and names is None):
         raise ConfigurationError(f"box_labels({field!r}): classes={classes!r} must be a list of class names")
-    args = {"source": source, "classes": names, "hard": hard}
+    args = {"source": source, "classes": names, "difficult": difficult}
     return OpSpec("box_labels", _values.field("box_labels", field), args)
 
 
@@ -86,7 +88,7 @@ def keypoints(
     count: int,
     source: Literal["array", "coco"] = "array",
     swap: Sequence[Sequence[int]] = (),
-    hard: bool = False,
+    difficult: bool = False,
 ) -> OpSpec:
     """Make keypoints of an image: → float32 [n, count, 3], x, y and visibility (0: not there).
 
@@ -95,15 +97,15 @@ def keypoints(
     Arguments:
         image: the field of the image, whose size the keypoints need.
         count: keypoints of an object.
-        source: "array" for numbers [n, count, 2 or 3], or [count, 2 or 3] of one object; "coco": a file.
+        source: "array" for numbers [n, count, 2 or 3], or [count, 2 or 3] of one object; "coco" for a file.
         swap: pairs of keypoints that change places in a mirror image, such as [(1, 2)] for the two eyes.
-        hard: as in `boxes`.
+        difficult: as in `boxes`.
     """
     args = {
         "source": source,
         "count": count,
         "swap": [list(pair) for pair in swap],
-        "hard": hard,
+        "difficult": difficult,
     }
     return OpSpec("keypoints", field, args, "", _values.fields("keypoints", (field, image)))
 

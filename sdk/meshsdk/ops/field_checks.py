@@ -10,7 +10,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 from meshsdk.errors import ConfigurationError
-from meshsdk.ops.annotation_ops import JOINT_OPS
+from meshsdk.ops.annotation_ops import JOINT_OPS, SIZED_OPS
 from meshwire.plan.op_declarations import is_user_op
 from meshwire.plan.plan_spec import OpSpec
 
@@ -101,7 +101,9 @@ def narrow_op(op: OpSpec, fields: Sequence[str]) -> OpSpec | None:
         return op
     if not left:
         return None
-    if is_user_op(op.op) or op.op in JOINT_OPS:
+    if op.op in SIZED_OPS and op.field not in left:
+        return None  # the image that is left is as it was
+    if is_user_op(op.op) or op.op in SIZED_OPS or (op.op in JOINT_OPS and op.field not in left):
         raise ConfigurationError(
             f"{op.op} takes the fields {', '.join(op.all_fields)}: select all of them, or map it later"
         )

@@ -236,3 +236,13 @@ def test_a_hostile_file_is_a_bad_sample_on_the_node(formats: Client) -> None:
     assert sorted(batch.status.tolist()) == [0, 1]
     assert [box.shape for box in batch["boxes"]] == [(1, 4), (1, 4)]
     assert all("DOCTYPE" in bad.error for bad in loader.bad())
+
+
+def test_a_dataset_can_lose_its_boxes(client: Client) -> None:
+    ds = detection(client)
+    with pytest.raises(mesh.errors.ConfigurationError, match="keep_boxes takes the fields boxes, labels"):
+        ds.select("image", "labels")
+    assert ds.select("image", "boxes")[0]["boxes"].shape[1:] == (4,)
+    image = ds.select("image")
+    assert [op.op for op in image.ops] == ["decode", "random_resized_crop", "hflip", "rotate90"]
+    assert image[0]["image"].shape == (64, 64, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -165,3 +165,26 @@ def test_a_meter_adds_what_readers_did() -> None:
 def test_impossible_outputs_are_refused(device: str | None, output: str | None, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         make_stage(device, output)
+
+
+@pytest.mark.parametrize("convert", [lambda array: array, torch.from_numpy], ids=["numpy", "torch"])
+def test_ragged_rows_are_padded_with_their_counts(convert: Any) -> None:
+    flat = Ragged(convert(np.arange(5)), convert(np.array([0, 2, 2, 5])))
+    dense, counts = flat.padded(-1)
+    assert dense.tolist() == [[0, 1, -1], [-1, -1, -1], [2, 3, 4]]
+    assert counts.tolist() == [2, 0, 3]
+    assert flat.padded(9, length=4)[0].tolist()[0] == [0, 1, 9, 9]
+    with pytest.raises(ConfigurationError, match="3 elements, more than length=2"):
+        flat.padded(length=2)
+    shapes = np.array([[1, 4], [0, 0], [0, 4], [2, 4]])  # the second is a masked row
+    boxes = Ragged(convert(np.arange(12, dtype=np.float32)), convert(np.array([0, 4, 4, 4, 12])), shapes)
+    dense, counts = boxes.padded()
+    assert (dense.shape, counts.tolist()) == ((4, 2, 4), [1, 0, 0, 2])
+    assert dense[0].tolist() == [[0, 1, 2, 3], [0, 0, 0, 0]]
+    assert dense[3].tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    none = Ragged(
+        convert(np.zeros(0, np.float32)), convert(np.zeros(3, np.int64)), np.array([[0, 4], [0, 4]])
+    )
+    assert none.padded()[0].shape == (2, 0, 4)
+    with pytest.raises(ConfigurationError, match="beyond their first axis"):
+        Ragged(boxes.data, convert(np.array([0, 4, 12])), np.array([[1, 4], [4, 2]])).padded()

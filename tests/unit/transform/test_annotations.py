@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from meshd.transform import registry
+from meshd.transform.builtin.annotation_files import read_objects
 from meshd.transform.builtin.resample_window import ResampleWindow
 from meshd.transform.compiler import compile_program, complete_spec
 from meshd.transform.errors import BadSampleError
@@ -303,8 +304,8 @@ def read(source: str, data: bytes, **more: Any) -> dict[str, Any]:
     files = {"image": image_file(np.zeros((60, 80, 3), np.uint8)), "boxes": data, "labels": data}
     return rendered(
         [
-            {"op": "boxes", "fields": ["boxes", "image"], "args": {"source": source, "hard": True}},
-            {"op": "box_labels", "field": "labels", "args": {"source": source, "hard": True, **more}},
+            {"op": "boxes", "fields": ["boxes", "image"], "args": {"source": source, "difficult": True}},
+            {"op": "box_labels", "field": "labels", "args": {"source": source, "difficult": True, **more}},
         ],
         files,
     )
@@ -360,12 +361,44 @@ BOMB = b'<!DOCTYPE a [<!ENTITY b "' + b"x" * 50 + b'"><!ENTITY c "' + b"&b;" * 5
         ("coco", b'{"annotations": [{"bbox": [1, 2, -3, 4], "category_id": 1}]}'),
         ("coco", b'{"annotations": [{"bbox": [1, 2, 3, 1e400], "category_id": 1}]}'),
         ("coco", b'{"annotations": [7]}'),
+        ("coco", b'{"annotations": [{"bbox": [1, 2, 3, 4], "category_id": %d}]}' % 10**30),
         ("coco", b" " * (4 << 20) + b"[]"),
     ],
 )
 def test_hostile_files_are_bad_samples(source: str, data: bytes) -> None:
     with pytest.raises(BadSampleError):
         read(source, data, classes=["cat", "dog"])
+
+
+@given(st.binary(max_size=60), st.sampled_from(["voc", "yolo", "coco"]))
+@settings(max_examples=150, deadline=None)
+def test_any_bytes_are_objects_or_a_bad_sample(data: bytes, form: Any) -> None:
+    for each in (data, b"<annotation><object>" + data, b'{"annotations":[{"bbox":' + data, b"0 " + data):
+        try:
+            found = read_objects(each, form, difficult=True)
+        except BadSampleError:
+            continue
+        assert found.corners.shape == (len(found.classes), 4)
+
+
+def test_numbers_as_json() -> None:
+    """As a line of JSONL has them, after `ops.json(…, type="json")`."""
+    files = {
+        "image": image_file(np.zeros((60, 80, 3), np.uint8)),
+        "boxes": b"[[1,2,3.5,4]]",
+        "points": b"[[1,2],[3,4]]",
+    }
+    ops = [
+        {"op": "boxes", "fields": ["boxes", "image"]},
+        {"op": "keypoints", "fields": ["points", "image"], "args": {"count": 2}},
+    ]
+    got = rendered(ops, files)
+    assert got["boxes"].tolist() == [[1, 2, 3.5, 4]]
+    assert got["points"].tolist() == [[[1, 2, 2], [3, 4, 2]]]
+    assert rendered(ops, {**files, "boxes": b"[]", "points": b"[]"})["points"].shape == (0, 2, 3)
+    for bad in (b"[[1,2],[3]]", b"[[1,2,3,4],5]", b"[[[[1]]]]", b"7", b"[1e300,0,0,0]", b'["a"]'):
+        with pytest.raises(BadSampleError):
+            rendered(ops, {**files, "points": bad})
 
 
 def test_formats_of_arrays_and_back() -> None:
