@@ -43,6 +43,12 @@ RESIZED = ("resize", {"size": [24, 20]})
 NORMALIZED = ("normalize", {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.2]})
 MASKED = on("mask", ("decode", {"mode": "gray"}))
 CUT = [*MASKED, *on("mask", ("resize", {"size": [8, 8], "filter": "nearest"}))]
+BOXED = [
+    *on("mask", ("frombuffer", {"dtype": "uint8", "shape": [None]}), ("truncate", {"length": 8})),
+    {"op": "boxes", "fields": ["mask", "image"], "args": {"format": "xywh"}},
+]
+"""The first bytes of a PNG as two boxes: all that matters is that they need the image's file."""
+FOLLOWED = {"op": "random_resized_crop", "fields": ["image", "mask"], "args": {"size": 16}}
 CHAINS: list[list[dict[str, Any]]] = [
     [*image("decode"), CROP, *FLIPPED, *CUT],
     [*on("image", ("decode", {"mode": "gray"})), CROP, *CUT],
@@ -54,6 +60,8 @@ CHAINS: list[list[dict[str, Any]]] = [
     [*image("decode"), *MASKED, BOTH, *FLIPPED],
     [*image("decode"), CROP, MIXED, *CUT],
     [*image("decode", RESIZED), MIXED, *image("hflip"), *CUT],
+    [*BOXED, *image("decode"), FOLLOWED, *FLIPPED, {"op": "keep_boxes", "field": "mask"}],
+    [*image("decode"), *BOXED, {"op": "resize", "fields": ["image", "mask"], "args": {"size": 24}}, FOLLOWED],
     [*CUT],
     [*MASKED, *on("mask", ("encode", {"format": "png"}))],
 ]
