@@ -55,6 +55,7 @@ def plan_notes(spec: PlanSpec, first: Callable[[str], bytes]) -> tuple[str, ...]
         *(note for name, ops in fields.items() for note in _filter_notes(name, ops)),
         *_pairing_notes(fields),
         *_annotation_notes(spec),
+        *_dropping_notes(spec),
     )
 
 
@@ -201,3 +202,16 @@ def _remedy(op: OpSpec, image: str, annotation: str) -> str:
     if not hasattr(registry.find(op.op, op.version, "").build, "motion"):
         return ", which cannot follow: leave it out, or use an op that ops.over can apply to both"
     return f", which belongs to it: ops.over(({image!r}, {annotation!r}), ops.{op.op}, …) moves both"
+
+
+def _dropping_notes(spec: PlanSpec) -> Iterator[str]:
+    """Note the fields with a row for each box that keep theirs when boxes are dropped."""
+    rowed = {op.field for op in spec.ops if op.op in (*_ANNOTATING, "box_labels")}
+    for op in spec.ops:
+        left = sorted(rowed - set(op.all_fields))
+        if op.op == "keep_boxes" and left:
+            names, kept = ", ".join(map(repr, (*op.all_fields, *left))), " and ".join(map(repr, left))
+            yield (
+                f"keep_boxes drops rows of {op.field!r}, but not of {kept}. If those have one for each box: "
+                f"ops.keep_boxes({names}, …)"
+            )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import numpy as np
@@ -49,7 +50,7 @@ def read_numbers(data: bytes) -> Floats:
     """Parse a JSON list of numbers, or of lists of one length, three deep at most. Raises BadSampleError."""
     _check_size(data)
     document = _json(data)
-    flat, shape = document, []
+    flat, shape = document, list[int]()
     while isinstance(flat, list):
         shape.append(len(flat) if not shape or not flat else len(flat) // int(np.prod(shape)))
         nested = [isinstance(each, list) for each in flat]
@@ -63,10 +64,11 @@ def read_numbers(data: bytes) -> Floats:
     return _numbers(flat, len(flat), "a number").reshape(shape)
 
 
+@lru_cache(maxsize=4)  # boxes, classes and keypoints of a sample are read from one file
 def read_objects(data: bytes, form: FileFormat, *, difficult: bool) -> Objects:
     """Parse a file. `difficult`: with objects that are marked iscrowd (COCO) or difficult (VOC).
 
-    Raises BadSampleError.
+    Raises BadSampleError. The result is shared: do not change its arrays.
     """
     _check_size(data)
     return {"coco": _coco, "voc": _voc, "yolo": _yolo}[form](data, difficult)

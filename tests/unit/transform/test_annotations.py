@@ -388,7 +388,7 @@ def test_numbers_as_json() -> None:
         "boxes": b"[[1,2,3.5,4]]",
         "points": b"[[1,2],[3,4]]",
     }
-    ops = [
+    ops: list[dict[str, Any]] = [
         {"op": "boxes", "fields": ["boxes", "image"]},
         {"op": "keypoints", "fields": ["points", "image"], "args": {"count": 2}},
     ]

@@ -181,3 +181,11 @@ def test_boxes_that_do_not_follow_their_image() -> None:
     assert "does not mix 'voc'" in notes(*BOXED, op("mixup", "photo"))[0]
     followed = [op("hflip", "photo", "voc"), op("color_jitter", "photo", brightness=0.3)]
     assert notes(*BOXED, *followed, op("keep_boxes", "voc")) == ()
+
+
+def test_labels_that_do_not_lose_the_rows_of_their_boxes() -> None:
+    labels = op("box_labels", "text", source="voc", classes=["a", "b"])
+    (note,) = notes(*BOXED, labels, op("keep_boxes", "voc"))
+    assert "but not of 'text'" in note
+    assert "ops.keep_boxes('voc', 'text', …)" in note
+    assert notes(*BOXED, labels, op("keep_boxes", "voc", "text")) == ()
