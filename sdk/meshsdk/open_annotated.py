@@ -11,7 +11,7 @@ import json
 import logging
 import tarfile
 import tempfile
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from meshsdk import open_dataset, ops, transfers
 from meshsdk.datasets.fields import check_source
@@ -167,7 +167,7 @@ def _by_image(client: Client, url: str) -> str:
     except NotFoundError:
         _log.info("%s: stored by image in s3://%s/%s, once", url, bucket, made)
         with tempfile.TemporaryFile() as file:
-            _write_tar(file, _parsed(client.get(bucket, key, etag=etag), url))
+            write_by_image(file, client.get(bucket, key, etag=etag), url)
             file.seek(0)
             transfers.upload(client, file, bucket, made, content_type="application/x-tar")
     return f"s3://{bucket}/{made}"
@@ -187,8 +187,21 @@ def _parsed(data: bytes, url: str) -> dict[str, Any]:
     return found
 
 
-def _write_tar(file: Any, document: Mapping[str, Any]) -> None:
-    """Write a member an image, by name; the same annotations give the same bytes."""
+def write_by_image(file: IO[bytes], data: bytes, url: str) -> None:
+    """Write a tar with a member for each image of a COCO file, by name; the same data give the same bytes.
+
+    `url` names the file in errors. Raises ConfigurationError if it is not COCO's.
+    """
+    document = _parsed(data, url)
+    try:
+        _write_tar(file, document)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{url}: not an annotation file of COCO: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _write_tar(file: IO[bytes], document: Mapping[str, Any]) -> None:
     names = {each["id"]: each.get("name") for each in document.get("categories", ())}
     by_image: dict[Any, list[dict[str, Any]]] = {}
     for annotation in document["annotations"]:
