@@ -29,7 +29,7 @@ _FENCED: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def write(target: Path) -> None:
-    """Write all pages and pictures of the site into a folder, which is made anew."""
+    """Write all pages and pictures of the site into a folder, in place of what was there."""
     if target.exists():
         shutil.rmtree(target)
     ignored = shutil.ignore_patterns("site", "README.md")
