@@ -7,7 +7,6 @@ Measured parts are durable: a repeated request resumes where the last one stoppe
 from __future__ import annotations
 
 import asyncio
-import mmap
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,23 +15,20 @@ import numpy as np
 
 from meshd.batches.assembly.frame_rows import pack_row_bounds
 from meshd.batches.assembly.packed_frames import pack_table_key
+from meshd.batches.assembly.sequence_chunks import BAD, PART
+from meshd.batches.assembly.sequence_renderer import SequenceRenderer
 from meshd.core.api_errors import BatchError, in_progress
-from meshd.core.frame_address import RowsAddress
 from meshd.core.plan_record import FieldOutput
-from meshd.telemetry import metrics
 from meshd.transform import registry
 from meshd.util.async_tasks import LongRunningCalls, StillRunningError
 from meshwire.dataset.build_snapshot import LabelColumn
-from meshwire.frame import tensor_frame
 from meshwire.frame.columns import ColumnReader, ColumnWriter
-from meshwire.frame.tensor_frame import Status
 from meshwire.plan.plan_spec import PlanSpec, ShuffleSpec, plan_hash
 from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, pack_rows
 from meshwire.strict_json import PlanError, suggestion
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from meshd.batches.assembly.stored_sequences import SequenceSet, StoredSequences
     from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import FrameSource
     from meshd.core.plan_record import Plan
@@ -41,17 +37,15 @@ if TYPE_CHECKING:
     from meshwire.frame.columns import Integers
     from meshwire.plan.sequence_packing import Pack
 
-PART = 16_384
-_ROWS_A_FRAME = 1024
 _KIND, _VERSION = "shardmesh.lengths", 1
-_BAD = -1
 
 
 class PackPlanner:
-    """Creates packed plans for a worker."""
+    """Creates packed plans for a worker. `stored` keeps what is rendered to be measured."""
 
-    def __init__(self, catalog: DocumentStore, frames: FrameSource) -> None:
-        self._catalog, self._frames = catalog, frames
+    def __init__(self, catalog: DocumentStore, frames: FrameSource, stored: StoredSequences) -> None:
+        self._catalog, self._stored = catalog, stored
+        self._renderer = SequenceRenderer(frames)
         self._long: LongRunningCalls[Plan] = LongRunningCalls("packs")
 
     def __repr__(self) -> str:
@@ -109,7 +103,8 @@ class PackPlanner:
     ) -> Plan:
         pack = spec.pack
         assert pack is not None
-        lengths = await self._lengths(within, snapshot.samples, pack, progress)
+        sequences = await self._stored.describe(within, snapshot, pack.fields)
+        lengths = await self._lengths(sequences, progress)
         _check_bad(lengths, snapshot, spec, within)
         table = await asyncio.to_thread(pack_rows, np.maximum(lengths, 0), snapshot.shard_starts, pack)
         if not table.rows:
@@ -131,15 +126,15 @@ class PackPlanner:
             within=within.hash,
         )
 
-    async def _lengths(self, within: Plan, samples: int, pack: Pack, progress: CallProgress) -> Integers:
-        """Return the lengths of all samples in elements, with −1 for bad samples."""
-        found = []
+    async def _lengths(self, sequences: SequenceSet, progress: CallProgress) -> Integers:
+        """Return the lengths of all samples in elements, with BAD for bad samples."""
+        found, samples = [], int(sequences.starts[-1])
         for number, start in enumerate(range(0, samples, PART)):
-            key = f"lengths/{within.hash}/{'-'.join(pack.fields)}/{number:06d}"
+            key = f"lengths/{sequences.plan.hash}/{'-'.join(sequences.fields)}/{number:06d}"
             count = min(PART, samples - start)
             document = self._catalog.read_document(key)
             if document is None:
-                part = await self._measured(within, range(start, start + count), pack)
+                part = await self._measured(sequences, range(start, start + count), progress)
                 await self._catalog.write_document(key, _to_bytes(part), once=True)
             else:
                 part = _from_bytes(document, count)
@@ -147,37 +142,24 @@ class PackPlanner:
             progress.done = (start + count) / samples
         return np.concatenate(found)
 
-    async def _measured(self, within: Plan, samples: range, pack: Pack) -> Integers:
+    async def _measured(self, sequences: SequenceSet, samples: range, progress: CallProgress) -> Integers:
+        """Return the lengths of a part, and store its sequences chunk by chunk."""
+        first, last = sequences.chunks_of(np.array([samples.start, samples.stop - 1])).tolist()
         found = []
-        for start in range(samples.start, samples.stop, _ROWS_A_FRAME):
-            some = tuple(range(start, min(start + _ROWS_A_FRAME, samples.stop)))
-            found.append(await self._measured_frame(RowsAddress(within.hash, 0, some), pack))
-            metrics.samples_measured.inc(len(some))
+
+        def rendered(end: int) -> None:
+            progress.done = end / int(sequences.starts[-1])
+
+        for chunk in range(first, last + 1):
+            stored = await self._stored.find(sequences, [chunk])
+            if stored:
+                found.append(stored[chunk].index.lengths)
+            else:
+                some = sequences.samples_in(chunk)
+                lengths, columns = await self._renderer.render(sequences, some, rendered)
+                await self._stored.store(sequences, chunk, lengths, columns)
+                found.append(lengths)
         return np.concatenate(found)
-
-    async def _measured_frame(self, address: RowsAddress, pack: Pack) -> Integers:
-        frame = await self._frames.get_frame(address)
-        try:
-            with mmap.mmap(frame.fd, frame.size, prot=mmap.PROT_READ) as data:
-                header = bytes(data[: tensor_frame.header_size(data[:8])])
-                return _frame_lengths(header, data, pack)
-        finally:
-            frame.close()
-
-
-def _frame_lengths(header: bytes, data: mmap.mmap, pack: Pack) -> npt.NDArray[np.int64]:
-    slots = tensor_frame.parse_frame_header(header).tensors
-
-    def read(name: str) -> npt.NDArray[np.int64]:
-        slot = slots[name]
-        raw = data[slot.offset : slot.offset + slot.nbytes]
-        return np.frombuffer(raw, tensor_frame.DTYPES[slot.dtype]).astype(np.int64)
-
-    columns = [np.diff(read(f"{name}.offsets")) for name in pack.fields]
-    bad = read("__status") != Status.OK
-    for column in columns[1:]:
-        bad |= column != columns[0]
-    return np.where(bad, _BAD, columns[0])
 
 
 def _check_value(pack: Pack, dtype: str) -> None:
@@ -188,7 +170,7 @@ def _check_value(pack: Pack, dtype: str) -> None:
 
 def _check_bad(lengths: Integers, snapshot: Snapshot, spec: PlanSpec, within: Plan) -> None:
     """Apply `on_bad` and `max_bad` to the whole dataset. Raises BatchError BadSample."""
-    bad = np.flatnonzero(lengths == _BAD)
+    bad = np.flatnonzero(lengths == BAD)
     allowed = 0 if spec.on_bad == "raise" else max(1, int(spec.max_bad * lengths.size))
     if bad.size > allowed:
         name = snapshot.sample_name(int(bad[0]))

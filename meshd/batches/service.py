@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.dataset_access import DatasetAccess
     from meshd.auth.identity import Caller
+    from meshd.batches.assembly.stored_sequences import StoredSequences
     from meshd.batches.assets import AssetService
     from meshd.batches.blob_reader import Blob
     from meshd.batches.sample_responses import StreamBody
@@ -112,11 +113,12 @@ class BatchService:
         assets: AssetService,
         archives: ArchiveService,
         objects: RemoteObjects,
+        stored: StoredSequences,
     ) -> None:
         self._store, self._catalog, self._datasets = store, catalog, datasets
         self._readers, self._frames, self._assets = readers, frames, assets
         self._archives, self._objects = archives, objects
-        self._packs = PackPlanner(catalog, frames)
+        self._packs = PackPlanner(catalog, frames, stored)
         self._compiled: set[str] = set()
 
     def __repr__(self) -> str:

@@ -22,6 +22,8 @@ from meshwire.dataset.build_snapshot import BytesColumn
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    import numpy.typing as npt
+
     from meshd.core.peer_source import FetchedRanges, PeerSource
     from meshd.store.api import ObjectStore
     from meshd.store.records import Location, Record
@@ -146,6 +148,14 @@ class PinnedObjects:
             else:
                 self._remote.record_use(bucket, key)
                 yield number, record
+
+    def check_unchanged(self, samples: npt.NDArray[np.int64]) -> None:
+        """Checks that this node's objects of these samples are still those of the snapshot. Raises BatchError
+        SnapshotChanged."""
+        columns = bytes_columns(self._snapshot).values()
+        numbers = {number for column in columns for number in np.unique(column.object[samples]).tolist()}
+        for _ in self._local_records(numbers):
+            pass
 
     def changed(self, number: int, what: str = "was deleted or replaced") -> BatchError:
         """Returns the error for an object that has changed since the snapshot."""

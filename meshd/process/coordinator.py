@@ -27,6 +27,7 @@ from meshd.process.wiring.data_services import (
     job_runner,
     node_catalog,
     read_scheduler,
+    stored_sequences,
     warm_up_context,
 )
 from meshd.process.wiring.decoded_cache import decoded_cache_tasks, open_decoded_cache
@@ -97,6 +98,7 @@ async def start_coordinator(
             catalog=node_catalog(node),
             hints=[hints],
             read_ahead=read_ahead,
+            stored=stored_sequences(node),
         )
         warmer = Warmer(warm_up_context(node, pool, decoded, read_ahead))
         tasks.spawn(_vital(serve_assembler(assembler, listener, [warmer.register])), "assembler")

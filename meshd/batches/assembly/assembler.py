@@ -31,7 +31,10 @@ from meshd.batches.assembly.frame_rows import (
     require_parts,
 )
 from meshd.batches.assembly.object_renderer import render_derived_object
+from meshd.batches.assembly.packed_frame_builder import PackedFrameBuilder
 from meshd.batches.assembly.packed_frames import PackedFrame, PackTables
+from meshd.batches.assembly.sequence_renderer import SequenceRenderer
+from meshd.batches.assembly.stored_sequences import no_stored_sequences
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import DocumentStore, asset_key
 from meshd.core.frame_address import (
@@ -42,7 +45,6 @@ from meshd.core.frame_address import (
     FrameAddress,
     FrameResult,  # noqa: TC001
     PartAddress,
-    RowsAddress,
 )
 from meshd.core.memory_frames import FrameCache
 from meshd.core.peer_source import SINGLE_NODE
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from meshd.batches.assembly.stored_sequences import StoredSequences
     from meshd.batches.read_ahead.scheduler import ReadScheduler
     from meshd.config import TransformSettings
     from meshd.core.frame_address import Address, FrameSource
@@ -102,12 +105,15 @@ class Assembler:
         catalog: DocumentStore | None = None,
         hints: Sequence[ReadHints] = (),
         read_ahead: ReadScheduler | None = None,
+        stored: StoredSequences | None = None,
     ) -> None:
         self.catalog = DocumentStore(store) if catalog is None else catalog
         self._context = BuildContext(store, pool, BadSampleLedger(self.catalog), node, archives, elsewhere)
         self._cache: FrameCache[AnyFrameAddress] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[AnyFrameAddress, MemoryFrame] = SingleFlight()
         self._packs = PackTables(self.catalog)
+        self._stored = stored or no_stored_sequences(store)
+        self._packed = PackedFrameBuilder(self._context, self._stored, SequenceRenderer(self))
         self._row_lookup = RowLookup()
         self._rows_room = Admission(MAX_ROWS)
         self._bytes_room = Admission(max(settings.frame_cache_bytes, MIN_BUILDING_BYTES))
@@ -168,6 +174,7 @@ class Assembler:
 
     async def aclose(self) -> None:
         """Drop the finished frames."""
+        await self._stored.aclose()
         self._cache.clear()
 
     async def _build(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> MemoryFrame:
@@ -223,7 +230,7 @@ class Assembler:
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         if plan.within:
-            return await self._pack(address, plan, kept_bytes)
+            return await self._pack(address, plan, snapshot, kept_bytes)
         if isinstance(address, FrameAddress):
             await self._read_batch_ahead(plan, snapshot, address)
         count = count_rows(address, plan)
@@ -245,18 +252,15 @@ class Assembler:
         if self._read_ahead is not None:
             await self._read_ahead.wait_until_read(address)
 
-    async def _pack(self, address: Address, plan: Plan, kept_bytes: int | None) -> MemoryFrame:
+    async def _pack(
+        self, address: Address, plan: Plan, snapshot: Snapshot, kept_bytes: int | None
+    ) -> MemoryFrame:
         count, table = count_rows(address, plan), await self._packs.get_table(plan)
-        rows = self._row_lookup.rows_at(address, plan, table)
-        samples = table.samples_of(rows.samples)
-        within = await self._assemble(RowsAddress(plan.within, 0, tuple(samples.tolist())), kept_bytes)
+        packing = PackedFrame(plan, table, self._row_lookup.rows_at(address, plan, table))
+        within = await self.catalog.plan(plan.within)
         with self._admission(0, count * _row_bytes(plan)):
-            packing = PackedFrame(plan, table, rows, samples)
-            made = await asyncio.to_thread(
-                packing.build_frame, within, metadata_of(address), self._context.memory
-            )
-        made.took = within.took
-        within.close()
+            render = partial(self._assemble, kept_bytes=kept_bytes)
+            made = await self._packed.build(packing, within, snapshot, metadata_of(address), render)
         if isinstance(address, FrameAddress):
             self._cache.put(address, made)
         return made

@@ -1,7 +1,8 @@
-"""Builds the frames of packed plans: copies rendered samples into rows as the pack table says.
+"""Builds the frames of packed plans: copies pieces of samples into rows as the pack table says.
 
-Law: the result depends on the address alone; the pack table is fixed when the plan is registered. A
-sample that has become unreadable since leaves its slot empty and flags the row.
+Law: the result depends on the address alone; the pack table is fixed when the plan is registered. Pieces
+are read from stored sequences, or cut from samples that are rendered for the frame. A sample that has become
+unreadable since leaves its slot empty and flags the row.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from awscrt.checksums import crc32c
@@ -22,7 +23,7 @@ from meshwire.frame.tensor_frame import DTYPES, Status, frame_layout
 from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, PackTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -71,33 +72,61 @@ class PackTables:
         return known
 
 
+class PieceSource(Protocol):
+    """Returns elements of samples."""
+
+    def read_piece(self, field: int, sample: int, begin: int, length: int) -> npt.NDArray[Any] | None:
+        """Return elements [begin, begin + length) of a sample's field (blocking); None if it has fewer."""
+        ...
+
+
+class RenderedSamples:
+    """The samples of a frame of the inner plan."""
+
+    def __init__(self, frame: MemoryFrame, samples: npt.NDArray[np.int64], fields: Sequence[str]) -> None:
+        tensors = tensor_frame.tensor_views(_read(frame))
+        self._data = [tensors[f"{name}.data"] for name in fields]
+        self._offsets = [tensors[f"{name}.offsets"] for name in fields]
+        self._masked = tensors[STATUS] == Status.MASKED
+        self._places = {sample: place for place, sample in enumerate(samples.tolist())}
+
+    def __repr__(self) -> str:
+        return f"<RenderedSamples, {len(self._places)}>"
+
+    def read_piece(self, field: int, sample: int, begin: int, length: int) -> npt.NDArray[Any] | None:
+        place = self._places[sample]
+        start, end = self._offsets[field][place : place + 2].tolist()
+        if self._masked[place] or end - start < begin + length:
+            return None
+        return self._data[field][start + begin : start + begin + length]
+
+
 @dataclass(frozen=True, slots=True)
 class PackedFrame:
-    """The input of a packed frame: `rows`, whose samples are rows of the table, and the `samples` in them."""
+    """The input of a packed frame: `rows`, whose samples are rows of the table."""
 
     plan: Plan
     table: PackTable
     rows: Rows
-    samples: npt.NDArray[np.int64]
 
     def build_frame(
-        self, within: MemoryFrame, metadata: Mapping[str, str], memory: MemoryAccount
+        self,
+        source_of: Callable[[int], PieceSource],
+        metadata: Mapping[str, str],
+        memory: MemoryAccount,
     ) -> MemoryFrame:
-        """Build the packed frame from `within`, the frame of `samples`. Blocking: run it in a thread."""
-        tensors, rows = tensor_frame.tensor_views(_read(within)), self.rows
+        """Build the packed frame. Blocking: run it in a thread. `source_of` returns where the pieces of a
+        sample are read. Raises what reading raises.
+        """
+        rows = self.rows
         assert self.plan.spec.pack is not None
         columns = _Columns(self.plan.spec.pack, self.plan, len(rows))
-        places = {sample: place for place, sample in enumerate(self.samples.tolist())}
-        masked = tensors[STATUS] == Status.MASKED
         for number, row in enumerate(rows.samples.tolist()):
             at = 0
-            for segment, (sample, begin, length) in enumerate(self.table.pieces(row), 1):
-                place = places[sample]
-                if masked[place] or not columns.copy_piece(
-                    tensors, place, (number, at, begin, length), segment
-                ):
+            for segment, piece in enumerate(self.table.pieces(row), 1):
+                if not columns.copy_piece(source_of(piece[0]), piece, (number, at), segment):
                     rows.status[number] = max(int(rows.status[number]), int(Status.MASKED))
-                at += length
+                at += piece[2]
         filled = columns.tensors | {POSITION: rows.positions, STATUS: rows.status}
         return _written(frame_layout(fixed_specs(self.plan, (), len(rows)), metadata), filled, memory)
 
@@ -125,21 +154,17 @@ class _Columns:
         self.tensors |= {f"{first}{SEGMENTS}": self.segments, f"{first}{POSITIONS}": self.positions}
 
     def copy_piece(
-        self,
-        within: Mapping[str, npt.NDArray[Any]],
-        place: int,
-        where: tuple[int, int, int, int],
-        segment: int,
+        self, source: PieceSource, piece: tuple[int, int, int], place: tuple[int, int], segment: int
     ) -> bool:
-        """Copy a piece of a sample into its row. Returns whether it is as long as the table says."""
-        row, at, begin, length = where
-        for name in self._fields:
-            start, end = within[f"{name}.offsets"][place : place + 2].tolist()
-            if end - start < begin + length:
+        """Copy a piece (sample, begin, length) to its place (row, column). Returns whether the sample is as
+        long as the table says.
+        """
+        (sample, begin, length), (row, at) = piece, place
+        for field, name in enumerate(self._fields):
+            elements = source.read_piece(field, sample, begin, length)
+            if elements is None:
                 return False
-            self.tensors[name][row, at : at + length] = within[f"{name}.data"][
-                start + begin : start + begin + length
-            ]
+            self.tensors[name][row, at : at + length] = elements
         self.segments[row, at : at + length] = segment
         self.positions[row, at : at + length] = np.arange(length)
         return True

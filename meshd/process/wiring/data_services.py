@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshd.auth.dataset_access import DatasetAccess
+from meshd.batches.assembly.stored_sequences import StoredSequences
 from meshd.batches.assets import AssetService
 from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator, StoredCopies
 from meshd.batches.read_ahead.scheduler import ReadScheduler
@@ -100,10 +101,16 @@ def data_services(node: NodeContext, access: Authorizer, frames: FrameSource) ->
         ModuleTable(node.control), node.store, catalog, access, node.clock, sandbox_limits(node.settings)
     )
     assets = AssetService(catalog, readers, user_ops, node.objects)
+    stored = stored_sequences(node)
     batches = BatchService(
-        node.store, catalog, datasets, readers, frames, assets, node.archives, node.objects
+        node.store, catalog, datasets, readers, frames, assets, node.archives, node.objects, stored
     )
     return DataServices(frames, catalog, readers, datasets, assets, batches, user_ops)
+
+
+def stored_sequences(node: NodeContext) -> StoredSequences:
+    """Return the node's stored sequences, for one process."""
+    return StoredSequences(node.store, node.last_used.note, node.settings.view_cache_bytes)
 
 
 def read_scheduler(node: NodeContext, decoded: DecodedCache | None) -> ReadScheduler | None:

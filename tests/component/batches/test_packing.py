@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import meshsdk as mesh
-from meshd.batches.pack_plans import PART
+from meshd.batches.assembly.sequence_chunks import PART
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError
 from meshwire.plan.sequence_packing import Pack, pack_rows
@@ -93,6 +93,49 @@ def test_every_token_once_an_epoch(packed: Dataset, shuffle: Any) -> None:
             loader.set_epoch(epoch)
             found = [piece for batch in loader for piece in sequences(batch)]
         assert sorted(found) == sorted(piece for ids in IDS for piece in pieces(ids))
+
+
+BOOKS = [f"the cat sat on {number} mats " * 12_000 for number in range(6)]
+
+
+def books(client: Client) -> Dataset:
+    if not client.has_bucket("books"):
+        client.create_bucket("books")
+        for number, book in enumerate(BOOKS):
+            client.put("books", f"{number}.txt", book.encode())
+    ds = mesh.open("s3://books/", fields={"tokens": "txt"}, client=client)
+    return ds.map(ops.tokenize("tokens", "s3://texts/tokenizer.json")).pack("tokens", length=4096, value=7)
+
+
+def test_long_texts_are_tokenized_once(daemon: Daemon, client: Client) -> None:
+    ds = books(client)
+    ds.plan()
+    before = tokenized(daemon)
+    with mesh.Loader(ds, global_batch=8, seed=5, output="numpy") as loader:
+        first = {name: np.array(value) for name, value in dict(loader.at(1)).items()}
+        found = sum(int((batch["tokens.segments"][batch.status != 3] > 0).sum()) for batch in loader)
+    assert found == sum(len(ORACLE.encode(book).ids) for book in BOOKS)
+    assert tokenized(daemon) == before
+    # A node without room for the tokens makes the same batches, from the texts.
+    with Daemon.start(args=("--transform-workers", "2", "--view-cache", "1MiB")) as small:
+        fill(small)
+        keys: dict[str, Any] = {"access_key": small.access_key, "secret_key": small.secret_key}
+        with mesh.connect(small.endpoint, **keys) as other:
+            again = books(other)
+            again.plan()
+            before = tokenized(small)
+            with mesh.Loader(again, global_batch=8, seed=5, output="numpy") as loader:
+                batch = loader.at(1)
+                assert all(np.array_equal(batch[name], value) for name, value in first.items())
+            assert tokenized(small) > before
+
+
+def tokenized(node: Daemon) -> int:
+    """Samples that were tokenized."""
+    with urllib.request.urlopen(f"{node.endpoint}/metrics") as answer:
+        text = answer.read().decode()
+    found = re.findall(r'^meshd_op_calls_total{.*op="tokenize".*} (\S+)$', text, re.MULTILINE)
+    return int(sum(map(float, found)))
 
 
 def test_the_global_batch_does_not_depend_on_world_size(packed: Dataset) -> None:

@@ -1,0 +1,129 @@
+"""PackedFrameBuilder: decides where the pieces of a packed frame are read, and builds it.
+
+Law: stored sequences change how long a frame takes, never its bytes. As for rendered samples, an object
+that was deleted or replaced since the snapshot fails the frame, as far as this node can tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshd.batches.assembly.packed_frames import RenderedSamples
+from meshd.batches.assembly.stored_sequences import UnreadableChunkError
+from meshd.core.frame_address import RowsAddress
+from meshd.core.sample_locations import PinnedObjects
+from meshwire.http_values.mesh_headers import FrameTiming
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    import numpy.typing as npt
+
+    from meshd.batches.assembly.frame_builder import BuildContext
+    from meshd.batches.assembly.packed_frames import PackedFrame, PieceSource
+    from meshd.batches.assembly.sequence_renderer import SequenceRenderer
+    from meshd.batches.assembly.stored_sequences import OpenChunk, SequenceSet, StoredSequences
+    from meshd.core.memory_frames import MemoryFrame
+    from meshd.core.plan_record import Plan
+    from meshwire.dataset.build_snapshot import Snapshot
+
+    RenderSamples = Callable[[RowsAddress], Awaitable[MemoryFrame]]
+
+
+class PackedFrameBuilder:
+    """Builds the frames of packed plans; one per assembler."""
+
+    def __init__(self, context: BuildContext, stored: StoredSequences, renderer: SequenceRenderer) -> None:
+        self._context, self._stored, self._renderer = context, stored, renderer
+
+    def __repr__(self) -> str:
+        return f"<PackedFrameBuilder, {self._stored!r}>"
+
+    async def build(
+        self,
+        packing: PackedFrame,
+        within: Plan,
+        snapshot: Snapshot,
+        metadata: Mapping[str, str],
+        render: RenderSamples,
+    ) -> MemoryFrame:
+        """Return the frame. `render` returns the frame of samples of the plan `within`.
+
+        Raises BatchError: SnapshotChanged, Busy and what `render` raises.
+        """
+        build = _Build(self._context, self._stored, packing, within, snapshot, metadata, render)
+        await build.look_up()
+        self._stored.store_later(self._renderer, build.sequences, build.missing)
+        try:
+            return await build.frame()
+        except UnreadableChunkError as error:
+            await self._stored.forget(build.sequences, error)
+            build.found.clear()
+            return await build.frame()
+
+
+class _Build:
+    """One frame being built. `found`: the stored chunks that it reads."""
+
+    sequences: SequenceSet
+
+    def __init__(
+        self,
+        context: BuildContext,
+        stored: StoredSequences,
+        packing: PackedFrame,
+        within: Plan,
+        snapshot: Snapshot,
+        metadata: Mapping[str, str],
+        render: RenderSamples,
+    ) -> None:
+        self._context, self._stored, self._packing = context, stored, packing
+        self._within, self._snapshot, self._metadata, self._render = within, snapshot, metadata, render
+        self._samples = packing.table.samples_of(packing.rows.samples)
+        self._chunks: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.found: dict[int, OpenChunk] = {}
+        self.missing: list[int] = []
+
+    async def look_up(self) -> None:
+        """Find the stored chunks of the frame's samples."""
+        pack = self._packing.plan.spec.pack
+        assert pack is not None
+        self.sequences = await self._stored.describe(self._within, self._snapshot, pack.fields)
+        self._chunks = self.sequences.chunks_of(self._samples)
+        wanted = np.unique(self._chunks).tolist()
+        self.found = await self._stored.find(self.sequences, wanted)
+        self.missing = [chunk for chunk in wanted if chunk not in self.found]
+
+    async def frame(self) -> MemoryFrame:
+        """Return the frame. Raises UnreadableChunkError, BatchError."""
+        clock = asyncio.get_running_loop().time
+        stored = np.isin(self._chunks, list(self.found))
+        self._check_unchanged(self._samples[stored])
+        rendered, took = await self._rendered(self._samples[~stored])
+        sources: dict[int, PieceSource] = dict.fromkeys(self._samples.tolist(), rendered) if rendered else {}
+        for sample, chunk in zip(self._samples[stored].tolist(), self._chunks[stored].tolist(), strict=True):
+            sources[sample] = self.found[chunk]
+        began = clock()
+        made = await asyncio.to_thread(
+            self._packing.build_frame, sources.__getitem__, self._metadata, self._context.memory
+        )
+        made.took = FrameTiming(took.fetch + clock() - began, took.prepare)
+        return made
+
+    def _check_unchanged(self, samples: npt.NDArray[np.int64]) -> None:
+        context = self._context
+        pinned = PinnedObjects(context.store, self._snapshot, context.archives, context.remote)
+        pinned.check_unchanged(samples)
+
+    async def _rendered(self, samples: npt.NDArray[np.int64]) -> tuple[RenderedSamples | None, FrameTiming]:
+        if not samples.size:
+            return None, FrameTiming()
+        frame = await self._render(RowsAddress(self._within.hash, 0, tuple(samples.tolist())))
+        try:
+            fields = self.sequences.fields
+            return await asyncio.to_thread(RenderedSamples, frame, samples, fields), frame.took
+        finally:
+            frame.close()
