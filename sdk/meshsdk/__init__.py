@@ -15,7 +15,7 @@ from meshsdk.earlier_paths import install_earlier_paths
 from meshsdk.lazy_import import load_module
 
 if TYPE_CHECKING:
-    from meshsdk import errors, ops
+    from meshsdk import errors, ops, packed_rows
     from meshsdk.client.gather import Gathered, Item
     from meshsdk.client.s3_client import Client, connect
     from meshsdk.datasets.batch import Batch, Ragged
@@ -52,10 +52,11 @@ __all__ = [
     "open_voc",
     "open_yolo",
     "ops",
+    "packed_rows",
     "warm",
 ]
 
-_MODULES = ("errors", "ops")
+_MODULES = ("errors", "ops", "packed_rows")
 _HOMES = {
     "Batch": "datasets.batch",
     "Blocks": "datasets.shuffle",

@@ -107,6 +107,12 @@ SECTIONS = (
         ),
     ),
     Section(
+        "Packed rows",
+        "`from meshsdk import packed_rows`. What models need of the segments of a packed batch:"
+        " [packing](texts.md#packing).",
+        (Entry("meshsdk.packed_rows.*", "packed_rows."),),
+    ),
+    Section(
         "The S3 client",
         "For scripts; datasets and loaders use it as well: [guide](sdk.md#the-s3-client).",
         (

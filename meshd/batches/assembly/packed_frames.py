@@ -143,7 +143,7 @@ class _Columns:
     """The tensors of a packed frame while they are filled."""
 
     def __init__(self, pack: Pack, plan: Plan, rows: int) -> None:
-        self._fields = pack.fields
+        self._fields, self._from_sample = pack.fields, pack.positions == "sample"
         self.tensors: dict[str, npt.NDArray[Any]] = {}
         for name in pack.fields:
             shape, dtype = (rows, pack.length), np.dtype(plan.outputs[name].dtype)
@@ -166,7 +166,8 @@ class _Columns:
                 return False
             self.tensors[name][row, at : at + length] = elements
         self.segments[row, at : at + length] = segment
-        self.positions[row, at : at + length] = np.arange(length)
+        first = begin if self._from_sample else 0
+        self.positions[row, at : at + length] = np.arange(first, first + length)
         return True
 
 

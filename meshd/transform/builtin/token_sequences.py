@@ -20,6 +20,7 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import FieldType
 from meshd.transform.parameters import Parameter, choice, flag, number, whole
 from meshd.transform.registry import operation
+from meshwire.strict_json import checked_text
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -132,11 +133,17 @@ def _load(file: Asset) -> Any:
     return tokenizer
 
 
+def _end_of_text(value: Any, path: str) -> str | None:
+    """A token of the file, such as "<|endoftext|>"."""
+    return None if value is None else checked_text(value, path, at_most=200)
+
+
 @operation(
     "tokenize",
     Parameter("file", asset),
     Parameter("special", flag, True),
     Parameter("dtype", choice("auto", "uint16", "uint32", "int32", "int64"), "auto"),
+    Parameter("end_of_text", _end_of_text, None),
     takes="bytes of a UTF-8 text",
     gives='tokens [n] of `dtype`, ragged; "auto" is uint16 for a vocabulary up to 65,536, else uint32',
     refuses="not valid UTF-8; more than 16 MiB; a text that the tokenizer refuses",
@@ -144,12 +151,15 @@ def _load(file: Asset) -> Any:
 @dataclass(frozen=True, slots=True)
 class Tokenize:
     """Token ids of a text, from a Hugging Face `tokenizer.json`; with `special`, its post-processor adds
-    special tokens. Truncation and padding set in the file are ignored: use `truncate` and `pad_to`."""
+    special tokens. `end_of_text`, a token of the file, is put after each text. Truncation and padding set in
+    the file are ignored: use `truncate` and `pad_to`."""
 
     file: Asset
     special: bool
     dtype: str
+    end_of_text: str | None = None
     _tokenizer: Any = field(init=False, repr=False, compare=False)
+    _end: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         tokenizer = _load(self.file)
@@ -158,7 +168,18 @@ class Tokenize:
         if size - 1 > np.iinfo(dtype).max:
             raise BadAssetError("file", f"its {size} tokens do not fit into {dtype}; use uint32")
         object.__setattr__(self, "_tokenizer", tokenizer)
+        object.__setattr__(self, "_end", self._end_tokens(tokenizer))
         object.__setattr__(self, "dtype", dtype)
+
+    def _end_tokens(self, tokenizer: Any) -> tuple[int, ...]:
+        if self.end_of_text is None:
+            return ()
+        number = tokenizer.token_to_id(self.end_of_text)
+        if number is None:
+            added = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
+            told = f"; its special tokens are {', '.join(added[:8])}" if added else ""
+            raise BadAssetError("end_of_text", f"the tokenizer has no token {self.end_of_text!r}{told}")
+        return (number,)
 
     def infer(self, field: FieldType) -> FieldType:
         check_bytes(field)
@@ -172,4 +193,4 @@ class Tokenize:
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
                 raise
             raise BadSampleError(f"the tokenizer refuses the text: {error}") from None
-        return np.array(made.ids, self.dtype)
+        return np.array([*made.ids, *self._end] if self._end else made.ids, self.dtype)

@@ -110,11 +110,13 @@ class Dataset(SampleSequence):
         length: int,
         value: int = 0,
         long: Literal["split", "truncate"] = "split",
+        positions: Literal["piece", "sample"] = "piece",
     ) -> Dataset:
         """Return a dataset that packs several samples into each row of `length` elements.
 
         A batch has each of the `fields` as [rows, length], and for the first field also FIELD.segments (1, 2,
-        … for the samples of a row, 0 for the filling) and FIELD.positions (counted from 0 in each sample).
+        … for the pieces of a row, 0 for the filling) and FIELD.positions (int32, counted from 0).
+        `meshsdk.packed_rows` makes masks, bounds and labels of them.
         The fields must be sequences of the same length within a sample; the dataset must have no other fields
         (see `select`). `len(ds)` counts rows, and makes the node measure every sample once.
 
@@ -123,8 +125,12 @@ class Dataset(SampleSequence):
             length: elements per row.
             value: fills the rest of a row.
             long: what to do with a sequence longer than a row: "split" it over several, or "truncate" it.
+            positions: where FIELD.positions begin at 0: in each "piece", or in each "sample", so that the
+                pieces of a split one go on where the one before ended.
         """
         packing = {"fields": sorted(fields), "length": length, "value": value, "long": long}
+        if positions != "piece":
+            packing["positions"] = positions
         return self._with(packing=packing)
 
     def select(self, *fields: str) -> Dataset:

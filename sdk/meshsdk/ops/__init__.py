@@ -312,6 +312,7 @@ def tokenize(
     *,
     special: bool = True,
     dtype: Literal["auto", "uint16", "uint32", "int32", "int64"] = "auto",
+    end_of_text: str | None = None,
 ) -> OpSpec:
     """Tokenize text with a Hugging Face tokenizer: bytes → tokens [n].
 
@@ -320,8 +321,11 @@ def tokenize(
             sha256 from then on) or as "sha256:HEX".
         special: whether to add the tokenizer's special tokens.
         dtype: of the tokens; "auto" is uint16 for a vocabulary of up to 65,536 tokens, else uint32.
+        end_of_text: a token of the file to put after each text, such as "<|endoftext|>".
     """
     args = {"file": _values.asset("tokenize", file), "special": special, "dtype": dtype}
+    if end_of_text is not None:
+        args["end_of_text"] = end_of_text
     return OpSpec("tokenize", _values.field("tokenize", field), args)
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Long = Literal["split", "truncate"]
 LONG: tuple[Long, ...] = ("split", "truncate")
+Counted = Literal["piece", "sample"]
+COUNTED: tuple[Counted, ...] = ("piece", "sample")
 MAX_LENGTH = 1 << 24
 MAX_FIELDS = 16
 RUN = 8192
@@ -42,18 +44,20 @@ _KIND, _VERSION = "shardmesh.pack", 1
 @dataclass(frozen=True, slots=True)
 class Pack:
     """Packing of `fields`, one-dimensional and equally long within each sample, into rows of `length`;
-    `value` is the padding. `long`: what happens to a sequence longer than a row.
+    `value` is the padding. `long`: what happens to a sequence longer than a row. `positions`: where they
+    count from 0, in each piece or in each sample.
     """
 
     fields: tuple[str, ...]
     length: int
     value: int = 0
     long: Long = "split"
+    positions: Counted = "piece"
 
 
 def parse_pack(value: Any, path: str = "pack") -> Pack:
     """Parse a pack specification. Raises PlanError with the path of the bad field."""
-    document = checked_object(value, path, ("fields", "length", "value", "long"))
+    document = checked_object(value, path, ("fields", "length", "value", "long", "positions"))
     given = required_field(document, "fields", path)
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list) or not 1 <= len(names) <= MAX_FIELDS:
@@ -66,12 +70,15 @@ def parse_pack(value: Any, path: str = "pack") -> Pack:
         checked_integer(required_field(document, "length", path), f"{path}.length", 1, MAX_LENGTH),
         checked_integer(document.get("value", 0), f"{path}.value", -(1 << 31), 1 << 32),
         cast("Long", checked_choice(document.get("long", "split"), f"{path}.long", LONG)),
+        cast("Counted", checked_choice(document.get("positions", "piece"), f"{path}.positions", COUNTED)),
     )
 
 
 def pack_document(pack: Pack) -> dict[str, Any]:
     """Return the specification as plain JSON values; `parse_pack` restores it."""
-    return {"fields": list(pack.fields), "length": pack.length, "value": pack.value, "long": pack.long}
+    document = {"fields": list(pack.fields), "length": pack.length, "value": pack.value, "long": pack.long}
+    # Left out by default: plans of releases that did not know it keep their hashes.
+    return document if pack.positions == "piece" else document | {"positions": pack.positions}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -169,6 +169,31 @@ def test_rows_are_counted_and_looked_at(packed: Dataset) -> None:
         packed[len(packed)]
 
 
+def test_end_of_text_and_positions_of_the_sample(client: Client) -> None:
+    ds = mesh.open("s3://texts/a", fields={"tokens": "txt"}, client=client)
+    ds = ds.map(ops.tokenize("tokens", "s3://texts/tokenizer.json", special=False, end_of_text="</s>"))
+    ds = ds.pack("tokens", length=8, positions="sample")
+    end = ORACLE.token_to_id("</s>")
+    with mesh.Loader(ds, global_batch=8, shuffle=False, output="numpy") as loader:
+        pieces = [
+            (tokens[segments == segment].tolist(), int(positions[segments == segment][0]))
+            for batch in loader
+            for tokens, segments, positions, status in zip(
+                *batch["tokens", "tokens.segments", "tokens.positions"], batch.status, strict=True
+            )
+            for segment in range(1, int(segments.max()) + 1)
+            if status != 3
+        ]
+    expected = [[*ORACLE.encode(text, add_special_tokens=False).ids, end] for text in TEXTS]
+    assert sorted(pieces) == sorted(
+        (ids[at : at + 8], at) for ids in expected for at in range(0, len(ids), 8)
+    )
+    wrong = mesh.open("s3://texts/a", fields={"tokens": "txt"}, client=client)
+    wrong = wrong.map(ops.tokenize("tokens", "s3://texts/tokenizer.json", end_of_text="<eos>"))
+    with pytest.raises(InvalidPlanError, match=r"no token '<eos>'.*</s>"):
+        wrong.plan()
+
+
 def test_truncated_sequences_end_with_their_row(client: Client) -> None:
     ds = texts(client).pack("tokens", length=8, long="truncate")
     with mesh.Loader(ds, global_batch=8, shuffle=False, output="numpy") as loader:

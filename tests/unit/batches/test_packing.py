@@ -76,6 +76,9 @@ def test_the_specification_is_part_of_the_plan() -> None:
         "value": 3,
         "long": "truncate",
     }
+    counted = parse_pack({"fields": "a", "length": 8, "positions": "sample"})
+    assert parse_pack(pack_document(counted)) == counted
+    assert b"positions" not in canonical_spec(spec)  # plans of earlier releases keep their hashes
     assert b"pack" not in canonical_spec(parse_spec({}))
     assert b"pack" not in canonical_spec(parse_spec({"pack": None}))
 
@@ -90,6 +93,7 @@ def test_the_specification_is_part_of_the_plan() -> None:
         ({"fields": ["a"], "length": 0}, "pack.length"),
         ({"fields": ["a"], "length": 8, "long": "drop"}, "pack.long"),
         ({"fields": ["a"], "length": 8, "value": 0.5}, "pack.value"),
+        ({"fields": ["a"], "length": 8, "positions": "row"}, "pack.positions"),
         ({"fields": ["a"], "length": 8, "more": 1}, "pack.more"),
         ([], "pack"),
     ],

@@ -25,9 +25,9 @@ from meshd.batches.assembly.sequence_chunks import (
 from meshd.batches.assembly.stored_sequences import SequenceSet, StoredSequences, UnreadableChunkError
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.store.errors import ExtentGoneError
+from meshd.util.clock import ManualClock
 from meshwire.plan.plan_spec import PlanSpec
 from tests.support.reference_store import MemoryStore
-from tests.unit.batches.test_assembly_frames import ManualClock
 
 if TYPE_CHECKING:
     import numpy.typing as npt
