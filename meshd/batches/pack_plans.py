@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshd.batches.assembly.direct_sequences import direct_dtypes, direct_lengths
 from meshd.batches.assembly.frame_rows import pack_row_bounds
 from meshd.batches.assembly.packed_frames import pack_table_key
 from meshd.batches.assembly.sequence_chunks import BAD, PART
@@ -103,8 +104,12 @@ class PackPlanner:
     ) -> Plan:
         pack = spec.pack
         assert pack is not None
-        sequences = await self._stored.describe(within, snapshot, pack.fields)
-        lengths = await self._lengths(sequences, progress)
+        dtypes = direct_dtypes(within, pack.fields)
+        if dtypes is None:
+            sequences = await self._stored.describe(within, snapshot, pack.fields)
+            lengths = await self._lengths(sequences, progress)
+        else:
+            lengths = await asyncio.to_thread(direct_lengths, snapshot, pack.fields, dtypes)
         _check_bad(lengths, snapshot, spec, within)
         table = await asyncio.to_thread(pack_rows, np.maximum(lengths, 0), snapshot.shard_starts, pack)
         if not table.rows:

@@ -98,6 +98,12 @@ class PinnedObjects:
                 )
             self._records[number] = record
 
+    async def fetch_ranges(self, places: Sequence[tuple[int, int, int]]) -> None:
+        """Fetches those (object, offset, length) that other nodes hold, after `look_up`, so that `read_range`
+        can read them. Raises BatchError SnapshotChanged, Busy."""
+        wanted = {place for place in places if place[0] in self._remote_numbers}
+        await self._fetch(sorted(wanted - self._fetched.keys()))
+
     def is_remote(self, number: int) -> bool:
         """Returns True if other nodes hold this object. Call `look_up` first."""
         return number in self._remote_numbers

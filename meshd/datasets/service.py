@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from meshd.core.api_errors import BatchError, in_progress
 from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
@@ -16,6 +16,7 @@ from meshd.datasets.mds import MdsSources
 from meshd.datasets.parquet_row_copies import ParquetFiles, parquet_files
 from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
+from meshd.datasets.token_files import TokenSources, token_files
 from meshd.datasets.zarr_arrays import ZarrSources
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
@@ -46,10 +47,11 @@ if TYPE_CHECKING:
     from meshwire.formats.json_lines import LineIndex
     from meshwire.formats.record_index import IndexedFile
 
-Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet"]
-KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet")
-_PARTS = {"zarr": "array", "tfrecord": "feature", "mds": "column", "parquet": "column"}  # named by a field
-_READ_THROUGH = ("auto", "tar", "lines", "tfrecord", "mds", "parquet")  # every file is read once first
+Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "tokens"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_PARTS = {"zarr": "array", "tfrecord": "feature", "mds": "column", "parquet": "column", "tokens": "column"}
+"""What a field names, by kind."""
+_READ_THROUGH = ("auto", "tar", "lines", "tfrecord", "mds", "parquet", "tokens")  # every file is read first
 _PAGE = 1000
 _EMPTY = {
     "source": "check the prefix of the source (list it with: mesh ls) and the extensions of the fields",
@@ -87,6 +89,7 @@ class DatasetService:
         self._structures = DerivedSnapshots(store, catalog, readers, archives, objects, births)
         self.lines = LineIndexer(store, catalog, archives, objects, self._capacity)
         self._zarrs = ZarrSources(objects, self._capacity)
+        self._tokens = TokenSources(objects, self._capacity)
         self.parquets = ParquetFiles(store, catalog, archives, objects, self._capacity)
         self._long: LongRunningCalls[None] = LongRunningCalls("datasets")
         self._listed: tuple[str, object] = "", None
@@ -218,7 +221,7 @@ class DatasetService:
     ) -> SnapshotBuild:
         if kind == "zarr":
             return await self._zarrs.build_snapshot(listing, source, fields)
-        if kind == "tfrecord" or kind == "mds" or kind == "parquet":
+        if kind == "tfrecord" or kind == "mds" or kind == "parquet" or kind == "tokens":
             files = await self._files(listing, source, kind, fields, CallProgress())
             return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
         scanned = _scanned(listing, kind, fields)
@@ -276,6 +279,8 @@ class DatasetService:
         """Return the indexes of files of records, created if needed."""
         if kind == "mds":
             return await self._mds.index_shards(listing, source, fields, progress)
+        if kind == "tokens":
+            return await self._tokens.index_files(token_files(listing), source, fields, progress)
         if kind == "parquet":
             return await self.parquets.index_files(parquet_files(listing), source, fields, progress)
         scanned = _scanned(listing, kind, fields)
@@ -324,6 +329,8 @@ def _scanned(
         return []
     if kind in ("zarr", "mds"):
         return list(listing)
+    if kind == "tokens":
+        return token_files(listing)
     if kind == "parquet":
         return parquet_files(listing)
     if kind == "tfrecord":

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from meshsdk.loader.warm_up import warm
     from meshsdk.open_annotated import open_coco, open_voc, open_yolo
     from meshsdk.open_dataset import open
+    from meshsdk.token_files import TokenFiles
+    from meshsdk.token_writer import write_tokens
 
 __all__ = [
     "Batch",
@@ -43,6 +45,7 @@ __all__ = [
     "Normalize",
     "Ragged",
     "Stage",
+    "TokenFiles",
     "class_of_prefix",
     "connect",
     "errors",
@@ -54,6 +57,7 @@ __all__ = [
     "ops",
     "packed_rows",
     "warm",
+    "write_tokens",
 ]
 
 _MODULES = ("errors", "ops", "packed_rows")
@@ -70,6 +74,7 @@ _HOMES = {
     "Normalize": "loader.output_stage",
     "Ragged": "datasets.batch",
     "Stage": "datasets.split_mix",
+    "TokenFiles": "token_files",
     "class_of_prefix": "datasets.fields",
     "connect": "client.s3_client",
     "mix": "datasets.dataset",
@@ -78,6 +83,7 @@ _HOMES = {
     "open_voc": "open_annotated",
     "open_yolo": "open_annotated",
     "warm": "loader.warm_up",
+    "write_tokens": "token_writer",
 }
 
 install_earlier_paths()

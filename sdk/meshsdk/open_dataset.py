@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from meshsdk import ops
 from meshsdk.client.native_api import describe_snapshot, fetch_snapshot, pin_snapshot
 from meshsdk.client.settings import checked_seconds
 from meshsdk.datasets.dataset import Dataset
@@ -22,6 +23,7 @@ from meshsdk.datasets.fields import (
     missing_field_hint,
     part_fields,
     select_fields,
+    token_dtype,
 )
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.lazy_import import load_module
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshsdk")
 
-Kind = Literal["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet"]
+Kind = Literal["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet", "tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -56,8 +58,9 @@ def open(
         kind: how samples are formed. "objects": files that share a stem are one sample. "tar": WebDataset
             shards and other archives. "lines": one sample per line, such as JSONL. "zarr": one per row of the
             arrays. "chunks": one per chunk of them. "tfrecord": one per record (a `tf.Example`). "mds":
-            shards of mosaicml-streaming. "parquet": one per row. "auto": archives if there are any, else
-            objects.
+            shards of mosaicml-streaming. "parquet": one per row. "tokens": one per sequence of the token
+            files that `mesh tokenize` or Megatron's tools wrote, as an array. "auto": archives if there are
+            any, else objects.
         snapshot: hash of an earlier snapshot (`ds.snapshot.hash`) to open instead of the current content.
         client: a client from `mesh.connect`. Default: one configured by the environment.
         deadline: seconds for which an unavailable server is retried. Default: the client's.
@@ -87,9 +90,10 @@ def open(
         checked_seconds("deadline", deadline)
     client = client or connect()
     if snapshot is not None:
-        return Dataset(client, describe_snapshot(fetch_snapshot(client.transport, snapshot)))
+        pinned = describe_snapshot(fetch_snapshot(client.transport, snapshot))
+        return _as_arrays(Dataset(client, pinned), source)
     try:
-        return Dataset(client, _pinned(client, source, fields, kind, deadline))
+        return _as_arrays(Dataset(client, _pinned(client, source, fields, kind, deadline)), source)
     except NotFoundError as error:
         if told := missing_field_hint(source, fields, kind):
             raise error.saying(told) from error
@@ -106,6 +110,8 @@ def _pinned(
         fields = part_fields(guess_features(client, source) if fields is None else fields, "feature")
     if kind == "mds":
         fields = part_fields(guess_columns(client, source) if fields is None else fields, "column")
+    if kind == "tokens":
+        fields = part_fields({"tokens": "tokens"} if fields is None else fields, "column")
     if kind == "parquet":
         chosen = None if fields is None else select_fields(part_fields(fields, "column"))
     else:
@@ -122,6 +128,15 @@ def _pinned(
             "%s: each sample is a whole file; %s; pass kind='objects' to keep whole files", source, told
         )
     return pinned
+
+
+def _as_arrays(dataset: Dataset, source: str) -> Dataset:
+    """Return a dataset of token files with its sequences as arrays; any other dataset as it is."""
+    if dataset.snapshot.kind != "tokens":
+        return dataset
+    dtype = token_dtype(dataset.client, source)
+    columns = [name for name, info in dataset.snapshot.fields.items() if info.kind == "bytes"]
+    return dataset.map(*(ops.frombuffer(name, dtype, shape=[None]) for name in columns))
 
 
 def _load_loader() -> None:

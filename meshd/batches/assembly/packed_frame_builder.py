@@ -7,10 +7,11 @@ that was deleted or replaced since the snapshot fails the frame, as far as this 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshd.batches.assembly.direct_sequences import DirectPieces, direct_dtypes
 from meshd.batches.assembly.packed_frames import RenderedSamples
 from meshd.batches.assembly.stored_sequences import UnreadableChunkError
 from meshd.core.frame_address import RowsAddress
@@ -18,7 +19,7 @@ from meshd.core.sample_locations import PinnedObjects
 from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -54,6 +55,11 @@ class PackedFrameBuilder:
 
         Raises BatchError: SnapshotChanged, Busy and what `render` raises.
         """
+        pack = packing.plan.spec.pack
+        assert pack is not None
+        dtypes = direct_dtypes(within, pack.fields)
+        if dtypes is not None:
+            return await self._direct(packing, snapshot, metadata, dtypes)
         build = _Build(self._context, self._stored, packing, within, snapshot, metadata, render)
         await build.look_up()
         self._stored.store_later(self._renderer, build.sequences, build.missing)
@@ -63,6 +69,30 @@ class PackedFrameBuilder:
             await self._stored.forget(build.sequences, error)
             build.found.clear()
             return await build.frame()
+
+    async def _direct(
+        self,
+        packing: PackedFrame,
+        snapshot: Snapshot,
+        metadata: Mapping[str, str],
+        dtypes: Sequence[np.dtype[Any]],
+    ) -> MemoryFrame:
+        """Return the frame of samples that are read as they are stored."""
+        context, pack = self._context, packing.plan.spec.pack
+        assert pack is not None
+        began = asyncio.get_running_loop().time()
+        pinned = PinnedObjects(context.store, snapshot, context.archives, context.remote, context.memory)
+        try:
+            source = DirectPieces(pinned, snapshot, pack.fields, dtypes)
+            rows = packing.rows.samples
+            await source.prepare(packing.table.samples_of(rows), packing.pieces())
+            made = await asyncio.to_thread(
+                packing.build_frame, lambda sample: source, metadata, context.memory
+            )
+        finally:
+            pinned.close()
+        made.took = FrameTiming(asyncio.get_running_loop().time() - began)
+        return made
 
 
 class _Build:

@@ -23,7 +23,7 @@ from meshwire.frame.tensor_frame import DTYPES, Status, frame_layout
 from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, PackTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -108,6 +108,11 @@ class PackedFrame:
     plan: Plan
     table: PackTable
     rows: Rows
+
+    def pieces(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the pieces (sample, begin, length) of all rows."""
+        for row in self.rows.samples.tolist():
+            yield from self.table.pieces(row)
 
     def build_frame(
         self,

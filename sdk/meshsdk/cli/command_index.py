@@ -52,6 +52,7 @@ CHAPTERS = {
         "shard": ("jobs", "Pack objects into shards."),
         "reshard": ("jobs", "Repack shards: shuffled, sorted, split."),
         "extract": ("jobs", "Unpack archives into objects."),
+        "tokenize": ("tokens", "Store the tokens of a corpus once, as token files."),
         "warm": ("warm", "Decode a plan's samples once, before training."),
         "job": ("jobs", "Show, follow and stop jobs on the nodes."),
     },

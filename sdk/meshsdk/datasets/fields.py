@@ -316,6 +316,37 @@ def guess_columns(client: Client, source: str) -> dict[str, str]:
     return _fields_of(name for name, encoding in told if encoding != UNSAFE_ENCODING)
 
 
+def token_dtype(client: Client, source: str) -> str:
+    """Return the dtype of the tokens under a source, from the first index.
+
+    Raises NotFoundError if there is none, and ConfigurationError if it is not an index, or if the files are
+    not all there yet.
+    """
+    from meshwire.formats.token_index import HEADER_BYTES, INDEX_SUFFIX, TokenIndexError, index_dtype
+    from meshwire.formats.token_manifest import MANIFEST, parse_token_manifest
+
+    place = parse_source(source)
+    try:
+        manifest = parse_token_manifest(client.get(place.bucket, place.prefix + MANIFEST))
+    except NotFoundError:  # not written by `mesh tokenize`
+        pass
+    except PlanError as error:
+        raise ConfigurationError(f"{source}: {error}") from error
+    else:
+        if not manifest.complete:
+            raise ConfigurationError(
+                f"{source} is incomplete, with {manifest.tokens:,} tokens so far: finish `mesh tokenize`"
+            )
+    keys = (entry.key for entry in client.list(place.bucket, place.prefix))
+    key = next((key for key in keys if key.endswith(INDEX_SUFFIX)), None)
+    if key is None:
+        raise NotFoundError(f"there is no {INDEX_SUFFIX} file in {source}")
+    try:
+        return index_dtype(client.get(place.bucket, key, length=HEADER_BYTES))
+    except TokenIndexError as error:
+        raise ConfigurationError(f"s3://{place.bucket}/{key}: {error}") from error
+
+
 def _fields_of(parts: Iterable[str]) -> dict[str, str]:
     """Return a field for each named part of a record, with a name as similar as field names allow."""
     fields: dict[str, str] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
-SnapshotKind = Literal["objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "joined"]
-KINDS: tuple[SnapshotKind, ...] = ("objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "joined")
+SnapshotKind = Literal["objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "tokens", "joined"]
+KINDS: tuple[SnapshotKind, ...] = get_args(SnapshotKind)
 _UNINDEXED = ("objects", "tar", "zarr")  # files of lines and records have indexes; joined may contain them
 CONTENT_TYPE = "application/vnd.shardmesh.snapshot"
 # Plain objects have no shards: runs of this many samples in key order act as shards.

@@ -14,6 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -22,6 +23,7 @@ from meshd.documents.inventory import UsageFile
 from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.process.periodic_tasks import document_collector
 from meshd.util.clock import ManualClock
+from meshwire.formats.token_index import encode_token_index
 from meshwire.s3.bucket_settings import LifecycleRule
 from tests.support.mds_writer import mds_files
 from tests.support.mesh_processes import ROOT, MeshCrew
@@ -76,6 +78,11 @@ def fill(crew: MeshCrew) -> None:
             crew.put("pictures", f"parquet/{part}.parquet", parquet(range(part * 20, part * 20 + 20)))
         packed = gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(part, 90)), mtime=0)
         crew.put("pictures", f"packed/lines/{part}.jsonl.gz", packed)
+    for part in range(4):
+        lengths = np.arange(25) * 7 + part
+        tokens = np.arange(int(lengths.sum()), dtype=np.uint16) + part
+        crew.put("pictures", f"tokens/{part}.bin", tokens.tobytes())
+        crew.put("pictures", f"tokens/{part}.idx", encode_token_index(lengths, "uint16"))
     values = [{"n": b"%d" % n} for n in range(70)]
     for name, data in mds_files({"n": "str"}, values, shard=20).items():
         crew.put("pictures", f"mds/{name}", data)
@@ -149,6 +156,28 @@ def test_frames_are_the_same_on_every_node(
                 found[f"{step} {form}"] = answer.body
         expected = expected or found
         assert found == expected, number
+
+
+@pytest.mark.parametrize("longest", [None, 60])
+def test_packed_frames_are_the_same_on_every_node(
+    lone: MeshCrew, crew: MeshCrew, longest: int | None
+) -> None:
+    """Of sequences that are read as they are stored, and of those that ops change."""
+    steps: list[dict[str, Any]] = [
+        {"op": "frombuffer", "field": "tokens", "args": {"dtype": "uint16", "shape": [None]}}
+    ]
+    if longest is not None:
+        steps.append({"op": "truncate", "field": "tokens", "args": {"length": longest}})
+    pack = {"fields": ["tokens"], "length": 32}
+    expected: list[bytes] = []
+    for number, wire in enumerate(wires(lone, crew)):
+        fields = {"tokens": {"column": "tokens"}}
+        snapshot = wire.snapshot("s3://pictures/tokens/", fields, kind="tokens")["snapshot"]
+        plan = wire.plan(snapshot, steps, 16, pack=pack)["plan"]
+        answers = [wire.raw(plan, 1, step, batch=16) for step in range(4)]
+        assert [answer.status for answer in answers] == [200] * 4, answers[0].body
+        expected = expected or [answer.body for answer in answers]
+        assert [answer.body for answer in answers] == expected, number
 
 
 def test_a_plan_is_known_to_nodes_that_never_saw_it(crew: MeshCrew) -> None:
