@@ -29,7 +29,8 @@ from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, pack_rows
 from meshwire.strict_json import PlanError, suggestion
 
 if TYPE_CHECKING:
-    from meshd.batches.assembly.stored_sequences import SequenceSet, StoredSequences
+    from meshd.batches.assembly.sequence_chunks import SequenceSet
+    from meshd.batches.assembly.stored_sequences import StoredSequences
     from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import FrameSource
     from meshd.core.plan_record import Plan

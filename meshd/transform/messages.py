@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_PROGRAMS = 64
 """Compiled programs that a worker keeps; the pool resends a program's text after at most half as many."""
+MAX_RAGGED_BYTES = 1 << 30
+"""Bytes of the ragged fields of one sample; more makes it a bad sample."""
 _PROGRESS = struct.Struct("=qq")
 FailureKind = Literal["bad", "op", "read", "damaged"]
 

@@ -28,6 +28,7 @@ from meshd.transform.decoded_cache.slice_recorder import SliceRecorder
 from meshd.transform.errors import BadSampleError, OutOfMemoryError
 from meshd.transform.messages import (
     MAX_PROGRAMS,
+    MAX_RAGGED_BYTES,
     RENDER,
     Failure,
     OpStats,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _USUAL = RowLimits()
-MAX_RAGGED_BYTES = 1 << 30  # ragged fields of one sample: more makes it a bad sample
 SLICE_RAGGED_BYTES = 128 << 20  # ragged bytes above which a slice ends
 SLICE_SECONDS = 0.1  # time after which a slice ends, so that other jobs get a turn
 

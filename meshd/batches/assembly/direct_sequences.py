@@ -13,7 +13,7 @@ from meshd.batches.assembly.sequence_chunks import BAD
 from meshd.core.api_errors import busy
 from meshd.core.sample_locations import bytes_columns
 from meshd.store.errors import StoreError
-from meshd.transform.worker import MAX_RAGGED_BYTES
+from meshd.transform.messages import MAX_RAGGED_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from meshd.core.plan_record import Plan
     from meshwire.frame.columns import Integers
 
 BAD: Final = -1
@@ -35,6 +36,8 @@ _KIND, _VERSION = "shardmesh.sequences", 1
 _END: Final = struct.Struct("<I8s")
 _MAGIC: Final = b"mesh-seq"
 _MAX_INDEX: Final = 64 << 20
+_MIX: Final = 0x9E3779B97F4A7C15
+_MASK: Final = (1 << 64) - 1
 END_BYTES: Final = _END.size
 
 
@@ -55,6 +58,36 @@ def chunk_starts(source_bytes: Integers) -> Integers:
     begins = np.ones(count, np.bool_)
     begins[1:] = (stretch[1:] != stretch[:-1]) | (parts[1:] != parts[:-1])
     return np.append(np.flatnonzero(begins), count).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceSet:
+    """The sequences of one inner plan. `starts`: int64[chunks + 1], first samples; `prefix`: of the keys of
+    its chunks; `share`: of the chunks that are stored, 0…1.
+    """
+
+    plan: Plan
+    fields: tuple[str, ...]
+    starts: Integers
+    prefix: str
+    share: float
+
+    def chunks_of(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the chunk of each sample."""
+        return np.searchsorted(self.starts, samples, side="right") - 1
+
+    def samples_in(self, chunk: int) -> range:
+        """Return the samples of a chunk."""
+        return range(int(self.starts[chunk]), int(self.starts[chunk + 1]))
+
+    def key(self, chunk: int) -> str:
+        """Return the key of a chunk in the reserved bucket."""
+        return f"{self.prefix}{chunk:08x}"
+
+    def is_stored(self, chunk: int) -> bool:
+        """Return whether the chunk belongs to the share that is stored."""
+        mixed = (chunk + 1) * _MIX & _MASK
+        return mixed < self.share * (_MASK + 1)
 
 
 def encode_chunk(lengths: Integers, columns: Mapping[str, npt.NDArray[Any]]) -> bytes:

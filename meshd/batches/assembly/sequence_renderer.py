@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.batches.assembly.stored_sequences import SequenceSet
+    from meshd.batches.assembly.sequence_chunks import SequenceSet
     from meshd.core.frame_address import FrameSource
     from meshwire.frame.columns import Integers
 

@@ -19,6 +19,7 @@ import numpy as np
 from meshd.batches.assembly.sequence_chunks import (
     END_BYTES,
     ChunkError,
+    SequenceSet,
     chunk_starts,
     decode_index,
     encode_chunk,
@@ -53,38 +54,6 @@ _ELEMENTS_A_BYTE: Final = 1 / 3
 """Estimated tokens a byte of text."""
 _LAYOUTS: Final = 8
 _OPEN: Final = 1024
-_MIX: Final = 0x9E3779B97F4A7C15
-_MASK: Final = (1 << 64) - 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SequenceSet:
-    """The sequences of one inner plan. `starts`: int64[chunks + 1], first samples; `prefix`: of the keys of
-    its chunks; `share`: of the chunks that are stored, 0…1.
-    """
-
-    plan: Plan
-    fields: tuple[str, ...]
-    starts: Integers
-    prefix: str
-    share: float
-
-    def chunks_of(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the chunk of each sample."""
-        return np.searchsorted(self.starts, samples, side="right") - 1
-
-    def samples_in(self, chunk: int) -> range:
-        """Return the samples of a chunk."""
-        return range(int(self.starts[chunk]), int(self.starts[chunk + 1]))
-
-    def key(self, chunk: int) -> str:
-        """Return the key of a chunk in the reserved bucket."""
-        return f"{self.prefix}{chunk:08x}"
-
-    def is_stored(self, chunk: int) -> bool:
-        """Return whether the chunk belongs to the share that is stored."""
-        mixed = (chunk + 1) * _MIX & _MASK
-        return mixed < self.share * (_MASK + 1)
 
 
 class UnreadableChunkError(Exception):

@@ -17,12 +17,13 @@ from meshd.batches.assembly.sequence_chunks import (
     END_BYTES,
     PART,
     ChunkError,
+    SequenceSet,
     chunk_starts,
     decode_index,
     encode_chunk,
     index_span,
 )
-from meshd.batches.assembly.stored_sequences import SequenceSet, StoredSequences, UnreadableChunkError
+from meshd.batches.assembly.stored_sequences import StoredSequences, UnreadableChunkError
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.store.errors import ExtentGoneError
 from meshd.util.clock import ManualClock
