@@ -107,6 +107,16 @@ SECTIONS = (
         ),
     ),
     Section(
+        "Token files",
+        "Tokens stored once: [guide](texts.md#tokens-stored-once).",
+        (
+            Entry("meshsdk.token_writer.write_tokens", "mesh.write_tokens"),
+            Entry("meshsdk.token_files.TokenFiles", "mesh.TokenFiles"),
+            _given("meshwire.formats.token_manifest.TokenManifest"),
+            _given("meshwire.formats.token_manifest.TokenShard"),
+        ),
+    ),
+    Section(
         "Packed rows",
         "`from meshsdk import packed_rows`. What models need of the segments of a packed batch:"
         " [packing](texts.md#packing).",

@@ -86,6 +86,7 @@ class TokenManifest:
         return mine == theirs
 
     def to_bytes(self) -> bytes:
+        """Return the manifest as a JSON document; `parse_token_manifest` restores it."""
         document: dict[str, Any] = {
             "format": _FORMAT,
             "version": _VERSION,
