@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class StandingContender:
-    """`python -m` `words`, with the keys of `server` in its environment."""
+    """`python -m` `words`, with the keys of `server` in its environment; `python`: the interpreter."""
 
-    def __init__(self, name: str, words: Sequence[str], server: Server) -> None:
+    def __init__(self, name: str, words: Sequence[str], server: Server, python: str = sys.executable) -> None:
         assert server.account is not None
         self._name = name
         keys = {
@@ -35,7 +35,7 @@ class StandingContender:
             "AWS_REGION": "us-east-1",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *words],
+            [python, "-m", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -25,6 +25,8 @@ from bench import (
     rotational_row,
     sandbox_overhead,
     shared_jobs,
+    token_reader,
+    tokens,
     windows,
 )
 from bench.decode_cost import BARE, NODE, NOTES
@@ -135,6 +137,32 @@ def windows_section(rows: Mapping[str, RowResult]) -> list[str]:
         table(["", *names], lines),
         table(BARS_HEAD, bars),
     ]
+
+
+def tokens_section(rows: Mapping[str, RowResult]) -> list[str]:
+    """Stored tokens."""
+    result = rows.get(tokens.NAME)
+    if result is None or not result.contenders():
+        return []
+    names = result.contenders()
+    lines = [
+        ["million tokens a second", *(number(_millions(result.value(name, "rate")), 2) for name in names)],
+        ["client CPU µs a thousand tokens", *(number(result.value(name, "client_us"), 0) for name in names)],
+    ]
+    bars = []
+    for name in names:
+        if name != token_reader.OURS:
+            ratio, cpu = (result.ratio(token_reader.OURS, name, metric) for metric in ("rate", "client_us"))
+            bars.append(
+                [f"{token_reader.OURS} ÷ {name}", number(ratio, 1, "×"), verdict(ratio, tokens.LEAST)]
+            )
+            met = verdict(cpu, tokens.MOST_CPU, at_most=True)
+            bars.append([f"client CPU, {token_reader.OURS} ÷ {name}", number(cpu, 2, "×"), met])
+    return [f"## {result.title}", tokens.TEXT, table(["", *names], lines), table(BARS_HEAD, bars)]
+
+
+def _millions(rate: float | None) -> float | None:
+    return None if rate is None else rate / 1e6
 
 
 def restore_section(rows: Mapping[str, RowResult]) -> list[str]:
@@ -334,6 +362,7 @@ SECTIONS: Final = (
     _unscaled(reshard_section, reshard_row.NAME),
     _unscaled(restore_section, re_replication.NAME),
     _unscaled(windows_section, windows.NAME),
+    _unscaled(tokens_section, tokens.NAME),
     _unscaled(checkpoints.section, checkpoints.NAME),
     Section(passing_section, (proxy_overhead.NAME,)),
     _unscaled(owners.section, owners.NAME),

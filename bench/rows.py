@@ -36,6 +36,7 @@ class Scale:
     cached_items: int = 2_000
     restored: int = 1 << 30
     series_chunks: int = 4_096
+    tokens: int = 1 << 24
     checkpoint: int = 256 * MIB
     rotational: int = 6_000
     rotational_reads: int = 1_000
@@ -63,6 +64,7 @@ QUICK = Scale(
     cached_items=200,
     restored=8 * MIB,
     series_chunks=256,
+    tokens=1 << 22,
     checkpoint=4 * MIB,
     rotational=128,
     rotational_reads=32,

@@ -36,6 +36,7 @@ from bench import (
     sandbox_overhead,
     shared_jobs,
     store_timing,
+    tokens,
     windows,
 )
 from bench.gather_timing import gather_rows
@@ -155,6 +156,19 @@ class Bench:
         if server is None:
             return windows.title(self.scale), (), dict(self.absent)
         return windows.title(self.scale), windows.measure(server, self.scale, self.say), {}
+
+    def tokens(self) -> Outcome:
+        server = self.server("meshd")
+        if server is None:
+            return tokens.title(self.scale), (), dict(self.absent)
+        peers, skipped = tuple(tokens.FORMATS), dict[str, str]()
+        try:
+            self.say("making the peers' environment")
+            photo_dataset.make_peers(self.scratch)
+        except photo_dataset.PeersError as error:
+            peers, skipped = (), dict.fromkeys(peers, str(error))
+        figures = tokens.measure(server, peers, self.scale, self.scratch, self.say)
+        return tokens.title(self.scale), figures, skipped
 
     def checkpoints(self) -> Outcome:
         title, server = checkpoints.title(self.scale), self.server("meshd")

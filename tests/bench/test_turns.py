@@ -9,20 +9,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import bench
-from bench import checkpoints, loader_timing, shared_jobs, store_timing, windows
+from bench import checkpoints, loader_timing, shared_jobs, store_timing, tokens, windows
 from bench.interleave import order, turns
 from bench.load_generator import Reading
 from bench.loader_timing import Turn
+from bench.peers.token_loaders import BATCH, LENGTH, LOADERS, VALUES
 from bench.presigned_requests import Account
 from bench.processes import ChildError
 from bench.results import Figure
 from bench.rows import QUICK, Scale, store_rows
 from bench.subprocess_row import apart
+from bench.token_reader import look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -108,6 +112,31 @@ def test_servers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names_in_turn(store_timing.measure(row, running, SCALE, tmp_path, quiet)) == balanced(
         list(row.servers)
     )
+
+
+def test_loaders_of_tokens_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def standing(name: str, *_: object) -> Any:
+        return nullcontext(SimpleNamespace(wait=lambda: None, figure=lambda number: Figure(name, number, {})))
+
+    monkeypatch.setattr(tokens, "_contender", standing)
+    monkeypatch.setattr(tokens, "_fill", lambda *_: None)
+    figures = tokens.measure(server("meshd"), tuple(tokens.FORMATS), SCALE, tmp_path, quiet)
+    assert names_in_turn(figures) == balanced(list(tokens.CONTENDERS))
+
+
+def test_rows_of_tokens_are_looked_at(tmp_path: Path) -> None:
+    stream = np.arange(80 * LENGTH) % VALUES
+    (tmp_path / "stream.bin").write_bytes(stream.astype(np.uint16).tobytes())
+    rows = [row for batch in LOADERS["memmap"]("", str(tmp_path)) for row in batch.tolist()]
+    assert len(rows) == 2 * BATCH
+    batch = torch.tensor(rows[:BATCH])
+    assert look(batch) == BATCH * LENGTH
+    segments = torch.ones_like(batch)
+    segments[:, -3:] = 0
+    assert look((batch, segments)) == BATCH * (LENGTH - 3)
+    batch[0, 7] = 0
+    with pytest.raises(SystemExit, match="upwards"):
+        look(batch)
 
 
 @pytest.mark.parametrize("module", [windows, checkpoints])
