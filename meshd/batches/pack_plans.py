@@ -7,6 +7,7 @@ Measured parts are durable: a repeated request resumes where the last one stoppe
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
     from meshd.util.async_tasks import CallProgress
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.frame.columns import Integers
-    from meshwire.plan.sequence_packing import Pack
+    from meshwire.plan.sequence_packing import Pack, PackTable
 
 _KIND, _VERSION = "shardmesh.lengths", 1
+_TABLES = 4
 
 
 class PackPlanner:
@@ -49,6 +51,7 @@ class PackPlanner:
         self._catalog, self._stored = catalog, stored
         self._renderer = SequenceRenderer(frames)
         self._long: LongRunningCalls[Plan] = LongRunningCalls("packs")
+        self._tables: OrderedDict[tuple[str, Pack], PackTable] = OrderedDict()  # for other seeds and orders
 
     def __repr__(self) -> str:
         return f"<PackPlanner, {self._long!r}>"
@@ -112,7 +115,12 @@ class PackPlanner:
         else:
             lengths = await asyncio.to_thread(direct_lengths, snapshot, pack.fields, dtypes)
         _check_bad(lengths, snapshot, spec, within)
-        table = await asyncio.to_thread(pack_rows, np.maximum(lengths, 0), snapshot.shard_starts, pack)
+        table = self._tables.get((within.hash, pack))
+        if table is None:
+            table = await asyncio.to_thread(pack_rows, np.maximum(lengths, 0), snapshot.shard_starts, pack)
+        self._tables[within.hash, pack] = table
+        if len(self._tables) > _TABLES:
+            self._tables.popitem(last=False)
         if not table.rows:
             raise BatchError("NoSuchKey", "every sample is empty: nothing to pack", help="check the ops")
         bounds = pack_row_bounds(table, spec)
