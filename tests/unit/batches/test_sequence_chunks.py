@@ -23,10 +23,11 @@ from meshd.batches.assembly.sequence_chunks import (
     encode_chunk,
     index_span,
 )
-from meshd.batches.assembly.stored_sequences import StoredSequences, UnreadableChunkError
+from meshd.batches.assembly.stored_sequences import SEQUENCES_PREFIX, StoredSequences, UnreadableChunkError
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.store.errors import ExtentGoneError
 from meshd.util.clock import ManualClock
+from meshd.views.transform_results import RESULTS_PREFIX
 from meshwire.plan.plan_spec import PlanSpec
 from tests.support.reference_store import MemoryStore
 
@@ -86,6 +87,10 @@ def test_chunks_end_with_their_bytes_and_with_their_part() -> None:
     large = np.array([1, CHUNK_SOURCE_BYTES, 1, CHUNK_SOURCE_BYTES // 2, CHUNK_SOURCE_BYTES // 2, 1])
     assert chunk_starts(large).tolist() == [0, 2, 5, 6]
     assert chunk_starts(np.zeros(0, np.int64)).tolist() == [0]
+
+
+def test_they_are_evicted_with_the_results_of_views() -> None:
+    assert SEQUENCES_PREFIX.startswith(RESULTS_PREFIX)
 
 
 def sequence_set(share: float) -> SequenceSet:
