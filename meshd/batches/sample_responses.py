@@ -85,7 +85,7 @@ def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: st
         ext = sample_key(snapshot.objects.keys[number])[1]
     else:
         ext = _own_extension(snapshot, name)
-    length, offset = int(column.length[sample]), int(column.offset[sample])
+    length, offset = int(column.length[sample]), int(column.offsets_at(sample))
     if pinned.is_remote(number):
         return Blob(f"{stem}.{ext}", length, part=pinned.range_of(number, offset, length), status=status)
     return Blob(f"{stem}.{ext}", length, pinned.record(number), offset, status=status)

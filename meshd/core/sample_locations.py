@@ -41,8 +41,9 @@ def bytes_columns(snapshot: Snapshot) -> dict[str, BytesColumn]:
 class DecompressedArchives(Protocol):
     """Finds the object that holds an archive's members uncompressed."""
 
-    async def decompressed(self, bucket: str, key: str, record: Record) -> Record:
-        """Returns the archive itself or its decompressed copy. Raises BatchError."""
+    async def decompressed(self, bucket: str, key: str, record: Record, pinned: int | None = None) -> Record:
+        """Returns the archive itself or its decompressed copy, which has `pinned` bytes if that is known.
+        Raises BatchError."""
         ...
 
 
@@ -79,13 +80,18 @@ class PinnedObjects:
         if self._remote_numbers:
             await self._fetch(self._remote_ranges(samples, fields, at_most))
 
-    async def look_up(self, samples: Sequence[int]) -> None:
+    async def look_up(self, samples: Sequence[int] | npt.NDArray[np.int64]) -> None:
         """Looks up the objects, the first half of `prepare`; afterwards `is_remote` says which ones other
         nodes hold."""
         if self._snapshot.kind == "objects" and self._remote.single_node:
             return
-        columns = bytes_columns(self._snapshot).values()
-        numbers = {number for column in columns for number in np.unique(column.object[samples]).tolist()}
+        numbers = set[int]()
+        known: npt.NDArray[np.int32] | None = None
+        for column in bytes_columns(self._snapshot).values():  # their objects are mostly the same
+            found = column.object[samples]
+            if known is None or not np.array_equal(found, known):
+                numbers.update(np.unique(found).tolist())
+            known = found
         objects = self._snapshot.objects
         for number, record in self._local_records(numbers - self._records.keys() - self._remote_numbers):
             if record is None:
@@ -94,7 +100,7 @@ class PinnedObjects:
             # Offsets refer to an object of the size in the snapshot: for another size, the decompressed copy.
             if self._snapshot.kind != "objects" and record.size != int(objects.sizes[number]):
                 record = await self._archives.decompressed(
-                    objects.bucket_of(number), objects.keys[number], record
+                    objects.bucket_of(number), objects.keys[number], record, int(objects.sizes[number])
                 )
             self._records[number] = record
 
@@ -183,7 +189,7 @@ class PinnedObjects:
         for name, column in bytes_columns(self._snapshot).items():
             if fields is not None and name not in fields:
                 continue
-            chosen = column.object[samples], column.offset[samples], column.length[samples]
+            chosen = column.object[samples], column.offsets_at(samples), column.length[samples]
             rows = zip(*(values.tolist() for values in chosen), strict=True)
             found.update(
                 place
@@ -211,14 +217,19 @@ class PinnedObjects:
             return damaged(url, failure.message or "no node that holds it can read it", {"url": url})
         return busy(f"{url} cannot be read now: {failure.message or failure.code}")
 
+    def locations(self, number: int) -> Sequence[Location]:
+        """Returns the files that hold an object of this node. Raises BatchError SnapshotChanged."""
+        found = self._locations.get(number)
+        if found is None:
+            found = self._locations[number] = self._store.locate(self.record(number))
+        return found
+
     def pieces_at(self, number: int, offset: int, length: int) -> Pieces:
         """Returns the files that hold these bytes of an object. Raises BatchError SnapshotChanged."""
         if number in self._remote_numbers:
             place = self._fetched[number, offset, length]
             return ((place.path, place.offset, place.length, place.crc32c),)
-        locations = self._locations.get(number)
-        if locations is None:
-            locations = self._locations[number] = self._store.locate(self.record(number))
+        locations = self.locations(number)
         if len(locations) == 1:
             place = locations[0]
             if length == place.length and not offset:
@@ -241,7 +252,7 @@ class PinnedObjects:
         for column in bytes_columns(self._snapshot).values():
             chosen = (
                 column.object[samples].tolist(),
-                column.offset[samples].tolist(),
+                column.offsets_at(samples).tolist(),
                 column.length[samples].tolist(),
             )
             self._look_up_records(set(chosen[0]) - self._remote_numbers)
@@ -255,7 +266,7 @@ class PinnedObjects:
             numbers = column.object[samples].tolist()
             self._look_up_records(set(numbers) - self._remote_numbers)
             places = zip(
-                numbers, column.offset[samples].tolist(), column.length[samples].tolist(), strict=True
+                numbers, column.offsets_at(samples).tolist(), column.length[samples].tolist(), strict=True
             )
             for place in places:
                 if place[0] not in self._remote_numbers:

@@ -274,4 +274,4 @@ class _Scope:
         length = int(column.length[sample])
         if length > MAX_VALUE_BYTES:
             return None
-        return self._pinned.read_range(int(column.object[sample]), int(column.offset[sample]), length)
+        return self._pinned.read_range(int(column.object[sample]), int(column.offsets_at(sample)), length)

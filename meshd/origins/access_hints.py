@@ -42,7 +42,11 @@ def pieces_read(
     """Yield the pieces that reading these samples takes, in that order, of the buckets in `shelves`."""
     objects = snapshot.objects
     columns = [
-        (column.object[samples].tolist(), column.offset[samples].tolist(), column.length[samples].tolist())
+        (
+            column.object[samples].tolist(),
+            column.offsets_at(samples).tolist(),
+            column.length[samples].tolist(),
+        )
         for column in snapshot.fields.values()
         if isinstance(column, BytesColumn)
     ]

@@ -37,13 +37,46 @@ _PROGRESS = struct.Struct("=qq")
 FailureKind = Literal["bad", "op", "read", "damaged"]
 
 
+class FieldPlaces(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where some fields of the rows of a part are: field number and distance in bytes from the row's offset.
+
+    `offsets`: int64[rows] in the file, little-endian.
+    """
+
+    offsets: bytes
+    fields: tuple[tuple[int, int], ...]
+
+
+class BlockPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The rows of a block that are in one file. `rows`: int32[n], from the block's first row.
+
+    `path`: index into the request's `paths`.
+    """
+
+    path: int
+    rows: bytes
+    places: tuple[FieldPlaces, ...]
+
+
+class RowBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`count` rows of a frame, of which the parts give some; the others have to be rendered after it.
+
+    `widths`: bytes of each field of a row in its file, ordered by name.
+    """
+
+    count: int
+    widths: tuple[int, ...]
+    parts: tuple[BlockPart, ...]
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One row: its number in the frame, its epoch position, and the pieces of the bytes of each field.
 
     A piece is (index into the request's `paths`, offset, length), in bytes, and the crc32c if it is known;
     a field has several pieces if its extents are split. `partner`: the pieces of the row at position ^ 1, if
     the plan mixes the two. `sample`: the number of its sample in the snapshot, -1 if unknown; `kept`: for
-    each field, its entries in the decoded cache (`KeptPlace`); both also for the partner.
+    each field, its entries in the decoded cache (`KeptPlace`); both also for the partner. `block`: copy these
+    rows, from `row` on, instead of rendering one.
     """
 
     row: int
@@ -54,6 +87,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     partner_sample: int = -1
     kept: tuple[tuple[KeptPlace, ...], ...] = ()
     partner_kept: tuple[tuple[KeptPlace, ...], ...] = ()
+    block: RowBlock | None = None
 
 
 class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -129,7 +163,8 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     `sums`: for each fixed field, ordered by name, the crc32c of each of those rows; `ops`: statistics per
     op; `reading`: the part of `seconds` spent on reading source bytes; `prefixes`: what was done with the
     decoded cache; `verdicts`: instead of `sums`, for each of those rows if only prefixes were made. A slice
-    may end early: rows that are neither rendered nor failed must be requested again.
+    may end early: rows that are neither rendered nor failed must be requested again. `copied`: the number of
+    rows in the blocks that were copied, each of which is one row in `rendered`, without checksums.
     """
 
     number: int
@@ -142,6 +177,7 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     reading: float = 0.0
     prefixes: PrefixReport | None = None
     verdicts: tuple[int, ...] = ()
+    copied: int = 0
 
 
 RENDER: Method[RenderRequest, RenderReply] = Method("render", RenderRequest, RenderReply)
@@ -200,7 +236,8 @@ class OpStats:
 def record_reply_metrics(reply: RenderReply, *, in_advance: bool = False) -> None:
     """Add a worker's reply to the metrics; `in_advance`: no batch wanted its rows."""
     if not in_advance:
-        metrics.transform_samples.labels("row").inc(len(reply.rendered) + len(reply.failures))
+        rows = reply.copied or len(reply.rendered)  # a slice has blocks, or rows
+        metrics.transform_samples.labels("row").inc(rows + len(reply.failures))
     metrics.transform_seconds.observe(reply.seconds)
     for failure in reply.failures:
         if failure.kind == "damaged":

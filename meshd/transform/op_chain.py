@@ -135,6 +135,11 @@ class OpChain:
     def __repr__(self) -> str:
         return f"<OpChain {' → '.join(step.label for step in self._steps) or 'bytes'}: {self.output}>"
 
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All steps, the one that writes the row included."""
+        return self._steps
+
     def prefix_digest(self, steps: int, variant: int) -> str:
         """Return the name of the result of the first steps: a hash of their ops, versions and arguments.
 

@@ -12,6 +12,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+import msgspec
+
 from meshd.transform.decoded_cache.messages import REFUSED
 from meshd.transform.decoded_cache.slice_order import NO_ROOM
 from meshd.transform.messages import RenderRequest, Row
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from meshd.transform.decoded_cache.messages import KeptPlace
     from meshd.transform.decoded_cache.slice_order import SampleSet, SliceOrder
-    from meshd.transform.messages import Failure, RaggedColumn, RenderReply
+    from meshd.transform.messages import Failure, RaggedColumn, RenderReply, RowBlock
     from meshd.transform.scheduling import QueueTicket
     from meshd.transform.source_files import AssetPlace, Piece, Pieces
 
@@ -41,7 +43,7 @@ class RowWork:
 
     `sources`: for each bytes field, ordered by name. `partner`: the same of the row at position ^ 1, if the
     plan mixes the two and that row exists. `sample`, `partner_sample`: their numbers in the snapshot, -1 if
-    unknown.
+    unknown. `block`: many rows, from `row` on, that are copied; `paths`: the file of each of its parts.
     """
 
     row: int
@@ -50,6 +52,8 @@ class RowWork:
     partner: tuple[Pieces, ...] = ()
     sample: int = -1
     partner_sample: int = -1
+    block: RowBlock | None = None
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +248,13 @@ class RowSlice:
         def all_placed(sources: Sequence[Sequence[Piece]]) -> PlacedPieces:
             return tuple(map(placed, sources))
 
+        def placed_block(work: RowWork) -> RowBlock | None:
+            if work.block is None:
+                return None
+            parts = zip(work.block.parts, work.paths, strict=True)
+            moved = tuple(msgspec.structs.replace(part, path=path_index(path)) for part, path in parts)
+            return msgspec.structs.replace(work.block, parts=moved)
+
         prefixes = self.prefixes
         rows = tuple(
             Row(
@@ -255,6 +266,7 @@ class RowSlice:
                 work.partner_sample,
                 kept(work.sample),
                 kept(work.partner_sample),
+                placed_block(work),
             )
             for work in self.rows
         )

@@ -40,6 +40,7 @@ from meshd.transform.messages import (
 from meshd.transform.mixup_pairs import PairRenderer
 from meshd.transform.multi_field_ops import RowInputs
 from meshd.transform.resource_limits import RowLimits, RowWatchdog, keep_heap
+from meshd.transform.row_blocks import BlockCopier
 from meshd.transform.row_errors import ROW_ERRORS, row_failure
 from meshd.transform.source_files import SourceFiles, SourceGoneError
 from meshd.util import failpoints
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.transform.compiler import Program
-    from meshd.transform.messages import FailureKind, RenderRequest, Row
+    from meshd.transform.messages import FailureKind, RenderRequest, Row, RowBlock
     from meshd.transform.mixup_pairs import PairedRow
     from meshd.transform.op_chain import Draw
     from meshd.transform.op_types import FieldType
@@ -105,7 +106,7 @@ class _PoolConnection:
     def __init__(self, watch: RowWatchdog) -> None:
         self._watch = watch
         self._files, self._segments = SourceFiles(), SegmentFiles()
-        self._assets = LoadedAssets(self._files)
+        self._assets, self._copier = LoadedAssets(self._files), BlockCopier()
         self._texts: OrderedDict[str, str] = OrderedDict()
         self._programs: OrderedDict[str, Program] = OrderedDict()
         self._clock = SystemClock()
@@ -118,6 +119,7 @@ class _PoolConnection:
             self._watch.end_row()
             self._files.close()
             self._segments.close()
+            self._copier.close()
 
     def _answer(self, request: RenderRequest, fds: Sequence[int]) -> tuple[RenderReply, Sequence[int]]:
         frame_fd, progress_fd = fds
@@ -137,7 +139,9 @@ class _PoolConnection:
                 builder = PrefixBuilder(self._files, program, request, recorder)
                 reply, scratch = builder.run(before_row, self._watch.is_worn), None
             else:
-                renderer = SliceRenderer(self._files, program, request, frame_fd, clock, self._segments)
+                renderer = SliceRenderer(
+                    self._files, program, request, frame_fd, clock, self._segments, copier=self._copier
+                )
                 reply, scratch = renderer.render(before_row, self._watch.is_worn)
         except OutOfMemoryError:
             raise
@@ -225,8 +229,10 @@ class SliceRenderer:
         clock: Callable[[], float],
         segments: SegmentFiles | None = None,
         work_clock: WorkClock | None = None,
+        copier: BlockCopier | None = None,
     ) -> None:
         self._files, self._request = files, request
+        self._frame_fd, self._copier, self._copied = frame_fd, copier or BlockCopier(), 0
         self._segments = segments = segments or SegmentFiles()
         self._tally = OpStats(clock)
         work_clock = work_clock or ThreadWorkClock()
@@ -264,7 +270,7 @@ class SliceRenderer:
         for row in self._request.rows:
             before_row(row.row)
             failpoints.hit("transform.row")
-            if self._row(row):
+            if self._row(row) if row.block is None else self._block(row, row.block):
                 rendered.append(row.row)
             if clock() - began > SLICE_SECONDS or self._ragged_bytes > SLICE_RAGGED_BYTES or is_full():
                 break
@@ -278,7 +284,16 @@ class SliceRenderer:
         uses = self._tally.op_totals()
         report = None if self._recorder is None else self._recorder.report()
         reply = RenderReply(
-            number, tuple(rendered), failures, columns, sums, seconds, uses, self._tally.reading, report
+            number,
+            tuple(rendered),
+            failures,
+            columns,
+            sums,
+            seconds,
+            uses,
+            self._tally.reading,
+            report,
+            copied=self._copied,
         )
         return reply, scratch
 
@@ -322,6 +337,22 @@ class SliceRenderer:
         for column in self._columns:
             if column is not None:
                 column.store(row.row)
+        return True
+
+    def _block(self, row: Row, block: RowBlock) -> bool:
+        """Copy many rows. A failure is of the block: its rows are then rendered one by one."""
+        began = self._tally.clock()
+
+        def read() -> None:
+            self._tally.reading += self._tally.clock() - began
+
+        try:
+            self._copier.copy(block, row.row, self._request, self._chains, self._frame_fd, read)
+        except Exception as error:  # an op that is at fault for one of the rows can raise anything
+            for part in block.parts:
+                self._copier.forget(self._request.paths[part.path])
+            return self._failed(row, 0, "read", "copy", f"{type(error).__name__}: {error}"[:300])
+        self._copied += block.count
         return True
 
     def _draw(self, row: Row) -> Draw:

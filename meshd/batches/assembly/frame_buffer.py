@@ -108,6 +108,7 @@ class FrameBuffer:
         }
         self._sums = {name: np.zeros(len(rows), dtype=np.uint32) for name in self._fixed}
         self._blanks: list[int] = []
+        self._copied = False
         self._rendered: list[RenderResult] = []
         self._layout = self._lay_out()
         self._memory = memory
@@ -146,6 +147,10 @@ class FrameBuffer:
                     rows[row] = _RaggedRow(part.fd, offset, length, tuple(shape))
                     offset += length
         self._check_size()
+
+    def add_copied(self) -> None:
+        """Note that rows were copied as arrays: their tensors are then read once more, for the checksums."""
+        self._copied = True
 
     def _check_size(self) -> None:
         size = sum(row.length for rows in self._ragged.values() for row in rows if row is not None)
@@ -212,7 +217,10 @@ class FrameBuffer:
     def _fill(self) -> None:
         """Write all but the rendered rows: labels, positions, status, ragged data, header and checksums."""
         checksums = {
-            name: combine_row_crcs(sums.tolist(), self._row_bytes(name)) for name, sums in self._sums.items()
+            name: self._tensor_crc(name)
+            if self._copied
+            else combine_row_crcs(sums.tolist(), self._row_bytes(name))
+            for name, sums in self._sums.items()
         }
         masked = np.zeros(len(self.rows), np.bool_)
         masked[self._blanks] = True  # not taken from the status: a cleared pad row keeps the status PAD
@@ -231,6 +239,14 @@ class FrameBuffer:
             data = values.astype(DTYPES[self._layout.tensors[name].dtype]).tobytes()
             checksums[name] = self._write(name, iter((data,)))
         os.pwrite(self.frame.fd, self._layout.header_with(checksums), 0)
+
+    def _tensor_crc(self, name: str) -> int:
+        tensor, crc = self._layout.tensors[name], 0
+        for start in range(0, tensor.nbytes, _CHUNK):
+            crc = crc32c(
+                os.pread(self.frame.fd, min(_CHUNK, tensor.nbytes - start), tensor.offset + start), crc
+            )
+        return crc
 
     def _other_labels(self, masked: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[np.int64]]:
         """Return the class labels of the partners; a row's own label where nothing is mixed in."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshd.batches.assembly.bad_sample_ledger import BadSample
+from meshd.batches.assembly.column_copies import FEWEST_ROWS, ColumnCopies, RowPlacesCache
 from meshd.batches.assembly.frame_buffer import FrameBuffer
 from meshd.core.api_errors import BatchError, busy, damaged
 from meshd.core.document_store import asset_places
@@ -23,6 +24,7 @@ from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.store.integrity.verification import report_damage
 from meshd.transform.decoded_cache.slice_order import SampleSet
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
+from meshd.transform.row_blocks import block_widths
 from meshd.util.admission import current_tenant
 from meshwire.frame.tensor_frame import Status
 from meshwire.http_values.mesh_headers import FrameTiming
@@ -61,6 +63,7 @@ class BuildContext:
     archives: DecompressedArchives
     remote: PeerSource = SINGLE_NODE
     memory: MemoryAccount = field(default_factory=MemoryAccount)
+    places: RowPlacesCache = field(default_factory=RowPlacesCache)
 
 
 @dataclass(slots=True)
@@ -111,6 +114,7 @@ class FrameBuilder:
         self._clock = asyncio.get_running_loop().time
         self._fetch = self._prepare = 0.0
         self._buffer = FrameBuffer(plan, snapshot, rows, metadata, context.memory)
+        self._widths = block_widths(plan.spec, plan.outputs, mixed=plan.pairs is not None)
 
     def __repr__(self) -> str:
         return f"<FrameBuilder {self._plan.hash[:12]} epoch {self._epoch}, {len(self._buffer.rows)} rows>"
@@ -128,7 +132,7 @@ class FrameBuilder:
 
     async def _finished(self, settle: Callable[[list[Failure]], Awaitable[list[int] | None]]) -> MemoryFrame:
         try:
-            rows = range(len(self._buffer.rows))
+            rows = await self._copy_columns(len(self._buffer.rows))
             failures = await self._render(rows) if rows else []
             kept = await settle(failures) if failures else None
             frame = self._buffer.seal(kept)
@@ -141,6 +145,27 @@ class FrameBuilder:
             return frame
         finally:
             self._buffer.close()
+
+    async def _copy_columns(self, count: int) -> Sequence[int]:
+        """Copy the rows that need no rendering; return the others."""
+        if self._widths is None or count < FEWEST_ROWS:
+            return range(count)
+        context, rows = self._context, self._buffer.rows
+        pinned = PinnedObjects(context.store, self._snapshot, context.archives, context.remote)
+        began = self._clock()
+        await pinned.look_up(rows.samples)
+        places = await context.places.find(self._snapshot, self._widths)
+        copies = ColumnCopies(places, pinned, rows.samples, rows.positions, 0)
+        self._fetch += self._clock() - began
+        if not copies.work:
+            return range(count)
+        failures = await self._render_work(_Work(copies.work, pinned))
+        again = {failure.row for failure in failures}
+        left = copies.rest
+        for work in copies.work:
+            if work.row in again and work.block is not None:
+                left += range(work.row, work.row + work.block.count)
+        return sorted(set(left))
 
     async def _render(self, rows: Sequence[int]) -> list[Failure]:
         """Render these rows of the frame; the failures returned are bad samples."""
@@ -226,6 +251,7 @@ class FrameBuilder:
 
     async def _render_work(self, work: _Work) -> Sequence[Failure]:
         draft, began = self._buffer, self._clock()
+        copied = bool(work.rows) and work.rows[0].block is not None
         rendered = await self._context.renderer.render(
             self._plan.hash,
             self._plan.program_text,
@@ -236,13 +262,16 @@ class FrameBuilder:
             targets=draft.targets,
             assets=asset_places(self._context.store, self._plan.assets),
             account=current_tenant(),
-            samples=self._sample_set,
+            samples=None if copied else self._sample_set,
         )
         took = self._clock() - began
         reading = took * rendered.reading / rendered.seconds if rendered.seconds else 0.0
         self._fetch += reading
         self._prepare += took - reading
-        draft.add_rendered(rendered)
+        if copied:
+            draft.add_copied()
+        else:
+            draft.add_rendered(rendered)
         return rendered.failures
 
     def _paired(self, rows: Sequence[int]) -> dict[int, int]:

@@ -27,7 +27,7 @@ from meshd.core.api_errors import busy
 from meshd.core.document_store import RESERVED_BUCKET
 from meshd.core.sample_locations import bytes_columns
 from meshd.datasets.archives.archive_service import copy_key
-from meshwire.dataset.archive_keys import archive_kind, copy_kind
+from meshwire.dataset.archive_keys import TABLE_COPY_UNIT, archive_kind, copy_kind, is_table
 from meshwire.dataset.snapshot import LabelColumn
 from meshwire.plan.order_randomness import relative_distance, relative_run_length
 from meshwire.plan.shuffle import (
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from meshd.datasets.service import DatasetService
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
+    from meshwire.dataset.archive_keys import CopyKind
     from meshwire.dataset.snapshot import Snapshot
     from meshwire.plan.shuffle import SampleOrder
 
@@ -87,9 +88,13 @@ class StoredCopies:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    async def decompressed(self, bucket: str, key: str, record: Record) -> Record:
+    async def decompressed(self, bucket: str, key: str, record: Record, pinned: int | None = None) -> Record:
         """Return the copy of an archive. Raises BatchError Busy if it would have to be made."""
-        kind = copy_kind(key) or archive_kind(key)
+        kind: CopyKind | None = copy_kind(key) or archive_kind(key)
+        if is_table(key) and pinned is not None and pinned % TABLE_COPY_UNIT == 0:
+            table = self._store.get(RESERVED_BUCKET, copy_key("table", record))
+            if table is not None and table.size == pinned:
+                return table
         found = None if kind is None else self._store.get(RESERVED_BUCKET, copy_key(kind, record))
         if found is None:
             raise busy(f"s3://{bucket}/{key} has no decompressed copy")

@@ -116,7 +116,7 @@ def keep_samples(snapshot: Snapshot, samples: Integers) -> Snapshot:
 def _taken(column: BytesColumn | LabelColumn, samples: Integers) -> BytesColumn | LabelColumn:
     if isinstance(column, LabelColumn):
         return LabelColumn(column.values[samples], column.classes)
-    return BytesColumn(column.object[samples], column.offset[samples], column.length[samples])
+    return column.take(samples)
 
 
 def relabel_classes(snapshot: Snapshot, maps: Mapping[str, Mapping[str, str | None]]) -> SnapshotBuild:
@@ -209,13 +209,12 @@ def _partners(right: Snapshot, keys: Sequence[str | None]) -> dict[str, int]:
 
 
 def _side_by_side(left: Snapshot, right: Snapshot, partners: Integers) -> Snapshot:
-    shift = len(left.objects)
+    moved = np.arange(len(right.objects), dtype=np.int64) + len(left.objects)
     fields: Columns = dict(left.fields)
     for name, column in right.fields.items():
         taken = _taken(column, partners)
         if isinstance(taken, BytesColumn):
-            moved = (taken.object + shift).astype(np.int32)
-            taken = BytesColumn(moved, taken.offset, taken.length)
+            taken = taken.renumber(moved)
         fields[name] = taken
     specs = {**left.specs, **right.specs}
     names = StringColumn.from_strings(relative_names(left))
@@ -237,11 +236,9 @@ def _used(objects: ObjectTable, fields: Columns) -> tuple[ObjectTable, Columns]:
             needed[column.object] = True
     if needed.all():
         return objects, fields
-    renumbered = (np.cumsum(needed) - 1).astype(np.int32)
+    numbers = (np.cumsum(needed) - 1).astype(np.int64)
     moved: Columns = {
-        name: BytesColumn(renumbered[column.object], column.offset, column.length)
-        if isinstance(column, BytesColumn)
-        else column
+        name: column.renumber(numbers) if isinstance(column, BytesColumn) else column
         for name, column in fields.items()
     }
     return objects.take_rows(np.flatnonzero(needed)), moved

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from meshwire.dataset.archive_keys import archive_kind
 from meshwire.strict_json import (
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FieldKind = Literal["bytes", "label"]
+ColumnView = Literal["value", "valid", "ids"]
+"""Of a column: its values, whether they are there (False for a null), or the ids of its distinct texts."""
 MAX_FIELDS = 64
+_PARTS = ("ext", "class", "array", "feature", "column")
+_OF_ARRAYS, _OF_COLUMNS = ("chunks",), ("as", "dtype", "shape")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
@@ -35,7 +39,8 @@ class FieldSpec:
     (kind `bytes`); `label_of`: source of a class label (kind `label`): "prefix" is the first folder below
     the source; `array`: folder of a Zarr array below the source, None if the field is not a row of one
     (with `chunks`, not a chunk of one); `feature`: name of a `tf.Example` feature ("": the whole record),
-    None if the field is not one; `column`: likewise for MDS and Parquet.
+    None if the field is not one; `column`: likewise for MDS and tables. Of a table's column: `view`, what is
+    delivered of it; `dtype` of its elements ("": bytes) and `shape` of a value (None: of any length).
     """
 
     name: str
@@ -46,6 +51,9 @@ class FieldSpec:
     chunks: bool = False
     feature: str | None = None
     column: str | None = None
+    view: ColumnView = "value"
+    dtype: str = ""
+    shape: tuple[int | None, ...] = ()
 
     @property
     def part(self) -> str:
@@ -105,8 +113,10 @@ def _parse_field(name: str, value: Any) -> FieldSpec:
         raise PlanError(path, "a field name has at most 64 letters, digits and _, and does not begin with __")
     if isinstance(value, (str, list)):
         value = {"ext": value}
-    document = checked_object(value, path, ("ext", "class", "array", "chunks", "feature", "column"))
-    if len(document.keys() - {"chunks"}) != 1 or ("chunks" in document and "array" not in document):
+    document = checked_object(value, path, (*_PARTS, *_OF_ARRAYS, *_OF_COLUMNS))
+    alone = document.keys() - set(_OF_ARRAYS if "array" in document else ())
+    alone -= set(_OF_COLUMNS if "column" in document else ())
+    if len(alone) != 1:
         raise PlanError(
             path,
             'give one of {"ext": [...]}, {"class": "prefix"}, {"array": "name"}, {"feature": "name"} and '
@@ -123,11 +133,24 @@ def _parse_field(name: str, value: Any) -> FieldSpec:
         return FieldSpec(name, "bytes", feature=feature)
     if "column" in document:
         column = checked_text(document["column"], join_path(path, "column"), at_most=500)
-        return FieldSpec(name, "bytes", column=column)
+        return _column_field(name, column, document, path)
     if "class" in document:
         label_of = checked_choice(document["class"], join_path(path, "class"), ("prefix",))
         return FieldSpec(name, "label", label_of=label_of)
     return FieldSpec(name, "bytes", ext=_parse_extensions(document["ext"], join_path(path, "ext")))
+
+
+def _column_field(name: str, column: str, document: Mapping[str, Any], path: str) -> FieldSpec:
+    views: tuple[ColumnView, ...] = get_args(ColumnView)
+    view = cast("ColumnView", checked_choice(document.get("as", "value"), join_path(path, "as"), views))
+    if view == "ids":
+        return FieldSpec(name, "label", column=column, view="ids")
+    dtype = checked_text(document.get("dtype", "") or "", join_path(path, "dtype"), at_most=20)
+    shape = document.get("shape", [])
+    extents = shape if isinstance(shape, list) and len(shape) <= 8 else [0]
+    if not all(extent is None or (type(extent) is int and extent > 0) for extent in extents):
+        raise PlanError(join_path(path, "shape"), f"expected a list of extents, got {shown_value(shape)}")
+    return FieldSpec(name, "bytes", column=column, view=view, dtype=dtype, shape=tuple(extents))
 
 
 def _parse_extensions(value: Any, path: str) -> tuple[str, ...]:
@@ -154,7 +177,10 @@ def _field_document(spec: FieldSpec) -> dict[str, Any]:
     if spec.feature is not None:
         return {"feature": spec.feature}
     if spec.column is not None:
-        return {"column": spec.column}
+        view = {} if spec.view == "value" else {"as": spec.view}
+        return {"column": spec.column, **view} | (
+            {"dtype": spec.dtype, "shape": list(spec.shape)} if spec.dtype else {}
+        )
     return {"ext": list(spec.ext)} if spec.kind == "bytes" else {"class": spec.label_of}
 
 

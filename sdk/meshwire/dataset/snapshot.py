@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source, sample_key
+from meshwire.dataset.sample_columns import BytesColumn, LabelColumn, RecordColumn, Records
 from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
 from meshwire.strict_json import PlanError, canonical_json, checked_text, read_json
 
@@ -23,9 +24,20 @@ if TYPE_CHECKING:
     from meshwire.frame.columns import Integers
     from meshwire.frame.tensor_frame import Buffer
 
-    Int32 = np.ndarray[Any, np.dtype[np.int32]]
+__all__ = [
+    "BytesColumn",
+    "LabelColumn",
+    "ObjectTable",
+    "RecordColumn",
+    "Records",
+    "Snapshot",
+    "SnapshotKind",
+    "pinned_files",
+]
 
-SnapshotKind = Literal["objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "tokens", "joined"]
+SnapshotKind = Literal[
+    "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "table", "tokens", "joined"
+]
 KINDS: tuple[SnapshotKind, ...] = get_args(SnapshotKind)
 _UNINDEXED = ("objects", "tar", "zarr")  # files of lines and records have indexes; joined may contain them
 CONTENT_TYPE = "application/vnd.shardmesh.snapshot"
@@ -120,25 +132,6 @@ def _of_buckets(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BytesColumn:
-    """Where the bytes of each sample are: `object` int32[N] into the snapshot's objects, `offset` and
-    `length` int64[N].
-    """
-
-    object: Int32
-    offset: Integers
-    length: Integers
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelColumn:
-    """The class of each sample: `values` int64[N], indices into `classes` (sorted by their UTF-8 bytes)."""
-
-    values: Integers
-    classes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """A pinned dataset. `samples` N; `shard_starts` int64[S+1], rising from 0 to N; `names`: sample names
     within archives, numbers of lines or rows, or names relative to the left source of a join; None for
@@ -185,7 +178,7 @@ class Snapshot:
             "shards": self.shards,
             "objects": len(self.objects),
             "bytes": self.total_bytes,
-            "fields": {name: _summary(column) for name, column in self.fields.items()},
+            "fields": {name: _summary(column, self.specs[name]) for name, column in self.fields.items()},
         }
 
     def to_bytes(self) -> bytes:
@@ -227,10 +220,10 @@ def pinned_files(document: Buffer) -> Iterator[str]:
     return iter(()) if reader.read_text("kind") in _UNINDEXED else iter(reader.read_strings("objects.etags"))
 
 
-def _summary(column: BytesColumn | LabelColumn) -> dict[str, Any]:
+def _summary(column: BytesColumn | LabelColumn, spec: FieldSpec) -> dict[str, Any]:
     if isinstance(column, LabelColumn):
         return {"kind": "label", "classes": list(column.classes)}
-    return {"kind": "bytes"}
+    return {"kind": "bytes"} | ({"dtype": spec.dtype, "shape": list(spec.shape)} if spec.dtype else {})
 
 
 def _document(
@@ -246,6 +239,14 @@ def _document(
     metadata = {"source": source, "bucket": objects.bucket, "kind": kind, "fields": described}
     if objects.others:
         metadata["others"] = canonical_json(list(objects.others)).decode()
+    tables = _record_groups(fields)
+    if tables:
+        places = {
+            name: [tables.index(column.records), column.distance, column.width]
+            for name, column in sorted(fields.items())
+            if isinstance(column, RecordColumn)
+        }
+        metadata["records"] = canonical_json(places).decode()
     writer = ColumnWriter(_KIND, _VERSION, metadata)
     writer.add_strings("objects.keys", objects.keys)
     writer.add_strings("objects.etags", objects.etags)
@@ -255,7 +256,12 @@ def _document(
     writer.add_integers("shards", np.diff(shard_starts))
     if names is not None:
         writer.add_strings("names", names)
+    for number, table in enumerate(tables):
+        writer.add_integers(f"records.{number}.object", table.object)
+        writer.add_integers(f"records.{number}.offset", table.offset)
     for name, column in sorted(fields.items()):
+        if isinstance(column, RecordColumn):
+            continue
         if isinstance(column, LabelColumn):
             writer.add_integers(f"fields.{name}.values", column.values)
             writer.add_strings(f"fields.{name}.classes", StringColumn.from_strings(column.classes))
@@ -265,6 +271,15 @@ def _document(
             writer.add_integers(f"fields.{name}.offset", column.offset)
             writer.add_integers(f"fields.{name}.length", column.length)
     return writer.to_bytes()
+
+
+def _record_groups(fields: Mapping[str, BytesColumn | LabelColumn]) -> list[Records]:
+    """Return the different records that fields are in, in order of the fields."""
+    found: list[Records] = []
+    for _, column in sorted(fields.items()):
+        if isinstance(column, RecordColumn) and column.records not in found:
+            found.append(column.records)
+    return found
 
 
 def _read(document: Buffer) -> Snapshot:
@@ -278,7 +293,11 @@ def _read(document: Buffer) -> Snapshot:
     shard_starts = np.zeros(lengths.size + 1, dtype=np.int64)
     np.cumsum(lengths, out=shard_starts[1:])
     samples = int(shard_starts[-1])
-    fields = {name: _read_field(reader, spec, objects, samples, kind) for name, spec in specs.items()}
+    records = _read_records(reader, objects, samples)
+    fields = {
+        name: records.get(name) or _read_field(reader, spec, objects, samples, kind)
+        for name, spec in specs.items()
+    }
     names = reader.read_strings("names") if kind != "objects" else None
     if names is not None and len(names) != samples:
         raise ColumnError(f"{len(names)} names for {samples} samples")
@@ -310,6 +329,30 @@ def _read_objects(reader: ColumnReader) -> ObjectTable:
         raise ColumnError(f"the snapshot's other buckets are malformed: {error}") from error
     which = reader.read_integers("objects.which", low=0, high=len(buckets), count=len(keys))
     return ObjectTable(reader.read_text("bucket"), keys, etags, sizes, buckets, which)
+
+
+def _read_records(reader: ColumnReader, objects: ObjectTable, samples: int) -> dict[str, RecordColumn]:
+    if "records" not in reader.metadata:
+        return {}
+    try:
+        described = read_json(reader.metadata["records"])
+        places = {str(name): [int(each) for each in place] for name, place in described.items()}
+        found: list[tuple[Records, int]] = []
+        for number in range(1 + max(group for group, _, _ in places.values())):
+            prefix = f"records.{number}"
+            which = reader.read_integers(f"{prefix}.object", low=0, high=len(objects) - 1, count=samples)
+            offset = reader.read_integers(f"{prefix}.offset", low=0, high=MAX_BYTES, count=samples)
+            room = int((objects.sizes[which] - offset).min()) if samples else 0
+            found.append((Records(which.astype(np.int32), offset), room))
+        columns = {}
+        for name, (group, distance, width) in places.items():
+            records, room = found[group]
+            if distance < 0 or width < 1 or (samples and distance + width > room):
+                raise ColumnError(f"a sample's {name!r} extends beyond its object")
+            columns[name] = RecordColumn(records, distance, width)
+    except (PlanError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ColumnError(f"the records of the snapshot are malformed: {error}") from error
+    return columns
 
 
 def _read_field(

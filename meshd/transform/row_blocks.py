@@ -1,0 +1,191 @@
+"""Blocks of rows whose fields are copied as arrays: no object, message or call a row.
+
+Law: a block gives the bytes that rendering its rows one by one gives, or it fails as a whole and its rows are
+rendered one by one, which finds the row at fault. Only ops that draw nothing and treat each row alone are
+applied to a block (`COLUMN_OPS`).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from meshd.transform.errors import BadSampleError
+from meshd.transform.source_files import PROC_PREFIX, SourceGoneError
+from meshwire.plan.keyed_random import KeyedRandom
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+    from meshd.core.plan_record import FieldOutput
+    from meshd.transform.messages import FieldPlaces, RenderRequest, RowBlock
+    from meshd.transform.op_chain import OpChain
+    from meshwire.plan.plan_spec import OpSpec, PlanSpec
+
+FIRST_OP: Final = ("frombuffer", "1")
+COLUMN_OPS: Final = frozenset({("cast", "1"), ("one_hot", "1"), ("gather_columns", "1")})
+"""Ops, with their versions, whose result for stacked rows is the stack of their results."""
+_MAPPED_FILES: Final = 64
+_SPARSE: Final = 4  # fields in a span of more than so many times their bytes are copied one by one
+_NO_DRAWS = KeyedRandom(0, 0, 0)
+
+
+def block_widths(
+    spec: PlanSpec, outputs: Mapping[str, FieldOutput], *, mixed: bool
+) -> tuple[int, ...] | None:
+    """Return the bytes of each field of a row in its file, or None if rows must be rendered one by one."""
+    if mixed or spec.pack is not None or not outputs:
+        return None
+    widths = []
+    for name, output in sorted(outputs.items()):
+        ops = [op for op in spec.ops if name in op.all_fields]
+        width = 0 if output.shape is None or not ops else _stored_width(ops)
+        if not width:
+            return None
+        widths.append(width)
+    return tuple(widths)
+
+
+def _stored_width(ops: list[OpSpec]) -> int:
+    first, *others = ops
+    apart = all((op.op, op.version) in COLUMN_OPS and not op.fields for op in others)
+    if (first.op, first.version) != FIRST_OP or first.fields or not apart:
+        return 0
+    shape = first.args.get("shape", ())
+    if not isinstance(shape, (list, tuple)) or None in shape:
+        return 0
+    return int(np.dtype(first.args["dtype"]).itemsize * math.prod(shape))
+
+
+class BlockCopier:
+    """Copies blocks into frames; keeps recent files mapped. One per connection of a transform process."""
+
+    def __init__(self, limit: int = _MAPPED_FILES) -> None:
+        self._limit = limit
+        self._mapped: OrderedDict[str, npt.NDArray[np.uint8]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<BlockCopier, {len(self._mapped)} files mapped>"
+
+    def copy(
+        self,
+        block: RowBlock,
+        first: int,
+        request: RenderRequest,
+        chains: tuple[OpChain, ...],
+        frame_fd: int,
+        pause: Callable[[], None],
+    ) -> None:
+        """Write the fields of the rows from `first` on into the frame; `pause` is called when all is read.
+
+        Raises SourceGoneError; BadSampleError, or any error of an op, if a row has to be looked at.
+        """
+        stored = [np.zeros((block.count, width), np.uint8) for width in block.widths]
+        for part in block.parts:
+            data = self._file(request.paths[part.path])
+            rows = np.frombuffer(part.rows, "<i4")
+            for places in part.places:
+                _gather(data, rows, places, block.widths, stored)
+        pause()
+        made = [_stacked(chain, values) for chain, values in zip(chains, stored, strict=True)]
+        for values, target in zip(made, request.targets, strict=True):
+            assert target is not None
+            row_bytes = values.nbytes // max(1, block.count)
+            _write(frame_fd, np.ascontiguousarray(values), target[0] + first * row_bytes)
+
+    def _file(self, path: str) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a file, mapped. Raises SourceGoneError."""
+        found = self._mapped.get(path)
+        if found is None:
+            if path.startswith(PROC_PREFIX):
+                raise SourceGoneError(f"{path} is the memory of another process")
+            found = self._mapped[path] = _map(path)
+            if len(self._mapped) > self._limit:
+                self._mapped.popitem(last=False)
+        self._mapped.move_to_end(path)
+        return found
+
+    def forget(self, path: str) -> None:
+        """Map a file again when it is read next: it may have grown."""
+        self._mapped.pop(path, None)
+
+    def close(self) -> None:
+        """Unmap every file."""
+        self._mapped.clear()
+
+
+def _map(path: str) -> npt.NDArray[np.uint8]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return np.frombuffer(mmap.mmap(fd, 0, prot=mmap.PROT_READ), np.uint8)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as error:
+        raise SourceGoneError(f"cannot map {os.path.basename(path)}: {error}") from error
+
+
+def _gather(
+    data: npt.NDArray[np.uint8],
+    rows: npt.NDArray[np.int32],
+    places: FieldPlaces,
+    widths: tuple[int, ...],
+    stored: list[npt.NDArray[np.uint8]],
+) -> None:
+    offsets = np.frombuffer(places.offsets, "<i8")
+    low = min(delta for _, delta in places.fields)
+    span = max(delta + widths[field] for field, delta in places.fields) - low
+    if span > _SPARSE * sum(widths[field] for field, _ in places.fields):
+        for field, delta in places.fields:
+            stored[field].view(f"V{widths[field]}")[rows, 0] = _cells(data, offsets + delta, widths[field])
+        return
+    records = _cells(data, offsets + low, span)
+    whole = records.view(np.uint8).reshape(rows.size, span)
+    for field, delta in places.fields:
+        width = widths[field]
+        cell = np.ndarray((rows.size,), f"V{width}", whole, delta - low, (span,))
+        stored[field].view(f"V{width}")[rows, 0] = cell
+
+
+def _cells(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.void]:
+    """Return `width` bytes at each of the offsets. Raises SourceGoneError for one outside the file.
+
+    Void elements have no alignment, so numpy indexes the mapping itself; other types would copy all of it.
+    """
+    if offsets.size and not 0 <= int(offsets.min()) <= int(offsets.max()) <= data.size - width:
+        raise SourceGoneError("the file is shorter than the rows in it")
+    if data.size < width:
+        return np.zeros(0, f"V{width}")
+    cells: npt.NDArray[np.void] = np.ndarray((data.size - width + 1,), f"V{width}", data, 0, (1,))
+    return cells[offsets]
+
+
+def _stacked(chain: OpChain, stored: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    """Apply the steps of a chain to the stored bytes of all rows at once. Raises what its ops raise."""
+    first, *others = chain.steps
+    shape = tuple(extent or 0 for extent in first.output.shape)
+    kind = np.dtype(first.output.dtype)
+    if kind == np.bool_:
+        made: Any = stored != 0
+    else:
+        made = stored.view(kind.newbyteorder("<")).astype(kind, copy=False)
+    made = made.reshape(len(stored), *shape)
+    for step in others:
+        made = step.operation.apply(made, _NO_DRAWS)
+    if made.dtype != chain.output.dtype or made.shape[1:] != chain.output.fixed:
+        raise BadSampleError(f"rows of {made.dtype}{list(made.shape[1:])}, not of {chain.output}")
+    return made  # type: ignore[no-any-return]  # ops return arrays
+
+
+def _write(fd: int, values: npt.NDArray[Any], at: int) -> None:
+    data = values.reshape(-1).view(np.uint8).data
+    while data:
+        written = os.pwrite(fd, data, at)
+        at, data = at + written, data[written:]

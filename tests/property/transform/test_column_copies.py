@@ -1,0 +1,195 @@
+"""Rows copied as arrays have the bytes of rows rendered one by one, or are left to be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+from awscrt.checksums import crc32c
+
+from meshd.batches.assembly.column_copies import ColumnCopies, RowPlaces
+from meshd.core.plan_record import FieldOutput
+from meshd.store.records import Location
+from meshd.transform.compiler import load_program
+from meshd.transform.messages import RenderRequest, Row
+from meshd.transform.render_calls import RenderCall, RenderSpec, RowSlice
+from meshd.transform.row_blocks import block_widths
+from meshd.transform.source_files import SourceFiles
+from meshd.transform.worker import SliceRenderer
+from meshwire.dataset.build_snapshot import BytesColumn, ObjectTable, Snapshot
+from meshwire.dataset.fields import parse_fields
+from meshwire.frame.columns import StringColumn
+from meshwire.plan.plan_spec import parse_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshd.core.sample_locations import PinnedObjects
+    from meshd.transform.render_calls import RowWork
+
+ROWS = 300
+FIELDS = {"a": ("float64", ()), "b": ("int16", (3,)), "c": ("uint8", ()), "d": ("bool", ())}
+OPS: list[dict[str, Any]] = [
+    {"op": "frombuffer", "field": name, "version": "1", "args": {"dtype": dtype, "shape": list(shape)}}
+    for name, (dtype, shape) in FIELDS.items()
+]
+MORE: list[dict[str, Any]] = [
+    {"op": "cast", "field": "b", "version": "1", "args": {"dtype": "float32"}},
+    {"op": "gather_columns", "field": "b", "version": "1", "args": {"columns": [2, 0]}},
+    {"op": "one_hot", "field": "c", "version": "1", "args": {"classes": 256}},
+]
+LESS = [*MORE[:2], {"op": "one_hot", "field": "c", "version": "1", "args": {"classes": 200}}]
+
+
+class Files:
+    """Objects in files, each object in one or two extents; rows of fields, with text between two of them."""
+
+    def __init__(self, folder: Path, seed: int, *, text: bool) -> None:
+        draw = random.Random(seed)
+        numbers = np.random.default_rng(seed)
+        self.extents: list[list[Location]] = []
+        places: dict[str, list[tuple[int, int, int]]] = {name: [] for name in FIELDS}
+        for number in range(3):
+            data = bytearray()
+            for row in range(ROWS):
+                for name, (dtype, shape) in FIELDS.items():
+                    width = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=int))
+                    short = name == "a" and row == 17 and number == 1
+                    places[name].append((number, len(data), width - short))
+                    data += numbers.bytes(width)
+                    if name == "b" and text:
+                        data += b"x" * draw.randrange(5)
+            cut = draw.choice([len(data), len(data) // 2 + 3])
+            self.extents.append(
+                [self._extent(folder, draw, bytes(part)) for part in (data[:cut], data[cut:]) if part]
+            )
+        columns = {
+            name: BytesColumn(
+                np.array([place[0] for place in found], np.int32),
+                np.array([place[1] for place in found], np.int64),
+                np.array([place[2] for place in found], np.int64),
+            )
+            for name, found in places.items()
+        }
+        names = StringColumn.from_strings(["x", "y", "z"])
+        table = ObjectTable("b", names, names, np.array([1 << 40] * 3, np.int64))
+        specs = parse_fields({name: {"column": name} for name in FIELDS})
+        self.snapshot = Snapshot(
+            "s3://b/", "parquet", table, 3 * ROWS, np.array([0, 3 * ROWS]), columns, specs, None, "0" * 64
+        )
+
+    def _extent(self, folder: Path, draw: random.Random, data: bytes) -> Location:
+        before = draw.randrange(50)
+        path = folder / f"{len(list(folder.iterdir()))}.tar"
+        path.write_bytes(bytes(before) + data)
+        return Location(str(path), before, len(data), crc32c(data))
+
+    def is_remote(self, number: int) -> bool:
+        return number == 2
+
+    def locations(self, number: int) -> list[Location]:
+        return self.extents[number]
+
+    def row(self, number: int, sample: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        fields = []
+        for name in FIELDS:
+            column = cast("BytesColumn", self.snapshot.fields[name])
+            at, left, pieces = int(column.offset[sample]), int(column.length[sample]), []
+            for extent in self.extents[int(column.object[sample])]:
+                if left and at < extent.length:
+                    taken = min(left, extent.length - at)
+                    pieces.append((self.paths.index(extent.path), extent.offset + at, taken))
+                    at, left = 0, left - taken
+                else:
+                    at -= extent.length if left else 0
+            fields.append(tuple(pieces))
+        return tuple(fields)
+
+    @property
+    def paths(self) -> list[str]:
+        return [extent.path for extents in self.extents for extent in extents]
+
+
+def rendered(request: RenderRequest, text: str, size: int) -> tuple[bytes, set[int]]:
+    """Return the frame, and the rows of the request that did not fail."""
+    fd = os.memfd_create("frame")
+    try:
+        os.ftruncate(fd, size)
+        renderer = SliceRenderer(SourceFiles(), load_program(text), request, fd, lambda: 0.0)
+        reply, _ = renderer.render(lambda _: None, lambda: False)
+        return os.pread(fd, size, 0), set(reply.rendered)
+    finally:
+        os.close(fd)
+
+
+async def block_request(
+    work: list[RowWork], text: str, targets: tuple[tuple[int, int], ...]
+) -> RenderRequest:
+    fd = os.memfd_create("none")
+    order = RenderSpec(0.0, "", "job", text, "program", 1, 0, targets)
+    request = RowSlice(RenderCall(order, fd, len(work)), work).to_request(1, with_text=True)
+    os.close(fd)
+    return request
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("ops", [OPS, [*OPS, *MORE], [*OPS, *LESS]])
+def test_block_is_rows(tmp_path: Path, text: bool, ops: list[dict[str, Any]]) -> None:
+    files = Files(tmp_path, 7 + text, text=text)
+    spec = parse_spec({"ops": ops})
+    program = json.dumps({"spec": {"ops": ops}, "fields": sorted(FIELDS)})
+    types = load_program(program).outputs
+    outputs = {name: FieldOutput(found.dtype, found.fixed) for name, found in types.items()}
+    widths = block_widths(spec, outputs, mixed=False)
+    assert widths == (8, 6, 1, 1)
+
+    samples = np.random.default_rng(3).integers(0, 3 * ROWS, 500)
+    samples[5] = ROWS + 17  # a value of the wrong length
+    sizes = [500 * found.row_bytes for found in types.values()]
+    targets = tuple((int(at), 500) for at in np.cumsum([0, *sizes[:-1]]))
+    pinned = cast("PinnedObjects", files)
+    copies = ColumnCopies(RowPlaces(files.snapshot, widths), pinned, samples, samples, 0)
+    rest = copies.rest
+    assert {row for row in range(500) if samples[row] >= 2 * ROWS or samples[row] == ROWS + 17} <= set(rest)
+    assert len(rest) < 250
+
+    request = asyncio.run(block_request(copies.work, program, targets))
+    frame, done = rendered(request, program, sum(sizes))
+    one_by_one = tuple(
+        Row(row, row, files.row(row, int(samples[row]))) for row in range(500) if row not in rest
+    )
+    oracle, good = rendered(
+        RenderRequest(1, "", "", 1, 0, targets, tuple(files.paths), one_by_one), program, sum(sizes)
+    )
+    if ops[-1] is not LESS[-1]:
+        assert done == {0}
+        assert len(good) == len(one_by_one)
+        kept = sorted(good)
+        for at, size in zip(np.cumsum([0, *sizes]).tolist(), sizes, strict=False):
+            copied, expected = (
+                np.frombuffer(data[at : at + size], np.uint8).reshape(500, -1) for data in (frame, oracle)
+            )
+            assert np.array_equal(copied[kept], expected[kept])
+    else:  # some rows have a class above 199: the block leaves all of them to be found
+        assert not done
+        assert 0 < len(good) < len(one_by_one)
+        assert not any(frame)
+
+
+def test_other_programs_are_rows() -> None:
+    outputs = {"a": FieldOutput("float64", ()), "b": FieldOutput("int16", (3,))}
+    ops = OPS[:2]
+    assert block_widths(parse_spec({"ops": ops}), outputs, mixed=False) == (8, 6)
+    assert block_widths(parse_spec({"ops": ops}), outputs, mixed=True) is None
+    assert block_widths(parse_spec({"ops": ops[:1]}), outputs, mixed=False) is None
+    normalized = [*ops, {"op": "normalize", "field": "b", "version": "1", "args": {"mean": [0], "std": [1]}}]
+    assert block_widths(parse_spec({"ops": normalized}), outputs, mixed=False) is None
+    spec = parse_spec({"ops": ops})
+    newer = replace(spec, ops=(replace(spec.ops[0], version="2"), spec.ops[1]))
+    assert block_widths(newer, outputs, mixed=False) is None
