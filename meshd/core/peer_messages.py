@@ -82,7 +82,7 @@ class ListResponse(Struct, frozen=True):
 
 class IndexRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Requests the index of an archive, of a line file (`lines`) or of a TFRecord file (`features`), or the
-    row lengths of a Parquet file (`rows`)."""
+    row lengths of a Parquet file (`rows`), or the index of a table (`table`)."""
 
     bucket: _Text
     key: _Text
@@ -90,6 +90,7 @@ class IndexRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     lines: bool = False
     rows: bool = False
     features: Annotated[list[_Text], Meta(max_length=64)] = []
+    table: bool = False
 
 
 class InventoryRequest(Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from meshd.datasets.mds import MdsSources
 from meshd.datasets.parquet_row_copies import ParquetFiles, parquet_files
 from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
+from meshd.datasets.tables import TableFiles, TableOptions, table_files
 from meshd.datasets.token_files import TokenSources, token_files
 from meshd.datasets.zarr_arrays import ZarrSources
 from meshd.transform.assets import MissingAssetError
@@ -23,11 +24,20 @@ from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.util.async_tasks import CallProgress, LongRunningCalls, StillRunningError
 from meshwire.dataset.archive_keys import archive_kind, prefer_uncompressed
 from meshwire.dataset.build_snapshot import EmptySnapshotError, build_from_objects, build_from_tars
-from meshwire.dataset.fields import fields_document, parse_fields, parse_source
+from meshwire.dataset.column_filter import parse_filter
+from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source
 from meshwire.formats.json_lines import build_from_lines, is_lines
 from meshwire.formats.record_index import build_from_records
 from meshwire.formats.tfrecord_index import is_tfrecord
-from meshwire.strict_json import PlanError, checked_choice, checked_object, read_json, required_field
+from meshwire.strict_json import (
+    PlanError,
+    checked_choice,
+    checked_object,
+    checked_text,
+    read_json,
+    required_field,
+    shown_value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,12 +57,30 @@ if TYPE_CHECKING:
     from meshwire.formats.json_lines import LineIndex
     from meshwire.formats.record_index import IndexedFile
 
-Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "tokens"]
+Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "table", "tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_PARTS = {"zarr": "array", "tfrecord": "feature", "mds": "column", "parquet": "column", "tokens": "column"}
+_PARTS = {
+    "zarr": "array",
+    "tfrecord": "feature",
+    "mds": "column",
+    "parquet": "column",
+    "table": "column",
+    "tokens": "column",
+}
 """What a field names, by kind."""
-_READ_THROUGH = ("auto", "tar", "lines", "tfrecord", "mds", "parquet", "tokens")  # every file is read first
+_READ_THROUGH = (
+    "auto",
+    "tar",
+    "lines",
+    "tfrecord",
+    "mds",
+    "parquet",
+    "table",
+    "tokens",
+)  # every file is read once first
 _PAGE = 1000
+_DEFAULTS = TableOptions()
+_TABLE_OPTIONS = ("filter", "masks", "ids")
 _EMPTY = {
     "source": "check the prefix of the source (list it with: mesh ls) and the extensions of the fields",
     "filter": "look at samples with: mesh head; names and content are compared as they are stored",
@@ -91,6 +119,7 @@ class DatasetService:
         self._zarrs = ZarrSources(objects, self._capacity)
         self._tokens = TokenSources(objects, self._capacity)
         self.parquets = ParquetFiles(store, catalog, archives, objects, self._capacity)
+        self.tables = TableFiles(store, catalog, archives, objects, self._capacity)
         self._long: LongRunningCalls[None] = LongRunningCalls("datasets")
         self._listed: tuple[str, object] = "", None
         self.tfrecords, self._mds = (
@@ -172,18 +201,25 @@ class DatasetService:
         return await self._built(listing, source, kind, fields), newest
 
     async def _made(self, caller: Caller, document: Any) -> SnapshotBuild:
-        source, kind, fields = _parse(document)
+        source, kind, fields, options = _parse(document)
         self._readers.require_listing(caller, source)
-        return await self._build(caller, source, kind, fields)
+        return await self._build(caller, source, kind, fields, options)
 
     async def _build(
-        self, caller: Caller, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]
+        self,
+        caller: Caller,
+        source: Source,
+        kind: Kind,
+        fields: Mapping[str, FieldSpec],
+        options: TableOptions = _DEFAULTS,
     ) -> SnapshotBuild:
         listing = await self._list(source)
         scanned = _scanned(listing, kind, fields)
         await self._readers.require_keys(caller, source.bucket, [key for key, _ in scanned])
         if kind in _READ_THROUGH and scanned:
             await self._patiently(listing, source, kind, fields)
+        if kind == "table":
+            return await self.tables.build_snapshot(scanned, source, fields, options)
         if not fields:
             fields = parse_fields(await self.parquets.guess_fields(scanned, source))
         return await self._built(listing, source, kind, fields)
@@ -201,6 +237,8 @@ class DatasetService:
         async def index(progress: CallProgress) -> None:
             if kind == "lines":
                 await self._lines(_scanned(listing, kind, fields), source, fields, progress)
+            elif kind == "table":
+                await self.tables.index_files(_scanned(listing, kind, fields), source, progress)
             elif kind in ("auto", "tar"):
                 await self._archived(_scanned(listing, kind, fields), source, progress)
             else:
@@ -219,6 +257,8 @@ class DatasetService:
         kind: Kind,
         fields: Mapping[str, FieldSpec],
     ) -> SnapshotBuild:
+        if kind == "table":
+            return await self.tables.build_snapshot(table_files(listing), source, fields, _DEFAULTS)
         if kind == "zarr":
             return await self._zarrs.build_snapshot(listing, source, fields)
         if kind == "tfrecord" or kind == "mds" or kind == "parquet" or kind == "tokens":
@@ -333,6 +373,8 @@ def _scanned(
         return token_files(listing)
     if kind == "parquet":
         return parquet_files(listing)
+    if kind == "table":
+        return table_files(listing)
     if kind == "tfrecord":
         return _once([entry for entry in listing if entry[1].size and is_tfrecord(entry[0])])
     if kind == "lines":
@@ -347,12 +389,13 @@ def _once(files: list[tuple[str, Record]]) -> list[tuple[str, Record]]:
     return [entry for entry in files if entry[0] in read]
 
 
-def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
-    document = checked_object(value, "", ("source", "kind", "fields"))
+def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec], TableOptions]:
+    document = checked_object(value, "", ("source", "kind", "fields", *_TABLE_OPTIONS))
     source = parse_source(required_field(document, "source", ""))
     kind = cast("Kind", checked_choice(document.get("kind", "auto"), "kind", KINDS))
-    if kind == "parquet" and "fields" not in document:
-        return source, kind, {}  # all columns
+    options = _table_options(document, kind)
+    if kind in ("parquet", "table") and "fields" not in document:
+        return source, kind, {}, options  # all columns
     fields = required_field(document, "fields", "")
     if not isinstance(fields, dict):
         raise PlanError("fields", 'expected an object such as {"image": {"ext": ["jpg"]}}')
@@ -365,4 +408,19 @@ def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
             part = held if wanted == "ext" else wanted
             message = f'fields of the kind {whose}, and only those, are given as {{"{part}": "name"}}'
             raise PlanError(f"fields.{name}", message)
-    return source, kind, parsed
+    return source, kind, parsed, options
+
+
+def _table_options(document: Mapping[str, Any], kind: Kind) -> TableOptions:
+    given = next((name for name in _TABLE_OPTIONS if name in document), None)
+    if given is not None and kind != "table":
+        raise PlanError(given, f"only a source of the kind table has {given!r}")
+    masks = document.get("masks", False)
+    if not isinstance(masks, bool):
+        raise PlanError("masks", f"expected true or false, got {shown_value(masks)}")
+    ids = document.get("ids", [])
+    if not isinstance(ids, list) or len(ids) > MAX_FIELDS:
+        raise PlanError("ids", f"expected a list of at most {MAX_FIELDS} columns")
+    columns = tuple(checked_text(name, f"ids[{number}]", at_most=500) for number, name in enumerate(ids))
+    conditions = parse_filter(document["filter"]) if "filter" in document else ()
+    return TableOptions(conditions, masks, columns)

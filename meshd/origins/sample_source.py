@@ -146,7 +146,7 @@ class OriginSampleSource:
         record = self.cached_record(part.bucket, part.key, part.etag)
         if record is None:
             raise OriginChangedError(f"s3://{part.bucket}/{part.key} was evicted meanwhile")
-        plain = await self._archives.decompressed(part.bucket, part.key, record)
+        plain = await self._archives.decompressed(part.bucket, part.key, record, part.size)
         if plain.size != part.size:
             raise OriginChangedError(f"s3://{part.bucket}/{part.key} has another size")
         return await asyncio.to_thread(self._store.read_range, plain, part.offset, part.length)

@@ -333,11 +333,12 @@ class RemoteObjects:
         lines: bool = False,
         rows: bool = False,
         features: Sequence[str] = (),
+        table: bool = False,
     ) -> bytes:
-        """Fetch the index document of an archive on other nodes, or of a file of lines, of Parquet rows, or
-        of TFRecords with these `features`. Raises BatchError BadSample and other codes of the node that has
-        it; Busy."""
-        request = peer_messages.IndexRequest(bucket, key, record.etag, lines, rows, list(features))
+        """Fetch the index document of an archive on other nodes, or of a file of lines, of Parquet rows, of
+        a table, or of TFRecords with these `features`. Raises BatchError BadSample and other codes of the
+        node that has it; Busy."""
+        request = peer_messages.IndexRequest(bucket, key, record.etag, lines, rows, list(features), table)
         found: list[bytes] = []
         refused: list[PeerRefusedError] = []
 

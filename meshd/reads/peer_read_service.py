@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.datasets.parquet_row_copies import ParquetFiles
     from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
+    from meshd.datasets.tables import TableFiles
     from meshd.documents.inventory import DocumentInventory
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.rpc.peer_rpc import CallContext
@@ -78,13 +79,14 @@ class PeerReadService:
         lines: LineIndexer,
         tfrecords: TfrecordIndexer,
         parquets: ParquetFiles,
+        tables: TableFiles,
         objects: RemoteObjects,
         census: DocumentInventory,
         proofs: ExpiringVerifiedExtents,
     ) -> None:
         self._store, self._mesh, self._objects, self._census = store, mesh, objects, census
         self._archives, self._catalog, self._lines = archives, catalog, lines
-        self._tfrecords, self._parquets, self._proofs = tfrecords, parquets, proofs
+        self._tfrecords, self._parquets, self._tables, self._proofs = tfrecords, parquets, tables, proofs
 
     def __repr__(self) -> str:
         return f"<Holdings of {self._mesh.node_id}>"
@@ -135,7 +137,7 @@ class PeerReadService:
             return Blob(f"{bucket}/{key}", len(data), data=data)
         record = self._held(bucket, key, etag)
         if size not in (-1, record.size):
-            record = await self._archives.decompressed(bucket, key, record)
+            record = await self._archives.decompressed(bucket, key, record, size)
         if size not in (-1, record.size) or offset < 0 or offset + max(length, 0) > record.size:
             raise BatchError("SnapshotChanged", f"s3://{bucket}/{key} has no {length} bytes at {offset}")
         return Blob(f"{bucket}/{key}", record.size - offset if length < 0 else length, record, offset)
@@ -196,6 +198,8 @@ class PeerReadService:
             return await asyncio.to_thread(lines.to_bytes)
         if asked.rows:
             return (await self._parquets.read_rows(asked.bucket, asked.key, record)).document
+        if asked.table:
+            return (await self._tables.read_table(asked.bucket, asked.key, record)).document
         if asked.features:
             records = await self._tfrecords.index_file(asked.bucket, asked.key, record, asked.features)
             return await asyncio.to_thread(records.to_bytes)

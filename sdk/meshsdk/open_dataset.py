@@ -25,16 +25,22 @@ from meshsdk.datasets.fields import (
     select_fields,
     token_dtype,
 )
+from meshsdk.datasets.table_options import column_fields, table_options, typed_ops
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.lazy_import import load_module
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from meshsdk.client.native_api import SnapshotInfo
     from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.table_options import Nulls
 
 _log = logging.getLogger("meshsdk")
 
-Kind = Literal["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet", "tokens"]
+Kind = Literal[
+    "auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet", "table", "tokens"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -43,6 +49,10 @@ def open(
     fields: Mapping[str, Any] | None = None,
     *,
     kind: Kind = "auto",
+    columns: Sequence[str] | None = None,
+    filter: Sequence[tuple[str, str, Any]] | None = None,
+    nulls: Nulls = "skip",
+    ids: Sequence[str] | None = None,
     snapshot: str | None = None,
     client: Client | None = None,
     deadline: float | None = None,
@@ -53,14 +63,21 @@ def open(
         url: a bucket or a folder in one, such as "s3://photos/train".
         fields: the fields of a sample. Each name maps to a file extension ("jpg"), to several in order of
             preference ("jpg;jpeg;png"), or to "@class" (the first folder below `url`, as an int64 label). For
-            "zarr" a value is the name of an array, for "tfrecord" a feature, for "mds" and "parquet" a
-            column. Default: inferred from the names under `url`.
+            "zarr" a value is the name of an array, for "tfrecord" a feature, for "mds", "table" and
+            "parquet" a column. Default: inferred from the names under `url`.
         kind: how samples are formed. "objects": files that share a stem are one sample. "tar": WebDataset
             shards and other archives. "lines": one sample per line, such as JSONL. "zarr": one per row of the
             arrays. "chunks": one per chunk of them. "tfrecord": one per record (a `tf.Example`). "mds":
-            shards of mosaicml-streaming. "parquet": one per row. "tokens": one per sequence of the token
-            files that `mesh tokenize` or Megatron's tools wrote, as an array. "auto": archives if there are
-            any, else objects.
+            shards of mosaicml-streaming. "table": one per row of Parquet and Arrow files, in the types of
+            their columns. "parquet": one per row, as bytes. "tokens": one per sequence of the token files
+            that `mesh tokenize` or Megatron's tools wrote, as an array. "auto": archives if there are any,
+            else objects.
+        columns: the columns of a table, each under its own name, in the place of `fields`.
+        filter: conditions on columns of a table, (column, operator, value), all of which must hold for a row
+            to be a sample. Operators: == != < <= > >= in, not in. Part of the snapshot, and so of every plan.
+        nulls: what to do with a row of a table that has a null in one of its fields: "skip" it, or keep it as
+            zeros and give each field that may hold nulls another one, FIELD_valid, a bool ("mask").
+        ids: text columns of a table to deliver as numbers, like a class label: `ds.classes` has the texts.
         snapshot: hash of an earlier snapshot (`ds.snapshot.hash`) to open instead of the current content.
         client: a client from `mesh.connect`. Default: one configured by the environment.
         deadline: seconds for which an unavailable server is retried. Default: the client's.
@@ -88,20 +105,33 @@ def open(
         )
     if deadline is not None:
         checked_seconds("deadline", deadline)
+    fields, options = column_fields(fields, columns, kind), table_options(kind, filter, nulls, ids)
     client = client or connect()
     if snapshot is not None:
         pinned = describe_snapshot(fetch_snapshot(client.transport, snapshot))
-        return _as_arrays(Dataset(client, pinned), source)
+        return _typed(_as_arrays(Dataset(client, pinned), source))
     try:
-        return _as_arrays(Dataset(client, _pinned(client, source, fields, kind, deadline)), source)
+        pinned = _pinned(client, source, fields, kind, deadline, options)
+        return _typed(_as_arrays(Dataset(client, pinned), source))
     except NotFoundError as error:
         if told := missing_field_hint(source, fields, kind):
             raise error.saying(told) from error
         raise
 
 
+def _typed(dataset: Dataset) -> Dataset:
+    """Return the dataset with the columns of a table in their types."""
+    ops = typed_ops(dataset.snapshot)
+    return dataset.map(*ops) if ops else dataset
+
+
 def _pinned(
-    client: Client, source: str, fields: Mapping[str, Any] | None, kind: str, deadline: float | None
+    client: Client,
+    source: str,
+    fields: Mapping[str, Any] | None,
+    kind: str,
+    deadline: float | None,
+    options: Mapping[str, Any],
 ) -> SnapshotInfo:
     """Pin the current content of the source; fields that the caller left out are inferred."""
     if kind in ("zarr", "chunks"):
@@ -112,13 +142,13 @@ def _pinned(
         fields = part_fields(guess_columns(client, source) if fields is None else fields, "column")
     if kind == "tokens":
         fields = part_fields({"tokens": "tokens"} if fields is None else fields, "column")
-    if kind == "parquet":
+    if kind in ("parquet", "table"):
         chosen = None if fields is None else select_fields(part_fields(fields, "column"))
     else:
         chosen = select_fields(fields) if fields is not None else guess_fields(client, source, kind)
     told = held_whole(chosen or {}) if kind == "auto" else ""
     try:
-        pinned = pin_snapshot(client.transport, source, kind, chosen, deadline, meanwhile=_load_loader)
+        pinned = pin_snapshot(client.transport, source, kind, chosen, deadline, _load_loader, options)
     except NotFoundError as error:
         if told and fields is None:  # the inferred fields fit no sample: the files may be shards
             raise error.saying(f"{told}.") from error

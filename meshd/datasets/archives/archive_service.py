@@ -38,7 +38,13 @@ from meshd.transform.parquet.client import ParquetUnsupportedError
 from meshd.util import failpoints
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.archive_index import ArchiveIndex
-from meshwire.dataset.archive_keys import ArchiveError, archive_kind, copy_kind
+from meshwire.dataset.archive_keys import (
+    TABLE_COPY_UNIT,
+    ArchiveError,
+    archive_kind,
+    copy_kind,
+    is_table,
+)
 from meshwire.formats.tar import TarError
 from meshwire.frame.columns import ColumnError
 from meshwire.http_values.conditional_requests import Conditions
@@ -64,7 +70,7 @@ _SMALL: Final = 64 << 20
 _ROWS_RATIO: Final = 200
 """The rows of a Parquet file may have so many times its size: its values are encoded and often repeat."""
 _READ: Final = "read as an archive"
-_HOW: Final = {"gz": "unpacked", "zst": "unpacked", "parquet": "read as Parquet"}
+_HOW: Final = {"gz": "unpacked", "zst": "unpacked", "parquet": "read as Parquet", "table": "read as a table"}
 _KEPT_FILES: Final = 500_000  # member names that a process caches, over all archives
 _AT_ONCE: Final = 2  # archives that one process decompresses or indexes at a time
 _QUEUED: Final = 64  # further archives that may wait; above that, callers get Busy
@@ -142,18 +148,30 @@ class LocalArchives:
         self._keep(name, index)
         return index
 
-    async def decompressed(self, bucket: str, key: str, record: Record) -> Record:
+    async def decompressed(self, bucket: str, key: str, record: Record, pinned: int | None = None) -> Record:
         """Return the object that the offsets of the index refer to: the archive or its decompressed copy.
 
-        Creates the copy if needed. Raises BatchError BadSample, TooLarge.
+        Creates the copy if needed. `pinned`: its size, if it is known, which says of which kind the copy of a
+        table is. Raises BatchError BadSample, TooLarge.
         """
         kind: CopyKind | None = copy_kind(key)
         size: int | None = None
+        if pinned is not None and pinned % TABLE_COPY_UNIT == 0 and is_table(key):
+            copy = await self.copy_of("table", bucket, key, record)
+            if copy.size == pinned or kind is None:
+                return copy
         if kind is None:
             index = await self.get_index(bucket, key, record)
             if not index.inflated:
                 return record
             kind, size = index.kind, index.size
+        return await self.copy_of(kind, bucket, key, record, size)
+
+    async def copy_of(
+        self, kind: CopyKind, bucket: str, key: str, record: Record, size: int | None = None
+    ) -> Record:
+        """Return the copy of this kind, and create it if it is not there or not of `size` bytes. Raises
+        BatchError BadSample, TooLarge, NotImplemented."""
         place = copy_key(kind, record)
         self._used(place)
         found = self._store.get(RESERVED_BUCKET, place)
@@ -289,7 +307,7 @@ class LocalArchives:
                 if kind in SCATTERED:
                     await verify_extents(spans, "")
                 rows = max(self._most, _ROWS_RATIO * record.size)
-                most = rows if kind == "parquet" else self._believed(record)
+                most = rows if kind in ("parquet", "table") else self._believed(record)
                 source = decompressed_pieces(kind, spans, record.size, most)
                 while piece := await asyncio.to_thread(next, source, b""):
                     left -= len(piece)
@@ -341,13 +359,13 @@ class ArchiveService:
             found, _ = await self._fetching.run(name, lambda: self._fetch_index(bucket, key, record))
         return found
 
-    async def decompressed(self, bucket: str, key: str, record: Record) -> Record:
+    async def decompressed(self, bucket: str, key: str, record: Record, pinned: int | None = None) -> Record:
         """Return the object that the offsets of the index refer to; see `LocalArchives.decompressed`. For a
         file that only other nodes have, return its remote record, with the size of the copy."""
         if not isinstance(record, RemoteRecord):
-            return await self.local.decompressed(bucket, key, record)
+            return await self.local.decompressed(bucket, key, record, pinned)
         size = record.size
-        if copy_kind(key) is None:
+        if copy_kind(key) is None and not is_table(key):
             index = await self.get_index(bucket, key, record)
             if not index.inflated:
                 return record
@@ -355,7 +373,7 @@ class ArchiveService:
         here = await self._fetched(bucket, key, record)
         if here is None:
             return msgspec.structs.replace(record, size=size)
-        return await self.local.decompressed(bucket, key, here)
+        return await self.local.decompressed(bucket, key, here, pinned)
 
     async def locate_member(self, bucket: str, key: str, record: Record, name: str) -> MemberLocation | None:
         """Return the location of a member, None if there is no such file. Raises as `decompressed` does."""
@@ -384,8 +402,9 @@ def index_names(key: str, record: Record) -> tuple[str, ...]:
     Empty if the object is neither an archive nor read through a copy.
     """
     kind, copied = archive_kind(key), copy_kind(key)
-    if copied is not None:
-        return (copy_key(copied, record),)
+    tables = (copy_key("table", record),) if is_table(key) else ()
+    if copied is not None or tables:
+        return (copy_key(copied, record), *tables) if copied is not None else tables
     return (
         ()
         if kind is None

@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from meshd.core.api_errors import BatchError
 from meshd.datasets.archives.decompression import PIECE, decompress, decompress_member
@@ -146,7 +146,7 @@ _MAX_NAMES: Final = 1 << 30
 _FEW, _FEW_NAMES = 500_000, 64 << 20
 _PACKED: Final = 8
 """Above the first few: minimum compressed bytes per member, and bytes of names per byte of the archive."""
-SCATTERED: Final = ("tar", "zip", "parquet")
+SCATTERED: Final = ("tar", "zip", "parquet", "table")
 """Kinds that are read by offset, not from the first byte to the last."""
 UNLIMITED: Final = 1 << 60  # the end of a stream of unknown length
 
@@ -302,8 +302,8 @@ def inflate_members(spans: Sequence[Span], members: Iterable[ZipMember]) -> None
 def decompressed_pieces(kind: CopyKind, spans: Iterable[Span], size: int, most: int) -> Iterator[bytes]:
     """Yield the decompressed copy of a file in pieces (blocking). Raises ArchiveError, UnreadableError."""
     spans = list(spans)
-    if kind == "parquet":
-        yield from limit_bytes(_rows(spans, size), most)
+    if kind == "parquet" or kind == "table":
+        yield from limit_bytes(_rows(spans, size, "rows" if kind == "parquet" else kind), most)
         return
     if kind != "zip":
         yield from limit_bytes(decompress(kind, span_pieces(spans, 0, size)), most)
@@ -315,10 +315,10 @@ def decompressed_pieces(kind: CopyKind, spans: Iterable[Span], size: int, most: 
         yield b"\0"
 
 
-def _rows(spans: Sequence[Span], size: int) -> Iterator[bytes]:
-    """Yield the rows of a Parquet file. Raises ArchiveError, UnreadableError."""
+def _rows(spans: Sequence[Span], size: int, kind: Literal["rows", "table"]) -> Iterator[bytes]:
+    """Yield the rows of a Parquet file, or the records of a table. Raises ArchiveError, UnreadableError."""
     try:
-        yield from parquet_rows(partial(read_spans, spans), size)
+        yield from parquet_rows(partial(read_spans, spans), size, kind=kind)
     except ParquetError as error:
         raise ArchiveError(str(error)) from error
 

@@ -150,6 +150,7 @@ def native_routes(
         data.datasets.lines,
         data.datasets.tfrecords,
         data.datasets.parquets,
+        data.datasets.tables,
         node.objects,
         document_inventory(node),
         ExpiringVerifiedExtents(node.clock),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshd.transform.parquet.row_conversion import RowConverter
+    from meshd.transform.parquet.table_conversion import TableConverter
 
 _CPU_SECONDS: Final = 1800
 
@@ -31,33 +32,35 @@ def main() -> None:
     restrictions.set_parent_death_signal(settings["parent"])
     link = _Link(settings["socket"])
     try:
-        rows = _confined(settings["memory"])
+        converter = _confined(settings["memory"], settings["kind"])
     except ImportError as error:
         link.fail("missing", str(error))
     except OSError as error:
         link.fail("refused", f"this node cannot restrict a process: {error}")
     else:
-        _send_rows(link, rows, _Source(link, settings["size"]))
+        _send_rows(link, converter, _Source(link, settings["size"]))
 
 
-def _confined(memory: int) -> RowConverter:
+def _confined(memory: int, kind: str) -> RowConverter | TableConverter:
     """Drop all rights and return the converter. Raises ImportError, OSError."""
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     restrictions.set_resource_limits()
     restrictions.drop_capabilities()
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+    from meshd.transform.parquet.preload import preload_pyarrow
     from meshd.transform.parquet.row_conversion import RowConverter
+    from meshd.transform.parquet.table_conversion import TableConverter
 
-    rows = RowConverter()
-    rows.preload_pyarrow()
+    preload_pyarrow(RowConverter, TableConverter)
+    converter = TableConverter() if kind == "table" else RowConverter()
     if len(os.listdir("/proc/self/task")) != 1:  # the filter restricts one thread only
         raise restrictions.RestrictionError("pyarrow started a thread")
     restrictions.install_syscall_filter(files=False, last=True)
     restrictions.set_memory_limit(statm, memory)
-    return rows
+    return converter
 
 
-def _send_rows(link: _Link, rows: RowConverter, source: _Source) -> None:
+def _send_rows(link: _Link, rows: RowConverter | TableConverter, source: _Source) -> None:
     try:
         for piece in rows.convert(source, source.size):
             link.send_message(DATA, piece)

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from meshd.transform.parquet.messages import DATA, DONE, FAILED, HEAD, MAX_TOLD, PIECE, READ
 from meshd.transform.sandbox.client import ENVIRONMENT, package_paths
@@ -42,15 +42,27 @@ class ParquetUnsupportedError(Exception):
 
 
 def parquet_rows(
-    read: Callable[[int, int], bytes], size: int, *, memory: int = MEMORY, silent: float = SILENT_SECONDS
+    read: Callable[[int, int], bytes],
+    size: int,
+    *,
+    kind: Literal["rows", "table"] = "rows",
+    memory: int = MEMORY,
+    silent: float = SILENT_SECONDS,
 ) -> Iterator[bytes]:
-    """Yield the copy of a file of `size` bytes, as defined in `meshwire.formats.parquet_rows`.
+    """Yield the copy of a file of `size` bytes, as defined in `meshwire.formats.parquet_rows`, or for a table
+    (Parquet or Arrow IPC) in `table_rows`.
 
     The pieces have at most 1 MiB. `read` returns the file's bytes by offset and length. Raises ParquetError,
     ParquetUnsupportedError, and what `read` raises.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    settings = {"parent": os.getpid(), "socket": theirs.fileno(), "size": size, "memory": memory}
+    settings = {
+        "parent": os.getpid(),
+        "socket": theirs.fileno(),
+        "size": size,
+        "memory": memory,
+        "kind": kind,
+    }
     with ours:
         with theirs:
             process = subprocess.Popen(

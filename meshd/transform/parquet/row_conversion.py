@@ -6,7 +6,6 @@ becomes their concatenation. Columns of other types are left out and reported.
 
 from __future__ import annotations
 
-import io
 from array import array
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,6 +19,7 @@ from meshd.transform.parquet.messages import PIECE
 from meshwire.formats.parquet_rows import MAX_CELLS, MAX_COLUMNS, RowLengths, render_footer
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Iterator
 
     from meshwire.frame.columns import Integers
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _BATCH_BYTES: Final = 8 << 20
 _MAX_BATCH: Final = 4096
 _DEPTH: Final = 8  # levels of nested structs
-_READING: Final = {"use_threads": False, "use_pandas_metadata": False}
+READING: Final = {"use_threads": False, "use_pandas_metadata": False}
+"""How batches of a Parquet file are read: in this thread."""
 
 
 class RowsError(ValueError):
@@ -51,15 +52,6 @@ class RowConverter:
     def __repr__(self) -> str:
         return f"<RowConverter of {len(self._kinds)} columns>"
 
-    def preload_pyarrow(self) -> None:
-        """Make pyarrow load the parts that it loads on first use."""
-        out = io.BytesIO()
-        table = pa.table({"a": ["x", None], "b": [[1.0], [2.0]], "c": [{"d": b"y"}, None], "e": [True, None]})
-        pq.write_table(table, out, compression="zstd", use_dictionary=["a"])
-        data = out.getvalue()
-        for _ in RowConverter().convert(io.BytesIO(data), len(data)):
-            pass
-
     def convert(self, source: io.IOBase, size: int) -> Iterator[bytes]:
         """Yield the copy of a file of `size` bytes in pieces. Raises RowsError, and what pyarrow raises."""
         file = pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False, buffer_size=1 << 20)
@@ -77,13 +69,13 @@ class RowConverter:
     def _look(self, file: pq.ParquetFile) -> dict[str, str]:
         """Select the columns to read and return the unsupported ones."""
         refused: dict[str, str] = {}
-        flat = _flat(pa.Table.from_batches([], schema=file.schema_arrow))
-        names = flat.schema.names
+        whole = flat(pa.Table.from_batches([], schema=file.schema_arrow))
+        names = whole.schema.names
         if len(set(names)) != len(names) or not 1 <= len(names) <= MAX_COLUMNS:
             raise RowsError(
                 f"it has {len(names)} columns, or two with one name; at most {MAX_COLUMNS} are supported"
             )
-        for found in flat.schema:
+        for found in whole.schema:
             kind = kind_of(found.type)
             if kind:
                 self._kinds[found.name], self._lengths[found.name] = kind, array("q")
@@ -105,14 +97,14 @@ class RowConverter:
         described = file.metadata.row_group(group)
         row = max(1, described.total_byte_size // max(1, described.num_rows))
         count = min(_MAX_BATCH, max(1, _BATCH_BYTES // row))
-        for batch in file.iter_batches(count, row_groups=[group], **_READING):
-            yield _flat(pa.Table.from_batches([batch]))
+        for batch in file.iter_batches(count, row_groups=[group], **READING):
+            yield flat(pa.Table.from_batches([batch]))
 
     def _rows(self, table: pa.Table) -> bytes:
         self._check(self._count() + table.num_rows)
         columns = []
         for name in self._kinds:
-            values = _values(table.column(name).combine_chunks())
+            values = column_values(table.column(name).combine_chunks())
             self._lengths[name].frombytes(np.ascontiguousarray(values.lengths).tobytes())
             columns.append(_cuts(values.data, np.maximum(values.lengths, 0)))  # empty for null
         return b"".join(chain.from_iterable(zip(*columns, strict=True)))
@@ -133,7 +125,7 @@ def kind_of(found: pa.DataType) -> str:
         return f"list<{_dtype(found.value_type)}>" if _is_number(found.value_type) else ""
     if _is_number(found):
         return _dtype(found)
-    return str(found) if types.is_temporal(found) and _is_plain(found) else ""
+    return str(found) if types.is_temporal(found) and is_plain(found) else ""
 
 
 def _dtype(found: pa.DataType) -> str:
@@ -144,11 +136,12 @@ def _is_number(found: pa.DataType) -> bool:
     return bool(types.is_integer(found) or types.is_floating(found) or types.is_boolean(found))
 
 
-def _is_plain(found: pa.DataType) -> bool:
+def is_plain(found: pa.DataType) -> bool:
+    """Return whether values are integers of 32 or 64 bits in memory."""
     return bool(types.is_primitive(found) and found.bit_width in (32, 64))
 
 
-def _flat(table: pa.Table) -> pa.Table:
+def flat(table: pa.Table) -> pa.Table:
     """Return the table with members of structs as columns, such as `image.bytes`."""
     for _ in range(_DEPTH):
         if not any(types.is_struct(found) for found in table.schema.types):
@@ -159,7 +152,7 @@ def _flat(table: pa.Table) -> pa.Table:
     return table
 
 
-def _values(column: Any) -> _Values:
+def column_values(column: Any) -> _Values:
     """Return the values of a whole column of a batch (an Array, or its chunks)."""
     whole = column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
     if types.is_dictionary(whole.type):

@@ -30,10 +30,14 @@ class FieldInfo:
     Attributes:
         kind: "bytes" or "label".
         classes: for a label, the class name of each value 0, 1, …; else empty.
+        dtype, shape: of a column of a table, in which form its values are delivered; shape has None for an
+            extent that differs between samples. "" and () for other fields.
     """
 
     kind: str
     classes: tuple[str, ...] = ()
+    dtype: str = ""
+    shape: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +130,15 @@ def pin_snapshot(
     fields: Mapping[str, Any] | None,
     deadline: float | None = None,
     meanwhile: Callable[[], object] = lambda: None,
+    options: Mapping[str, Any] | None = None,
 ) -> SnapshotInfo:
     """Pin the current content of a source as a snapshot.
 
     Without `fields`, which only a few kinds allow, the snapshot has all fields of the source. `meanwhile`
-    runs while the node works.
+    runs while the node works. `options`: filter, masks and ids of a table.
     """
-    document = {"source": source, "kind": kind} | ({} if fields is None else {"fields": dict(fields)})
+    document = {"source": source, "kind": kind, **(options or {})}
+    document |= {} if fields is None else {"fields": dict(fields)}
     request = json_request("POST", "/-/snapshots", document)
     begun = transport.begin(request)
     meanwhile()
@@ -165,7 +171,12 @@ def describe_snapshot(snapshot: Snapshot) -> SnapshotInfo:
 
 def _snapshot(source: str, answer: Mapping[str, Any]) -> SnapshotInfo:
     fields = {
-        name: FieldInfo(str(field["kind"]), tuple(field.get("classes") or ()))
+        name: FieldInfo(
+            str(field["kind"]),
+            tuple(field.get("classes") or ()),
+            str(field.get("dtype", "")),
+            tuple(field.get("shape", ())),
+        )
         for name, field in answer["fields"].items()
     }
     numbers = {name: int(answer[name]) for name in ("samples", "shards", "objects", "bytes")}

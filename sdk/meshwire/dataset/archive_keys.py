@@ -26,7 +26,10 @@ CompressionKind = Literal["zst", "gz"]
 """Compression of single files that are read through a decompressed copy, like archive members; none has
 members."""
 COMPRESSION_EXTENSIONS: Final[dict[str, CompressionKind]] = {".zstd": "zst", ".zst": "zst", ".gz": "gz"}
-CopyKind = ArchiveKind | CompressionKind | Literal["parquet"]
+CopyKind = ArchiveKind | CompressionKind | Literal["parquet", "table"]
+TABLE_ENDINGS: Final = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
+TABLE_COPY_UNIT: Final = 4096
+"""The size of the copy of a table's records is a multiple of it; that of another copy seldom is."""
 MEMBER_SEPARATOR: Final = "/-/"
 """Separates an archive's key from a member name: `shard.tar/-/a/b.jpg`."""
 _ENDINGS: Final = tuple(ARCHIVE_EXTENSIONS)
@@ -59,6 +62,11 @@ def compression_kind(key: str) -> CompressionKind | None:
 def copy_kind(key: str) -> CompressionKind | Literal["parquet"] | None:
     """Return the kind of copy through which a single file is read, or None if it is read directly."""
     return "parquet" if key[-8:].lower().endswith((".parquet", ".pq")) else compression_kind(key)
+
+
+def is_table(key: str) -> bool:
+    """Return whether a file is a table by its key: Parquet, or an Arrow (Feather) file."""
+    return key[-8:].lower().endswith(TABLE_ENDINGS)
 
 
 def uncompressed_name(key: str) -> str:

@@ -1,0 +1,261 @@
+"""Tables: Parquet and Arrow files, converted once per content into a copy of typed records.
+
+Law: positions of values follow from the index of a file, which is stored by its ETag; the copy may be evicted
+and is made again with the same bytes. A filter is evaluated over columns of the copy, block by block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from meshd.core.api_errors import BatchError
+from meshd.core.peer_messages import RemoteRecord
+from meshd.util.async_tasks import CallProgress, SingleFlight
+from meshwire.dataset.archive_keys import TABLE_ENDINGS, is_table
+from meshwire.dataset.build_snapshot import EmptySnapshotError
+from meshwire.dataset.fields import parse_fields
+from meshwire.formats.table_rows import FOOTER_BYTES, TableIndex, index_range
+from meshwire.formats.table_snapshot import (
+    TableFile,
+    all_fields,
+    build_from_tables,
+    find_column,
+    resolve_fields,
+    with_ids,
+    with_masks,
+)
+from meshwire.frame.columns import ColumnError
+from meshwire.strict_json import PlanError, shown_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from meshd.core.document_store import DocumentStore
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.datasets.snapshot_capacity import SnapshotCapacity
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.dataset.build_snapshot import SnapshotBuild
+    from meshwire.dataset.column_filter import Condition
+    from meshwire.dataset.fields import FieldSpec, Source
+
+_SIZE = struct.Struct("<Q")
+_AT_ONCE: Final = 2  # files converted at a time
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """How a table is read. `conditions`: of its filter; `masks`: rows with nulls are kept, and a field has
+    another one that says where it has a value; `ids`: text columns that are delivered as ids."""
+
+    conditions: tuple[Condition, ...] = ()
+    masks: bool = False
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedTable:
+    """The index of a file and the size of its copy; `document` has both encoded."""
+
+    size: int
+    index: TableIndex
+    document: bytes
+
+
+class TableFiles:
+    """Indexes tables and builds their snapshots, for a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: DocumentStore,
+        archives: ArchiveService,
+        objects: RemoteObjects,
+        capacity: SnapshotCapacity,
+    ) -> None:
+        self._capacity = capacity
+        self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
+        self._reading: SingleFlight[str, IndexedTable] = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<TableFiles, {len(self._reading)} files being read>"
+
+    async def index_files(
+        self, listing: Sequence[tuple[str, Record]], source: Source, progress: CallProgress
+    ) -> list[IndexedTable]:
+        """Return the index of each file. Raises EmptySnapshotError; BatchError BadSample, TooLarge,
+        NotImplemented."""
+        if not listing:
+            raise EmptySnapshotError(
+                "source",
+                f"there is no table in {source}; expected names that end in {', '.join(TABLE_ENDINGS)}",
+            )
+        found: list[IndexedTable] = []
+        rows = 0
+        for start in range(0, len(listing), _AT_ONCE):
+            some = listing[start : start + _AT_ONCE]
+            found += await asyncio.gather(*[self.read_table(source.bucket, *entry) for entry in some])
+            rows += sum(table.index.rows for table in found[start:])
+            self._capacity.require_room(rows, 1, source)
+            progress.done = len(found) / len(listing)
+        return found
+
+    async def build_snapshot(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        fields: Mapping[str, FieldSpec],
+        options: TableOptions,
+    ) -> SnapshotBuild:
+        """Build the snapshot of these files; without `fields`, of all columns. Raises PlanError and what
+        `index_files` raises."""
+        tables = await self.index_files(listing, source, CallProgress())
+        first = tables[0].index
+        if not fields:
+            fields = parse_fields(all_fields(first))
+        if options.ids:
+            fields = with_ids(fields, options.ids)
+        if options.masks:
+            fields = with_masks(fields, first)
+        resolved = resolve_fields(fields, first, listing[0][0])
+        files = []
+        for (key, record), table in zip(listing, tables, strict=True):
+            kept = None
+            if options.conditions:
+                kept = await self._kept_rows(source.bucket, key, record, table, options.conditions)
+            files.append(TableFile(key, record.etag, table.size, table.index, kept))
+        return await asyncio.to_thread(build_from_tables, files, source=source, fields=resolved)
+
+    async def read_table(self, bucket: str, key: str, record: Record) -> IndexedTable:
+        """Return the index of a file. Raises BatchError BadSample, TooLarge, NotImplemented."""
+        name = f"tables/{record.etag}-{record.size}"
+        document = self._catalog.read_document(name)
+        if document is not None:
+            try:
+                return await asyncio.to_thread(_indexed, document)
+            except ColumnError:  # written by another version: rebuilt below
+                pass
+        found, _ = await self._reading.run(name, lambda: self._made(name, bucket, key, record))
+        return found
+
+    async def _made(self, name: str, bucket: str, key: str, record: Record) -> IndexedTable:
+        here = await self._local(bucket, key, record)
+        if here is None:
+            document = await self._objects.fetch_index(bucket, key, record, table=True)
+        else:
+            copy = await self._archives.local.copy_of("table", bucket, key, here)
+            document = await asyncio.to_thread(self._read, copy)
+        try:
+            found = await asyncio.to_thread(_indexed, document)
+        except ColumnError as error:  # the process that wrote the document is sandboxed and not trusted
+            raise BatchError(
+                "BadSample",
+                f"s3://{bucket}/{key} cannot be read as a table: {error}",
+                detail={"url": f"s3://{bucket}/{key}"},
+            ) from error
+        await self._catalog.write_document(name, document)
+        return found
+
+    async def _local(self, bucket: str, key: str, record: Record) -> Record | None:
+        if not isinstance(record, RemoteRecord):
+            return record
+        await self._objects.fetch_whole(bucket, key, record)
+        return self._objects.local_record(bucket, key, record.etag)
+
+    def _read(self, copy: Record) -> bytes:
+        """Return the document of a copy, empty if it has none."""
+        foot = self._store.read_range(copy, max(0, copy.size - FOOTER_BYTES), min(FOOTER_BYTES, copy.size))
+        try:
+            place = index_range(foot, copy.size)
+        except ColumnError:
+            return b""
+        return _SIZE.pack(copy.size) + self._store.read_range(copy, *place)
+
+    async def _kept_rows(
+        self, bucket: str, key: str, record: Record, table: IndexedTable, conditions: Sequence[Condition]
+    ) -> npt.NDArray[np.bool_]:
+        """Return the rows for which all conditions hold. Raises PlanError, BatchError."""
+        url = f"s3://{bucket}/{key}"
+        columns = _filtered_columns(table.index, key, conditions)
+        if not columns:  # only texts, whose ids are in the index
+            return await asyncio.to_thread(_matching, table.index, conditions, lambda offset, length: b"")
+        here = await self._local(bucket, key, record)
+        if here is None:
+            raise PlanError(
+                "filter",
+                f"{url} is on other nodes: open the table there, or without a filter and use ds.filter(…)",
+            )
+        copy = await self._archives.local.copy_of("table", bucket, key, here)
+
+        def read(offset: int, length: int) -> bytes:
+            return self._store.read_range(copy, offset, length)
+
+        return await asyncio.to_thread(_matching, table.index, conditions, read)
+
+
+def table_files(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record]]:
+    """Return the entries of a listing that are nonempty tables."""
+    return [entry for entry in listing if entry[1].size and is_table(entry[0])]
+
+
+def _indexed(document: bytes) -> IndexedTable:
+    """Parses the stored index of a file. Raises ColumnError."""
+    if len(document) < _SIZE.size:
+        raise ColumnError("its converted copy has no footer")
+    size, index = _SIZE.unpack_from(document)[0], TableIndex.from_bytes(document[_SIZE.size :])
+    if max(index.rows, index.data_bytes) > size:  # a row has at least the byte of a length in the index
+        raise ColumnError("its converted copy ends before its last row")
+    return IndexedTable(size, index, document)
+
+
+def _filtered_columns(index: TableIndex, key: str, conditions: Sequence[Condition]) -> list[str]:
+    """Return the columns whose values have to be read. Raises PlanError for one that cannot be compared."""
+    found: list[str] = []
+    for number, condition in enumerate(conditions):
+        path = f"filter[{number}]"
+        column = find_column(path, condition.column, index, key)
+        condition.require_kind(path, column.kind, text=column.text)
+        if column.text and condition.column not in index.ids:
+            raise PlanError(path, f"{condition.column!r} has too many distinct texts in {shown_value(key)}")
+        if not column.text and column.shape != ():
+            raise PlanError(path, f"{condition.column!r} is {column.kind}; numbers and texts can be compared")
+        if not column.text:
+            found.append(condition.column)
+    return found
+
+
+def _matching(
+    index: TableIndex, conditions: Sequence[Condition], read: Callable[[int, int], bytes]
+) -> npt.NDArray[np.bool_]:
+    kept = np.ones(index.rows, np.bool_)
+    numeric = [condition for condition in conditions if not index.columns[condition.column].text]
+    for condition in conditions:
+        if condition.column in index.nulls:
+            kept &= ~index.nulls[condition.column]
+        if index.columns[condition.column].text:
+            codes, known = index.ids[condition.column]
+            texts = np.array([*known, ""], object)
+            kept &= condition.holds(texts)[codes]
+    if not numeric:
+        return kept
+    offsets, distances = index.record_offsets(), index.distances()[0]
+    for first in range(0, index.rows, index.block_rows):
+        rows = slice(first, min(index.rows, first + index.block_rows))
+        if not kept[rows].any():
+            continue
+        count = rows.stop - rows.start
+        data = np.frombuffer(read(int(offsets[first]), count * index.record_bytes), np.uint8)
+        records = data.reshape(count, index.record_bytes)
+        for condition in numeric:
+            column, at = index.columns[condition.column], distances[condition.column]
+            values: npt.NDArray[Any] = np.ascontiguousarray(records[:, at : at + column.width])
+            kept[rows] &= condition.holds(values.view(np.dtype(column.dtype).newbyteorder("<"))[:, 0])
+    return kept

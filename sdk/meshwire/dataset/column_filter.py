@@ -1,0 +1,81 @@
+"""Filters of table rows: conditions on columns, all of which must hold, as pyarrow's `filters` writes them.
+
+Law: pure. A condition on a null does not hold. Numbers are compared as numbers, texts as texts.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from meshwire.strict_json import PlanError, checked_choice, checked_text, shown_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+_COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+OPERATORS: Final = (*_COMPARE, "in", "not in")
+MAX_CONDITIONS: Final = 64
+MAX_VALUES: Final = 10_000
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition: `column` `operator` one of the `values` (one, except for `in` and `not in`)."""
+
+    column: str
+    operator: str
+    values: tuple[Scalar, ...]
+
+    def require_kind(self, path: str, kind: str, *, text: bool) -> None:
+        """Raises PlanError if the values cannot be compared with a column of this kind."""
+        fits = all(isinstance(value, str) == text for value in self.values)
+        if not fits:
+            found = shown_value(next(value for value in self.values if isinstance(value, str) != text))
+            raise PlanError(path, f"{self.column!r} is {kind}, which is not compared with {found}")
+
+    def holds(self, column: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return for each value of a column (numbers, or texts as objects) whether the condition holds."""
+        value = self.values[0] if self.values else None
+        if self.operator in ("in", "not in"):
+            found = np.isin(column, np.array(self.values, column.dtype if column.dtype == object else None))
+            return found if self.operator == "in" else ~found
+        made: Any = _COMPARE[self.operator](column, value)
+        return np.asarray(made, np.bool_)
+
+
+def parse_filter(value: Any, path: str = "filter") -> tuple[Condition, ...]:
+    """Parse a list of [column, operator, value]. Raises PlanError with the path of the bad part."""
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CONDITIONS:
+        raise PlanError(
+            path, f'expected a list of 1…{MAX_CONDITIONS} conditions, such as [["price", ">", 3]]'
+        )
+    return tuple(_condition(item, f"{path}[{number}]") for number, item in enumerate(value))
+
+
+def _condition(item: Any, path: str) -> Condition:
+    if not isinstance(item, list) or len(item) != 3:
+        raise PlanError(path, 'a condition is [column, operator, value], such as ["price", ">", 3]')
+    column = checked_text(item[0], f"{path}[0]", at_most=500)
+    chosen = checked_choice(item[1], f"{path}[1]", OPERATORS)
+    several = chosen in ("in", "not in")
+    values = item[2] if several else [item[2]]
+    if not isinstance(values, list) or len(values) > MAX_VALUES:
+        raise PlanError(f"{path}[2]", f"{chosen!r} takes a list of at most {MAX_VALUES} values")
+    for value in values:
+        if type(value) not in (bool, int, float, str):
+            raise PlanError(f"{path}[2]", f"expected a number, a text or a bool, got {shown_value(value)}")
+    return Condition(column, chosen, tuple(values))

@@ -1,0 +1,189 @@
+"""Tables of Parquet and Arrow files through a node: typed columns, masks, ids, filters, and hostile files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import meshsdk as mesh
+from meshd.transform.parquet.client import ParquetError, parquet_rows
+from meshsdk import ops
+from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, NotFoundError
+from meshwire.formats.table_rows import FOOTER_BYTES, TableIndex, index_range
+from tests.support.daemons import Daemon
+from tests.support.required import required_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshsdk.client.s3_client import Client
+
+pa = required_module("pyarrow")
+pq = required_module("pyarrow.parquet")
+
+ROWS = 600
+CITIES = ("Rome", "Oslo", "Bonn")
+
+
+def table(numbers: range) -> Any:
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int32()),
+            "price": pa.array([None if n % 10 == 3 else n / 2 for n in numbers]),
+            "city": pa.array([CITIES[n % 3] for n in numbers]).dictionary_encode(),
+            "walk": pa.array([[n] * (n % 4) for n in numbers], pa.list_(pa.int16())),
+            "pair": pa.array([[n, n + 1] for n in numbers], pa.list_(pa.float32(), 2)),
+            "user": [{"ok": n % 2 == 0} for n in numbers],
+            "cost": pa.array([None] * len(numbers), pa.decimal128(9, 2)),
+        }
+    )
+
+
+def as_parquet(some: Any, **how: Any) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(some, out, **how)
+    return out.getvalue()
+
+
+def as_arrow(some: Any, rows: int = 77, compression: str | None = None) -> bytes:
+    out = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression=compression, unify_dictionaries=True)
+    with pa.ipc.new_file(out, some.schema, options=options) as writer:
+        writer.write_table(some, max_chunksize=rows)
+    return out.getvalue()
+
+
+def converted(data: bytes) -> tuple[bytes, TableIndex]:
+    copy = b"".join(parquet_rows(lambda at, length: data[at : at + length], len(data), kind="table"))
+    at, length = index_range(copy[-FOOTER_BYTES:], len(copy))
+    return copy, TableIndex.from_bytes(copy[at : at + length])
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with (
+        Daemon.start(args=("--transform-workers", "2")) as daemon,
+        mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client,
+    ):
+        client.create_bucket("rows")
+        client.put("rows", "v1/a.parquet", as_parquet(table(range(ROWS // 2)), row_group_size=70))
+        client.put("rows", "v1/b.arrow", as_arrow(table(range(ROWS // 2, ROWS)), compression="zstd"))
+        yield client
+
+
+def test_columns_have_their_types(client: Client) -> None:
+    ds = mesh.open("s3://rows/v1", columns=["id", "pair", "user.ok", "price"], kind="table", client=client)
+    assert ds.fields == ("id", "pair", "price", "user_ok")
+    assert (len(ds), ds.snapshot.skipped) == (ROWS - ROWS // 10, ROWS // 10)
+    seen = []
+    for batch in mesh.Loader(ds, global_batch=128, shuffle=True, seed=5, tail="ragged"):
+        number, pair, price, even = (batch[name].numpy() for name in ds.fields)
+        seen += number.tolist()
+        assert (number.dtype, price.dtype, pair.dtype, even.dtype) == ("int32", "float64", "float32", "bool")
+        assert np.array_equal(price, number / 2)
+        assert np.array_equal(pair, np.stack([number, number + 1], 1))
+        assert np.array_equal(even, number % 2 == 0)
+    assert sorted(seen) == [n for n in range(ROWS) if n % 10 != 3]
+
+
+def test_block_has_the_bytes_of_rows(client: Client) -> None:
+    """Batches below the size from which rows are copied as arrays are rendered one by one."""
+    ds = mesh.open("s3://rows/v1", columns=["id", "pair"], kind="table", client=client)
+    ds = ds.map(ops.cast("id", "float32"))
+    small, large = (list(mesh.Loader(ds, global_batch=size, shuffle=True, seed=1)) for size in (25, 200))
+    for name in ("id", "pair"):
+        one_by_one, copied = (
+            np.concatenate([batch[name].numpy() for batch in some]) for some in (small, large)
+        )
+        assert np.array_equal(one_by_one, copied)
+
+
+def test_masks_ids_and_lists(client: Client) -> None:
+    ds = mesh.open(
+        "s3://rows/v1",
+        columns=["id", "price", "city", "walk"],
+        nulls="mask",
+        ids=["city"],
+        kind="table",
+        client=client,
+    )
+    assert len(ds) == ROWS
+    assert ds.classes == tuple(sorted(CITIES))
+    for number in (0, 3, 299, 300, 313, 599):
+        row = ds[number]
+        assert (row["id"], row["price_valid"]) == (number, number % 10 != 3)
+        assert row["price"] == (0 if number % 10 == 3 else number / 2)
+        assert ds.classes[int(row["city"])] == CITIES[number % 3]
+        assert row["walk"].tolist() == [number] * (number % 4)
+        assert row["walk"].dtype == "int16"
+
+
+def test_filter(client: Client) -> None:
+    conditions = [("id", ">=", 5), ("price", "<", 200), ("city", "in", {"Rome", "Bonn"})]
+    ds = mesh.open("s3://rows/v1", columns=["id"], filter=conditions, kind="table", client=client)
+    expected = [n for n in range(5, 400) if n % 10 != 3 and n % 3 != 1]
+    assert [int(ds[at]["id"]) for at in (0, 1, -1)] == [expected[0], expected[1], expected[-1]]
+    assert (len(ds), ds.snapshot.skipped) == (len(expected), 0)
+    everything = mesh.open("s3://rows/v1", columns=["id"], kind="table", client=client)
+    assert everything.snapshot.hash != ds.snapshot.hash
+    again = mesh.open("s3://rows/v1", snapshot=ds.snapshot.hash, client=client)
+    assert again[0]["id"] == expected[0]
+    train = ds.split(train=0.9, test=0.1)["train"]
+    assert train[0]["id"].dtype == "int32"
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        (
+            {"columns": ["prise"]},
+            InvalidPlanError,
+            "no column 'prise' in 'v1/a.parquet'",
+        ),
+        ({"columns": ["cost"]}, InvalidPlanError, "decimal128"),
+        ({"filter": [("city", "<", 3)]}, InvalidPlanError, "'city' is str, which is not compared with 3"),
+        ({"filter": [("walk", "<", 3)]}, InvalidPlanError, "numbers and texts can be compared"),
+        ({"filter": [("id", "~", 3)]}, ConfigurationError, "all must hold"),
+        ({"filter": "id > 3"}, ConfigurationError, "all must hold"),
+        ({"filter": [("id", ">", ROWS)]}, NotFoundError, f"no row of the {ROWS}"),
+        ({"columns": ["id"], "ids": ["id"]}, InvalidPlanError, "only text has ids"),
+        ({"columns": "id"}, ConfigurationError, "expected names"),
+        ({"nulls": "zero"}, ConfigurationError, "'mask'"),
+    ],
+)
+def test_errors_say_what_to_write(
+    client: Client, how: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message.replace("[", r"\[")):
+        mesh.open("s3://rows/v1", kind="table", client=client, **how)
+
+
+def test_copy_that_is_evicted_is_made_again(client: Client) -> None:
+    data = as_parquet(table(range(500)), row_group_size=100)
+    first, again = converted(data), converted(data)
+    assert first[0] == again[0]
+    assert len(first[0]) % 4096 == 0
+    other = converted(as_arrow(table(range(500)), rows=11))
+    assert other[1].to_bytes() == first[1].to_bytes()
+    assert other[0][: first[1].data_bytes] == first[0][: first[1].data_bytes]
+
+
+def test_hostile_files(client: Client) -> None:
+    """Damage gives rows or a reason, in the child; the node goes on."""
+    draw = random.Random(4)
+    for data in (as_parquet(table(range(50))), as_arrow(table(range(50)))):
+        damaged = bytearray(data)
+        for _ in range(8):
+            damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        with contextlib.suppress(ParquetError):
+            converted(bytes(damaged))
+    client.put("rows", "bad/a.arrow", as_arrow(table(range(50)))[:200])
+    client.put("rows", "bad/b.parquet", b"PAR1 is not all")
+    with pytest.raises(BadSampleError, match="cannot be read as a table"):
+        mesh.open("s3://rows/bad", kind="table", client=client)
+    assert len(mesh.open("s3://rows/v1", columns=["id"], kind="table", client=client)) == ROWS
