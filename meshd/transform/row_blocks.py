@@ -7,7 +7,6 @@ applied to a block (`COLUMN_OPS`).
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 from collections import OrderedDict
@@ -20,14 +19,12 @@ from meshd.transform.source_files import PROC_PREFIX, SourceGoneError
 from meshwire.plan.keyed_random import KeyedRandom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from meshd.core.plan_record import FieldOutput
     from meshd.transform.messages import FieldPlaces, RenderRequest, RowBlock
     from meshd.transform.op_chain import OpChain
-    from meshwire.plan.plan_spec import OpSpec, PlanSpec
 
 FIRST_OP: Final = ("frombuffer", "1")
 COLUMN_OPS: Final = frozenset({("cast", "1"), ("one_hot", "1"), ("gather_columns", "1")})
@@ -35,33 +32,6 @@ COLUMN_OPS: Final = frozenset({("cast", "1"), ("one_hot", "1"), ("gather_columns
 _MAPPED_FILES: Final = 64
 _SPARSE: Final = 4  # fields in a span of more than so many times their bytes are copied one by one
 _NO_DRAWS = KeyedRandom(0, 0, 0)
-
-
-def block_widths(
-    spec: PlanSpec, outputs: Mapping[str, FieldOutput], *, mixed: bool
-) -> tuple[int, ...] | None:
-    """Return the bytes of each field of a row in its file, or None if rows must be rendered one by one."""
-    if mixed or spec.pack is not None or not outputs:
-        return None
-    widths = []
-    for name, output in sorted(outputs.items()):
-        ops = [op for op in spec.ops if name in op.all_fields]
-        width = 0 if output.shape is None or not ops else _stored_width(ops)
-        if not width:
-            return None
-        widths.append(width)
-    return tuple(widths)
-
-
-def _stored_width(ops: list[OpSpec]) -> int:
-    first, *others = ops
-    apart = all((op.op, op.version) in COLUMN_OPS and not op.fields for op in others)
-    if (first.op, first.version) != FIRST_OP or first.fields or not apart:
-        return 0
-    shape = first.args.get("shape", ())
-    if not isinstance(shape, (list, tuple)) or None in shape:
-        return 0
-    return int(np.dtype(first.args["dtype"]).itemsize * math.prod(shape))
 
 
 class BlockCopier:

@@ -7,6 +7,7 @@ bytes that the plan expects. Every other row is left to be rendered by itself.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -15,16 +16,19 @@ import numpy as np
 from meshd.core.sample_locations import bytes_columns
 from meshd.transform.messages import BlockPart, FieldPlaces, RowBlock
 from meshd.transform.render_calls import RowWork
+from meshd.transform.row_blocks import COLUMN_OPS, FIRST_OP
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.snapshot import RecordColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
+    from meshd.core.plan_record import FieldOutput
     from meshd.core.sample_locations import PinnedObjects
     from meshwire.dataset.snapshot import BytesColumn, Records, Snapshot
+    from meshwire.plan.plan_spec import OpSpec, PlanSpec
 
     Numbers = npt.NDArray[np.int64]
 
@@ -33,6 +37,33 @@ FEWEST_ROWS: Final = 64
 _BLOCK_ROWS: Final = 16384
 _KEPT_SNAPSHOTS: Final = 8
 _MOST_FILES: Final = 1024  # of a block: each costs a few numpy calls
+
+
+def block_widths(
+    spec: PlanSpec, outputs: Mapping[str, FieldOutput], *, mixed: bool
+) -> tuple[int, ...] | None:
+    """Return the bytes of each field of a row in its file, or None if rows must be rendered one by one."""
+    if mixed or spec.pack is not None or not outputs:
+        return None
+    widths = []
+    for name, output in sorted(outputs.items()):
+        ops = [op for op in spec.ops if name in op.all_fields]
+        width = 0 if output.shape is None or not ops else _stored_width(ops)
+        if not width:
+            return None
+        widths.append(width)
+    return tuple(widths)
+
+
+def _stored_width(ops: list[OpSpec]) -> int:
+    first, *others = ops
+    apart = all((op.op, op.version) in COLUMN_OPS and not op.fields for op in others)
+    if (first.op, first.version) != FIRST_OP or first.fields or not apart:
+        return 0
+    shape = first.args.get("shape", ())
+    if not isinstance(shape, (list, tuple)) or None in shape:
+        return 0
+    return int(np.dtype(first.args["dtype"]).itemsize * math.prod(shape))
 
 
 class RowPlaces:

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshd.batches.assembly.bad_sample_ledger import BadSample
-from meshd.batches.assembly.column_copies import FEWEST_ROWS, ColumnCopies, RowPlacesCache
+from meshd.batches.assembly.column_copies import (
+    FEWEST_ROWS,
+    ColumnCopies,
+    RowPlacesCache,
+    block_widths,
+)
 from meshd.batches.assembly.frame_buffer import FrameBuffer
 from meshd.core.api_errors import BatchError, busy, damaged
 from meshd.core.document_store import asset_places
@@ -24,7 +29,6 @@ from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.store.integrity.verification import report_damage
 from meshd.transform.decoded_cache.slice_order import SampleSet
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
-from meshd.transform.row_blocks import block_widths
 from meshd.util.admission import current_tenant
 from meshwire.frame.tensor_frame import Status
 from meshwire.http_values.mesh_headers import FrameTiming

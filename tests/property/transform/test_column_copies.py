@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from awscrt.checksums import crc32c
 
-from meshd.batches.assembly.column_copies import ColumnCopies, RowPlaces
+from meshd.batches.assembly.column_copies import ColumnCopies, RowPlaces, block_widths
 from meshd.core.plan_record import FieldOutput
 from meshd.store.records import Location
 from meshd.transform.compiler import load_program
 from meshd.transform.messages import RenderRequest, Row
 from meshd.transform.render_calls import RenderCall, RenderSpec, RowSlice
-from meshd.transform.row_blocks import block_widths
 from meshd.transform.source_files import SourceFiles
 from meshd.transform.worker import SliceRenderer
 from meshwire.dataset.build_snapshot import BytesColumn, ObjectTable, Snapshot
