@@ -25,6 +25,7 @@ from bench import (
     rotational_row,
     sandbox_overhead,
     shared_jobs,
+    table_row,
     token_reader,
     tokens,
     windows,
@@ -163,6 +164,26 @@ def tokens_section(rows: Mapping[str, RowResult]) -> list[str]:
 
 def _millions(rate: float | None) -> float | None:
     return None if rate is None else rate / 1e6
+
+
+def tables_section(rows: Mapping[str, RowResult]) -> list[str]:
+    """Rows of tables."""
+    result = rows.get(table_row.NAME)
+    if result is None or not result.contenders():
+        return []
+    names = result.contenders()
+    lines = [
+        ["rows a second", *(number(result.value(name, "rate"), 0) for name in names)],
+        ["client CPU µs a row", *(number(result.value(name, "client_us"), 2) for name in names)],
+        ["server CPU µs a row", *(number(result.value(name, "server_us"), 2) for name in names)],
+    ]
+    rate = result.value(table_row.OURS, "rate")
+    ratio = result.ratio(table_row.OURS, table_row.PYARROW, "rate")
+    bars = [
+        [f"{table_row.OURS}, rows a second", number(rate, 0), verdict(rate, table_row.LEAST)],
+        [f"{table_row.OURS} ÷ {table_row.PYARROW}", number(ratio, 1, "×"), verdict(ratio, None)],
+    ]
+    return [f"## {result.title}", table_row.TEXT, table(["", *names], lines), table(BARS_HEAD, bars)]
 
 
 def restore_section(rows: Mapping[str, RowResult]) -> list[str]:
@@ -363,6 +384,7 @@ SECTIONS: Final = (
     _unscaled(restore_section, re_replication.NAME),
     _unscaled(windows_section, windows.NAME),
     _unscaled(tokens_section, tokens.NAME),
+    _unscaled(tables_section, table_row.NAME),
     _unscaled(checkpoints.section, checkpoints.NAME),
     Section(passing_section, (proxy_overhead.NAME,)),
     _unscaled(owners.section, owners.NAME),

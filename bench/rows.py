@@ -37,6 +37,7 @@ class Scale:
     restored: int = 1 << 30
     series_chunks: int = 4_096
     tokens: int = 1 << 24
+    table_rows: int = 2_000_000
     checkpoint: int = 256 * MIB
     rotational: int = 6_000
     rotational_reads: int = 1_000
@@ -65,6 +66,7 @@ QUICK = Scale(
     restored=8 * MIB,
     series_chunks=256,
     tokens=1 << 22,
+    table_rows=160_000,
     checkpoint=4 * MIB,
     rotational=128,
     rotational_reads=32,

@@ -36,6 +36,7 @@ from bench import (
     sandbox_overhead,
     shared_jobs,
     store_timing,
+    table_row,
     tokens,
     windows,
 )
@@ -169,6 +170,12 @@ class Bench:
             peers, skipped = (), dict.fromkeys(peers, str(error))
         figures = tokens.measure(server, peers, self.scale, self.scratch, self.say)
         return tokens.title(self.scale), figures, skipped
+
+    def tables(self) -> Outcome:
+        server = self.server("meshd")
+        if server is None:
+            return table_row.title(self.scale), (), dict(self.absent)
+        return table_row.title(self.scale), table_row.measure(server, self.scale, self.say), {}
 
     def checkpoints(self) -> Outcome:
         title, server = checkpoints.title(self.scale), self.server("meshd")

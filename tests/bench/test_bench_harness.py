@@ -31,6 +31,7 @@ from bench import (
     report,
     shared_jobs,
     store_report,
+    table_row,
     tables,
     windows,
 )
@@ -114,6 +115,20 @@ def test_the_row_of_windows_at_toy_size(tmp_path: Path) -> None:
     assert ratio is not None  # how much it is says nothing at this size
     assert found.value(windows.NAIVE, "client_us")
     assert windows.TEXT in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
+def test_the_row_of_tables_at_toy_size(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench", "--quick", "--only", table_row.NAME, "--scratch", str(tmp_path)]
+    env = {**os.environ, "BENCH_INSTALL": "0"}
+    done = subprocess.run(
+        argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    [found] = load(tmp_path / "quick").values()
+    assert found.contenders() == list(table_row.CONTENDERS)
+    assert found.value(table_row.PYARROW, "client_us")
+    assert table_row.TEXT in (tmp_path / "quick.md").read_text()
 
 
 @pytest.mark.bench

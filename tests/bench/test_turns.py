@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bench
-from bench import checkpoints, loader_timing, shared_jobs, store_timing, tokens, windows
+from bench import checkpoints, loader_timing, shared_jobs, store_timing, table_row, tokens, windows
 from bench.interleave import order, turns
 from bench.load_generator import Reading
 from bench.loader_timing import Turn
@@ -139,7 +139,7 @@ def test_rows_of_tokens_are_looked_at(tmp_path: Path) -> None:
         look(batch)
 
 
-@pytest.mark.parametrize("module", [windows, checkpoints])
+@pytest.mark.parametrize("module", [windows, table_row, checkpoints])
 def test_standing_contenders_take_turns(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def standing(name: str, *_: object) -> Any:
         made = SimpleNamespace(wait=lambda: None, figure=lambda number: Figure(name, number, {}))

@@ -1,0 +1,115 @@
+"""`python -m bench.table_reader LOADER ENDPOINT SECONDS SERVER`: rows of a table as batches of torch tensors.
+
+Law: a line on stdin is a round: batches for so many seconds, from a loader that begins empty; then a line of
+JSON. Clocks run from the first batch to the last, so that what is prepared and not taken counts for nobody.
+Every batch is looked at: its first column has whole numbers, no two alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+import torch
+
+import meshsdk as mesh
+from bench.processes import cpu_seconds
+from bench.table_row import BATCH, BUCKET, COLUMNS, OURS, PYARROW
+from meshsdk import ops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAMES = [f"c{at:02d}" for at in range(COLUMNS)]
+_WINDOW = 4  # row groups whose rows are shuffled together
+Batch = dict[str, torch.Tensor]
+
+
+def plain(endpoint: str) -> Iterator[Iterator[Batch]]:
+    """Rounds of what one writes with pyarrow."""
+    files = pyarrow.fs.S3FileSystem(endpoint_override=endpoint, region="us-east-1")
+    infos = files.get_file_info(pyarrow.fs.FileSelector(BUCKET))
+    opened = [pq.ParquetFile(files.open_input_file(info.path), pre_buffer=True) for info in infos]
+    groups = [(file, group) for file in opened for group in range(file.num_row_groups)]
+    while True:
+        yield _shuffled(groups)
+
+
+def _shuffled(groups: list[tuple[Any, int]]) -> Iterator[Batch]:
+    while True:
+        random.shuffle(groups)
+        for start in range(0, len(groups), _WINDOW):
+            some = [file.read_row_group(group) for file, group in groups[start : start + _WINDOW]]
+            table = pa.concat_tables(some)
+            order = torch.randperm(table.num_rows)
+            columns = {name: torch.from_numpy(table.column(name).to_numpy()) for name in NAMES}
+            for at in range(0, table.num_rows - BATCH + 1, BATCH):
+                yield {name: column[order[at : at + BATCH]] for name, column in columns.items()}
+
+
+def ours(endpoint: str, *, typed: bool) -> Iterator[Iterator[Batch]]:
+    """Rounds of a loader, each of a plan of its own."""
+    with mesh.connect(endpoint) as client:
+        if typed:
+            ds = mesh.open(f"s3://{BUCKET}", columns=NAMES, kind="table", client=client)
+        else:
+            ds = mesh.open(f"s3://{BUCKET}", {name: name for name in NAMES}, kind="parquet", client=client)
+            ds = ds.map(*[ops.frombuffer(name, "float64") for name in NAMES])
+        number = 0
+        while True:
+            number += 1
+            with mesh.Loader(ds, BATCH, seed=number, tail="drop", prefetch_bytes=32 << 20) as loader:
+                yield (batch for _ in iter(int, 1) for batch in loader)
+
+
+def take(batches: Iterator[Batch], seconds: float, server: int) -> dict[str, float]:
+    """Rows, and the time and CPU time of this process and of the server's they took."""
+    done = look(next(batches)) - BATCH
+    begun, before = time.perf_counter(), clocks(server)
+    taken = 0.0
+    while taken < seconds:
+        done += look(next(batches))
+        taken = time.perf_counter() - begun
+    client, served = (after - then for after, then in zip(clocks(server), before, strict=True))
+    return {"rate": done / taken, "client_us": 1e6 * client / done, "server_us": 1e6 * served / done}
+
+
+def look(batch: Batch) -> int:
+    """How many rows it has."""
+    first = batch[NAMES[0]]
+    if tuple(first.shape) != (BATCH,) or not bool((first == first.round()).all()):
+        raise SystemExit(f"no rows: {tuple(first.shape)}")
+    if any(tuple(batch[name].shape) != (BATCH,) for name in NAMES):
+        raise SystemExit("a column is missing")
+    return BATCH
+
+
+def clocks(server: int) -> tuple[float, float]:
+    return cpu_seconds(os.getpid()), cpu_seconds(server)
+
+
+def main() -> None:
+    """Warm up, then a round a line."""
+    loader, endpoint, seconds, server = *sys.argv[1:3], float(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    rounds = plain(endpoint) if loader == PYARROW else ours(endpoint, typed=loader == OURS)
+    with closing(rounds):  # type: ignore[type-var]  # a generator
+        take(next(rounds), seconds / 4, server)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        for _ in iter(sys.stdin.readline, ""):
+            sys.stdout.write(json.dumps(take(next(rounds), seconds, server)) + "\n")
+            sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The row of tables: shuffled batches of 12 columns of float64 as torch tensors, beside pyarrow.
+
+Law: one daemon is the S3 server of all; the same Parquet files, batches of one size. Invariant: contenders take
+turns (`bench.interleave`), loaders begin empty; the CPU time of clients and of the server stands beside the rate.
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.interleave import turns
+from bench.ready_process import StandingContender
+from meshsdk.client.s3_client import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from bench.results import Figure
+    from bench.rows import Scale
+    from bench.servers import Server
+
+NAME: Final = "tables"
+OURS, BYTES, PYARROW = "meshsdk", "meshsdk, as bytes", "pyarrow"
+CONTENDERS: Final = (OURS, BYTES, PYARROW)
+LEAST: Final = 1_000_000.0
+BUCKET: Final = "tables"
+COLUMNS, FILES, BATCH, GROUP = 12, 8, 8192, 65536
+_SECONDS: Final = 2.0
+TEXT: Final = f"""\
+{COLUMNS} columns of float64 without nulls in {FILES} Parquet files of snappy row groups of {GROUP:,} rows; a batch
+is {COLUMNS} tensors of {BATCH:,} rows. *{OURS}* is `kind="table"` with `shuffle=True`, a permutation of all rows.
+*{BYTES}* is `kind="parquet"` with `frombuffer`, the same order over a copy of rows of bytes. *{PYARROW}* reads row
+groups from the same daemon over S3 in an order of chance with its own threads and shuffles the rows within four of
+them, as a loader without a server must. The figures are for the steady state: files are open and converted, and
+clocks run from a round's first batch to its last. Ray Data is taken where it is installed by hand; it was not."""
+
+
+def title(scale: Scale) -> str:
+    return f"Tables, {scale.table_rows:,} rows of {COLUMNS} columns"
+
+
+def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterator[Figure]:
+    """Fill, start a process for each contender, then rounds in turn."""
+    say(f"{NAME}: filling")
+    _fill(server, scale.table_rows)
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(_contender(name, server, scale)) for name in CONTENDERS}
+        for name, contender in running.items():
+            say(f"{NAME}: {name}, warming up")
+            contender.wait()
+        for number, name in turns(NAME, running, scale.rounds, say):
+            yield running[name].figure(number)
+
+
+def _contender(name: str, server: Server, scale: Scale) -> StandingContender:
+    seconds, pid = str(min(_SECONDS, scale.seconds)), str(server.child.process.pid)
+    return StandingContender(name, ["bench.table_reader", name, server.endpoint, seconds, pid], server)
+
+
+def _fill(server: Server, rows: int) -> None:
+    assert server.account is not None
+    random, account = np.random.default_rng(7), server.account
+    with connect(
+        server.endpoint, access_key=account.access_key, secret_key=account.secret_key, region="us-east-1"
+    ) as client:
+        client.create_bucket(BUCKET)
+        for number in range(FILES):
+            count = rows // FILES
+            first = np.arange(number * count, (number + 1) * count, dtype=np.float64)
+            columns = {"c00": first} | {f"c{at:02d}": random.random(count) for at in range(1, COLUMNS)}
+            out = io.BytesIO()
+            pq.write_table(pa.table(columns), out, row_group_size=GROUP, compression="snappy")
+            client.put(BUCKET, f"{number:03d}.parquet", out.getvalue())
