@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NAMES = [f"c{at:02d}" for at in range(COLUMNS)]
 _WINDOW = 4  # row groups whose rows are shuffled together
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Any]
 
 
 def plain(endpoint: str) -> Iterator[Iterator[Batch]]:
@@ -50,7 +50,7 @@ def _shuffled(groups: list[tuple[Any, int]]) -> Iterator[Batch]:
             some = [file.read_row_group(group) for file, group in groups[start : start + _WINDOW]]
             table = pa.concat_tables(some)
             order = torch.randperm(table.num_rows)
-            columns = {name: torch.from_numpy(table.column(name).to_numpy()) for name in NAMES}
+            columns: Batch = {name: torch.from_numpy(table.column(name).to_numpy()) for name in NAMES}
             for at in range(0, table.num_rows - BATCH + 1, BATCH):
                 yield {name: column[order[at : at + BATCH]] for name, column in columns.items()}
 

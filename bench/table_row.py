@@ -1,7 +1,8 @@
 """The row of tables: shuffled batches of 12 columns of float64 as torch tensors, beside pyarrow.
 
-Law: one daemon is the S3 server of all; the same Parquet files, batches of one size. Invariant: contenders take
-turns (`bench.interleave`), loaders begin empty; the CPU time of clients and of the server stands beside the rate.
+Law: one daemon is the S3 server of all; the same Parquet files, batches of one size. Invariant: contenders
+take turns (`bench.interleave`), loaders begin empty; the CPU time of clients and of the server stands beside
+the rate.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ OURS, BYTES, PYARROW = "meshsdk", "meshsdk, as bytes", "pyarrow"
 CONTENDERS: Final = (OURS, BYTES, PYARROW)
 LEAST: Final = 1_000_000.0
 BUCKET: Final = "tables"
-COLUMNS, FILES, BATCH, GROUP = 12, 8, 8192, 65536
+COLUMNS, BATCH, GROUP, FILE_ROWS = 12, 8192, 65536, 250_000
 _SECONDS: Final = 2.0
 TEXT: Final = f"""\
-{COLUMNS} columns of float64 without nulls in {FILES} Parquet files of snappy row groups of {GROUP:,} rows; a batch
-is {COLUMNS} tensors of {BATCH:,} rows. *{OURS}* is `kind="table"` with `shuffle=True`, a permutation of all rows.
-*{BYTES}* is `kind="parquet"` with `frombuffer`, the same order over a copy of rows of bytes. *{PYARROW}* reads row
-groups from the same daemon over S3 in an order of chance with its own threads and shuffles the rows within four of
-them, as a loader without a server must. The figures are for the steady state: files are open and converted, and
-clocks run from a round's first batch to its last. Ray Data is taken where it is installed by hand; it was not."""
+{COLUMNS} columns of float64 without nulls in Parquet files of 250,000 rows (snappy, row groups of
+{GROUP:,}); a batch is {COLUMNS} tensors of {BATCH:,} rows. *{OURS}* is `kind="table"` with `shuffle=True`, a
+permutation of all rows. *{BYTES}* is `kind="parquet"` with `frombuffer`: the same order, over a copy of rows
+of bytes. *{PYARROW}* reads row groups from the same daemon over S3, in an order of chance and with its own
+threads, and shuffles the rows within four of them, as a loader without a server must. The figures are for the
+steady state: files are open and converted, and clocks run from a round's first batch to its last."""
 
 
 def title(scale: Scale) -> str:
@@ -70,9 +71,9 @@ def _fill(server: Server, rows: int) -> None:
         server.endpoint, access_key=account.access_key, secret_key=account.secret_key, region="us-east-1"
     ) as client:
         client.create_bucket(BUCKET)
-        for number in range(FILES):
-            count = rows // FILES
-            first = np.arange(number * count, (number + 1) * count, dtype=np.float64)
+        for number, start in enumerate(range(0, rows, FILE_ROWS)):
+            count = min(FILE_ROWS, rows - start)
+            first = np.arange(start, start + count, dtype=np.float64)
             columns = {"c00": first} | {f"c{at:02d}": random.random(count) for at in range(1, COLUMNS)}
             out = io.BytesIO()
             pq.write_table(pa.table(columns), out, row_group_size=GROUP, compression="snappy")

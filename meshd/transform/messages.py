@@ -40,11 +40,12 @@ FailureKind = Literal["bad", "op", "read", "damaged"]
 class FieldPlaces(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where some fields of the rows of a part are: field number and distance in bytes from the row's offset.
 
-    `offsets`: int64[rows] in the file, little-endian.
+    `offsets`: int64[rows] in the file, little-endian. `lengths`: int64[rows], of a single ragged field.
     """
 
     offsets: bytes
     fields: tuple[tuple[int, int], ...]
+    lengths: bytes = b""
 
 
 class BlockPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -61,7 +62,7 @@ class BlockPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class RowBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`count` rows of a frame, of which the parts give some; the others have to be rendered after it.
 
-    `widths`: bytes of each field of a row in its file, ordered by name.
+    `widths`: bytes of each field of a row in its file, ordered by name; 0 for a ragged field.
     """
 
     count: int
@@ -135,11 +136,15 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RaggedColumn(msgspec.Struct, frozen=True, array_like=True):
-    """One ragged field in the scratch file: `lengths` in bytes and `shapes`, one per rendered row."""
+    """One ragged field in the scratch file: `lengths` in bytes and `shapes`, one per rendered row.
+
+    Of a block instead `run`: int64[rows of the block], the bytes of each row, little-endian.
+    """
 
     field: int
     lengths: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
+    run: bytes = b""
 
 
 class OpUse(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -31,6 +31,8 @@ COLUMN_OPS: Final = frozenset({("cast", "1"), ("one_hot", "1"), ("gather_columns
 """Ops, with their versions, whose result for stacked rows is the stack of their results."""
 _MAPPED_FILES: Final = 64
 _SPARSE: Final = 4  # fields in a span of more than so many times their bytes are copied one by one
+_SHORT: Final = 16  # bytes of a ragged value up to which indexing each byte is faster than a slice
+_RAGGED_BYTES: Final = 512 << 20
 _NO_DRAWS = KeyedRandom(0, 0, 0)
 
 
@@ -52,28 +54,43 @@ class BlockCopier:
         chains: tuple[OpChain, ...],
         frame_fd: int,
         pause: Callable[[], None],
-    ) -> None:
+    ) -> dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]:
         """Write the fields of the rows from `first` on into the frame; `pause` is called when all is read.
 
-        Raises SourceGoneError; BadSampleError, or any error of an op, if a row has to be looked at.
+        Returns for each ragged field, by its number, the bytes of each row, and all of them. Raises
+        SourceGoneError; BadSampleError, or any error of an op, if a row has to be looked at.
         """
         stored = [np.zeros((block.count, width), np.uint8) for width in block.widths]
+        ragged = {number: _Run(block.count) for number, width in enumerate(block.widths) if not width}
         for part in block.parts:
-            data = self._file(request.paths[part.path])
             rows = np.frombuffer(part.rows, "<i4")
+            ends = [np.frombuffer(places.offsets, "<i8").max(initial=0) for places in part.places]
+            data = self._file(request.paths[part.path], int(max(ends)))
             for places in part.places:
-                _gather(data, rows, places, block.widths, stored)
+                if places.lengths:
+                    ragged[places.fields[0][0]].add(data, rows, places)
+                else:
+                    _gather(data, rows, places, block.widths, stored)
         pause()
-        made = [_stacked(chain, values) for chain, values in zip(chains, stored, strict=True)]
-        for values, target in zip(made, request.targets, strict=True):
+        made = {
+            number: _stacked(chain, stored[number])
+            for number, chain in enumerate(chains)
+            if number not in ragged
+        }
+        for number, values in made.items():
+            target = request.targets[number]
             assert target is not None
             row_bytes = values.nbytes // max(1, block.count)
             _write(frame_fd, np.ascontiguousarray(values), target[0] + first * row_bytes)
+        return {number: run.joined() for number, run in ragged.items()}
 
-    def _file(self, path: str) -> npt.NDArray[np.uint8]:
-        """Return the bytes of a file, mapped. Raises SourceGoneError."""
+    def _file(self, path: str, last: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a file, mapped, up to the offset `last` at least if it has grown to that.
+
+        Raises SourceGoneError.
+        """
         found = self._mapped.get(path)
-        if found is None:
+        if found is None or last >= found.size:
             if path.startswith(PROC_PREFIX):
                 raise SourceGoneError(f"{path} is the memory of another process")
             found = self._mapped[path] = _map(path)
@@ -122,6 +139,43 @@ def _gather(
         width = widths[field]
         cell = np.ndarray((rows.size,), f"V{width}", whole, delta - low, (span,))
         stored[field].view(f"V{width}")[rows, 0] = cell
+
+
+class _Run:
+    """The values of a ragged field of a block, in the order of its rows."""
+
+    def __init__(self, count: int) -> None:
+        self._lengths = np.zeros(count, np.int64)
+        self._parts: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], npt.NDArray[np.int64]]] = []
+
+    def add(self, data: npt.NDArray[np.uint8], rows: npt.NDArray[np.int32], places: FieldPlaces) -> None:
+        """Add some rows. Raises SourceGoneError for bytes outside the file."""
+        offsets, lengths = np.frombuffer(places.offsets, "<i8"), np.frombuffer(places.lengths, "<i8")
+        if rows.size and (int(offsets.min()) < 0 or int((offsets + lengths).max()) > data.size):
+            raise SourceGoneError("the file is shorter than the rows in it")
+        self._lengths[rows] = lengths
+        self._parts.append((data, rows, offsets))
+
+    def joined(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """Return the bytes of each row, and all of them. Raises BadSampleError if they are too many."""
+        total = int(self._lengths.sum())
+        if total > _RAGGED_BYTES:
+            raise BadSampleError(f"ragged values of {total} bytes")
+        ends = np.cumsum(self._lengths)
+        made = np.empty(total, np.uint8)
+        room = made.data
+        for data, rows, offsets in self._parts:
+            lengths, places = self._lengths[rows], (ends - self._lengths)[rows]
+            if total > _SHORT * self._lengths.size:
+                source = data.data
+                for at, begin, length in zip(
+                    places.tolist(), offsets.tolist(), lengths.tolist(), strict=True
+                ):
+                    room[at : at + length] = source[begin : begin + length]
+                continue
+            within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            made[np.repeat(places, lengths) + within] = data[np.repeat(offsets, lengths) + within]
+        return self._lengths, made
 
 
 def _cells(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.void]:

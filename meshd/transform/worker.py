@@ -252,6 +252,7 @@ class SliceRenderer:
             else PairRenderer(program, pairing, request.epoch, self._read, self._tally, self._recorder)
         )
         self._ragged = {number: _Ragged() for number, target in enumerate(request.targets) if target is None}
+        self._runs: list[tuple[RaggedColumn, npt.NDArray[np.uint8]]] = []
         self._ragged_bytes = 0
         self._failures: list[Failure] = []
 
@@ -278,7 +279,12 @@ class SliceRenderer:
             RaggedColumn(number, tuple(ragged.lengths), tuple(ragged.shapes))
             for number, ragged in self._ragged.items()
         )
-        scratch = _scratch(list(self._ragged.values())) if self._ragged else None
+        scratch = None
+        if self._copied:
+            columns = tuple(column for column, _ in self._runs)
+            scratch = _scratch([_Ragged([data]) for _, data in self._runs]) if self._runs else None
+        elif self._ragged:
+            scratch = _scratch(list(self._ragged.values()))
         sums = tuple(tuple(column.sums) for column in self._columns if column is not None)
         number, failures, seconds = self._request.number, tuple(self._failures), clock() - began
         uses = self._tally.op_totals()
@@ -347,12 +353,15 @@ class SliceRenderer:
             self._tally.reading += self._tally.clock() - began
 
         try:
-            self._copier.copy(block, row.row, self._request, self._chains, self._frame_fd, read)
+            runs = self._copier.copy(block, row.row, self._request, self._chains, self._frame_fd, read)
         except Exception as error:  # an op that is at fault for one of the rows can raise anything
             for part in block.parts:
                 self._copier.forget(self._request.paths[part.path])
             return self._failed(row, 0, "read", "copy", f"{type(error).__name__}: {error}"[:300])
         self._copied += block.count
+        for number, (lengths, data) in runs.items():
+            self._runs.append((RaggedColumn(number, (), (), lengths.astype("<i8").tobytes()), data))
+            self._ragged_bytes += data.nbytes
         return True
 
     def _draw(self, row: Row) -> Draw:

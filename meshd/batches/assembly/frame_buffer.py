@@ -8,13 +8,13 @@ rows again. Invariant: after `seal`, the address determines every byte of the fr
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from awscrt.checksums import crc32c
 
+from meshd.batches.assembly.ragged_rows import RaggedRows
 from meshd.core.api_errors import BatchError
 from meshd.core.memory_frames import MemoryFrame
 from meshwire.dataset.build_snapshot import LabelColumn
@@ -77,16 +77,6 @@ _CHUNK = 1 << 20
 TensorSpec = tuple[str, str, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class _RaggedRow:
-    """One row of one ragged field: `length` bytes at `offset` of a scratch file."""
-
-    fd: int
-    offset: int
-    length: int
-    shape: tuple[int, ...]
-
-
 class FrameBuffer:
     """The frame under construction. Always `close` it; `seal` hands the frame over."""
 
@@ -103,9 +93,7 @@ class FrameBuffer:
         self._columns = plan.columns
         self._others = {} if plan.pairs is None else plan.pairs.others
         self._fixed = [name for name, output in self._columns.items() if output.shape is not None]
-        self._ragged: dict[str, list[_RaggedRow | None]] = {
-            name: [None] * len(rows) for name in plan.outputs if name not in self._fixed
-        }
+        self._ragged = {name: RaggedRows(len(rows)) for name in plan.outputs if name not in self._fixed}
         self._sums = {name: np.zeros(len(rows), dtype=np.uint32) for name in self._fixed}
         self._blanks: list[int] = []
         self._copied = False
@@ -144,16 +132,27 @@ class FrameBuffer:
             for column in part.columns:
                 rows = self._ragged[names[column.field]]
                 for row, length, shape in zip(part.rows, column.lengths, column.shapes, strict=True):
-                    rows[row] = _RaggedRow(part.fd, offset, length, tuple(shape))
+                    rows.set_row(row, part.fd, offset, length, tuple(shape))
                     offset += length
         self._check_size()
 
-    def add_copied(self) -> None:
-        """Note that rows were copied as arrays: their tensors are then read once more, for the checksums."""
+    def add_copied(self, rendered: RenderResult) -> None:
+        """Add rows that were copied as arrays; fixed tensors are then read once more, for their checksums.
+        Raises BatchError TooLarge."""
         self._copied = True
+        self._rendered.append(rendered)
+        names = list(self._plan.outputs)
+        for part in rendered.parts:
+            offset, each = 0, len(part.columns) // max(1, len(part.rows))
+            for number, column in enumerate(part.columns if part.rows else ()):
+                lengths = np.frombuffer(column.run, "<i8").astype(np.int64)
+                first = part.rows[number // each]  # a block has the columns that follow each other
+                self._ragged[names[column.field]].set_run(first, part.fd, offset, lengths)
+                offset += int(lengths.sum())
+        self._check_size()
 
     def _check_size(self) -> None:
-        size = sum(row.length for rows in self._ragged.values() for row in rows if row is not None)
+        size = sum(rows.nbytes for rows in self._ragged.values())
         if size > MAX_FRAME_BYTES:
             raise BatchError(
                 "TooLarge",
@@ -165,7 +164,7 @@ class FrameBuffer:
         """Set a row and its labels to zeros, overwriting what a failed rendering left of it."""
         self._blanks.append(row)
         for rows in self._ragged.values():
-            rows[row] = None
+            rows.clear_row(row)
         for name in self._fixed:
             width = self._row_bytes(name)
             os.pwrite(self.frame.fd, bytes(width), self._layout.tensors[name].offset + row * width)
@@ -187,7 +186,7 @@ class FrameBuffer:
     def _compact(self, kept: npt.NDArray[np.int64]) -> None:
         """Copy the kept rows into a new frame."""
         widths = {name: self._row_bytes(name) for name in self._fixed}
-        self._ragged = {name: [rows[row] for row in kept] for name, rows in self._ragged.items()}
+        self._ragged = {name: rows.take(kept) for name, rows in self._ragged.items()}
         self._sums = {name: sums[kept] for name, sums in self._sums.items()}
         self.rows = self.rows.select_rows(kept)
         self._move(self._lay_out(), {name: (width, kept.tolist()) for name, width in widths.items()})
@@ -234,7 +233,7 @@ class FrameBuffer:
             small[ROW_TENSOR] = self.rows.places
         for name, rows in self._ragged.items():
             small |= self._ragged_tables(name, rows)
-            checksums[f"{name}.data"] = self._write(f"{name}.data", _chunks(rows))
+            checksums[f"{name}.data"] = self._write(f"{name}.data", rows.chunks())
         for name, values in small.items():
             data = values.astype(DTYPES[self._layout.tensors[name].dtype]).tobytes()
             checksums[name] = self._write(name, iter((data,)))
@@ -273,14 +272,12 @@ class FrameBuffer:
             crc = crc32c(chunk, crc)
         return crc
 
-    def _ragged_tables(self, name: str, rows: list[_RaggedRow | None]) -> dict[str, npt.NDArray[Any]]:
+    def _ragged_tables(self, name: str, rows: RaggedRows) -> dict[str, npt.NDArray[Any]]:
         output = self._plan.outputs[name]
-        lengths = [0 if row is None else row.length for row in rows]
-        ends = np.cumsum([0, *lengths]) // np.dtype(output.dtype).itemsize
+        ends = np.concatenate(([0], np.cumsum(rows.lengths))) // np.dtype(output.dtype).itemsize
         tables = {f"{name}.offsets": ends}
         if output.ndim != 1:
-            shapes = [(0,) * output.ndim if row is None else row.shape for row in rows]
-            tables[f"{name}.shapes"] = np.array(shapes, dtype=np.int64).reshape(-1, output.ndim)
+            tables[f"{name}.shapes"] = rows.shapes(output.ndim)
         return tables
 
     def close(self) -> None:
@@ -301,36 +298,13 @@ def fixed_specs(plan: Plan, labels: Iterable[str], count: int) -> list[TensorSpe
     return [*specs, (POSITION, "I64", (count,)), (STATUS, "U8", (count,))]
 
 
-def _ragged_specs(name: str, output: FieldOutput, rows: list[_RaggedRow | None]) -> list[TensorSpec]:
+def _ragged_specs(name: str, output: FieldOutput, rows: RaggedRows) -> list[TensorSpec]:
     code = dtype_code(output.dtype)
-    total = sum(row.length for row in rows if row is not None) // DTYPES[code].itemsize
+    total = rows.nbytes // DTYPES[code].itemsize
     specs: list[TensorSpec] = [
         (f"{name}.data", code, (total,)),
-        (f"{name}.offsets", "I64", (len(rows) + 1,)),
+        (f"{name}.offsets", "I64", (rows.lengths.size + 1,)),
     ]
     if output.ndim != 1:
-        specs.append((f"{name}.shapes", "I64", (len(rows), output.ndim)))
+        specs.append((f"{name}.shapes", "I64", (rows.lengths.size, output.ndim)))
     return specs
-
-
-def _chunks(rows: Sequence[_RaggedRow | None]) -> Iterator[bytes]:
-    """Yield the bytes of the rows in order, with small rows combined."""
-    held: list[bytes] = []
-    size = 0
-    for row in rows:
-        for offset in range(0, row.length if row is not None else 0, _CHUNK):
-            assert row is not None
-            held.append(_read(row, offset, min(_CHUNK, row.length - offset)))
-            size += len(held[-1])
-            if size >= _CHUNK:
-                yield b"".join(held)
-                held, size = [], 0
-    if held:
-        yield b"".join(held)
-
-
-def _read(row: _RaggedRow, offset: int, length: int) -> bytes:
-    data = os.pread(row.fd, length, row.offset + offset)
-    if len(data) != length:
-        raise EOFError("a scratch file is shorter than its transform process reported")
-    return data

@@ -18,7 +18,7 @@ from meshd.batches.assembly.column_copies import (
     FEWEST_ROWS,
     ColumnCopies,
     RowPlacesCache,
-    block_widths,
+    block_fields,
 )
 from meshd.batches.assembly.frame_buffer import FrameBuffer
 from meshd.core.api_errors import BatchError, busy, damaged
@@ -118,7 +118,7 @@ class FrameBuilder:
         self._clock = asyncio.get_running_loop().time
         self._fetch = self._prepare = 0.0
         self._buffer = FrameBuffer(plan, snapshot, rows, metadata, context.memory)
-        self._widths = block_widths(plan.spec, plan.outputs, mixed=plan.pairs is not None)
+        self._stored = block_fields(plan.spec, plan.outputs, mixed=plan.pairs is not None)
 
     def __repr__(self) -> str:
         return f"<FrameBuilder {self._plan.hash[:12]} epoch {self._epoch}, {len(self._buffer.rows)} rows>"
@@ -152,13 +152,14 @@ class FrameBuilder:
 
     async def _copy_columns(self, count: int) -> Sequence[int]:
         """Copy the rows that need no rendering; return the others."""
-        if self._widths is None or count < FEWEST_ROWS:
+        whole_files = self._snapshot.kind == "objects"  # with checksums, which rendering verifies
+        if self._stored is None or whole_files or count < FEWEST_ROWS:
             return range(count)
         context, rows = self._context, self._buffer.rows
         pinned = PinnedObjects(context.store, self._snapshot, context.archives, context.remote)
         began = self._clock()
         await pinned.look_up(rows.samples)
-        places = await context.places.find(self._snapshot, self._widths)
+        places = await context.places.find(self._snapshot, self._stored)
         copies = ColumnCopies(places, pinned, rows.samples, rows.positions, 0)
         self._fetch += self._clock() - began
         if not copies.work:
@@ -273,7 +274,7 @@ class FrameBuilder:
         self._fetch += reading
         self._prepare += took - reading
         if copied:
-            draft.add_copied()
+            draft.add_copied(rendered)
         else:
             draft.add_rendered(rendered)
         return rendered.failures

@@ -52,11 +52,11 @@ def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | Non
 KIND_OPTION = click.option(
     "--kind",
     type=click.Choice(
-        ["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet", "tokens"]
+        ["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "table", "parquet", "tokens"]
     ),
     default="auto",
     help="What a sample is: files with one stem, the same in archives, a line (JSONL), a row or chunk of "
-    "Zarr arrays, a record (TFRecord, MDS), a row of Parquet, a sequence of token files.",
+    "Zarr arrays, a record (TFRecord, MDS), a row of a table (Parquet, Arrow), a sequence of token files.",
 )
 
 

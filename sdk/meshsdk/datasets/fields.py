@@ -152,8 +152,10 @@ _WITHIN = {
     "tfrecord": ("record", "tfrecord"),
     "tfrecords": ("record", "tfrecord"),
     "mds": ("row", "mds"),
-    "parquet": ("row", "parquet"),
-    "pq": ("row", "parquet"),
+    "parquet": ("row", "table"),
+    "pq": ("row", "table"),
+    "arrow": ("row", "table"),
+    "feather": ("row", "table"),
 }
 _TABLES = ("csv", "tsv")
 _ZARR, _ZARR_BEFORE = "zarr.json", (".zarray", ".zgroup")
@@ -242,7 +244,7 @@ def held_whole(fields: Mapping[str, Any]) -> str:
     if extensions and all(ext.partition(".")[0] in _TABLES for ext in extensions):
         return (
             f"kind='lines' makes a sample of every line of .{extensions[0]} files, including the header; for "
-            "tables written as Parquet, kind='parquet' makes one of every row"
+            "tables written as Parquet or Arrow, kind='table' makes one of every row"
         )
     kinds = [_within(ext) for ext in extensions]
     if not kinds or kinds[0] is None or None in kinds:

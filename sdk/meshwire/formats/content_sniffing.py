@@ -31,8 +31,8 @@ _BEGINNINGS: Final[Sequence[tuple[bytes, ContentHint]]] = (
         b"\x89HDF\r\n",
         ContentHint("an HDF5 file", "write its arrays as Zarr v3 and open them with kind='zarr'"),
     ),
-    (b"ARROW1", ContentHint("an Arrow file", "write it as Parquet, and open that with kind='parquet'")),
-    (b"PAR1", ContentHint("a Parquet file", "open the source with kind='parquet': each row is a sample")),
+    (b"ARROW1", ContentHint("an Arrow file", "open the source with kind='table': each row is a sample")),
+    (b"PAR1", ContentHint("a Parquet file", "open the source with kind='table': each row is a sample")),
     (
         b"\x28\xb5\x2f\xfd",
         ContentHint(

@@ -32,7 +32,7 @@ def opened(daemon: Daemon) -> Iterator[mesh.Client]:
         ("rows.jsonl", "lines"),
         ("rows.csv", "lines"),
         ("x.tfrecord-00000-of-00008", "tfrecord"),
-        ("rows.parquet", "parquet"),
+        ("rows.parquet", "table"),
     ],
 )
 def test_files_of_many_samples_that_are_one_each_are_told(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from awscrt.checksums import crc32c
 
-from meshd.batches.assembly.column_copies import ColumnCopies, RowPlaces, block_widths
+from meshd.batches.assembly.column_copies import ColumnCopies, RowPlaces, block_fields
 from meshd.core.plan_record import FieldOutput
 from meshd.store.records import Location
 from meshd.transform.compiler import load_program
@@ -33,10 +33,18 @@ if TYPE_CHECKING:
     from meshd.transform.render_calls import RowWork
 
 ROWS = 300
-FIELDS = {"a": ("float64", ()), "b": ("int16", (3,)), "c": ("uint8", ()), "d": ("bool", ())}
+FIELDS: dict[str, tuple[str, tuple[int | None, ...]]] = {
+    "a": ("float64", ()),
+    "b": ("int16", (3,)),
+    "c": ("uint8", ()),
+    "d": ("bool", ()),
+    "e": ("int16", (None,)),
+    "f": ("", (None,)),
+}
 OPS: list[dict[str, Any]] = [
     {"op": "frombuffer", "field": name, "version": "1", "args": {"dtype": dtype, "shape": list(shape)}}
     for name, (dtype, shape) in FIELDS.items()
+    if dtype
 ]
 MORE: list[dict[str, Any]] = [
     {"op": "cast", "field": "b", "version": "1", "args": {"dtype": "float32"}},
@@ -49,7 +57,7 @@ LESS = [*MORE[:2], {"op": "one_hot", "field": "c", "version": "1", "args": {"cla
 class Files:
     """Objects in files, each object in one or two extents; rows of fields, with text between two of them."""
 
-    def __init__(self, folder: Path, seed: int, *, text: bool) -> None:
+    def __init__(self, folder: Path, seed: int, *, text: bool, spread: int) -> None:
         draw = random.Random(seed)
         numbers = np.random.default_rng(seed)
         self.extents: list[list[Location]] = []
@@ -58,7 +66,8 @@ class Files:
             data = bytearray()
             for row in range(ROWS):
                 for name, (dtype, shape) in FIELDS.items():
-                    width = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=int))
+                    item, (count, *_) = np.dtype(dtype or "u1").itemsize, (*shape, 1)
+                    width = item * (draw.randrange(spread) if count is None else count)
                     short = name == "a" and row == 17 and number == 1
                     places[name].append((number, len(data), width - short))
                     data += numbers.bytes(width)
@@ -115,20 +124,29 @@ class Files:
         return [extent.path for extents in self.extents for extent in extents]
 
 
-def rendered(request: RenderRequest, text: str, size: int) -> tuple[bytes, set[int]]:
-    """Return the frame, and the rows of the request that did not fail."""
+def rendered(request: RenderRequest, text: str, size: int) -> tuple[bytes, set[int], list[list[bytes]]]:
+    """Return the frame, the rows of the request that did not fail, and the values of each ragged field."""
     fd = os.memfd_create("frame")
     try:
         os.ftruncate(fd, size)
         renderer = SliceRenderer(SourceFiles(), load_program(text), request, fd, lambda: 0.0)
-        reply, _ = renderer.render(lambda _: None, lambda: False)
-        return os.pread(fd, size, 0), set(reply.rendered)
+        reply, scratch = renderer.render(lambda _: None, lambda: False)
+        assert scratch is not None
+        with open(scratch, "rb") as file:
+            ragged = [
+                [
+                    file.read(length)
+                    for length in (np.frombuffer(column.run, "<i8").tolist() or column.lengths)
+                ]
+                for column in reply.ragged
+            ]
+        return os.pread(fd, size, 0), set(reply.rendered), ragged
     finally:
         os.close(fd)
 
 
 async def block_request(
-    work: list[RowWork], text: str, targets: tuple[tuple[int, int], ...]
+    work: list[RowWork], text: str, targets: tuple[tuple[int, int] | None, ...]
 ) -> RenderRequest:
     fd = os.memfd_create("none")
     order = RenderSpec(0.0, "", "job", text, "program", 1, 0, targets)
@@ -140,36 +158,37 @@ async def block_request(
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("ops", [OPS, [*OPS, *MORE], [*OPS, *LESS]])
 def test_block_is_rows(tmp_path: Path, text: bool, ops: list[dict[str, Any]]) -> None:
-    files = Files(tmp_path, 7 + text, text=text)
+    files = Files(tmp_path, 7 + text, text=text, spread=60 if text else 6)
     spec = parse_spec({"ops": ops})
     program = json.dumps({"spec": {"ops": ops}, "fields": sorted(FIELDS)})
     types = load_program(program).outputs
     outputs = {name: FieldOutput(found.dtype, found.fixed) for name, found in types.items()}
-    widths = block_widths(spec, outputs, mixed=False)
-    assert widths == (8, 6, 1, 1)
+    stored = block_fields(spec, outputs, mixed=False)
+    assert stored == ((8, 8), (6, 2), (1, 1), (1, 1), (0, 2), (0, 1))
 
     samples = np.random.default_rng(3).integers(0, 3 * ROWS, 500)
     samples[5] = ROWS + 17  # a value of the wrong length
-    sizes = [500 * found.row_bytes for found in types.values()]
-    targets = tuple((int(at), 500) for at in np.cumsum([0, *sizes[:-1]]))
+    sizes = [500 * found.row_bytes for found in types.values() if found.row_bytes]
+    targets = (*((int(at), 500) for at in np.cumsum([0, *sizes[:-1]])), None, None)
     pinned = cast("PinnedObjects", files)
-    copies = ColumnCopies(RowPlaces(files.snapshot, widths), pinned, samples, samples, 0)
+    copies = ColumnCopies(RowPlaces(files.snapshot, stored), pinned, samples, samples, 0)
     rest = copies.rest
     assert {row for row in range(500) if samples[row] >= 2 * ROWS or samples[row] == ROWS + 17} <= set(rest)
     assert len(rest) < 250
 
     request = asyncio.run(block_request(copies.work, program, targets))
-    frame, done = rendered(request, program, sum(sizes))
+    frame, done, values = rendered(request, program, sum(sizes))
     one_by_one = tuple(
         Row(row, row, files.row(row, int(samples[row]))) for row in range(500) if row not in rest
     )
-    oracle, good = rendered(
+    oracle, good, expected_values = rendered(
         RenderRequest(1, "", "", 1, 0, targets, tuple(files.paths), one_by_one), program, sum(sizes)
     )
     if ops[-1] is not LESS[-1]:
         assert done == {0}
         assert len(good) == len(one_by_one)
         kept = sorted(good)
+        assert [[run[row] for row in kept] for run in values] == expected_values
         for at, size in zip(np.cumsum([0, *sizes]).tolist(), sizes, strict=False):
             copied, expected = (
                 np.frombuffer(data[at : at + size], np.uint8).reshape(500, -1) for data in (frame, oracle)
@@ -184,11 +203,11 @@ def test_block_is_rows(tmp_path: Path, text: bool, ops: list[dict[str, Any]]) ->
 def test_other_programs_are_rows() -> None:
     outputs = {"a": FieldOutput("float64", ()), "b": FieldOutput("int16", (3,))}
     ops = OPS[:2]
-    assert block_widths(parse_spec({"ops": ops}), outputs, mixed=False) == (8, 6)
-    assert block_widths(parse_spec({"ops": ops}), outputs, mixed=True) is None
-    assert block_widths(parse_spec({"ops": ops[:1]}), outputs, mixed=False) is None
+    assert block_fields(parse_spec({"ops": ops}), outputs, mixed=False) == ((8, 8), (6, 2))
+    assert block_fields(parse_spec({"ops": ops}), outputs, mixed=True) is None
+    assert block_fields(parse_spec({"ops": ops[:1]}), outputs, mixed=False) is None
     normalized = [*ops, {"op": "normalize", "field": "b", "version": "1", "args": {"mean": [0], "std": [1]}}]
-    assert block_widths(parse_spec({"ops": normalized}), outputs, mixed=False) is None
+    assert block_fields(parse_spec({"ops": normalized}), outputs, mixed=False) is None
     spec = parse_spec({"ops": ops})
     newer = replace(spec, ops=(replace(spec.ops[0], version="2"), spec.ops[1]))
-    assert block_widths(newer, outputs, mixed=False) is None
+    assert block_fields(newer, outputs, mixed=False) is None

@@ -1,0 +1,129 @@
+"""The index of a table's copy, the snapshot of its records, and filters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshwire.dataset.column_filter import Condition, parse_filter
+from meshwire.dataset.derive_snapshot import keep_samples, select_fields
+from meshwire.dataset.fields import parse_fields, parse_source
+from meshwire.dataset.snapshot import BytesColumn, RecordColumn, Snapshot
+from meshwire.formats.table_rows import TableColumn, TableIndex
+from meshwire.formats.table_snapshot import TableFile, build_from_tables, resolve_fields
+from meshwire.frame.columns import ColumnError, StringColumn
+from meshwire.strict_json import PlanError
+
+ROWS = 10
+
+
+def index(first: int = 0) -> TableIndex:
+    columns = {
+        "n": TableColumn("int64", "int64", (), nullable=False),
+        "text": TableColumn("str", "uint8", None, text=True),
+        "pair": TableColumn("list<float32>[2]", "float32", (2,), nullable=False),
+    }
+    missing = np.arange(ROWS) == 3
+    lengths = np.where(missing, 0, np.arange(ROWS) % 4)
+    values = StringColumn.from_strings(["a", "b"] if first else ["b", "c"])
+    return TableIndex(
+        ROWS, 4, columns, {"text": lengths}, {"text": missing}, {"text": (np.arange(ROWS) % 2, values)}
+    )
+
+
+def test_positions_follow_from_the_index() -> None:
+    """Against a walk over the blocks, value by value."""
+    found = TableIndex.from_bytes(index().to_bytes())
+    assert found.record_bytes == 8 + 8 + 1
+    assert found.distances() == ({"n": 0, "pair": 8}, {"text": 16})
+    at, records, texts = 0, [], []
+    for start in range(0, ROWS, 4):
+        rows = range(start, min(ROWS, start + 4))
+        for _ in rows:
+            records.append(at)
+            at += found.record_bytes
+        for row in rows:
+            texts.append(at)
+            at += int(found.lengths["text"][row])
+    assert found.record_offsets().tolist() == records
+    assert found.value_offsets("text").tolist() == texts
+    assert found.data_bytes == at
+
+
+def test_forged_index_is_refused() -> None:
+    whole = index()
+    for broken in (
+        TableIndex(ROWS, 0, whole.columns, whole.lengths, {}),
+        TableIndex(ROWS + 1, 4, whole.columns, whole.lengths, {}),
+        TableIndex(ROWS, 4, {"n": TableColumn("x", "object", ())}, {}, {}),
+        TableIndex(ROWS, 4, {"n": TableColumn("x", "int8", (1 << 30,))}, {}, {}),
+    ):
+        with pytest.raises(ColumnError):
+            TableIndex.from_bytes(broken.to_bytes())
+
+
+def test_snapshot_of_records() -> None:
+    source = parse_source("s3://rows/v1")
+    given = parse_fields({name: {"column": name} for name in ("n", "pair", "text")})
+    fields = resolve_fields(given, index(), "v1/a.parquet")
+    files = [TableFile(f"v1/{name}.parquet", name, 4096, index(at)) for at, name in enumerate("ab")]
+    built = build_from_tables(files, source=source, fields=fields)
+    assert (built.snapshot.samples, built.skipped) == (2 * ROWS - 2, 2)
+    assert built.examples[0] == "v1/a.parquet: row 3 has null in 'text'"
+    again = Snapshot.from_bytes(built.snapshot.to_bytes())
+    assert again.hash == built.snapshot.hash
+    for snapshot in (again, keep_samples(again, np.array([1, 5, 12]))):
+        n, pair = snapshot.fields["n"], snapshot.fields["pair"]
+        assert isinstance(n, RecordColumn)
+        assert isinstance(pair, RecordColumn)
+        assert pair.records is n.records
+        assert np.array_equal(pair.offset, n.offset + 8)
+        assert pair.offsets_at(2) == pair.offset[2]
+        assert set(pair.length.tolist()) == {8}
+        assert isinstance(snapshot.fields["text"], BytesColumn)
+    chosen = select_fields(again, ("n",))
+    assert Snapshot.from_bytes(chosen.to_bytes()).hash == chosen.hash
+    with pytest.raises(ColumnError, match="beyond"):
+        Snapshot.from_bytes(
+            build_from_tables(
+                [TableFile("v1/a.parquet", "a", 100, index())], source=source, fields=fields
+            ).snapshot.to_bytes()
+        )
+
+
+def test_ids_are_of_all_files() -> None:
+    fields = parse_fields({"n": {"column": "n"}, "text": {"column": "text", "as": "ids"}})
+    files = [TableFile(f"v1/{name}.parquet", name, 4096, index(at)) for at, name in enumerate("ab")]
+    snapshot = build_from_tables(files, source=parse_source("s3://rows/v1"), fields=fields).snapshot
+    labels = snapshot.fields["text"]
+    assert not isinstance(labels, BytesColumn)
+    assert labels.classes == ("a", "b", "c")
+    assert labels.values.tolist() == [1, 2, 1, 1, 2, 1, 2, 1, 2, 0, 1, 0, 0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        (["n", ">", 2], [False, False, True]),
+        (["n", "in", [1, 5]], [True, False, True]),
+        (["n", "not in", []], [True, True, True]),
+        (["n", "!=", 2.5], [True, True, True]),
+    ],
+)
+def test_conditions(condition: list[object], expected: list[bool]) -> None:
+    [parsed] = parse_filter([condition])
+    assert parsed.holds(np.array([1, 2, 5])).tolist() == expected
+
+
+def test_conditions_on_texts() -> None:
+    texts = np.array(["a", "b", ""], object)
+    assert Condition("t", "in", ("a", "")).holds(texts).tolist() == [True, False, True]
+    assert Condition("t", "<", ("b",)).holds(texts).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    "value", [[], {}, [["n", ">"]], [["n", "~", 1]], [["n", "in", 1]], [["n", "==", None]]]
+)
+def test_malformed_filters(value: object) -> None:
+    with pytest.raises(PlanError, match="filter"):
+        parse_filter(value)
