@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 NAMES = [f"c{at:02d}" for at in range(COLUMNS)]
 _WINDOW = 4  # row groups whose rows are shuffled together
-Batch = dict[str, Any]
+Batch = Mapping[str, Any]
 
 
 def plain(endpoint: str) -> Iterator[Iterator[Batch]]:
@@ -50,7 +51,7 @@ def _shuffled(groups: list[tuple[Any, int]]) -> Iterator[Batch]:
             some = [file.read_row_group(group) for file, group in groups[start : start + _WINDOW]]
             table = pa.concat_tables(some)
             order = torch.randperm(table.num_rows)
-            columns: Batch = {name: torch.from_numpy(table.column(name).to_numpy()) for name in NAMES}
+            columns = {name: torch.from_numpy(table.column(name).to_numpy()) for name in NAMES}
             for at in range(0, table.num_rows - BATCH + 1, BATCH):
                 yield {name: column[order[at : at + BATCH]] for name, column in columns.items()}
 

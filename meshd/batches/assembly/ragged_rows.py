@@ -1,6 +1,6 @@
 """Ragged rows: where the bytes of each row of one ragged field are, in scratch files, as arrays.
 
-Invariant: the files outlive the rows; whoever adds them closes them.
+Invariant: the files outlive the rows, and are closed by the frame that added them.
 """
 
 from __future__ import annotations

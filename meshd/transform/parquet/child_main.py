@@ -48,16 +48,18 @@ def _confined(memory: int, kind: str) -> RowConverter | TableConverter:
     restrictions.drop_capabilities()
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
     from meshd.transform.parquet.preload import preload_pyarrow
-    from meshd.transform.parquet.row_conversion import RowConverter
-    from meshd.transform.parquet.table_conversion import TableConverter
 
-    preload_pyarrow(RowConverter, TableConverter)
-    converter = TableConverter() if kind == "table" else RowConverter()
+    made: type[RowConverter | TableConverter]
+    if kind == "table":
+        from meshd.transform.parquet.table_conversion import TableConverter as made
+    else:
+        from meshd.transform.parquet.row_conversion import RowConverter as made
+    preload_pyarrow(made, arrow=kind == "table")
     if len(os.listdir("/proc/self/task")) != 1:  # the filter restricts one thread only
         raise restrictions.RestrictionError("pyarrow started a thread")
     restrictions.install_syscall_filter(files=False, last=True)
     restrictions.set_memory_limit(statm, memory)
-    return converter
+    return made()
 
 
 def _send_rows(link: _Link, rows: RowConverter | TableConverter, source: _Source) -> None:

@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from meshd.transform.parquet.table_conversion import TableConverter
 
 
-def preload_pyarrow(rows: type[RowConverter], tables: type[TableConverter]) -> None:
-    """Convert a small file of each format, with the converters that are used later."""
+def preload_pyarrow(converter: type[RowConverter | TableConverter], *, arrow: bool) -> None:
+    """Convert a small Parquet file, and with `arrow` an Arrow file, as the process will do."""
     table = pa.table({"a": ["x", None], "b": [[1.0], [2.0]], "c": [{"d": b"y"}, None], "e": [True, None]})
-    parquet, arrow = io.BytesIO(), io.BytesIO()
-    pq.write_table(table, parquet, compression="zstd", use_dictionary=["a"])
-    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
-    with pa.ipc.new_file(arrow, table.schema, options=options) as writer:
-        writer.write_table(table)
-    for converter, data in ((rows, parquet), (tables, parquet), (tables, arrow)):
-        size = len(data.getvalue())
-        for _ in converter().convert(io.BytesIO(data.getvalue()), size):
+    files = [io.BytesIO()]
+    pq.write_table(table, files[0], compression="zstd", use_dictionary=["a"])
+    if arrow:
+        files.append(io.BytesIO())
+        options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+        with pa.ipc.new_file(files[1], table.schema, options=options) as writer:
+            writer.write_table(table)
+    for file in files:
+        data = file.getvalue()
+        for _ in converter().convert(io.BytesIO(data), len(data)):
             pass
