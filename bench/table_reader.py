@@ -23,8 +23,7 @@ import torch
 
 import meshsdk as mesh
 from bench.processes import cpu_seconds
-from bench.table_row import BATCH, BUCKET, COLUMNS, OURS, PYARROW
-from meshsdk import ops
+from bench.table_row import BATCH, BUCKET, COLUMNS, PYARROW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,14 +55,10 @@ def _shuffled(groups: list[tuple[Any, int]]) -> Iterator[Batch]:
                 yield {name: column[order[at : at + BATCH]] for name, column in columns.items()}
 
 
-def ours(endpoint: str, *, typed: bool) -> Iterator[Iterator[Batch]]:
+def ours(endpoint: str) -> Iterator[Iterator[Batch]]:
     """Rounds of a loader, each of a plan of its own."""
     with mesh.connect(endpoint) as client:
-        if typed:
-            ds = mesh.open(f"s3://{BUCKET}", columns=NAMES, kind="table", client=client)
-        else:
-            ds = mesh.open(f"s3://{BUCKET}", {name: name for name in NAMES}, kind="parquet", client=client)
-            ds = ds.map(*[ops.frombuffer(name, "float64") for name in NAMES])
+        ds = mesh.open(f"s3://{BUCKET}", columns=NAMES, kind="table", client=client)
         number = 0
         while True:
             number += 1
@@ -101,7 +96,7 @@ def main() -> None:
     """Warm up, then a round a line."""
     loader, endpoint, seconds, server = *sys.argv[1:3], float(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
-    rounds = plain(endpoint) if loader == PYARROW else ours(endpoint, typed=loader == OURS)
+    rounds = plain(endpoint) if loader == PYARROW else ours(endpoint)
     with closing(rounds):  # type: ignore[type-var]  # a generator
         take(next(rounds), seconds / 4, server)
         sys.stdout.write("ready\n")

@@ -102,33 +102,25 @@ def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
-def test_the_row_of_windows_at_toy_size(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "bench", "--quick", "--only", windows.NAME, "--scratch", str(tmp_path)]
+def test_the_rows_of_windows_and_tables_at_toy_size(tmp_path: Path) -> None:
+    only = ["--only", f"{windows.NAME},{table_row.NAME}", "--scratch", str(tmp_path)]
+    argv = [sys.executable, "-m", "bench", "--quick", *only]
     env = {**os.environ, "BENCH_INSTALL": "0"}
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick").values()
+    rows = load(tmp_path / "quick")
+    assert rows[table_row.NAME].contenders() == list(table_row.CONTENDERS)
+    assert rows[table_row.NAME].value(table_row.PYARROW, "client_us")
+    found = rows[windows.NAME]
     assert found.contenders() == list(windows.CONTENDERS)
     ratio = found.ratio(windows.OURS, windows.NAIVE, "rate")
     assert ratio is not None  # how much it is says nothing at this size
     assert found.value(windows.NAIVE, "client_us")
-    assert windows.TEXT in (tmp_path / "quick.md").read_text()
-
-
-@pytest.mark.bench
-def test_the_row_of_tables_at_toy_size(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "bench", "--quick", "--only", table_row.NAME, "--scratch", str(tmp_path)]
-    env = {**os.environ, "BENCH_INSTALL": "0"}
-    done = subprocess.run(
-        argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick").values()
-    assert found.contenders() == list(table_row.CONTENDERS)
-    assert found.value(table_row.PYARROW, "client_us")
-    assert table_row.TEXT in (tmp_path / "quick.md").read_text()
+    report = (tmp_path / "quick.md").read_text()
+    assert windows.TEXT in report
+    assert table_row.TEXT in report
 
 
 @pytest.mark.bench
