@@ -36,9 +36,10 @@ _SECONDS: Final = 2.0
 TEXT: Final = f"""\
 {COLUMNS} columns of float64 without nulls in Parquet files of 250,000 rows (snappy, row groups of
 {GROUP:,}); a batch is {COLUMNS} tensors of {BATCH:,} rows. *{OURS}* is `kind="table"` with `shuffle=True`, a
-permutation of all rows. *{PYARROW}* reads row groups from the same daemon over S3, in an order of chance and
-with its own threads, and shuffles the rows within four of them, as a loader without a server must. The figures
-are for the steady state: files are open and converted, and clocks run from a round's first batch to its last."""
+permutation of all rows. *{PYARROW}* reads row groups from the same daemon over S3, in an order of chance
+and with its own threads, and shuffles the rows within four of them, as a loader without a server must. The
+figures are for the steady state: files are open and converted, and clocks run from a round's first batch to
+its last."""
 
 
 def title(scale: Scale) -> str:
