@@ -21,9 +21,15 @@ from meshd.datasets.archives.background_indexer import BackgroundIndexer
 from meshd.documents.garbage_collector import DocumentCollector, IndexCollector, is_collector_leader
 from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.process import memory_usage
-from meshd.process.wiring.cluster import quarantine_damaged, replace_disks, watch_disks
+from meshd.process.wiring.cluster import (
+    quarantine_damaged,
+    replace_disks,
+    stop_after_lost_sync,
+    watch_disks,
+)
 from meshd.process.wiring.data_services import node_catalog
 from meshd.process.wiring.services import document_inventory, document_references
+from meshd.store.engine.checkpointer import LostSyncError
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 from meshd.util import shared_counters
@@ -126,8 +132,18 @@ def checkpoint_tasks(node: NodeContext) -> list[PeriodicTask]:
 
     def take(store: Store, family: int) -> Callable[[], Awaitable[object]]:
         async def run() -> None:
-            await asyncio.to_thread(store.checkpointer.take)
-            shared_counters.record_checkpoint(family, store.checkpointer.synced_before)
+            try:
+                await asyncio.to_thread(store.checkpointer.take)
+            except LostSyncError as error:
+                if store is node.store:
+                    await stop_after_lost_sync(node, error)
+                else:
+                    _log.error(
+                        "a sync of the cache failed: its next start is empty", extra={"why": str(error)}
+                    )
+                    await asyncio.to_thread(store.checkpointer.abandon)
+            else:
+                shared_counters.record_checkpoint(family, store.checkpointer.synced_before)
 
         return run
 

@@ -46,7 +46,7 @@ from meshd.process.worker import run_worker
 from meshd.store.disks.data_dir_guards import mark_index_unreadable, recovery_advice, require_readable_index
 from meshd.store.disks.health_monitor import DiskState
 from meshd.store.disks.startup_recovery import recover
-from meshd.store.engine.checkpointer import close_relaxed
+from meshd.store.engine.checkpointer import close_relaxed, has_lost_sync
 from meshd.store.errors import FormatError
 from meshd.telemetry import logs
 from meshd.telemetry.audit_log import open_audit_file
@@ -161,6 +161,10 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
             _in_child("last word", lambda _: record_index_loss(settings))
         raise StartupError(f"{error}: {recovery_advice(settings.store.index_dir)}") from error
     _in_child("checkpoint", lambda _: _close_stores(settings))
+    if has_lost_sync(settings.store):
+        raise StartupError(
+            "a sync failed: start the node again, which goes back to its last checkpoint; see the kernel log"
+        )
 
 
 def _said_as_json(say: Callable[[str], None]) -> Callable[[str], None]:

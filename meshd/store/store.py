@@ -79,7 +79,9 @@ class Store:
         self._pool = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="meshd-store")
         self._committer = Committer(index, self._disks, clock, settings, writer)
         self._writers = WriterResources(settings, self._disks, self._committer, self._pool, clock, writer)
-        self.checkpointer = Checkpointer(index, self._disks, clock, needed=settings.durability == "relaxed")
+        self.checkpointer = Checkpointer(
+            index, self._disks, clock, settings, needed=settings.durability == "relaxed"
+        )
         """Used by one process of the node, the coordinator."""
         self.compactor = Compactor(index, self._disks, self._committer, clock, self._run, settings)
         """Used by one process of the node, the coordinator."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from meshd.origins.cache.cache_manager import CacheManager
 from meshd.origins.client.origin_api import OriginError
 from meshd.process.periodic_tasks import PeriodicTask
 from meshd.process.wiring.node_context import node_cache_store
+from meshd.store.disks.layout import sync_directory
 from meshd.store.disks.startup_recovery import recover
 from meshd.store.engine.checkpointer import mark_clean
 from meshd.store.errors import FormatError, StoreError
@@ -49,11 +51,13 @@ def _skip_lost_disk(disk: Path, how: str) -> None:
 
 
 def _remove_all(settings: StoreSettings) -> None:
-    mark_clean(settings)
-    shutil.rmtree(settings.index_dir, ignore_errors=True)
-    for disk in settings.disks:
-        shutil.rmtree(disk / "extents", ignore_errors=True)
+    gone = [settings.index_dir, *(disk / "extents" for disk in settings.disks)]
+    for directory in gone:
+        shutil.rmtree(directory, ignore_errors=True)
+        with suppress(OSError):  # a lost disk
+            sync_directory(directory.parent)
     settings.index_dir.mkdir(parents=True, exist_ok=True)
+    mark_clean(settings)  # only now: a power cut before it repeats all this
 
 
 def cache_manager(node: NodeContext) -> CacheManager:

@@ -45,6 +45,7 @@ from meshd.server.peer.handoff import handoff_routes
 from meshd.server.proxy.fan_out import FanOut
 from meshd.server.proxy.forwarder import Forwarder
 from meshd.server.proxy.hops import HopSigner
+from meshd.store.disks.health_monitor import DiskState
 from meshd.store.replica.inventory import HeldName, HeldVersion
 from meshd.util import shared_counters
 from meshd.util.disk_space import measure_disk_space
@@ -53,7 +54,7 @@ from meshwire.cluster import Node as Member
 from meshwire.cluster.cluster_map import MAX_WEIGHT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from meshd.config import NodeSettings
     from meshd.objects.version_lookup import VersionLookup
@@ -285,15 +286,31 @@ async def watch_disks(node: NodeContext) -> None:
         _disk_log.critical(
             "every disk of this node has failed: the node stops, and the other nodes take over its share"
         )
-    last = [disks.index_state()] if disks.index_failed else disks.disk_states()
-    try:
-        await asyncio.wait_for(
-            publish_disks(node.control, node.settings.node_id, tuple(last)), _REPORT_TIMEOUT
-        )
-    except (ControlError, TimeoutError) as error:
-        _disk_log.warning(
-            "the disk failure could not be reported to the control store", extra={"why": str(error)}
-        )
+    await _stop_node(node, [disks.index_state()] if disks.index_failed else disks.disk_states())
+
+
+async def stop_after_lost_sync(node: NodeContext, error: OSError) -> None:
+    """End the node, whose next start goes back to the last checkpoint: what has been acknowledged since may
+    not be on disk, whatever later syncs say."""
+    _disk_log.critical(
+        "a sync failed: the node stops, and goes back to its last checkpoint when it is started again",
+        extra={"why": str(error)},
+    )
+    why = f"a sync failed ({error.strerror}): the node has stopped; start it again"
+    await _stop_node(node, [DiskState(str(error.filename), False, why)])
+
+
+async def _stop_node(node: NodeContext, states: Sequence[DiskState]) -> None:
+    """Report the disks to the control store, if the node has one in common with others, and end the node."""
+    if node.settings.cluster.control is not None:
+        try:
+            await asyncio.wait_for(
+                publish_disks(node.control, node.settings.node_id, tuple(states)), _REPORT_TIMEOUT
+            )
+        except (ControlError, TimeoutError) as error:
+            _disk_log.warning(
+                "the disk failure could not be reported to the control store", extra={"why": str(error)}
+            )
     os.kill(os.getppid(), signal.SIGTERM)
 
 

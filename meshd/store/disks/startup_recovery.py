@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import uuid
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -28,7 +29,7 @@ from meshd.store.disks.layout import (
     write_marker,
 )
 from meshd.store.disks.replacement import can_replace_disk, quarantine_lost_disks, record_mounts
-from meshd.store.engine.checkpointer import protect_index, restore_after_power_cut
+from meshd.store.engine.checkpointer import REBUILD_DIRECTORY, protect_index, restore_after_power_cut
 from meshd.store.errors import FormatError
 from meshd.store.index.index import Index
 from meshd.util.clock import SystemClock
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from meshd.config import StoreSettings
+    from meshd.store.records import DataFile
 
 
 MissingDiskPolicy = Callable[[Path, str], None]
@@ -302,6 +304,7 @@ def recover(settings: StoreSettings, missing_policy: MissingDiskPolicy = require
     failing = _FailingDisks(writing=True)
     with DataDirLock.acquire_exclusive(settings.data_dir):
         restore_after_power_cut(settings)
+        shutil.rmtree(settings.index_dir / REBUILD_DIRECTORY, ignore_errors=True)  # one that was interrupted
         while True:
             try:
                 return _recover(settings, missing_policy, failing)
@@ -339,6 +342,11 @@ def _cut_tails(index: Index, disks: Disks, txn: Any) -> None:
             os.truncate(path, info.end)
 
 
+def _is_purged(disks: Disks, file: int, info: DataFile) -> bool:
+    """Returns True for a retired file that was unlinked after the checkpoint that still names it."""
+    return info.state == "retired" and not os.path.exists(disks.path(info.disk, file))
+
+
 def _forget_unused(index: Index, disks: Disks, txn: Any) -> list[str]:
     """Forgets files that the index does not know or has retired; returns their paths, to be unlinked after
     the index has committed."""
@@ -351,7 +359,7 @@ def _forget_unused(index: Index, disks: Disks, txn: Any) -> list[str]:
                 index.delete_file(txn, file)
         highest = max(highest, file)
     for file, info in list(index.all_files(txn)):
-        if info.disk in disks.lost and not info.refs:
+        if not info.refs and (info.disk in disks.lost or _is_purged(disks, file, info)):
             index.delete_file(txn, file)
     if (index.get_meta("next_file", txn) or 1) <= highest:
         index.put_meta(txn, "next_file", highest + 1)

@@ -36,6 +36,8 @@ _LARGEST = 1 << 20  # per call: a call of 8 MiB was measured to cost eight times
 _KEEP_SIZE = 1
 _WRITE = 2
 _WAIT = 1 | 2 | 4
+_LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+"""Errors of writing pages out. Others say that the file system lacks the call."""
 
 try:
     _fallocate = _libc.fallocate
@@ -251,9 +253,15 @@ def _start_writeback(fd: int, offset: int, length: int) -> None:
 
 
 def _finish_writeback(fd: int, offset: int, length: int) -> None:
-    """Waits until these pages are written out. This is no durability guarantee: only fdatasync gives one."""
-    if _sync_file_range is not None:
-        _sync_file_range(fd, offset, length, _WAIT)
+    """Waits until these pages are written out. This is no durability guarantee: only fdatasync gives one. But
+    it is told of pages that could not be written, and a later fdatasync of `fd` is not told again.
+
+    Raises OSError.
+    """
+    if _sync_file_range is not None and _sync_file_range(fd, offset, length, _WAIT):
+        number = ctypes.get_errno()
+        if number in _LOST:
+            raise OSError(number, os.strerror(number))
 
 
 def _pieces(buffer: Buffer) -> Iterable[Buffer]:

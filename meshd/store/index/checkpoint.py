@@ -129,11 +129,13 @@ def restore_checkpoint(index_dir: Path) -> Checkpoint | None:
     """Set an index back to its last checkpoint; return it, or None if there is none. Call it before anything
     opens the index (blocking).
 
-    Raises OSError, and FormatError if the index is shorter than its checkpoint.
+    Raises OSError, and FormatError if the index is shorter than its checkpoint, or missing.
     """
     checkpoint = read_checkpoint(index_dir)
     if checkpoint is None:
         return None
+    if not (index_dir / _DATA_FILE).exists():
+        raise FormatError(f"the index at {index_dir} is missing: run meshd fsck --rebuild")
     with (index_dir / _DATA_FILE).open("r+b") as file:
         if os.fstat(file.fileno()).st_size < checkpoint.index_bytes:
             raise FormatError(

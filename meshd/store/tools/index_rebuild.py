@@ -1,7 +1,8 @@
 """Index rebuild: creates a new index from the data files alone.
 
 Law: never writes to a data file. The new index is built next to the old one and replaces it by one
-rename. Memory does not grow with the number of keys.
+rename; a power cut in the middle leaves the old index or the new one. Memory does not grow with the
+number of keys.
 Invariant: the result does not depend on the order of the files. The highest stamp wins among a key's
 null versions; a deletion of them holds until a higher stamp, that of a version with an id holds for
 good; data that nothing refers to is left out.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,11 +20,10 @@ import msgspec
 
 from meshd.store.disks.data_dir_guards import DataDirLock
 from meshd.store.disks.layout import FORMAT, Disks, find_disks, sync_directory
-from meshd.store.engine.checkpointer import mark_clean
+from meshd.store.engine.checkpointer import REBUILD_COMPLETE, REBUILD_DIRECTORY, adopt_rebuilt_index
 from meshd.store.engine.file_scan import DataFileScan, is_large_object_file
 from meshd.store.engine.member_header import cancels_others, stamp_of_version_id
 from meshd.store.errors import FormatError
-from meshd.store.index.checkpoint import remove_checkpoint
 from meshd.store.index.index import Index, object_key
 from meshd.store.index.ordered_table import OrderedTable
 from meshd.store.index.tombstones import Tombstones
@@ -412,7 +411,7 @@ def rebuild_index(settings: StoreSettings, progress: Progress = lambda done, tot
         raise FormatError(f"{settings.data_dir} is not a directory; pass the node's --data-dir")
     with DataDirLock.acquire_exclusive(settings.data_dir):
         store, roots = find_disks(settings)
-        build_dir = settings.index_dir / "rebuild"
+        build_dir = settings.index_dir / REBUILD_DIRECTORY
         shutil.rmtree(build_dir, ignore_errors=True)
         index = Index(build_dir, map_bytes=settings.index_map_bytes, sync=False)
         try:
@@ -427,17 +426,7 @@ def rebuild_index(settings: StoreSettings, progress: Progress = lambda done, tot
             index.env.sync(True)
         finally:
             index.close()
-        remove_checkpoint(settings.index_dir)  # it is of the index before
-        _swap(settings.index_dir, build_dir)
-        mark_clean(settings)
+        (build_dir / REBUILD_COMPLETE).touch()
+        sync_directory(build_dir)
+        adopt_rebuilt_index(settings)
         return rebuilder.report
-
-
-def _swap(index_dir: Path, build_dir: Path) -> None:
-    with suppress(FileNotFoundError):
-        os.replace(index_dir / "data.mdb", index_dir / "data.mdb.before-rebuild")
-    with suppress(FileNotFoundError):
-        os.unlink(index_dir / "lock.mdb")
-    os.replace(build_dir / "data.mdb", index_dir / "data.mdb")
-    sync_directory(index_dir)
-    shutil.rmtree(build_dir)

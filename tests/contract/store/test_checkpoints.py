@@ -4,19 +4,21 @@ the later pages had reached the disk."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import faulthandler
 import os
 import random
 import shutil
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.store.engine.checkpointer import close_relaxed
+from meshd.store.engine.checkpointer import LostSyncError, close_relaxed, has_lost_sync
 from meshd.store.errors import FormatError
 from meshd.store.index.checkpoint import read_checkpoint
 from meshd.store.store import Store
@@ -27,7 +29,6 @@ from tests.support.store_calls import LARGE, put_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from pathlib import Path
 
 _SECTOR = 512
 
@@ -345,3 +346,115 @@ def test_writers_wait_for_slow_disks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     with closing(Store.open(settings, writer="w0", clock=clock)) as store:
         asyncio.run(doing(store))
+
+
+def test_what_a_sync_has_lost_is_not_taken_for_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel reports lost pages once, and the next sync succeeds: the store goes back to the checkpoint
+    before, on the same boot, too."""
+    settings = settings_at(tmp_path)
+    Store.recover(settings)
+    fdatasync, calls = os.fdatasync, list[int]()
+
+    def fails_once(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fdatasync(fd)
+
+    async def doing(store: Store) -> None:
+        await put_object(store, "a", b"1")
+        assert store.checkpointer.take()
+        await put_object(store, "b", b"2")
+        monkeypatch.setattr(os, "fdatasync", fails_once)
+        for _ in range(2):
+            with pytest.raises(LostSyncError):
+                store.checkpointer.take()
+        monkeypatch.undo()
+
+    run(settings, doing)
+    close_relaxed(settings, SystemClock())
+    assert has_lost_sync(settings)
+    Store.recover(settings)
+    assert contents(settings) == {"a": b"1"}
+    assert not has_lost_sync(settings)
+    assert check_store(settings).clean
+
+
+def test_a_cache_that_lost_a_sync_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_at(tmp_path)
+    Store.recover(settings)
+
+    def fails(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def doing(store: Store) -> None:
+        await put_object(store, "a", b"1")
+        monkeypatch.setattr(os, "fdatasync", fails)
+        with pytest.raises(LostSyncError):
+            store.checkpointer.take()
+        store.checkpointer.abandon()
+        assert not store.checkpointer.take()
+        monkeypatch.undo()
+
+    run(settings, doing)
+    with pytest.raises(FormatError, match=r"a sync failed before, and the index .* has no checkpoint"):
+        Store.recover(settings)
+
+
+def test_files_unlinked_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
+    """A cut may go back to a checkpoint that names files which were retired before it and unlinked later."""
+    settings = settings_at(tmp_path)
+    Store.recover(settings)
+
+    async def doing(store: Store) -> None:
+        await put_object(store, "large", os.urandom(LARGE))
+        await store.delete("b", "large")
+        assert await store.compactor.purge(store.checkpointer.synced_before) == 0
+        store.checkpointer.take()
+        assert await store.compactor.purge(store.checkpointer.synced_before) == 1
+
+    run(settings, doing)
+    other_boot(settings)
+    Store.recover(settings)
+    assert check_store(settings).problems == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("step", range(7))
+def test_a_rebuild_is_finished_by_the_next_start(
+    tmp_path: Path, step: int, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted after each change of the directory: there is no step without an index that starts."""
+    settings = settings_at(tmp_path)
+    Store.recover(settings)
+
+    async def doing(store: Store) -> None:
+        await put_object(store, "a", b"1")
+        store.checkpointer.take()
+
+    run(settings, doing)
+    other_boot(settings)
+    steps = iter(range(step))
+
+    def interrupted(act: Callable[..., object]) -> Callable[..., object]:
+        def stepped(*args: object, **options: object) -> object:
+            if next(steps, None) is None:
+                raise KeyboardInterrupt
+            return act(*args, **options)
+
+        return stepped
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        if not links:
+            patch.setattr(Path, "hardlink_to", refused)
+        for name in ("replace", "unlink", *(("hardlink_to",) if links else ())):
+            patch.setattr(Path, name, interrupted(getattr(Path, name)))
+        rebuild_index(settings)
+    Store.recover(settings)
+    assert contents(settings) == {"a": b"1"}
+    assert not (settings.index_dir / "rebuild").exists()

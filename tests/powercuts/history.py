@@ -1,0 +1,82 @@
+"""What a name went through, and what may be found of it after a power cut.
+
+Law: each name has one writer, so its history is a sequence. What is found must be the last acknowledged value
+or that of a request that was still running; with `durability: relaxed`, also what it was at any time within
+the bound before the cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+SYNC_SECONDS: Final = 1.0
+SLACK: Final = 1.0
+"""Seconds that a checkpoint may take on a busy machine, besides the bound."""
+
+
+@dataclass
+class Attempt:
+    """A change of a name: a value, or None for its removal. Times of the monotonic clock; `acknowledged` is 0
+    while it is not."""
+
+    value: Hashable
+    begun: float
+    acknowledged: float = 0.0
+
+
+@dataclass
+class History:
+    """What one name went through."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+
+    def allowed(self, since: float) -> set[Hashable]:
+        """What may be found after a cut that takes nothing back that was acknowledged before `since`."""
+        settled = [at for at, each in enumerate(self.attempts) if 0 < each.acknowledged <= since]
+        first = settled[-1] if settled else -1
+        found = {each.value for each in self.attempts[max(0, first) :]}
+        return found if settled else found | {None}
+
+    def settle(self, value: Hashable) -> None:
+        """Goes on from what was found."""
+        self.attempts = [Attempt(value, 0.0, acknowledged=1e-9)]
+
+
+@dataclass
+class Report:
+    """Of all cuts: acknowledged changes, and what was wrong."""
+
+    cuts: int = 0
+    acknowledged: int = 0
+    slowest: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, problem: str) -> None:
+        """Notes what is wrong after this cut."""
+        self.wrong.append(f"cut {self.cuts}: {problem}")
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.cuts} cuts, {self.acknowledged} acknowledged, {len(self.wrong)} lost or wrong, "
+            f"slowest start {self.slowest:.1f} s"
+        )
+        return "\n".join([head, *self.wrong])
+
+
+def oldest_kept(cut_at: float, *, relaxed: bool) -> float:
+    """The time before which nothing acknowledged may be gone after a cut at `cut_at`."""
+    return cut_at - (SYNC_SECONDS + SLACK if relaxed else 0.0)
+
+
+def as_after_a_boot(source: object) -> None:
+    """The boot id differs after a power cut. Below this directory it does not, so the records of it do."""
+    from pathlib import Path
+
+    for mark in Path(str(source)).glob("**/boot"):
+        first = mark.read_text().partition(" ")[0]
+        if first != "clean":
+            mark.write_text(f"{first} before")
