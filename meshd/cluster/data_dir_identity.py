@@ -22,7 +22,7 @@ import msgspec
 
 from meshd.control.control_api import ABSENT, MESH_ID, ControlError, VersionConflictError
 from meshd.errors import StartupError
-from meshd.store.disks.layout import sync_directory
+from meshd.util.directories import sync_directory
 from meshwire.cluster import transitions as transitions
 
 if TYPE_CHECKING:

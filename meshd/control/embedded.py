@@ -29,6 +29,7 @@ from meshd.control.control_api import (
     check_version,
 )
 from meshd.control.watchers import differences
+from meshd.util.directories import make_directory, sync_directory
 from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ class EmbeddedControl:
     restores = 0  # a backup is restored only while no process has the store open
 
     def __init__(self, directory: Path, clock: Clock, *, poll: float = _POLL) -> None:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(directory, 0o700)
+        is_new = not (directory / "data.mdb").exists()
         try:
             self._env = lmdb.open(
                 str(directory), map_size=_MAP_BYTES, max_dbs=4, max_readers=1024, mode=0o600
@@ -136,6 +138,8 @@ class EmbeddedControl:
             self._env.reader_check()  # frees reader slots of killed processes
             self._entries = self._env.open_db(b"entries")
             self._topics = self._env.open_db(b"topics")
+            if is_new:  # or a power cut takes the file's name, and all that is in it
+                sync_directory(directory)
         except lmdb.Error as error:
             raise ControlError(f"cannot open the control store in {directory}: {error}") from error
         self._directory, self._poll, self._closed = directory, poll, False

@@ -33,7 +33,7 @@ from meshwire.jobs.job_spec import parse_job
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import BucketTable
@@ -59,7 +59,8 @@ _SERVING: Final = ("up", "draining", "joining", "returning")
 
 
 class JobRunner:
-    """Runs the jobs of a node. One instance per node, in the coordinator."""
+    """Runs the jobs of a node. One instance per node, in the coordinator. `sync_outputs`: makes what is
+    stored now durable, where writes are acknowledged before they are."""
 
     def __init__(
         self,
@@ -71,8 +72,9 @@ class JobRunner:
         plan_store: PlanStore,
         clock: Clock,
         mesh: ClusterView,
+        sync_outputs: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._mesh = mesh
+        self._mesh, self._sync_outputs = mesh, sync_outputs
         self._table, self._control = table, control
         self._identities, self._buckets = identities, buckets
         self._kinds, self._plan_store, self._clock = kinds, plan_store, clock
@@ -191,6 +193,8 @@ class JobRunner:
         except Exception as error:
             await self._end(job.job_id, "failed", tally, _explained(error, job.job_id))
         else:
+            if self._sync_outputs is not None:  # before the record, which is durable at once
+                await self._sync_outputs()
             await self._end(job.job_id, "done", tally)
 
     async def _persist(self, job: Job, tally: ProgressCounter) -> None:

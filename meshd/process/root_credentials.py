@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshd.config import ConfigError
 from meshd.control.identities import Account, Key, User, check_keys, new_access_key, new_secret_key
+from meshd.util.directories import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,3 +103,4 @@ def store_credentials(data_dir: Path, pair: RootCredentials) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.rename(path)
+    sync_directory(data_dir)

@@ -1,7 +1,9 @@
-"""Power cuts by the hour: a daemon on a file system that forgets what was not synced, under writers.
+"""Power cuts by the hour: a daemon, a store or a mesh on file systems that forget what was not synced, under
+writers.
 
 make powercuts CUTS=1000
 make powercuts ARGS="--seed 7 --relaxed"
+make powercuts ARGS="--scenes store syncs"
 """
 
 from __future__ import annotations
@@ -9,12 +11,81 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from tests.powercuts.mesh_scene import MeshScene
 from tests.powercuts.scene import Scene
+from tests.powercuts.store_scene import StoreScene, Worker
+from tests.powercuts.traffic import KINDS
 from tests.support.fork_server import ForkServers, forked_from
 
-_PER_SEED = 10
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.powercuts.history import Report
+
+AnyScene = Scene | StoreScene | MeshScene
+
+_PER_SEED: Final = 10
+_FULL: Final = ["--capacity", str(32 << 20)]
+_DAMAGE: Final = ["--read-errors", "0.02", "--flips", "3"]
+
+
+def _daemon(
+    place: Path,
+    seed: int,
+    more: Sequence[str],
+    *,
+    kinds: Sequence[str],
+    options: Sequence[str] = (),
+    **how: Any,
+) -> Scene:
+    return Scene(place, seed, traffic=[KINDS[kind]() for kind in kinds], options=[*options, *more], **how)
+
+
+_SCENES: Final[dict[str, dict[str, Any]]] = {
+    "objects": {"kinds": ["objects"]},
+    "versions": {"kinds": ["versions"]},
+    "uploads": {"kinds": ["uploads"]},
+    "settings": {"kinds": ["settings"]},
+    "derived": {"kinds": ["derived"]},
+    "mixed": {"kinds": ["objects", "versions", "uploads", "settings"]},
+    "full": {"kinds": ["objects", "versions"], "options": _FULL},
+    "damage": {"kinds": ["objects", "versions"], "options": _DAMAGE, "damages": True},
+    "daemon-syncs": {"kinds": ["objects", "versions"], "failing_syncs": True},
+}
+"""Daemons, and what is written to them. Besides these there are `store`; `syncs`, a store of whose syncs one
+fails in each life; and `mesh`, three daemons and an etcd."""
+_MESH: Final = ["objects", "conditional", "uploads", "versions"]
+_ALL: Final = [*_SCENES, "store", "syncs", "mesh"]
+
+
+def _scene_of(name: str, worker: Worker, options: Sequence[str]) -> Callable[[Path, int, bool], AnyScene]:
+    if name in _SCENES:
+        return lambda place, seed, relaxed: _daemon(place, seed, options, relaxed=relaxed, **_SCENES[name])
+    if name == "mesh":
+        return lambda place, seed, relaxed: MeshScene(
+            place, seed, traffic=[KINDS[kind]() for kind in _MESH], relaxed=relaxed, options=options
+        )
+    failing = name == "syncs"
+    return lambda place, seed, relaxed: StoreScene(
+        place, seed, worker, relaxed=relaxed, failing_syncs=failing, options=options
+    )
+
+
+def _cut(scene: AnyScene, seconds: float) -> Report:
+    with ExitStack() as ending:
+        if isinstance(scene, MeshScene):
+            ending.callback(scene.close)
+        while scene.report.cuts < _PER_SEED and not scene.report.wrong:
+            scene.cut(seconds)
+        cuts = scene.report.cuts
+        if not scene.report.wrong:
+            scene.finish()
+        scene.report.cuts = cuts
+        return scene.report
 
 
 def main() -> int:
@@ -22,35 +93,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cuts", type=int, default=20, help="how many, over both modes")
     parser.add_argument("--first", type=int, default=1, help=f"the first seed, of {_PER_SEED} cuts")
+    parser.add_argument("--scenes", nargs="+", choices=_ALL, default=_ALL, help="by turns; by default, all")
     parser.add_argument("--seconds", type=float, default=1.5, help="of writing before each cut")
     parser.add_argument("--relaxed", action="store_true", help="only with durability: relaxed")
     parser.add_argument("--commit", action="store_true", help="only with durability: commit")
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="END", help="syncs of these do nothing"
     )
-    parser.add_argument(
-        "--fail-sync", type=int, default=0, metavar="N", help="the Nth sync of each life fails"
-    )
     parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="that each sync takes")
     asked = parser.parse_args()
     modes = [mode for mode, only in ((False, asked.relaxed), (True, asked.commit)) if not only]
     options = [word for end in asked.ignore for word in ("--ignore", end)]
-    options += ["--fail-sync", str(asked.fail_sync), "--delay", str(asked.delay)]
+    options += ["--delay", str(asked.delay)]
     cuts = acknowledged = wrong = 0
-    with ForkServers() as servers, forked_from(servers), tempfile.TemporaryDirectory() as place:
+    with (
+        Worker() as worker,
+        ForkServers() as servers,
+        forked_from(servers),
+        tempfile.TemporaryDirectory() as place,
+    ):
         for seed in range(asked.first, asked.first + -(-asked.cuts // _PER_SEED)):
             relaxed = modes[seed % len(modes)]
-            scene = Scene(Path(place), seed, relaxed=relaxed, options=options)
-            while scene.report.cuts < _PER_SEED and not scene.report.wrong:
-                scene.cut(asked.seconds)
-            if not scene.report.wrong:
-                scene.finish()
-            print(f"seed {seed} {'relaxed' if relaxed else 'commit'}: {scene.report}", flush=True)
-            cuts, acknowledged = (
-                cuts + min(_PER_SEED, scene.report.cuts),
-                acknowledged + scene.report.acknowledged,
-            )
-            wrong += len(scene.report.wrong)
+            name = asked.scenes[seed // len(modes) % len(asked.scenes)]
+            report = _cut(_scene_of(name, worker, options)(Path(place), seed, relaxed), asked.seconds)
+            print(f"seed {seed} {name} {'relaxed' if relaxed else 'commit'}: {report}", flush=True)
+            cuts, acknowledged = cuts + report.cuts, acknowledged + report.acknowledged
+            wrong += len(report.wrong)
     print(f"{cuts} cuts, {acknowledged} acknowledged writes, {wrong} lost or wrong")
     return 1 if wrong else 0
 

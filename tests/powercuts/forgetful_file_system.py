@@ -7,7 +7,8 @@ When it is unmounted, SOURCE becomes what a disk would have after the power fail
 - *Bytes*. A file has what it had at its last sync, with any of the sectors of 512 bytes over it that were
   written since, in any subset, and any length between the two.
 - *Names*. A directory has the entries of its last sync, with some of the changes since, in their order. A
-  file that was created and synced in a directory that was not, may be gone.
+  file that was created and synced in a directory that was not, may be gone; so may a directory with all that
+  is in it.
 
 Law: deterministic by seed, for the same order of calls. POSIX allows all of this to be forgotten.
 """
@@ -31,6 +32,7 @@ from tests.support.fuse_file_system import PassThrough
 
 _SECTOR: Final = 512
 _PAGE: Final = 4096
+_DATA: Final = ".tar"
 _SPACE: Final = (
     "f_bsize",
     "f_frsize",
@@ -67,7 +69,10 @@ class Change:
 
 class Forgetful(PassThrough):
     """`ignored`: ends of paths whose syncs do nothing, as deliberate bugs; `/` stands for directories.
-    `failing`: the number of the sync that fails. `delay`: seconds that a sync takes."""
+    `failing`: the number of the sync that fails. `delay`: seconds that a sync takes. `capacity`: bytes that
+    it has, 0 for those of the disk below. `read_errors`: the share of reads of data files that fail; `flips`:
+    how many of their bits are others after the cut. `journal`: a sync of any file keeps all names, as ext4
+    and XFS do."""
 
     def __init__(
         self,
@@ -78,8 +83,14 @@ class Forgetful(PassThrough):
         ignored: tuple[str, ...] = (),
         failing: int = 0,
         delay: float = 0.0,
+        capacity: int = 0,
+        read_errors: float = 0.0,
+        flips: int = 0,
+        journal: bool = False,
     ) -> None:
         super().__init__(source)
+        self._capacity, self._used = capacity, _used(source) if capacity else 0
+        self._read_errors, self._flips, self._journal = read_errors, flips, journal
         self._limbo, self._chance = limbo, random.Random(seed)
         self._ignored, self._failing, self._delay = ignored, failing, delay
         self._syncs = 0
@@ -123,8 +134,22 @@ class Forgetful(PassThrough):
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         with self._lock:
             if data:
+                self._grow(fh, offset + len(data))
                 self._keep_pages(fh, offset, len(data))
             return super().write(path, data, offset, fh)
+
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        with self._lock:
+            if path.endswith(_DATA) and self._read_errors and self._chance.random() < self._read_errors:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(path, size, offset, fh)
+
+    def _grow(self, fh: int, size: int) -> None:
+        """Take the space that a file of this size needs beyond what it has."""
+        more = max(0, size - os.fstat(fh).st_size)
+        if self._capacity and more and self._used + more > self._capacity:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._used += more
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
         with self._lock:
@@ -134,8 +159,10 @@ class Forgetful(PassThrough):
                 if length < size:
                     self._keep_pages(own, length, size - length)
                 else:
+                    self._grow(own, length)
                     self._state(own)
                 os.ftruncate(own, length)
+                self._used -= max(0, size - length)
             finally:
                 if fh is None:
                     os.close(own)
@@ -160,6 +187,8 @@ class Forgetful(PassThrough):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             state.before.clear()
             state.size = os.fstat(fh).st_size
+            if self._journal:
+                self._directories.clear()
             return 0
 
     # --- names
@@ -185,6 +214,8 @@ class Forgetful(PassThrough):
         with self._lock:
             self._keep_inode(path)
             self._change(path, self._inode(path), None)
+            found = os.lstat(self._at(path))
+            self._used -= found.st_size if found.st_nlink <= 2 else 0  # one of them is in limbo
             return super().unlink(path)
 
     def rename(self, old: str, new: str) -> int:
@@ -195,6 +226,12 @@ class Forgetful(PassThrough):
             super().rename(old, new)
             self._change(new, replaced, moved)
             self._change(old, moved, None)
+            return 0
+
+    def mkdir(self, path: str, mode: int) -> int:
+        with self._lock:
+            super().mkdir(path, mode)
+            self._change(path, None, self._inode(path))
             return 0
 
     def link(self, target: str, source: str) -> int:
@@ -215,7 +252,11 @@ class Forgetful(PassThrough):
 
     def statfs(self, path: str) -> dict[str, int]:
         found = os.statvfs(self._at(path))
-        return {name: getattr(found, name) for name in _SPACE}
+        told = {name: getattr(found, name) for name in _SPACE}
+        if self._capacity:
+            free = max(0, self._capacity - self._used) // found.f_frsize
+            told |= {"f_blocks": self._capacity // found.f_frsize, "f_bfree": free, "f_bavail": free}
+        return told
 
     # --- the cut
 
@@ -224,6 +265,19 @@ class Forgetful(PassThrough):
         with self._lock:
             self._forget_names()
             self._forget_bytes()
+            self._flip_bytes()
+
+    def _flip_bytes(self) -> None:
+        """What a disk does by itself, to bytes that were synced long ago."""
+        files = [
+            f"{base}/{name}" for base, _, names in sorted(os.walk(self._source)) for name in sorted(names)
+        ]
+        sized = [path for path in files if path.endswith(_DATA) and os.path.getsize(path)]
+        for _ in range(self._flips if sized else 0):
+            with open(self._chance.choice(sized), "r+b") as file:
+                at = self._chance.randrange(os.fstat(file.fileno()).st_size)
+                (byte,) = os.pread(file.fileno(), 1, at)
+                os.pwrite(file.fileno(), bytes([byte ^ 1 << self._chance.randrange(8)]), at)
 
     def _forget_names(self) -> None:
         for directory, changes in sorted(self._directories.items()):
@@ -236,6 +290,8 @@ class Forgetful(PassThrough):
 
     def _undo(self, path: str, change: Change) -> None:
         if os.path.isdir(path) and not os.path.islink(path):
+            if change.new is not None:
+                shutil.rmtree(path)
             return
         if change.new is not None and os.path.lexists(path):
             ino = os.lstat(path).st_ino
@@ -275,6 +331,11 @@ class Forgetful(PassThrough):
         self._files.pop(os.lstat(path).st_ino, None)  # one of several names
 
 
+def _used(source: str) -> int:
+    """Bytes of the files below."""
+    return sum(os.lstat(f"{base}/{name}").st_size for base, _, names in os.walk(source) for name in names)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source")
@@ -285,6 +346,12 @@ def main() -> None:
     )
     parser.add_argument("--fail-sync", type=int, default=0, metavar="N", help="the Nth sync fails")
     parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="that each sync takes")
+    parser.add_argument("--capacity", type=int, default=0, metavar="BYTES", help="that it has")
+    parser.add_argument(
+        "--read-errors", type=float, default=0.0, metavar="SHARE", help="of reads of data fail"
+    )
+    parser.add_argument("--flips", type=int, default=0, metavar="N", help="bits of data flip at the cut")
+    parser.add_argument("--journal", action="store_true", help="a sync of any file keeps all names")
     asked = parser.parse_args()
     limbo = f"{asked.source}.limbo"
     shutil.rmtree(limbo, ignore_errors=True)
@@ -298,6 +365,10 @@ def main() -> None:
                 ignored=tuple(asked.ignore),
                 failing=asked.fail_sync,
                 delay=asked.delay,
+                capacity=asked.capacity,
+                read_errors=asked.read_errors,
+                flips=asked.flips,
+                journal=asked.journal,
             ),
             asked.mount,
             foreground=True,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+    from pathlib import Path
 
 SYNC_SECONDS: Final = 1.0
 SLACK: Final = 1.0
@@ -41,6 +42,19 @@ class History:
         found = {each.value for each in self.attempts[max(0, first) :]}
         return found if settled else found | {None}
 
+    def after_cut(self, since: float) -> None:
+        """Keeps what may be found later, too: the last change that must be there, and all after it, which may
+        be or may come to be."""
+        settled = [at for at, each in enumerate(self.attempts) if 0 < each.acknowledged <= since]
+        first = settled[-1] if settled else -1
+        if not settled:
+            self.attempts.insert(0, Attempt(None, 0.0, acknowledged=1e-9))
+            first = 0
+        self.attempts = self.attempts[first:]
+        self.attempts[0].acknowledged = 1e-9
+        for each in self.attempts[1:]:
+            each.acknowledged = 0.0
+
     def settle(self, value: Hashable) -> None:
         """Goes on from what was found."""
         self.attempts = [Attempt(value, 0.0, acknowledged=1e-9)]
@@ -48,11 +62,12 @@ class History:
 
 @dataclass
 class Report:
-    """Of all cuts: acknowledged changes, and what was wrong."""
+    """Of all cuts: acknowledged changes, what was wrong, and the reads that were refused for damage."""
 
     cuts: int = 0
     acknowledged: int = 0
     slowest: float = 0.0
+    damaged: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def add(self, problem: str) -> None:
@@ -63,7 +78,7 @@ class Report:
         head = (
             f"{self.cuts} cuts, {self.acknowledged} acknowledged, {len(self.wrong)} lost or wrong, "
             f"slowest start {self.slowest:.1f} s"
-        )
+        ) + (f", {self.damaged} reads refused" if self.damaged else "")
         return "\n".join([head, *self.wrong])
 
 
@@ -72,11 +87,9 @@ def oldest_kept(cut_at: float, *, relaxed: bool) -> float:
     return cut_at - (SYNC_SECONDS + SLACK if relaxed else 0.0)
 
 
-def as_after_a_boot(source: object) -> None:
+def as_after_a_boot(source: Path) -> None:
     """The boot id differs after a power cut. Below this directory it does not, so the records of it do."""
-    from pathlib import Path
-
-    for mark in Path(str(source)).glob("**/boot"):
-        first = mark.read_text().partition(" ")[0]
-        if first != "clean":
-            mark.write_text(f"{first} before")
+    for mark in source.glob("**/boot"):
+        scheme, _, boot = mark.read_text().partition(" ")
+        if boot:
+            mark.write_text(f"{scheme} before")

@@ -1,9 +1,4 @@
-"""A daemon under writers, the power cut, and what is found after it.
-
-Law: each name has one writer, so its history is a sequence. What is found must be the last acknowledged value
-or that of a request that was still running; with `durability: relaxed`, also what it was at any time within
-the bound before the cut.
-"""
+"""A daemon under writers, the power cut, and what is found after it."""
 
 from __future__ import annotations
 
@@ -11,88 +6,54 @@ import random
 import shutil
 import threading
 import time
-from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from tests.powercuts.history import SYNC_SECONDS, Report, as_after_a_boot, oldest_kept
+from tests.powercuts.traffic import DAMAGED, Objects
 from tests.support.daemons import Daemon, DaemonFailedError
 from tests.support.fuse_mount import mounted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-BUCKET: Final = "power"
-_NAMES: Final = 8
-_PART: Final = 5 << 20
-SYNC_SECONDS: Final = 1.0
-SLACK: Final = 1.0
-"""Seconds that a checkpoint may take on a busy machine, besides the bound."""
+    from tests.powercuts.traffic import Traffic
 
-
-@dataclass
-class Attempt:
-    """A change of a name: a value, or None for its removal. Times of the monotonic clock; `acknowledged` is 0
-    while it is not."""
-
-    value: bytes | None
-    begun: float
-    acknowledged: float = 0.0
-
-
-@dataclass
-class History:
-    """What one name went through."""
-
-    attempts: list[Attempt] = field(default_factory=list)
-
-    def allowed(self, since: float) -> set[bytes | None]:
-        """What may be found after a cut that takes nothing back that was acknowledged before `since`."""
-        settled = [at for at, each in enumerate(self.attempts) if 0 < each.acknowledged <= since]
-        first = settled[-1] if settled else -1
-        found: set[bytes | None] = {each.value for each in self.attempts[max(0, first) :]}
-        return found if settled else found | {None}
-
-    def settle(self, value: bytes | None) -> None:
-        """Goes on from what was found."""
-        self.attempts = [Attempt(value, 0.0, acknowledged=1e-9)]
-
-
-@dataclass
-class Report:
-    """Of all cuts: acknowledged changes, and what was wrong."""
-
-    cuts: int = 0
-    acknowledged: int = 0
-    slowest: float = 0.0
-    wrong: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        head = (
-            f"{self.cuts} cuts, {self.acknowledged} acknowledged, {len(self.wrong)} lost or wrong, "
-            f"slowest start {self.slowest:.1f} s"
-        )
-        return "\n".join([head, *self.wrong])
+FILE_SYSTEM: Final = "tests.powercuts.forgetful_file_system"
 
 
 class Scene:
-    """One directory through any number of cuts. `options` are of the file system."""
+    """One directory through any number of cuts. `traffic`: what is written; `options` are of the file
+    system. `damages`: the disk damages data, so reads may be refused; `failing_syncs`: one sync of each life
+    fails."""
 
     def __init__(
-        self, place: Path, seed: int, *, relaxed: bool = False, options: Sequence[str] = (), clients: int = 4
+        self,
+        place: Path,
+        seed: int,
+        *,
+        traffic: Sequence[Traffic] = (),
+        relaxed: bool = False,
+        options: Sequence[str] = (),
+        clients: int = 4,
+        damages: bool = False,
+        failing_syncs: bool = False,
     ) -> None:
+        self._damages, self._failing_syncs = damages, failing_syncs
         self.source, self.mount = place / "source", place / "mount"
         self.report = Report()
+        self._traffic = traffic or [Objects()]
         self._chance, self._relaxed, self._options, self._clients = (
             random.Random(seed),
             relaxed,
             options,
             clients,
         )
-        self._histories: dict[str, History] = {}
-        self._env: dict[str, str] = {}
+        self._cut_at = 0.0
+        self._env = {"MESHD_SEGMENT_SIZE": "1MiB"}
         for each in (self.source, self.mount):
             shutil.rmtree(each, ignore_errors=True)
             each.mkdir(parents=True)
@@ -100,40 +61,51 @@ class Scene:
     def cut(self, seconds: float) -> None:
         """Start, compare what is there, write for so long, and cut the power."""
         options = ["--seed", str(self._chance.randrange(1 << 31)), *self._options]
-        with mounted(self.source, self.mount, *options, module="tests.powercuts.forgetful_file_system"):
+        if self._failing_syncs and seconds:
+            options += ["--fail-sync", str(self._chance.randrange(1, 200))]
+        with mounted(self.source, self.mount, *options, module=FILE_SYSTEM):
             daemon = self._daemon()
             began = time.monotonic()
             with ExitStack() as ending:
                 ending.callback(_end, daemon)
                 try:
-                    daemon.up()
+                    self._up(daemon)
                 except DaemonFailedError:
-                    self.report.wrong.append(f"cut {self.report.cuts}: {_last_line(daemon.output())}")
+                    self.report.add(_last_line(daemon.output()))
                     return
                 self.report.slowest = max(self.report.slowest, time.monotonic() - began)
-                client = daemon.client()
-                with suppress(client.exceptions.BucketAlreadyOwnedByYou):
-                    client.create_bucket(Bucket=BUCKET)
-                self._compare(client)
+                with closing(daemon.client()) as client:
+                    try:
+                        self._compare(daemon, client)
+                    except ClientError as error:  # a bucket that is gone, say
+                        self.report.add(str(error))
+                        return
+                    for traffic in self._traffic:
+                        traffic.prepare(daemon, client)
                 self._write(daemon, seconds)
         self.report.cuts += 1
-        self._as_after_a_boot()
+        self.report.acknowledged = sum(traffic.acknowledged for traffic in self._traffic)
+        as_after_a_boot(self.source)
 
     def finish(self) -> None:
         """Start once more and compare."""
-        seconds, self._options = 0.0, ()
-        self.cut(seconds)
+        self._options, self._failing_syncs = (), False
+        self.cut(0.0)
 
     def _daemon(self) -> Daemon:
         args = ["--durability", "relaxed", "--sync-interval", str(SYNC_SECONDS)] if self._relaxed else []
         daemon = Daemon(self.mount / "data", args, self._env, 1)
-        self._env = {name: daemon.env[name] for name in ("MESHD_ROOT_ACCESS_KEY", "MESHD_ROOT_SECRET_KEY")}
+        self._env |= {name: daemon.env[name] for name in ("MESHD_ROOT_ACCESS_KEY", "MESHD_ROOT_SECRET_KEY")}
         return daemon
 
-    def _as_after_a_boot(self) -> None:
-        """The boot id differs after a power cut. Here it does not, so its record does."""
-        for mark in self.source.glob("data/**/boot"):
-            mark.write_text(mark.read_text().partition(" ")[0] + " before")
+    def _up(self, daemon: Daemon) -> None:
+        """Start; once more where a sync may fail that the start asks for."""
+        try:
+            daemon.up()
+        except DaemonFailedError:
+            if not self._failing_syncs:
+                raise
+            daemon.up()
 
     # --- writers
 
@@ -161,75 +133,34 @@ class Scene:
         chance = random.Random(seed)
         with closing(daemon.client()) as client:
             while not ended.is_set():
-                key = f"client{number}/{chance.randrange(_NAMES)}"
-                history = self._histories.setdefault(key, History())
-                value = None if chance.random() < 0.2 else chance.randbytes(chance.choice((9, 3000, 200_000)))
-                attempt = Attempt(value, time.monotonic())
-                history.attempts.append(attempt)
                 try:
-                    self._change(client, key, value, in_parts=chance.random() < 0.05)
-                except (ClientError, BotoCoreError):
+                    chance.choice(self._traffic).change(daemon, client, number, chance)
+                except (ClientError, BotoCoreError, OSError):
                     if not ended.is_set():
                         time.sleep(0.01)
-                    continue
-                attempt.acknowledged = time.monotonic()
-                self.report.acknowledged += 1
-
-    @staticmethod
-    def _change(client: Any, key: str, value: bytes | None, *, in_parts: bool) -> None:
-        if value is None:
-            client.delete_object(Bucket=BUCKET, Key=key)
-        elif in_parts:
-            upload = client.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"]
-            name = {"Bucket": BUCKET, "Key": key, "UploadId": upload}
-            tag = client.upload_part(**name, PartNumber=1, Body=value)["ETag"]
-            parts = {"Parts": [{"PartNumber": 1, "ETag": tag}]}
-            client.complete_multipart_upload(**name, MultipartUpload=parts)
-        else:
-            client.put_object(Bucket=BUCKET, Key=key, Body=value)
 
     # --- what is found
 
-    def _compare(self, client: Any) -> None:
-        since = getattr(self, "_cut_at", 0.0) - (SYNC_SECONDS + SLACK if self._relaxed else 0.0)
-        listed = {each["Key"]: each["Size"] for each in _listing(client)}
-        for key, history in sorted(self._histories.items()):
-            found = _value(client, key)
-            if isinstance(found, str):
-                self.report.wrong.append(f"cut {self.report.cuts}: {key}: {found}")
-                found = None
-            elif found not in history.allowed(since):
-                last = history.attempts[-1]
-                self.report.wrong.append(
-                    f"cut {self.report.cuts}: {key}: found {_short(found)}, the last of "
-                    f"{len(history.attempts)} was {_short(last.value)}, acknowledged {self._age(last)}"
-                )
-            if (listed.get(key) is None) != (found is None):
-                self.report.wrong.append(f"cut {self.report.cuts}: {key}: the listing disagrees")
-            history.settle(found)
-
-    def _age(self, attempt: Attempt) -> str:
-        return f"{self._cut_at - attempt.acknowledged:.2f} s before" if attempt.acknowledged else "never"
-
-
-def _listing(client: Any) -> Iterator[dict[str, Any]]:
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
-        yield from page.get("Contents", ())
-
-
-def _value(client: Any, key: str) -> bytes | str | None:
-    """Return an object's bytes, None if there is none, or the error of a damaged one."""
-    try:
-        return bytes(client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
-    except ClientError as error:
-        code = error.response["Error"]["Code"]
-        return None if code == "NoSuchKey" else f"{code}: {error}"
-    except BotoCoreError as error:
-        return str(error)
-
-
-def _short(value: bytes | None) -> str:
-    return "nothing" if value is None else f"{len(value)} bytes {value[:4].hex()}"
+    def _compare(self, daemon: Daemon, client: object) -> None:
+        since = oldest_kept(self._cut_at, relaxed=self._relaxed)
+        for traffic in self._traffic:
+            found = {name: traffic.find(daemon, client, name) for name in sorted(traffic.histories)}
+            for name, value in found.items():
+                history = traffic.histories[name]
+                if self._damages and DAMAGED in str(value):
+                    self.report.damaged += 1
+                    continue
+                if value not in history.allowed(since):
+                    last = history.attempts[-1]
+                    age = f"{self._cut_at - last.acknowledged:.2f} s before" if last.acknowledged else "never"
+                    self.report.add(
+                        f"{name}: found {value}, the last of {len(history.attempts)} was {last.value}, "
+                        f"acknowledged {age}"
+                    )
+                history.settle(value)
+            if found:
+                for problem in traffic.disagreements(client, found):
+                    self.report.add(problem)
 
 
 def _last_line(output: str) -> str:

@@ -147,9 +147,8 @@ class StoreScene:
         try:
             Store.recover(self._settings)
         except (OSError, StoreError) as error:
-            if not self._failing_syncs or (
-                "sync" not in str(error) + str(error.__cause__) and not isinstance(error, OSError)
-            ):
+            said = f"{error} {error.__cause__}"
+            if not self._failing_syncs or ("sync" not in said and "Input/output error" not in said):
                 raise
             Store.recover(self._settings)
 

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.powercuts.scene import Attempt, History, Scene
+from tests.powercuts.history import Attempt, History
+from tests.powercuts.scene import Scene
+from tests.powercuts.store_scene import StoreScene, Worker
+from tests.powercuts.traffic import KINDS
 from tests.support.fuse_mount import require_fuse
 
 if TYPE_CHECKING:
@@ -17,10 +20,24 @@ require_fuse()
 
 @pytest.mark.parametrize("relaxed", [False, True], ids=["commit", "relaxed"])
 def test_nothing_promised_is_lost(tmp_path: Path, relaxed: bool) -> None:
-    scene = Scene(tmp_path, seed=11 + relaxed, relaxed=relaxed)
+    kinds = [KINDS[kind]() for kind in ("objects", "versions", "uploads", "settings")]
+    scene = Scene(tmp_path, seed=11 + relaxed, traffic=kinds, relaxed=relaxed)
     for _ in range(2):
         scene.cut(1.5)
     scene.finish()
+    assert scene.report.wrong == []
+    assert scene.report.acknowledged > 20
+
+
+@pytest.mark.parametrize("failing", [False, True], ids=["syncs", "failing-syncs"])
+@pytest.mark.parametrize("relaxed", [False, True], ids=["commit", "relaxed"])
+def test_maintenance_is_cut_too(tmp_path: Path, relaxed: bool, failing: bool) -> None:
+    """Compaction, recovery, fsck and rebuilds; without a daemon, so they are quick."""
+    with Worker() as worker:
+        scene = StoreScene(tmp_path, 1 + relaxed, worker, relaxed=relaxed, failing_syncs=failing)
+        for _ in range(4):
+            scene.cut(0.5)
+        scene.finish()
     assert scene.report.wrong == []
     assert scene.report.acknowledged > 20
 

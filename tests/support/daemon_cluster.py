@@ -49,7 +49,7 @@ def running_nodes() -> set[int]:
 class DaemonCluster:
     """`nodes` by id; those that do not run are there, too. `args`: more flags of all, `own` of some. With
     `tls` they speak https, each with a certificate of one `authority`. `checkout`: of an earlier release,
-    whose code they run."""
+    whose code they run. `etcd_syncs`: etcd syncs, as it does outside of tests."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class DaemonCluster:
         etcd_flags: Sequence[str] = (),
         tls: bool = False,
         checkout: Path | None = None,
+        etcd_syncs: bool = False,
     ) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="mesh-"))
         self.place = place or self._scratch
         (self.place / "etcd").mkdir(parents=True, exist_ok=True)
         ports = (reserve_port(etcd_host), reserve_port())
-        self.etcd = EtcdCluster(
-            self.place / "etcd", 1, "--unsafe-no-fsync", *etcd_flags, host=etcd_host, ports=ports
-        )
+        unsafe = () if etcd_syncs else ("--unsafe-no-fsync",)
+        self.etcd = EtcdCluster(self.place / "etcd", 1, *unsafe, *etcd_flags, host=etcd_host, ports=ports)
         self._args, self._own, self._workers, self._lease = tuple(args), dict(own or {}), workers, lease
         self.authority = authority_in(self.place / "tls") if tls else None
         self._checkout = checkout

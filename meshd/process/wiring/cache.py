@@ -15,11 +15,11 @@ from meshd.origins.cache.cache_manager import CacheManager
 from meshd.origins.client.origin_api import OriginError
 from meshd.process.periodic_tasks import PeriodicTask
 from meshd.process.wiring.node_context import node_cache_store
-from meshd.store.disks.layout import sync_directory
 from meshd.store.disks.startup_recovery import recover
 from meshd.store.engine.checkpointer import mark_clean
 from meshd.store.errors import FormatError, StoreError
 from meshd.telemetry import metrics
+from meshd.util.directories import sync_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

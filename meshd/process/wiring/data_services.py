@@ -5,6 +5,7 @@ The two tables of view kinds below, and the table of job kinds, are the only pla
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -234,4 +235,12 @@ def job_runner(
         plan_store,
         node.clock,
         node.mesh,
+        None if node.settings.store.durability == "commit" else partial(_sync_stores, node),
     )
+
+
+async def _sync_stores(node: NodeContext) -> None:
+    """Make what the mesh has stored until now durable: here at once, elsewhere by waiting."""
+    if not node.mesh.single_node:
+        await asyncio.sleep(node.settings.store.sync_seconds)
+    await asyncio.to_thread(node.store.checkpointer.take)

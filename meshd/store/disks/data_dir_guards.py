@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from meshd.store.errors import FormatError, StoreInUseError
+from meshd.util.directories import make_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,7 @@ _NAME = re.compile(r"[a-z0-9_-]{1,32}\Z")
 
 
 def _hold(path: Path, kind: int, refusal: str) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)

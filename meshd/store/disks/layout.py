@@ -19,6 +19,7 @@ import msgspec
 from meshd.store.errors import DiskFailedError, FormatError
 from meshd.store.records import DiskStats
 from meshd.telemetry import metrics
+from meshd.util.directories import make_directory, sync_directory
 from meshd.util.disk_space import measure_disk_space
 
 if TYPE_CHECKING:
@@ -69,8 +70,9 @@ def read_marker(root: Path) -> DiskMarker | None:
 def write_marker(root: Path, marker: DiskMarker) -> None:
     """Creates the directories of a disk and marks it durably."""
     base = root / EXTENTS
+    make_directory(base)
     for number in range(FANOUT):
-        (base / f"{number:02x}").mkdir(parents=True, exist_ok=True)
+        (base / f"{number:02x}").mkdir(exist_ok=True)
     temporary = base / f"{MARKER}.new"
     with temporary.open("wb") as file:
         file.write(msgspec.json.encode(marker))
@@ -105,15 +107,6 @@ def write_lost_disks(disks: Disks) -> None:
         marker = read_marker(root)
         if marker is not None:
             write_marker(root, msgspec.structs.replace(marker, lost=tuple(sorted(disks.lost))))
-
-
-def sync_directory(path: Path | str) -> None:
-    """Makes creations and removals of names in this directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def is_mounted(root: Path) -> bool:

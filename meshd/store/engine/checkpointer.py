@@ -7,7 +7,6 @@ it no longer uses.
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import os
@@ -17,9 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import lmdb
-
-from meshd.store.disks.layout import Disks, sync_directory
+from meshd.store.disks.layout import Disks
 from meshd.store.errors import FormatError
 from meshd.store.index.checkpoint import (
     Checkpoint,
@@ -31,6 +28,7 @@ from meshd.store.index.checkpoint import (
 )
 from meshd.store.index.index import Index
 from meshd.telemetry import metrics
+from meshd.util.directories import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,7 +137,7 @@ class Checkpointer:
             with _loss_of(directory):
                 sync_directory(directory)
         with _loss_of(str(self._index.path)):
-            self._index.env.sync(True)
+            self._index.sync_pages()
         return [file for file, _ in names]
 
     def _save(self, transaction: int, meta: bytes) -> None:
@@ -179,9 +177,8 @@ def _loss_of(path: str) -> Iterator[None]:
     """Translates a failure to sync into LostSyncError."""
     try:
         yield
-    except (OSError, lmdb.Error) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        raise LostSyncError(number or errno.EIO, f"a sync failed: {error}", path) from error
+    except OSError as error:
+        raise LostSyncError(error.errno, f"a sync failed: {error.strerror}", path) from error
 
 
 # start and end --------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from awscrt import checksums
 
-from meshd.store.disks.layout import sync_directory
 from meshd.store.engine.member_header import RESERVE
 from meshd.telemetry import metrics
 from meshd.util import failpoints
+from meshd.util.directories import sync_directory
 from meshwire.formats import tar
 
 if TYPE_CHECKING:

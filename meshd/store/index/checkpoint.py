@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from awscrt.checksums import crc32c
 
-from meshd.store.disks.layout import sync_directory
 from meshd.store.errors import FormatError
+from meshd.util.directories import sync_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,13 +7,14 @@ upload listing skips a whole common prefix with one seek.
 
 from __future__ import annotations
 
+import errno
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import lmdb
 import msgspec
 
-from meshd.store.disks.layout import FORMAT, sync_directory
+from meshd.store.disks.layout import FORMAT
 from meshd.store.errors import DiskFailedError, DiskFullError, FormatError
 from meshd.store.index.checkpoint import OpeningPin
 from meshd.store.index.listing import (
@@ -29,6 +30,7 @@ from meshd.store.index.ordered_table import OrderedTable, SlotBatchReader, SlotC
 from meshd.store.index.versions import Versions
 from meshd.store.records import DataFile, PartPage, Record, StoreStats, Upload, UploadedPart, UploadPage
 from meshd.telemetry import metrics
+from meshd.util.directories import make_directory, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -77,7 +79,7 @@ class Index:
     ) -> None:
         is_new = not readonly and not (path / "data.mdb").exists()
         if is_new:
-            path.mkdir(parents=True, exist_ok=True)
+            make_directory(path)
         self.path = path
         self._pin: OpeningPin | None = None
         try:
@@ -99,8 +101,7 @@ class Index:
                 self.env.reader_check()  # frees reader slots of killed processes
             self._open_tables(readonly)
             if is_new:  # or a power cut takes the file's name, and all that is in it
-                for directory in (path, path.parent):
-                    sync_directory(directory)
+                sync_directory(path)
         except lmdb.Error as error:
             raise FormatError(
                 f"the index at {path} cannot be opened ({error}); run meshd fsck --rebuild"
@@ -142,6 +143,13 @@ class Index:
         """Returns the size of the index on disk in bytes."""
         info = self.env.info()
         return int(self.env.stat()["psize"] * (info["last_pgno"] + 1))
+
+    def sync_pages(self) -> None:
+        """Makes all pages durable, whatever this index does at its commits (blocking). Raises OSError."""
+        try:
+            self.env.sync(True)
+        except lmdb.Error as error:
+            raise OSError(errno.EIO, str(error), str(self.path)) from error
 
     # transactions -----------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from meshd.store.disks.data_dir_guards import DataDirLock
-from meshd.store.disks.layout import FORMAT, Disks, find_disks, sync_directory
+from meshd.store.disks.layout import FORMAT, Disks, find_disks
 from meshd.store.engine.checkpointer import REBUILD_COMPLETE, REBUILD_DIRECTORY, adopt_rebuilt_index
 from meshd.store.engine.file_scan import DataFileScan, is_large_object_file
 from meshd.store.engine.member_header import cancels_others, stamp_of_version_id
@@ -29,6 +29,7 @@ from meshd.store.index.ordered_table import OrderedTable
 from meshd.store.index.tombstones import Tombstones
 from meshd.store.index.versions import TAIL, decode, older_version_key
 from meshd.store.records import DataFile, Record, Upload, UploadedPart
+from meshd.util.directories import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -1,0 +1,193 @@
+"""A mesh that loses power as a whole: three daemons and their etcd, each on a forgetful file system.
+
+In the end one of them never returns. What was acknowledged is at every node that is left.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any, Final
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from tests.powercuts.history import SYNC_SECONDS, Report, as_after_a_boot, oldest_kept
+from tests.powercuts.scene import FILE_SYSTEM
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import DaemonFailedError
+from tests.support.fuse_mount import mounted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tests.powercuts.traffic import Traffic
+    from tests.support.daemons import Daemon
+
+_NODES: Final = ("n1", "n2", "n3")
+_CLIENTS: Final = 6
+_PATIENCE: Final = 90.0
+_TRIES: Final = 60
+
+
+class MeshScene:
+    """A mesh through any number of cuts. `options` are of the nodes' file systems; that of etcd keeps names
+    as ext4 does."""
+
+    def __init__(
+        self,
+        place: Path,
+        seed: int,
+        *,
+        traffic: Sequence[Traffic],
+        relaxed: bool = False,
+        options: Sequence[str] = (),
+    ) -> None:
+        self.report, self._place = Report(), place
+        self._chance, self._relaxed, self._options = random.Random(seed), relaxed, options
+        self._traffic, self._cut_at = traffic, 0.0
+        for name in (*_NODES, "etcd"):
+            for folder in ("source", "mesh"):
+                shutil.rmtree(place / folder / name, ignore_errors=True)
+                (place / folder / name).mkdir(parents=True)
+        args = ["--durability", "relaxed", "--sync-interval", str(SYNC_SECONDS)] if relaxed else []
+        env = {"MESHD_SEGMENT_SIZE": "1MiB"}
+        self._mesh = DaemonCluster(3, place / "mesh", args=args, env=env, etcd_syncs=True)
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        self._mesh.close()
+
+    def cut(self, seconds: float) -> None:
+        """Start all, compare what is there, write for so long, and cut the power of all at once."""
+        self._live(_NODES, seconds)
+        self.report.cuts += 1
+        self.report.acknowledged = sum(traffic.acknowledged for traffic in self._traffic)
+
+    def finish(self) -> None:
+        """Start without one of them, which never returns, and compare; then it is given up."""
+        self._options = ()
+        gone = self._chance.choice(_NODES)
+        self._live([name for name in _NODES if name != gone], 0.0)
+
+    def _live(self, names: Sequence[str], seconds: float) -> None:
+        with ExitStack() as mounts:
+            for name in (*names, "etcd"):
+                options = ["--seed", str(self._chance.randrange(1 << 31))]
+                options += ["--journal"] if name == "etcd" else self._options
+                source, mount = self._place / "source" / name, self._place / "mesh" / name
+                mounts.enter_context(mounted(source, mount, *options, module=FILE_SYSTEM))
+            try:
+                self._start(names)
+                nodes = [self._mesh[name] for name in names]
+                self._compare(nodes)
+                if seconds:
+                    self._prepare(nodes[0])
+                    self._write(nodes, seconds)
+                elif len(names) < len(_NODES) and not self.report.wrong:
+                    self._give_up(*set(_NODES) - set(names))
+                    self._compare(nodes)
+            except (DaemonFailedError, AssertionError) as error:
+                self.report.add(str(error).rstrip().rpartition("\n")[2])
+            finally:
+                self._kill()
+        for name in (*names, "etcd"):
+            as_after_a_boot(self._place / "source" / name)
+
+    def _start(self, names: Sequence[str]) -> None:
+        began = time.monotonic()
+        self._mesh.etcd.__enter__()
+        self._mesh._together(names)
+        self.report.slowest = max(self.report.slowest, time.monotonic() - began)
+        self._mesh.await_map(
+            lambda cluster: (
+                all(node.state == ("up" if node.node_id in names else "away") for node in cluster.nodes)
+                and len(cluster.nodes) == len(_NODES)
+            ),
+            _PATIENCE,
+        )
+
+    def _kill(self) -> None:
+        for node in self._mesh.nodes.values():
+            node.kill()
+        self._mesh.etcd.__exit__()
+
+    def _give_up(self, name: str) -> None:
+        """As `mesh cluster lost` does without `--anyway`: the others have all that it had."""
+        self._mesh._change(name, "lost")
+        self._mesh.await_map(lambda cluster: not cluster.is_rebalancing, _PATIENCE)
+
+    # --- writers
+
+    def _prepare(self, node: Daemon) -> None:
+        with closing(node.client()) as client:
+            for traffic in self._traffic:
+                traffic.prepare(node, client)
+
+    def _write(self, nodes: Sequence[Daemon], seconds: float) -> None:
+        ended = threading.Event()
+        writers = [
+            threading.Thread(
+                target=self._writer,
+                args=(nodes[number % len(nodes)], number, self._chance.randrange(1 << 31), ended),
+            )
+            for number in range(_CLIENTS)
+        ]
+        for writer in writers:
+            writer.start()
+        time.sleep(seconds)
+        for node in nodes:
+            node.pause()
+        self._cut_at = time.monotonic()
+        self._kill()
+        ended.set()
+        for writer in writers:
+            writer.join(120)
+
+    def _writer(self, node: Daemon, number: int, seed: int, ended: threading.Event) -> None:
+        chance = random.Random(seed)
+        with closing(node.client()) as client:
+            while not ended.is_set():
+                try:
+                    chance.choice(self._traffic).change(node, client, number, chance)
+                except (ClientError, BotoCoreError, OSError):
+                    if not ended.is_set():
+                        time.sleep(0.02)
+
+    # --- what is found
+
+    def _compare(self, nodes: Sequence[Daemon]) -> None:
+        since = oldest_kept(self._cut_at, relaxed=self._relaxed)
+        for node in nodes:
+            with closing(node.client()) as client:
+                for traffic in self._traffic:
+                    for name, history in sorted(traffic.histories.items()):
+                        value = _found(traffic, node, client, name)
+                        if not traffic.allows(name, value, since):
+                            last = history.attempts[-1]
+                            age = self._cut_at - last.acknowledged
+                            self.report.add(
+                                f"{name} at {node.endpoint}: found {value}, the last of "
+                                f"{len(history.attempts)} was {last.value}, acknowledged "
+                                + (f"{age:.2f} s before" if last.acknowledged else "never")
+                            )
+        for traffic in self._traffic:
+            for history in traffic.histories.values():
+                history.after_cut(since)
+
+
+def _found(traffic: Traffic, node: Daemon, client: Any, name: str) -> Any:
+    """What a node says of a name; a mesh that has just started may refuse for some seconds."""
+    for _ in range(_TRIES):
+        value: Any = None
+        try:
+            value = traffic.find(node, client, name)
+        except ClientError as error:
+            value = f"damaged: {error}"
+        if "SlowDown" not in str(value) and "(503)" not in str(value):
+            return value
+        time.sleep(0.5)
+    return value

@@ -1,0 +1,524 @@
+"""What writers do to a daemon before the power fails, by kind: objects, versions, uploads in parts, settings
+and accounts, and what is made of stored data.
+
+Law: each name has one writer. A kind notes each change before it is asked for and after it was acknowledged,
+and says later what it finds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from tests.powercuts.history import Attempt, History
+from tests.support.job_fixtures import ended, members, objects
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Hashable, Iterator, Mapping
+
+    from tests.support.daemons import Daemon
+
+BUCKET: Final = "power"
+_NAMES: Final = 8
+_SIZES: Final = (9, 3000, 200_000)
+DAMAGED: Final = "damaged: "
+"""Begins what is found where a read says that the bytes are not what they were."""
+
+
+def digest(body: bytes) -> str:
+    """What histories keep of bytes."""
+    return f"{len(body)} bytes {hashlib.sha256(body).hexdigest()[:12]}"
+
+
+class Traffic:
+    """One kind. `histories` by name; `acknowledged` counts changes."""
+
+    bucket = ""
+
+    def __init__(self) -> None:
+        self.histories: dict[str, History] = {}
+        self.acknowledged = 0
+        self._counting = threading.Lock()
+
+    def prepare(self, daemon: Daemon, client: Any) -> None:
+        """Before the first writers of a life; not judged."""
+
+    def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
+        """One change by the writer of this number. Raises ClientError, BotoCoreError, OSError."""
+        raise NotImplementedError
+
+    def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
+        """What is there now; None if nothing is."""
+        raise NotImplementedError
+
+    def allows(self, name: str, value: Hashable, since: float) -> bool:
+        """Whether a mesh may answer this. Where it takes several requests to find out, and a change has had
+        no answer, each may show it or not."""
+        return value in self.histories[name].allowed(since)
+
+    def disagreements(self, client: Any, found: Mapping[str, Hashable]) -> list[str]:
+        """What else says something different."""
+        return []
+
+    @contextmanager
+    def changing(self, name: str, value: Hashable) -> Iterator[None]:
+        """The block makes the change; without an error it was acknowledged."""
+        attempt = Attempt(value, time.monotonic())
+        self.histories.setdefault(name, History()).attempts.append(attempt)
+        yield
+        attempt.acknowledged = time.monotonic()
+        with self._counting:
+            self.acknowledged += 1
+
+    def _create_bucket(self, client: Any, bucket: str) -> None:
+        try:
+            client.create_bucket(Bucket=bucket)
+        except client.exceptions.BucketAlreadyOwnedByYou:
+            return
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response["Error"]["Code"])
+
+
+def _read(client: Any, **asked: Any) -> str | None:
+    """The digest of an object, None if there is none, or what is said of a damaged one."""
+    try:
+        return digest(client.get_object(**asked)["Body"].read())
+    except ClientError as error:
+        return None if _code(error) == "NoSuchKey" else DAMAGED + str(error)
+    except BotoCoreError as error:
+        return DAMAGED + str(error)
+
+
+class Objects(Traffic):
+    """Objects are put, in parts too, and deleted."""
+
+    bucket = BUCKET
+
+    def prepare(self, daemon: Daemon, client: Any) -> None:
+        self._create_bucket(client, self.bucket)
+
+    def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
+        key = f"client{number}/{chance.randrange(_NAMES)}"
+        body = None if chance.random() < 0.2 else chance.randbytes(chance.choice(_SIZES))
+        name = {"Bucket": self.bucket, "Key": key}
+        with self.changing(key, None if body is None else digest(body)):
+            if body is None:
+                client.delete_object(**name)
+            elif chance.random() < 0.06:
+                put_in_parts(client, name, body)
+            else:
+                client.put_object(**name, Body=body)
+
+    def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
+        return _read(client, Bucket=self.bucket, Key=name)
+
+    def disagreements(self, client: Any, found: Mapping[str, Hashable]) -> list[str]:
+        listed = {
+            each["Key"]
+            for page in client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
+            for each in page.get("Contents", ())
+        }
+        there = {key for key, value in found.items() if value is not None}
+        return [f"{key}: the listing disagrees" for key in sorted(listed ^ there)]
+
+
+def put_in_parts(client: Any, name: Mapping[str, str], body: bytes) -> None:
+    """Upload an object in one part."""
+    upload = client.create_multipart_upload(**name)["UploadId"]
+    tag = client.upload_part(**name, UploadId=upload, PartNumber=1, Body=body)["ETag"]
+    parts = {"Parts": [{"PartNumber": 1, "ETag": tag}]}
+    client.complete_multipart_upload(**name, UploadId=upload, MultipartUpload=parts)
+
+
+class Conditional(Traffic):
+    """Chains of `If-Match`, and names that only one of several writers may create."""
+
+    bucket = "conditional"
+
+    def prepare(self, daemon: Daemon, client: Any) -> None:
+        self._create_bucket(client, self.bucket)
+
+    def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
+        body = chance.randbytes(chance.choice(_SIZES))
+        if chance.random() < 0.3:
+            self._create(client, f"once/{chance.randrange(40)}", body)
+            return
+        name = {"Bucket": self.bucket, "Key": f"client{number}/{chance.randrange(3)}"}
+        try:
+            condition = {"IfMatch": client.head_object(**name)["ETag"]}
+        except ClientError as error:
+            if _code(error) != "404":
+                raise
+            condition = {"IfNoneMatch": "*"}
+        with self.changing(name["Key"], digest(body)):
+            client.put_object(**name, Body=body, **condition)
+
+    def _create(self, client: Any, key: str, body: bytes) -> None:
+        """Refused attempts are no part of the history: they must never be seen."""
+        attempt = Attempt(digest(body), time.monotonic())
+        with self._counting:
+            attempts = self.histories.setdefault(key, History()).attempts
+            attempts.append(attempt)
+        try:
+            client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
+        except ClientError as error:
+            if _code(error) == "PreconditionFailed":
+                attempts.remove(attempt)
+            raise
+        attempt.acknowledged = time.monotonic()
+        with self._counting:
+            self.acknowledged += 1
+
+    def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
+        return _read(client, Bucket=self.bucket, Key=name)
+
+
+class Versions(Traffic):
+    """Versions and delete markers, with tags; versions are removed by id. The value of a name is all of its
+    versions, the newest first."""
+
+    bucket = "versioned"
+
+    def prepare(self, daemon: Daemon, client: Any) -> None:
+        self._create_bucket(client, self.bucket)
+        client.put_bucket_versioning(Bucket=self.bucket, VersioningConfiguration={"Status": "Enabled"})
+
+    def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
+        key = f"client{number}/{chance.randrange(3)}"
+        name, found = {"Bucket": self.bucket, "Key": key}, self._versions(client, key)
+        state = [self._state(client, key, each) for each in found]
+        if found and (len(found) > 5 or chance.random() < 0.25):
+            gone = chance.randrange(len(found))
+            with self.changing(key, _joined(state[:gone] + state[gone + 1 :])):
+                client.delete_object(**name, VersionId=found[gone]["VersionId"])
+        elif chance.random() < 0.25:
+            with self.changing(key, _joined(["marker", *state])):
+                client.delete_object(**name)
+        else:
+            body, tag = chance.randbytes(chance.choice(_SIZES)), str(chance.randrange(1000))
+            with self.changing(key, _joined([f"{digest(body)} t={tag}", *state])):
+                client.put_object(**name, Body=body, Tagging=f"t={tag}")
+
+    def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
+        return _joined([self._state(client, name, each) for each in self._versions(client, name)])
+
+    def _versions(self, client: Any, key: str) -> list[dict[str, Any]]:
+        page = client.list_object_versions(Bucket=self.bucket, Prefix=key)
+        found = [
+            *page.get("Versions", ()),
+            *({**each, "marker": True} for each in page.get("DeleteMarkers", ())),
+        ]
+        return sorted(
+            (each for each in found if each["Key"] == key), key=lambda each: each["VersionId"], reverse=True
+        )
+
+    def _state(self, client: Any, key: str, version: Mapping[str, Any]) -> str:
+        if version.get("marker"):
+            return "marker"
+        name = {"Bucket": self.bucket, "Key": key, "VersionId": version["VersionId"]}
+        tags = client.get_object_tagging(**name)["TagSet"]
+        return " ".join([str(_read(client, **name)), *(f"{tag['Key']}={tag['Value']}" for tag in tags)])
+
+
+def _joined(state: list[str]) -> str | None:
+    return "; ".join(state) or None
+
+
+class Uploads(Traffic):
+    """Uploads in progress: parts are added and replaced, uploads are ended and begun. The value of a name is
+    its object, and the parts of its upload."""
+
+    bucket = "parts"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ids: dict[str, str] = {}
+
+    def prepare(self, daemon: Daemon, client: Any) -> None:
+        self._create_bucket(client, self.bucket)
+
+    def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
+        key = f"client{number}/{chance.randrange(2)}"
+        name, (content, parts) = {"Bucket": self.bucket, "Key": key}, self._state(client, key)
+        if parts is None:
+            with self.changing(key, _told(content, {})):
+                client.create_multipart_upload(**name)
+            return
+        name["UploadId"] = self._ids[key]
+        act = chance.random()
+        if parts and act < 0.2:
+            with self.changing(key, _told(content, None)):
+                client.abort_multipart_upload(**name)
+        elif parts and act < 0.45:
+            last, (tag, told) = max(parts.items())
+            with self.changing(key, _told(told, None)):
+                chosen = {"Parts": [{"PartNumber": last, "ETag": tag}]}
+                client.complete_multipart_upload(**name, MultipartUpload=chosen)
+        else:
+            part, body = chance.randrange(1, 4), chance.randbytes(chance.choice(_SIZES))
+            tag = f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
+            with self.changing(key, _told(content, parts | {part: (tag, digest(body))})):
+                client.upload_part(**name, PartNumber=part, Body=body)
+            self._told_of[tag] = digest(body)
+
+    _told_of: Final[dict[str, str]] = {}
+
+    def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
+        return _told(*self._state(client, name))
+
+    def allows(self, name: str, value: Hashable, since: float) -> bool:
+        allowed = [
+            json.loads(str(each)) if each else [None, None] for each in self.histories[name].allowed(since)
+        ]
+        content, parts = json.loads(str(value)) if value else (None, None)
+        return content in [each[0] for each in allowed] and parts in [each[1] for each in allowed]
+
+    def _state(self, client: Any, key: str) -> tuple[str | None, dict[int, tuple[str, str]] | None]:
+        """The object, and the parts of the only upload; None without one."""
+        content = _read(client, Bucket=self.bucket, Key=key)
+        found = client.list_multipart_uploads(Bucket=self.bucket, Prefix=key).get("Uploads", [])
+        ids = [each["UploadId"] for each in found if each["Key"] == key]
+        if not ids:
+            return content, None
+        self._ids[key] = ids[0]
+        page = client.list_parts(Bucket=self.bucket, Key=key, UploadId=ids[0])
+        parts = {each["PartNumber"]: each["ETag"] for each in page.get("Parts", ())}
+        told = {number: (tag, self._told_of.get(tag, "unknown")) for number, tag in parts.items()}
+        return content, told | ({0: ("", f"{len(ids)} uploads")} if len(ids) > 1 else {})
+
+
+def _told(content: str | None, parts: Mapping[int, tuple[str, str]] | None) -> str | None:
+    if content is None and parts is None:
+        return None
+    return json.dumps([content, None if parts is None else {n: parts[n][0] for n in sorted(parts)}])
+
+
+class Settings(Traffic):
+    """What the control store keeps: buckets with their settings, users, keys and policies; and the tags and
+    grants of objects."""
+
+    def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
+        kind = chance.choice(list(_SETTINGS))
+        _SETTINGS[kind](self, daemon, client, f"client{number}", str(chance.randrange(1 << 30)))
+
+    def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
+        kind, _, whose = name.partition(" ")
+        try:
+            return str(found) if (found := _FOUND[kind](daemon, client, whose)) is not None else None
+        except ClientError as error:
+            if _code(error).startswith("NoSuch"):
+                return None
+            raise
+
+    def bucket_tags(self, daemon: Daemon, client: Any, who: str, value: str) -> None:
+        self._create_bucket(client, f"{who}-settings")
+        with self.changing(f"tags {who}", value):
+            tags = {"TagSet": [{"Key": "k", "Value": value}]}
+            client.put_bucket_tagging(Bucket=f"{who}-settings", Tagging=tags)
+
+    def bucket_policy(self, daemon: Daemon, client: Any, who: str, value: str) -> None:
+        self._create_bucket(client, f"{who}-settings")
+        with self.changing(f"policy {who}", value):
+            client.put_bucket_policy(Bucket=f"{who}-settings", Policy=json.dumps(_policy(who, value)))
+
+    def object_tags(self, daemon: Daemon, client: Any, who: str, value: str) -> None:
+        self._create_bucket(client, f"{who}-settings")
+        name = {"Bucket": f"{who}-settings", "Key": "tagged"}
+        try:
+            client.head_object(**name)
+        except ClientError:
+            with self.changing(f"object {who}", "k= private"):
+                client.put_object(**name, Body=b"x", Tagging="k=")
+            return
+        grant = "public-read" if int(value) % 2 else "private"
+        before = self.histories[f"object {who}"].attempts[-1]
+        tag = str(before.value).partition(" ")[0]
+        if before.acknowledged and int(value) % 3 == 0:
+            with self.changing(f"object {who}", f"{tag} {grant}"):
+                client.put_object_acl(**name, ACL=grant)
+        elif before.acknowledged:
+            with self.changing(f"object {who}", f"k={value} {str(before.value).rpartition(' ')[2]}"):
+                tags = {"TagSet": [{"Key": "k", "Value": value}]}
+                client.put_object_tagging(**name, Tagging=tags)
+
+    def bucket(self, daemon: Daemon, client: Any, who: str, value: str) -> None:  # type: ignore[override]
+        """A bucket comes and goes."""
+        there = _bucket_there(daemon, client, who)
+        with self.changing(f"bucket {who}", None if there else "there"):
+            (client.delete_bucket if there else client.create_bucket)(Bucket=f"{who}-bucket")
+
+    def user(self, daemon: Daemon, client: Any, who: str, value: str) -> None:
+        if daemon.request("GET", f"/-/admin/users/{who}").status == 404:
+            with self.changing(f"user {who}", f"{value}@x.y"):
+                asked = {"user_id": who, "policies": [], "email": f"{value}@x.y"}
+                _ask(daemon, "POST", "/-/admin/users", asked)
+        else:
+            with self.changing(f"user {who}", None):
+                _ask(daemon, "DELETE", f"/-/admin/users/{who}")
+
+    def rights(self, daemon: Daemon, client: Any, who: str, value: str) -> None:
+        with self.changing(f"rights {who}", value):
+            _ask(daemon, "PUT", f"/-/admin/policies/{who}", _rights(value))
+
+
+_SETTINGS: Final[dict[str, Callable[..., None]]] = {
+    "tags": Settings.bucket_tags,
+    "policy": Settings.bucket_policy,
+    "object": Settings.object_tags,
+    "bucket": Settings.bucket,
+    "user": Settings.user,
+    "rights": Settings.rights,
+}
+
+
+def _policy(who: str, value: str) -> dict[str, Any]:
+    resource = f"arn:aws:s3:::{who}-settings/{value}"
+    allowed = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": resource}
+    return {"Version": "2012-10-17", "Statement": [allowed]}
+
+
+def _rights(value: str) -> dict[str, Any]:
+    allowed = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::a/{value}"}
+    return {"Version": "2012-10-17", "Statement": [allowed]}
+
+
+def _ask(daemon: Daemon, method: str, target: str, document: Any = None) -> Any:
+    answer = daemon.request(method, target, b"" if document is None else json.dumps(document).encode())
+    if answer.status >= 300:
+        raise OSError(f"{method} {target}: {answer.status} {answer.body[:200]!r}")
+    return json.loads(answer.body) if answer.body else None
+
+
+def _bucket_tags(daemon: Daemon, client: Any, who: str) -> Any:
+    return client.get_bucket_tagging(Bucket=f"{who}-settings")["TagSet"][0]["Value"]
+
+
+def _bucket_policy(daemon: Daemon, client: Any, who: str) -> Any:
+    found = json.loads(client.get_bucket_policy(Bucket=f"{who}-settings")["Policy"])
+    return found["Statement"][0]["Resource"].rpartition("/")[2]
+
+
+def _object(daemon: Daemon, client: Any, who: str) -> Any:
+    name = {"Bucket": f"{who}-settings", "Key": "tagged"}
+    tags = client.get_object_tagging(**name)["TagSet"]
+    public = any(
+        "AllUsers" in grant["Grantee"].get("URI", "") for grant in client.get_object_acl(**name)["Grants"]
+    )
+    return f"k={tags[0]['Value']} {'public-read' if public else 'private'}"
+
+
+def _bucket_there(daemon: Daemon, client: Any, who: str) -> Any:
+    names = {each["Name"] for each in client.list_buckets()["Buckets"]}
+    return "there" if f"{who}-bucket" in names else None
+
+
+def _user(daemon: Daemon, client: Any, who: str) -> Any:
+    answer = daemon.request("GET", f"/-/admin/users/{who}")
+    return None if answer.status == 404 else json.loads(answer.body)["email"]
+
+
+def _right(daemon: Daemon, client: Any, who: str) -> Any:
+    answer = daemon.request("GET", f"/-/admin/policies/{who}")
+    if answer.status == 404:
+        return None
+    found = json.loads(answer.body)
+    return json.dumps(found).rpartition("arn:aws:s3:::a/")[2].partition('"')[0]
+
+
+_FOUND: Final[dict[str, Callable[[Daemon, Any, str], Any]]] = {
+    "tags": _bucket_tags,
+    "policy": _bucket_policy,
+    "object": _object,
+    "bucket": _bucket_there,
+    "user": _user,
+    "rights": _right,
+}
+
+_SAMPLES: Final = {f"{number:03}.txt": b"sample %d" % number * 400 for number in range(24)}
+
+
+class Derived(Traffic):
+    """What is made of stored samples: snapshots, plans, views, and jobs with their outputs, which go on after
+    the cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prepared = False
+        self._made = 0
+
+    def prepare(self, daemon: Daemon, client: Any) -> None:
+        if self._prepared:
+            return
+        for bucket in ("samples", "made"):
+            self._create_bucket(client, bucket)
+        for key, body in _SAMPLES.items():
+            client.put_object(Bucket="samples", Key=f"in/{key}", Body=body)
+        time.sleep(3.0)  # relaxed stores keep what is that old
+        self._prepared = True
+
+    def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
+        asked: dict[str, Any]
+        with self._counting:
+            self._made += 1
+            made = self._made
+        match chance.choice(("view", "job", "plan")):
+            case "view":
+                count = chance.randrange(2, 9)
+                view = {"kind": "shards", "prefix": "in/", "count": count}
+                asked = {"bucket": "samples", "name": f"v{made}", "view": view}
+                with self.changing(f"view v{made}", f"{-(-len(_SAMPLES) // count)} shards"):
+                    _ask(daemon, "POST", "/-/views", asked)
+                time.sleep(chance.uniform(0.1, 0.4))
+            case "job":
+                target = f"s3://made/j{made}"
+                asked = {"kind": "shard", "source": "s3://samples/in", "target": target, "count": 5}
+                with self.changing(f"job j{made}", "done"):
+                    _ask(daemon, "POST", "/-/jobs", asked)
+                time.sleep(chance.uniform(0.0, 1.0))
+            case _:
+                seed = chance.randrange(1000)
+                fields = {"source": "s3://samples/in/", "fields": {"text": "txt"}}
+                snapshot = _ask(daemon, "POST", "/-/snapshots", fields)["snapshot"]
+                asked = {"snapshot": snapshot, "spec": {"seed": seed, "ops": []}, "batch": 4}
+                plan = _ask(daemon, "POST", "/-/plans", asked)["plan"]
+                # It is known by its content, and may have been there before.
+                with self.changing(f"plan {plan}", "200"):
+                    _ask(daemon, "POST", "/-/plans", asked)
+
+    def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
+        kind, _, which = name.partition(" ")
+        if kind == "plan":
+            status = daemon.request("GET", f"/-/plans/{which}/0/1?batch=4").status
+            return None if status == 404 else str(status)
+        if kind == "view":
+            try:
+                found = objects(client, f"samples--{which}")
+            except ClientError as error:
+                return None if _code(error) == "NoSuchBucket" else str(error)
+            return f"{len(found)} shards" if members(*found.values()) == _SAMPLES else "other samples"
+        asked = _ask(daemon, "GET", "/-/jobs")["jobs"]
+        jobs = [each for each in asked if each["spec"]["target"] == f"s3://made/{which}/"]
+        if not jobs:
+            return None
+        state = ended(daemon, jobs[0])["state"]
+        made = members(*objects(client, "made", f"{which}/").values())
+        return state if made == _SAMPLES else f"{state}, {len(made)} of {len(_SAMPLES)} samples"
+
+
+KINDS: Final[dict[str, Callable[[], Traffic]]] = {
+    "objects": Objects,
+    "conditional": Conditional,
+    "versions": Versions,
+    "uploads": Uploads,
+    "settings": Settings,
+    "derived": Derived,
+}
