@@ -1,4 +1,4 @@
-"""The `meshd` command: `serve`, `dev`, `admin`, `fsck`, `inspect`.
+"""The `meshd` command: `serve`, `dev`, `admin`, `fsck`, `doctor`, `inspect`.
 
 A command parses, calls and prints; there is no other logic here. Commands are imported on first use, so
 `meshd --help` is quick and `serve` sets the environment before anything heavy is loaded.
@@ -21,6 +21,7 @@ _COMMANDS = {
     "dev": ("meshd.cli.dev", "dev", "Run a mesh of several nodes on this machine, for trials."),
     "admin": ("meshd.cli.admin", "admin", "Manage users, keys and policies; temporary credentials."),
     "fsck": ("meshd.cli.fsck", "fsck", "Verify a data directory, or rebuild its index."),
+    "doctor": ("meshd.cli.doctor", "doctor", "Say what the disks are, and what weakens their promises."),
     "inspect": ("meshd.cli.inspect_store", "inspect", "Show a record, a data file, or statistics."),
 }
 

@@ -142,6 +142,7 @@ def _assemble(values: Mapping[str, object], warnings: tuple[str, ...]) -> NodeSe
         segment_bytes=value["segment-size"],
         index_map_bytes=value["index-map"],
         disk_type=value["disk-type"],
+        any_index_file_system=value["index-file-system"] == "any",
         tombstone_seconds=_tombstone_ttl(value) if value["control"] is not None else 0.0,
     )
     http = HttpSettings(

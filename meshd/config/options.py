@@ -275,6 +275,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("small-object", parse_size, lambda: 1 << 20),
         Option("segment-size", at_least(1 << 20), lambda: 256 << 20),
         Option("disk-type", choice("auto", "rotational", "solid-state"), lambda: "auto"),
+        Option("index-file-system", choice("local", "any"), lambda: "local"),
         Option("index-map", at_least(16 << 20), lambda: 64 << 30),
         Option("listen", parse_listen, lambda: ("127.0.0.1", 9000)),
         Option("tls-cert", parse_path, lambda: None),

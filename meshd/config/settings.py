@@ -49,6 +49,8 @@ class StoreSettings:
     disk_type: DiskType = "auto"
     """What the disks are: on rotational ones, coming batches are read ahead in the order of the disk. auto:
     as the kernel reports it; virtual disks and network file systems count as solid-state."""
+    any_index_file_system: bool = False
+    """Whether the index may be on a network file system."""
     family: int = 0
     """Where the numbers of disks and data files begin; a store next to another one must use other numbers."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import threading
 from contextlib import suppress
@@ -16,11 +17,15 @@ from typing import TYPE_CHECKING
 
 from meshd.config import ConfigError
 from meshd.errors import DirectoryInUseError
+from meshd.store.disks.file_systems import file_system_of, require_index_file_system
+from meshd.store.errors import FormatError
 from meshd.util.clock import SystemClock
+from meshd.util.directories import make_directory
 
 if TYPE_CHECKING:
-    from meshd.config import NodeSettings
+    from meshd.config import NodeSettings, StoreSettings
 
+_log = logging.getLogger("meshd.disks")
 _LOCK_TIMEOUT = 3.0  # seconds that the children of a killed daemon have to end
 _STEP = 0.05
 _MIN_FREE_BYTES = 2 << 20  # bytes
@@ -98,17 +103,37 @@ def prepare_data_dir(settings: NodeSettings) -> DaemonLock:
         raise
     for directory in (cache.data_dir, cache.index_dir):
         _create(directory)
+    try:
+        _check_file_systems(store)
+    except ConfigError:
+        lock.release()
+        raise
     _create(settings.origin_credentials, writes=False)  # in Kubernetes a Secret, mounted read-only
     for disk in cache.disks:
         _create(disk, is_disk=True)
     return lock
 
 
+def _check_file_systems(store: StoreSettings) -> None:
+    """Log what weakens the promises of the disks. Raises ConfigError for an index where it cannot be."""
+    for directory in dict.fromkeys((store.data_dir, store.index_dir, *store.disks)):
+        found = file_system_of(directory)
+        for weakness in [] if found is None else found.weaknesses:
+            _log.warning("a mount option weakens promises", extra={"disk": str(directory), "why": weakness})
+    if store.any_index_file_system:
+        return
+    for directory in dict.fromkeys((store.index_dir, store.data_dir)):  # the control store is an index, too
+        try:
+            require_index_file_system(directory)
+        except FormatError as error:
+            raise ConfigError(str(error)) from error
+
+
 def _create(directory: Path, *, is_disk: bool = False, writes: bool = True) -> None:
     """Create a directory. Raises ConfigError; not for a failed disk, since recovery decides about those."""
     rights, lacking = (os.R_OK | os.W_OK | os.X_OK, "writable") if writes else (os.R_OK | os.X_OK, "readable")
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(directory, 0o700)
         usable = os.access(directory, rights) or (is_disk and _is_read_only(directory))
     except OSError as error:
         if is_disk and not isinstance(error, PermissionError):

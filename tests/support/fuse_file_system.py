@@ -1,6 +1,6 @@
 """A file system in user space above a directory, as odd as some real ones: it tells
-no size and has no Unix sockets. `python -m tests.support.fuse_file_system SOURCE MOUNT` serves it until
-unmounted. It needs root, /dev/fuse and libfuse 3.
+no size and has no Unix sockets. `python -m tests.support.fuse_file_system SOURCE MOUNT [OPTION[=VALUE]]…`
+serves it until unmounted, with these options of a mount. It needs root, /dev/fuse and libfuse 3.
 """
 
 from __future__ import annotations
@@ -121,8 +121,9 @@ class PassThrough(Operations):  # type: ignore[misc]
 
 
 def main() -> None:
-    source, mount = sys.argv[1:]
-    FUSE(PassThrough(source), mount, foreground=True, fsname="odd", nothreads=False)
+    source, mount, *given = sys.argv[1:]
+    options = {name: value or True for name, _, value in (each.partition("=") for each in given)}
+    FUSE(PassThrough(source), mount, foreground=True, fsname="odd", nothreads=False, **options)
 
 
 if __name__ == "__main__":

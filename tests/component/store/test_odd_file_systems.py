@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.daemons import Daemon
+from tests.support.daemons import Daemon, DaemonFailedError
 from tests.support.fuse_mount import mounted, require_fuse
 
 if TYPE_CHECKING:
@@ -26,6 +26,30 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
     mount.mkdir()
     with mounted(source, mount):
         yield mount / "data"
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("subtype=sshfs", "an index on a network file system may be damaged without notice"),
+        ("direct_io", "cannot map files into shared memory"),
+    ],
+)
+def test_an_index_that_would_not_be_safe_is_refused(tmp_path: Path, option: str, why: str) -> None:
+    """With the way out, which works; the other directories of the node may be there, disks may, too."""
+    source, mount, elsewhere = tmp_path / "source", tmp_path / "mount", tmp_path / "elsewhere"
+    source.mkdir()
+    mount.mkdir()
+    with mounted(source, mount, option):
+        with pytest.raises(DaemonFailedError) as refused:
+            Daemon.start(data_dir=mount / "data")
+        assert why in str(refused.value)
+        assert "--index-dir" in str(refused.value)
+        with Daemon.start(data_dir=elsewhere, args=["--disk", str(mount / "disk")]) as daemon:
+            client = daemon.client()
+            client.create_bucket(Bucket="bucket")
+            client.put_object(Bucket="bucket", Key="a", Body=b"1")
+            assert client.get_object(Bucket="bucket", Key="a")["Body"].read() == b"1"
 
 
 def test_it_serves_and_starts_again(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
