@@ -9,6 +9,7 @@ make powercuts ARGS="--scenes store syncs"
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -58,7 +59,7 @@ _SCENES: Final[dict[str, dict[str, Any]]] = {
 }
 """Daemons, and what is written to them. Besides these there are `store`; `syncs`, a store of whose syncs one
 fails in each life; and `mesh`, three daemons and an etcd."""
-_MESH: Final = ["objects", "conditional", "uploads", "versions"]
+_MESH: Final = ["objects", "conditional", "uploads"]
 _ALL: Final = [*_SCENES, "store", "syncs", "mesh"]
 
 
@@ -102,6 +103,7 @@ def main() -> int:
     )
     parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="that each sync takes")
     asked = parser.parse_args()
+    logging.getLogger("meshd").setLevel(logging.CRITICAL)  # what stores in this process say of each cut
     modes = [mode for mode, only in ((False, asked.relaxed), (True, asked.commit)) if not only]
     options = [word for end in asked.ignore for word in ("--ignore", end)]
     options += ["--delay", str(asked.delay)]

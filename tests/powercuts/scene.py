@@ -17,7 +17,7 @@ from tests.support.daemons import Daemon, DaemonFailedError
 from tests.support.fuse_mount import mounted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
     from pathlib import Path
 
     from tests.powercuts.traffic import Traffic
@@ -144,7 +144,7 @@ class Scene:
     def _compare(self, daemon: Daemon, client: object) -> None:
         since = oldest_kept(self._cut_at, relaxed=self._relaxed)
         for traffic in self._traffic:
-            found = {name: traffic.find(daemon, client, name) for name in sorted(traffic.histories)}
+            found = self._find(traffic, daemon, client)
             for name, value in found.items():
                 history = traffic.histories[name]
                 if self._damages and DAMAGED in str(value):
@@ -161,6 +161,20 @@ class Scene:
             if found:
                 for problem in traffic.disagreements(client, found):
                     self.report.add(problem)
+
+    def _find(self, traffic: Traffic, daemon: Daemon, client: object) -> dict[str, Hashable]:
+        """What is there; asked again after a start where the daemon may have ended for a sync that failed."""
+        names = sorted(traffic.histories)
+        if self._failing_syncs:
+            try:
+                found = {name: traffic.find(daemon, client, name) for name in names}
+            except (ClientError, BotoCoreError, OSError):
+                found = dict.fromkeys(names, DAMAGED)
+            if not any(DAMAGED in str(value) for value in found.values()):
+                return found
+            daemon.kill()
+            daemon.up()
+        return {name: traffic.find(daemon, client, name) for name in names}
 
 
 def _last_line(output: str) -> str:

@@ -23,6 +23,7 @@ from meshd.store.disks.layout import (
     EXTENTS,
     LOST_DISKS_KEY,
     MOUNTED_DISKS_KEY,
+    SET_BACK_KEY,
     is_mounted,
     write_lost_disks,
 )
@@ -129,7 +130,7 @@ class DiskHealthMonitor:
         self.index_failed = ""
         self._quarantined_disks: set[int] = set()
         self._lock = asyncio.Lock()
-        self._data_lost = False
+        self._data_lost = bool(index.get_meta(SET_BACK_KEY))
         disks.set_refresh(self.apply_published_changes)
 
     def __repr__(self) -> str:
@@ -150,8 +151,12 @@ class DiskHealthMonitor:
         return bool(self._disks.roots)
 
     def take_data_lost_flag(self) -> bool:
-        """Returns True if data was lost with a disk since the last call."""
+        """Returns True if data was lost since the last call: with a disk, or before that because the index
+        went back to a checkpoint."""
         data_lost, self._data_lost = self._data_lost, False
+        if data_lost and self._index.get_meta(SET_BACK_KEY):
+            with self._index.write_transaction() as txn:
+                self._index.put_meta(txn, SET_BACK_KEY, False)
         return data_lost
 
     def disk_states(self) -> list[DiskState]:

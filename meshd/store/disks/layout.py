@@ -36,6 +36,8 @@ DRAFTS = "drafts"
 LOST_DISKS_KEY = "disks_lost"
 MOUNTED_DISKS_KEY = "disks_mounted"
 """Meta keys of the index: the numbers of the disks out of service, and of those that are mount points."""
+SET_BACK_KEY = "set_back"
+"""Meta key of the index: whether it went back to a checkpoint, and other nodes have what came after."""
 FANOUT = 64
 
 

@@ -23,6 +23,7 @@ from meshd.store.disks.layout import (
     FORMAT,
     LOST_DISKS_KEY,
     MOUNTED_DISKS_KEY,
+    SET_BACK_KEY,
     DiskMarker,
     Disks,
     read_marker,
@@ -303,16 +304,18 @@ def recover(settings: StoreSettings, missing_policy: MissingDiskPolicy = require
     """
     failing = _FailingDisks(writing=True)
     with DataDirLock.acquire_exclusive(settings.data_dir):
-        restore_after_power_cut(settings)
+        set_back = restore_after_power_cut(settings)
         shutil.rmtree(settings.index_dir / REBUILD_DIRECTORY, ignore_errors=True)  # one that was interrupted
         while True:
             try:
-                return _recover(settings, missing_policy, failing)
+                return _recover(settings, missing_policy, failing, set_back=set_back)
             except OSError as error:
                 failing.attribute_error(error, settings.disks)
 
 
-def _recover(settings: StoreSettings, missing_policy: MissingDiskPolicy, failing: _FailingDisks) -> int:
+def _recover(
+    settings: StoreSettings, missing_policy: MissingDiskPolicy, failing: _FailingDisks, *, set_back: bool
+) -> int:
     clock = SystemClock()
     with (
         closing(Index.open(settings)) as index,
@@ -323,6 +326,8 @@ def _recover(settings: StoreSettings, missing_policy: MissingDiskPolicy, failing
         lost = quarantine_lost_disks(index, disks)
         with index.write_transaction() as txn:
             record_mounts(index, disks, txn)
+            if set_back:
+                index.put_meta(txn, SET_BACK_KEY, True)
             _cut_tails(index, disks, txn)
             unused = _forget_unused(index, disks, txn)
         protect_index(index, settings, clock).close()  # the checkpoint before may need what goes now

@@ -184,13 +184,14 @@ def _loss_of(path: str) -> Iterator[None]:
 # start and end --------------------------------------------------------------------------------------------
 
 
-def restore_after_power_cut(settings: StoreSettings) -> None:
+def restore_after_power_cut(settings: StoreSettings) -> bool:
     """Set the index back to its last checkpoint if the machine went down while a process had it open without
-    syncs, or a sync of it failed. Call it before anything opens the index. Raises FormatError."""
+    syncs, or a sync of it failed; return whether that was so. Call it before anything opens the index. Raises
+    FormatError."""
     adopt_rebuilt_index(settings)
     told = _read_mark(settings)
     if told in ("", _CLEAN, _boot_id(), _SCHEME + _boot_id()):
-        return
+        return False
     checkpoint = restore_checkpoint(settings.index_dir) if told.startswith(_SCHEME) else None
     if checkpoint is None:
         raise FormatError(
@@ -201,6 +202,7 @@ def restore_after_power_cut(settings: StoreSettings) -> None:
         _why(told),
         extra={"index": str(settings.index_dir), "checkpoint": checkpoint.number},
     )
+    return True
 
 
 def _why(told: str) -> str:

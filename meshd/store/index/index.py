@@ -16,7 +16,7 @@ import msgspec
 
 from meshd.store.disks.layout import FORMAT
 from meshd.store.errors import DiskFailedError, DiskFullError, FormatError
-from meshd.store.index.checkpoint import OpeningPin
+from meshd.store.index.checkpoint import OpeningPin, read_checkpoint
 from meshd.store.index.listing import (
     ListingQuery,
     VersionQuery,
@@ -77,6 +77,8 @@ class Index:
         readonly: bool = False,
         checkpoints: bool = False,
     ) -> None:
+        if checkpoints and not readonly and read_checkpoint(path) is None:
+            Index(path, map_bytes=map_bytes).close()  # synced: there is no checkpoint to go back to
         is_new = not readonly and not (path / "data.mdb").exists()
         if is_new:
             make_directory(path)
@@ -95,6 +97,9 @@ class Index:
                 readahead=False,
                 meminit=False,
             )
+        except lmdb.Error as error:
+            raise self._unreadable(error) from error
+        try:
             if checkpoints and not readonly:
                 self._pin = OpeningPin(self.env, path)  # before this process writes anything
             else:
@@ -102,11 +107,15 @@ class Index:
             self._open_tables(readonly)
             if is_new:  # or a power cut takes the file's name, and all that is in it
                 sync_directory(path)
-        except lmdb.Error as error:
-            raise FormatError(
-                f"the index at {path} cannot be opened ({error}); run meshd fsck --rebuild"
-            ) from error
+        except BaseException as error:
+            self.close()
+            if isinstance(error, lmdb.Error):
+                raise self._unreadable(error) from error
+            raise
         self._begin = self.env.begin
+
+    def _unreadable(self, error: lmdb.Error) -> FormatError:
+        return FormatError(f"the index at {self.path} cannot be opened ({error}); run meshd fsck --rebuild")
 
     def _open_tables(self, readonly: bool) -> None:
         create = not readonly

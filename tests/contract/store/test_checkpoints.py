@@ -220,6 +220,24 @@ def test_what_nothing_changed_needs_no_checkpoint(tmp_path: Path) -> None:
     run(settings, doing)
 
 
+def test_a_store_that_went_back_asks_the_others_once(tmp_path: Path) -> None:
+    """Other owners may have what this one has lost: a comparison with them fetches it."""
+    settings = settings_at(tmp_path)
+    Store.recover(settings)
+    asked = list[bool]()
+
+    async def doing(store: Store) -> None:
+        await put_object(store, "a", b"1")
+        asked.append(store.disk_health.take_data_lost_flag())
+
+    for boots in (False, True, False):
+        if boots:
+            other_boot(settings)
+        Store.recover(settings)
+        run(settings, doing)
+    assert asked == [False, True, False]
+
+
 def test_a_kill_takes_nothing_back(tmp_path: Path) -> None:
     """The kernel still has every page: the index is newer than its checkpoint, and stays."""
     settings = settings_at(tmp_path)
