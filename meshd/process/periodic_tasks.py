@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -80,10 +81,19 @@ def process_tasks(node: NodeContext, reporter: ChildReporter) -> list[PeriodicTa
 
     return [
         PeriodicTask("tidy", 10.0, tidy),
+        PeriodicTask("index", 1.0, lambda: leave_unusable_index(node.store)),
         PeriodicTask("heartbeat", node.settings.hang_timeout / 10, beat),
         PeriodicTask("map", 0.5, look),
         PeriodicTask("damage", 0.25, lambda: quarantine_damaged(node)),
     ]
+
+
+async def leave_unusable_index(store: Store) -> None:
+    """End this process if it cannot use the index any more, after a failed sync of a meta page. Its successor
+    can."""
+    if not store.disk_health.index_is_usable:
+        _log.critical("this process cannot use the index any more, and is replaced: see the kernel log")
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:

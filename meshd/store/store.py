@@ -29,8 +29,9 @@ from meshd.store.engine.reader import ExtentReader, read_segment_extents
 from meshd.store.engine.upload_mutations import AbortUpload, CompleteUpload, CreateUpload
 from meshd.store.engine.writer import DiskObjectWriter, WriterResources
 from meshd.store.errors import StaleEpochError
-from meshd.store.index.index import Index, list_uploads, object_key
+from meshd.store.index.index import Index, object_key
 from meshd.store.index.tombstones import Tombstones, removals_since
+from meshd.store.index.upload_listing import list_uploads
 from meshd.store.integrity.quarantine import Quarantine, require_not_quarantined
 from meshd.store.integrity.scrub import Scrub
 from meshd.store.records import NULL, Removed, Upload
@@ -79,10 +80,7 @@ class Store:
         self._pool = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="meshd-store")
         self._committer = Committer(index, self._disks, clock, settings, writer)
         self._writers = WriterResources(settings, self._disks, self._committer, self._pool, clock, writer)
-        self.checkpointer = Checkpointer(
-            index, self._disks, clock, settings, needed=settings.durability == "relaxed"
-        )
-        """Used by one process of the node, the coordinator."""
+        self.checkpointer = Checkpointer(index, self._disks, clock, settings)
         self.compactor = Compactor(index, self._disks, self._committer, clock, self._run, settings)
         """Used by one process of the node, the coordinator."""
         self.quarantine = Quarantine(index, self._disks, self._committer, clock, self._run)

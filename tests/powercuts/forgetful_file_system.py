@@ -72,7 +72,7 @@ class Forgetful(PassThrough):
     `failing`: the number of the sync that fails. `delay`: seconds that a sync takes. `capacity`: bytes that
     it has, 0 for those of the disk below. `read_errors`: the share of reads of data files that fail; `flips`:
     how many of their bits are others after the cut. `journal`: a sync of any file keeps all names, as ext4
-    and XFS do."""
+    and XFS do. `trigger`: a file; once it is there, the next sync of a single page of an index fails."""
 
     def __init__(
         self,
@@ -87,9 +87,11 @@ class Forgetful(PassThrough):
         read_errors: float = 0.0,
         flips: int = 0,
         journal: bool = False,
+        trigger: str = "",
     ) -> None:
         super().__init__(source)
         self._capacity, self._used = capacity, _used(source) if capacity else 0
+        self._trigger = trigger
         self._read_errors, self._flips, self._journal = read_errors, flips, journal
         self._limbo, self._chance = limbo, random.Random(seed)
         self._ignored, self._failing, self._delay = ignored, failing, delay
@@ -181,7 +183,7 @@ class Forgetful(PassThrough):
                 return 0
             state = self._state(fh)
             self._syncs += 1
-            if self._syncs == self._failing:
+            if self._syncs == self._failing or self._is_triggered(path, state):
                 state.lost |= state.before
                 state.before.clear()
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -190,6 +192,16 @@ class Forgetful(PassThrough):
             if self._journal:
                 self._directories.clear()
             return 0
+
+    def _is_triggered(self, path: str, state: FileState) -> bool:
+        """Whether this is the sync of a meta page that is to fail, once."""
+        if not self._trigger or not path.endswith("index/data.mdb") or not set(state.before) <= {0, 1}:
+            return False
+        try:
+            os.unlink(self._at(self._trigger))
+        except FileNotFoundError:
+            return False
+        return True
 
     # --- names
 
@@ -352,6 +364,9 @@ def main() -> None:
     )
     parser.add_argument("--flips", type=int, default=0, metavar="N", help="bits of data flip at the cut")
     parser.add_argument("--journal", action="store_true", help="a sync of any file keeps all names")
+    parser.add_argument(
+        "--fail-meta-sync", default="", metavar="NAME", help="of an index, once this file is there"
+    )
     asked = parser.parse_args()
     limbo = f"{asked.source}.limbo"
     shutil.rmtree(limbo, ignore_errors=True)
@@ -369,6 +384,7 @@ def main() -> None:
                 read_errors=asked.read_errors,
                 flips=asked.flips,
                 journal=asked.journal,
+                trigger=asked.fail_meta_sync,
             ),
             asked.mount,
             foreground=True,

@@ -150,6 +150,11 @@ class DiskHealthMonitor:
         """Returns True if any disk is in service."""
         return bool(self._disks.roots)
 
+    @property
+    def index_is_usable(self) -> bool:
+        """Returns True if this process can use the index; if not, another process may still."""
+        return self._index.is_usable
+
     def take_data_lost_flag(self) -> bool:
         """Returns True if data was lost since the last call: with a disk, or before that because the index
         went back to a checkpoint."""

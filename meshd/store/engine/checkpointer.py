@@ -59,10 +59,10 @@ class Checkpointer:
     `lost`: why no checkpoint can be taken any more, until the store is opened again; None while they can."""
 
     def __init__(
-        self, index: Index, disks: Disks, clock: Clock, settings: StoreSettings, *, needed: bool
+        self, index: Index, disks: Disks, clock: Clock, settings: StoreSettings, *, needed: bool = False
     ) -> None:
         self._index, self._disks, self._clock, self._settings = index, disks, clock, settings
-        self.needed = needed
+        self.needed = needed or settings.durability == "relaxed"
         self.lost: LostSyncError | None = None
         self._last: Checkpoint | None = None
         self._pin: Any = None
@@ -252,7 +252,7 @@ def protect_index(index: Index, settings: StoreSettings, clock: Clock) -> Checkp
     returned before the index. Raises OSError."""
     relaxed, told = settings.durability == "relaxed", _read_mark(settings)
     known = {number: Path(path) for number, path in (index.get_meta("disks") or {}).items()}
-    checkpointer = Checkpointer(index, Disks(known), clock, settings, needed=relaxed or bool(told))
+    checkpointer = Checkpointer(index, Disks(known), clock, settings, needed=bool(told))
     checkpointer.take()
     if relaxed:
         _write_mark(settings, _SCHEME + _boot_id())

@@ -1,8 +1,7 @@
-"""LMDB index: objects, versions, uploads, parts, data files and store metadata; listing of uploads.
+"""LMDB index: objects, versions, uploads, parts, data files and store metadata.
 
 Law: a read opens a short transaction and closes it before anything waits. Writes happen inside
-`write_transaction`, which LMDB serializes across processes. This module never touches data files. The
-upload listing skips a whole common prefix with one seek.
+`write_transaction`, which LMDB serializes across processes. This module never touches data files.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ from meshd.store.index.checkpoint import OpeningPin, read_checkpoint
 from meshd.store.index.listing import (
     ListingQuery,
     VersionQuery,
-    common_prefix,
     entry_page,
     list_page,
     list_versions,
-    successor,
 )
 from meshd.store.index.ordered_table import OrderedTable, SlotBatchReader, SlotCursor, slot_filter
 from meshd.store.index.versions import Versions
-from meshd.store.records import DataFile, PartPage, Record, StoreStats, Upload, UploadedPart, UploadPage
+from meshd.store.records import DataFile, PartPage, Record, StoreStats, Upload, UploadedPart
 from meshd.telemetry import metrics
 from meshd.util.directories import make_directory, sync_directory
 
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.config import StoreSettings
-    from meshd.store.index.ordered_table import Cursor
     from meshd.store.records import DiskStats, EntryPage, Page, VersionPage
 
 
@@ -159,6 +155,16 @@ class Index:
             self.env.sync(True)
         except lmdb.Error as error:
             raise OSError(errno.EIO, str(error), str(self.path)) from error
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this process can use it. LMDB refuses everything in a process that could not write a meta
+        page; another process can go on."""
+        try:
+            self.env.begin().abort()
+        except lmdb.Error:
+            return False
+        return True
 
     # transactions -----------------------------------------------------------------------------------------
 
@@ -406,59 +412,3 @@ def _store_error_from(error: lmdb.Error) -> DiskFullError | DiskFailedError:
     if full:
         return DiskFullError("the file system of the index is full; free space under --index-dir")
     return DiskFailedError(f"writing the index failed: {error}; see the kernel log, then run meshd fsck")
-
-
-_TAIL = UPLOAD_ID_LENGTH + 1  # NUL and the id after each key
-
-
-def list_uploads(
-    index: Index,
-    bucket: str,
-    prefix: str,
-    delimiter: str,
-    key_marker: str,
-    id_marker: str,
-    limit: int,
-    slots: bytes | None = None,
-) -> UploadPage:
-    """See ObjectStore.list_uploads."""
-    base, want, delim, after = (
-        bucket.encode() + b"\0",
-        prefix.encode(),
-        delimiter.encode(),
-        key_marker.encode(),
-    )
-    uploads: list[Upload] = []
-    prefixes: list[str] = []
-    last: tuple[str, str] = ("", "")
-    start = base + max(want, after)
-    with index.read_transaction() as txn, index.uploads.open_cursor(txn, start) as all_uploads:
-        cursor: Cursor = all_uploads
-        if slots is not None:
-            cursor = SlotCursor(all_uploads, slot_filter(slots), base + want, _TAIL)
-        while cursor.key is not None and cursor.key.startswith(base + want):
-            name, upload_id = cursor.key[len(base) : -_TAIL], cursor.key[1 - _TAIL :]
-            rolled = common_prefix(name, want, delim)
-            if rolled is not None and rolled <= after:
-                cursor.seek(base + successor(rolled))
-                continue
-            if rolled is None and (name < after or (name == after and _seen(upload_id, id_marker))):
-                cursor.next()
-                continue
-            if len(uploads) + len(prefixes) >= limit:
-                return UploadPage(tuple(uploads), tuple(prefixes), limit > 0, *last)
-            if rolled is None:
-                uploads.append(_upload(cursor.value))
-                last = (name.decode(), upload_id.decode())
-                cursor.next()
-            else:
-                prefixes.append(rolled.decode())
-                last = (rolled.decode(), "")
-                cursor.seek(base + successor(rolled))
-    return UploadPage(tuple(uploads), tuple(prefixes))
-
-
-def _seen(upload_id: bytes, marker: str) -> bool:
-    """Returns True if an earlier page listed this upload of the marker's key; without an id, all of them were
-    listed."""
-    return not marker or upload_id <= marker.encode()
