@@ -167,16 +167,11 @@ class MeshScene:
                     for name, history in sorted(traffic.histories.items()):
                         value = _found(traffic, node, client, name)
                         if not traffic.allows(name, value, since):
-                            last = history.attempts[-1]
-                            age = self._cut_at - last.acknowledged
-                            self.report.add(
-                                f"{name} at {node.endpoint}: found {value}, the last of "
-                                f"{len(history.attempts)} was {last.value}, acknowledged "
-                                + (f"{age:.2f} s before" if last.acknowledged else "never")
-                            )
+                            told = [(each.value, each.acknowledged > 0) for each in history.attempts]
+                            self.report.add(f"{name} at {node.endpoint}: found {value}, after {told}")
         for traffic in self._traffic:
-            for history in traffic.histories.values():
-                history.after_cut(since)
+            for name in traffic.histories:
+                traffic.after_cut(name, since)
 
 
 def _found(traffic: Traffic, node: Daemon, client: Any, name: str) -> Any:

@@ -63,6 +63,10 @@ class Traffic:
         no answer, each may show it or not."""
         return value in self.histories[name].allowed(since)
 
+    def after_cut(self, name: str, since: float) -> None:
+        """Goes on from what a mesh may have kept."""
+        self.histories[name].after_cut(since)
+
     def disagreements(self, client: Any, found: Mapping[str, Hashable]) -> list[str]:
         """What else says something different."""
         return []
@@ -242,6 +246,7 @@ class Uploads(Traffic):
     def __init__(self) -> None:
         super().__init__()
         self._ids: dict[str, str] = {}
+        self._doubted: dict[str, set[str | None]] = {}
 
     def prepare(self, daemon: Daemon, client: Any) -> None:
         self._create_bucket(client, self.bucket)
@@ -276,11 +281,26 @@ class Uploads(Traffic):
         return _told(*self._state(client, name))
 
     def allows(self, name: str, value: Hashable, since: float) -> bool:
-        allowed = [
-            json.loads(str(each)) if each else [None, None] for each in self.histories[name].allowed(since)
-        ]
-        content, parts = json.loads(str(value)) if value else (None, None)
-        return content in [each[0] for each in allowed] and parts in [each[1] for each in allowed]
+        parts = [_untold(each)[1] for each in self.histories[name].allowed(since)]
+        found = _untold(value)
+        return found[0] in self._contents(name, since) and found[1] in parts
+
+    def after_cut(self, name: str, since: float) -> None:
+        self._doubted[name] = self._contents(name, since)
+        super().after_cut(name, since)
+
+    def _contents(self, name: str, since: float) -> set[str | None]:
+        """What the object may be. A completion without an answer stays in doubt until the next one is
+        acknowledged, whatever happens to parts in the meantime."""
+        found = set(self._doubted.get(name, {None}))
+        before = None
+        for each in self.histories[name].attempts:
+            content = _untold(each.value)[0]
+            if content != before:
+                settled = 0 < each.acknowledged <= since
+                found = {content} if settled and each.begun else found | {content}
+            before = content
+        return found
 
     def _state(self, client: Any, key: str) -> tuple[str | None, dict[int, tuple[str, str]] | None]:
         """The object, and the parts of the only upload; None without one."""
@@ -294,6 +314,11 @@ class Uploads(Traffic):
         parts = {each["PartNumber"]: each["ETag"] for each in page.get("Parts", ())}
         told = {number: (tag, self._told_of.get(tag, "unknown")) for number, tag in parts.items()}
         return content, told | ({0: ("", f"{len(ids)} uploads")} if len(ids) > 1 else {})
+
+
+def _untold(value: Hashable) -> tuple[str | None, Any]:
+    content, parts = json.loads(str(value)) if value else (None, None)
+    return content, parts
 
 
 def _told(content: str | None, parts: Mapping[int, tuple[str, str]] | None) -> str | None:
