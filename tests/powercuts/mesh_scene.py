@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from meshd.control.control_api import ControlError
 from tests.powercuts.history import SYNC_SECONDS, Report, as_after_a_boot, oldest_kept
 from tests.powercuts.scene import FILE_SYSTEM
 from tests.support.daemon_cluster import DaemonCluster
@@ -92,6 +93,9 @@ class MeshScene:
                     self._compare(nodes)
             except (DaemonFailedError, AssertionError) as error:
                 self.report.add(str(error).rstrip().rpartition("\n")[2])
+            except ControlError as error:
+                log = (self._place / "mesh" / "etcd" / "m0.log").read_text(errors="replace")
+                self.report.add(f"{error}\n{log[-2000:]}")
             finally:
                 self._kill()
         for name in (*names, "etcd"):
