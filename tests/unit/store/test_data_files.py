@@ -51,4 +51,5 @@ def test_a_file_system_without_the_call_is_no_failure(
     answer(monkeypatch, errno.EINVAL)
     for _ in range(3):
         file.append([_PIECE])
+    assert file.size == 3 * len(_PIECE)
     file.discard()
