@@ -25,6 +25,7 @@ def test_every_public_name_is_in_it() -> None:
         "mesh.MeshError",
         "mesh.errors",
         "mesh.ops",
+        "mesh.packed_rows",
     }
     assert {f"mesh.{name}" for name in meshsdk.__all__} <= told
 
