@@ -116,7 +116,7 @@ def _parse_field(name: str, value: Any) -> FieldSpec:
     document = checked_object(value, path, (*_PARTS, *_OF_ARRAYS, *_OF_COLUMNS))
     alone = document.keys() - set(_OF_ARRAYS if "array" in document else ())
     alone -= set(_OF_COLUMNS if "column" in document else ())
-    if len(alone) != 1:
+    if len(alone) != 1 or not alone <= set(_PARTS):
         raise PlanError(
             path,
             'give one of {"ext": [...]}, {"class": "prefix"}, {"array": "name"}, {"feature": "name"} and '

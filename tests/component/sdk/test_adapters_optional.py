@@ -112,7 +112,8 @@ def test_the_lightning_that_is_imported_is_taken(
     monkeypatch.delitem(sys.modules, "meshsdk.adapters.lightning", raising=False)
     made = {name: types.ModuleType(name) for name in ("lightning.pytorch", "pytorch_lightning")}
     for module in made.values():
-        module.LightningDataModule = type("LightningDataModule", (), {})  # type: ignore[attr-defined]
+        for name in ("LightningDataModule", "Callback"):
+            setattr(module, name, type(name, (), {}))
     monkeypatch.setattr("importlib.import_module", lambda name: made[name])
     if imported:
         monkeypatch.setitem(sys.modules, imported, made[imported])
@@ -122,6 +123,7 @@ def test_the_lightning_that_is_imported_is_taken(
     fresh = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fresh)
     assert issubclass(fresh.MeshDataModule, made[taken].LightningDataModule)
+    assert issubclass(fresh.DataStats, made[taken].Callback)
 
 
 # --- Grain ----------------------------------------------------------------------------------------

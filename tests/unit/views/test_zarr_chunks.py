@@ -97,8 +97,9 @@ def test_fields_of_rows_keep_their_document() -> None:
     assert fields_document(parse_fields(chunks)) == chunks
     with pytest.raises(PlanError, match="chunks"):
         parse_fields({"x": {"array": "a", "chunks": 1}})
-    with pytest.raises(PlanError, match="give one of"):
-        parse_fields({"x": {"chunks": True}})
+    for alone in ({"chunks": True}, {"as": "ids"}, {"chunks": True, "as": "ids"}):
+        with pytest.raises(PlanError, match="give one of"):
+            parse_fields({"x": alone})
 
 
 @given(
