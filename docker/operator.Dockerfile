@@ -17,6 +17,7 @@ RUN python -m venv --without-pip /opt/mesh \
  && python -m pip --python /opt/mesh/bin/python install --no-cache-dir --no-compile ".[operator]" \
  && python -m pip --python /opt/mesh/bin/python uninstall --yes awscrt click rich pygments markdown-it-py mdurl \
  && rm -r /opt/mesh/lib/python3.*/site-packages/meshd /opt/mesh/lib/python3.*/site-packages/meshsdk \
+    /opt/mesh/lib/python3.*/site-packages/meshdemo \
     /opt/mesh/bin/meshd /opt/mesh/bin/mesh \
  && /opt/bom/bin/cyclonedx-py environment --output-reproducible --of JSON -o /opt/mesh/sbom.cdx.json /opt/mesh/bin/python \
  && python docker/slim.py packages /opt/mesh && rm -rf /opt/bom && python docker/slim.py python \

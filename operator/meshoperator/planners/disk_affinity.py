@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from meshoperator.cluster_model import Cluster
-    from meshoperator.planners.cluster_state import ClusterState
+    from meshoperator.planners.cluster_state import ClusterState, Pod
     from meshwire.cluster import ClusterMap
 
 MACHINES_TOPIC: Final = "machines"
@@ -84,7 +84,11 @@ def machine_patch(pod: Mapping[str, Any], machine: str) -> tuple[dict[str, Any],
 
 def misplaced_pods(sight: ClusterState) -> Iterator[tuple[str, str]]:
     """Yield (pod, reason) for pods to be created again, on another Kubernetes node: those that came up where
-    their directory is not, and those that wait for a node that they no longer depend on."""
+    their directory is not, and those that wait for a node that they no longer depend on.
+
+    Two that have each other's places are created again together: one alone would find only the same wrong
+    place free, and so for ever.
+    """
     for pod in sight.pods:
         home = sight.machines.get(pod.name, "")
         if pod.ready or pod.leaving:
@@ -92,8 +96,22 @@ def misplaced_pods(sight: ClusterState) -> Iterator[tuple[str, str]]:
         needed = bool(home) and needs_directory(sight.map, pod.name)
         if not pod.node and pod.machine and not (needed and pod.machine == home and _exists(sight, home)):
             yield pod.name, f"it need not wait for Kubernetes node {pod.machine} any more"
-        elif pod.node and needed and pod.node != home and _takes_pods(sight, home):
+        elif not (pod.node and needed and pod.node != home and _takes_pods(sight, home)):
+            continue
+        elif not any(_starts_soon(other) for other in _owners(sight, pod.node)):
             yield pod.name, f"its directory is on Kubernetes node {home}, not on {pod.node}"
+
+
+def _owners(sight: ClusterState, machine: str) -> list[Pod]:
+    """Return the pods whose directories are on a Kubernetes node, and that are not there."""
+    return [pod for pod in sight.pods if sight.machines.get(pod.name) == machine and pod.node != machine]
+
+
+def _starts_soon(pod: Pod) -> bool:
+    """Return whether a pod is about to be created again, or to get a Kubernetes node that it may choose."""
+    if pod.leaving:
+        return not pod.overdue
+    return not pod.node and not pod.machine and "unschedulable" not in pod.trouble
 
 
 def lost_machines(sight: ClusterState) -> dict[str, str]:

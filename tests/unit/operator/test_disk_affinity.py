@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshoperator.controllers.storage import disk_labels
@@ -101,6 +102,21 @@ def test_daemons_that_came_up_on_each_others_nodes_are_moved_back_together() -> 
     assert _moved(_pod(0, "k1"), _pod(1, "k0")) == ["m-s-0", "m-s-1"]
     (reason,) = (said for name, said in misplaced_pods(_seen((_pod(0, "k1"),))) if name == "m-s-0")
     assert reason == "its directory is on Kubernetes node k0, not on k1"
+
+
+def test_one_of_two_that_have_each_others_places_waits_for_the_other() -> None:
+    """Alone it would come back to where it was: the other has its place, or is about to get it."""
+    here, there = _pod(0, "k1"), _pod(1, "k0")
+    assert _moved(here, replace(there, leaving=True)) == []
+    assert _moved(here, _pod(1, "")) == []
+    assert _moved(here, replace(there, leaving=True, overdue=True)) == ["m-s-0"]
+    assert _moved(here, replace(_pod(1, ""), trouble="is unschedulable: 0/3 nodes are available")) == [
+        "m-s-0"
+    ]
+    assert _moved(here, _pod(1, "", machine="k1")) == ["m-s-0"]  # it is tied to that place, and waits for it
+    assert _moved(_pod(0, "k2"), replace(there, node="k1", leaving=True)) == [
+        "m-s-0"
+    ]  # nobody wants its place
 
 
 def test_a_daemon_that_runs_or_is_where_it_belongs_is_left_alone() -> None:
