@@ -7,11 +7,9 @@ tensor equals what was saved. Invariant: what a round wrote is removed before th
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from bench.interleave import turns
-from bench.ready_process import StandingContender
+from bench.ready_process import StandingContender, measure_in_turn
 from bench.rows import MIB
 from bench.tables import number, table
 from meshsdk.client.s3_client import connect
@@ -51,13 +49,9 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
         server.endpoint, access_key=account.access_key, secret_key=account.secret_key, region="us-east-1"
     ) as client:
         client.create_bucket(BUCKET)
-    with ExitStack() as stack:
-        running = {name: stack.enter_context(_contender(name, server, scale)) for name in CONTENDERS}
-        for name, contender in running.items():
-            say(f"{NAME}: {name}, warming up")
-            contender.wait()
-        for number, name in turns(NAME, running, scale.rounds, say):
-            yield running[name].figure(number)
+    yield from measure_in_turn(
+        NAME, CONTENDERS, lambda name: _contender(name, server, scale), scale.rounds, say
+    )
 
 
 def _contender(name: str, server: Server, scale: Scale) -> StandingContender:

@@ -9,16 +9,17 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import psutil
 
+from bench.interleave import turns
 from bench.processes import family
 from bench.results import Figure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from bench.servers import Server
 
@@ -71,3 +72,20 @@ class StandingContender:
             return Figure(self._name, number, json.loads(self._process.stdout.readline()))
         except (OSError, ValueError):
             return Figure(self._name, number, {}, self._process.stderr.read()[-400:] or "it ended")
+
+
+def measure_in_turn(
+    row: str,
+    contenders: Sequence[str],
+    start: Callable[[str], StandingContender],
+    rounds: int,
+    say: Callable[[str], None],
+) -> Iterator[Figure]:
+    """Start a process for each contender, then take rounds in turn."""
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(start(name)) for name in contenders}
+        for name, contender in running.items():
+            say(f"{row}: {name}, warming up")
+            contender.wait()
+        for number, name in turns(row, running, rounds, say):
+            yield running[name].figure(number)

@@ -7,13 +7,9 @@ Every batch is looked at: its first column has whole numbers, no two alike.
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import sys
-import time
 from collections.abc import Mapping
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,18 +18,18 @@ import pyarrow.parquet as pq
 import torch
 
 import meshsdk as mesh
-from bench.processes import cpu_seconds
+from bench.steady_rate import serve_rounds
 from bench.table_row import BATCH, BUCKET, COLUMNS, PYARROW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 NAMES = [f"c{at:02d}" for at in range(COLUMNS)]
 _WINDOW = 4  # row groups whose rows are shuffled together
 Batch = Mapping[str, Any]
 
 
-def plain(endpoint: str) -> Iterator[Iterator[Batch]]:
+def plain(endpoint: str) -> Generator[Iterator[Batch], None, None]:
     """Rounds of what one writes with pyarrow."""
     files = pyarrow.fs.S3FileSystem(endpoint_override=endpoint, region="us-east-1")
     infos = files.get_file_info(pyarrow.fs.FileSelector(BUCKET))
@@ -55,7 +51,7 @@ def _shuffled(groups: list[tuple[Any, int]]) -> Iterator[Batch]:
                 yield {name: column[order[at : at + BATCH]] for name, column in columns.items()}
 
 
-def ours(endpoint: str) -> Iterator[Iterator[Batch]]:
+def ours(endpoint: str) -> Generator[Iterator[Batch], None, None]:
     """Rounds of a loader, each of a plan of its own."""
     with mesh.connect(endpoint) as client:
         ds = mesh.open(f"s3://{BUCKET}", columns=NAMES, kind="table", client=client)
@@ -64,18 +60,6 @@ def ours(endpoint: str) -> Iterator[Iterator[Batch]]:
             number += 1
             with mesh.Loader(ds, BATCH, seed=number, tail="drop", prefetch_bytes=32 << 20) as loader:
                 yield (batch for _ in iter(int, 1) for batch in loader)
-
-
-def take(batches: Iterator[Batch], seconds: float, server: int) -> dict[str, float]:
-    """Rows, and the time and CPU time of this process and of the server's they took."""
-    done = look(next(batches)) - BATCH
-    begun, before = time.perf_counter(), clocks(server)
-    taken = 0.0
-    while taken < seconds:
-        done += look(next(batches))
-        taken = time.perf_counter() - begun
-    client, served = (after - then for after, then in zip(clocks(server), before, strict=True))
-    return {"rate": done / taken, "client_us": 1e6 * client / done, "server_us": 1e6 * served / done}
 
 
 def look(batch: Batch) -> int:
@@ -88,23 +72,12 @@ def look(batch: Batch) -> int:
     return BATCH
 
 
-def clocks(server: int) -> tuple[float, float]:
-    return cpu_seconds(os.getpid()), cpu_seconds(server)
-
-
 def main() -> None:
     """Warm up, then a round a line."""
     loader, endpoint, seconds, server = *sys.argv[1:3], float(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     rounds = plain(endpoint) if loader == PYARROW else ours(endpoint)
-    with closing(rounds):  # type: ignore[type-var]  # a generator
-        take(next(rounds), seconds / 4, server)
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
-        for _ in iter(sys.stdin.readline, ""):
-            sys.stdout.write(json.dumps(take(next(rounds), seconds, server)) + "\n")
-            sys.stdout.flush()
-    os._exit(0)
+    serve_rounds(rounds, look, seconds, server)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,13 @@ the rate.
 from __future__ import annotations
 
 import io
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.interleave import turns
-from bench.ready_process import StandingContender
+from bench.ready_process import StandingContender, measure_in_turn
 from meshsdk.client.s3_client import connect
 
 if TYPE_CHECKING:
@@ -50,13 +48,9 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
     """Fill, start a process for each contender, then rounds in turn."""
     say(f"{NAME}: filling")
     _fill(server, scale.table_rows)
-    with ExitStack() as stack:
-        running = {name: stack.enter_context(_contender(name, server, scale)) for name in CONTENDERS}
-        for name, contender in running.items():
-            say(f"{NAME}: {name}, warming up")
-            contender.wait()
-        for number, name in turns(NAME, running, scale.rounds, say):
-            yield running[name].figure(number)
+    yield from measure_in_turn(
+        NAME, CONTENDERS, lambda name: _contender(name, server, scale), scale.rounds, say
+    )
 
 
 def _contender(name: str, server: Server, scale: Scale) -> StandingContender:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from bench import photo_dataset
-from bench.interleave import turns
 from bench.peers.token_loaders import BATCH, BUCKET, LENGTH, LOADERS, SHARD_ROWS, VALUES, WORKERS, WRITERS
-from bench.ready_process import StandingContender
+from bench.ready_process import StandingContender, measure_in_turn
 from bench.token_reader import OURS
 from meshsdk.client.s3_client import connect
 from meshwire.formats.token_index import encode_token_index
@@ -53,15 +51,9 @@ def measure(
     say(f"{NAME}: filling")
     folder = scratch / f"tokens-{scale.tokens}"
     _fill(server, peers, scale.tokens, folder)
-    with ExitStack() as stack:
-        running = {
-            name: stack.enter_context(_contender(name, server, folder)) for name in (OURS, "memmap", *peers)
-        }
-        for name, contender in running.items():
-            say(f"{NAME}: {name}, warming up")
-            contender.wait()
-        for number, name in turns(NAME, running, scale.rounds, say):
-            yield running[name].figure(number)
+    yield from measure_in_turn(
+        NAME, (OURS, "memmap", *peers), lambda name: _contender(name, server, folder), scale.rounds, say
+    )
 
 
 def _contender(name: str, server: Server, folder: Path) -> StandingContender:

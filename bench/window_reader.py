@@ -7,12 +7,8 @@ Every batch is looked at: the first channel counts the steps, so a window that i
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import sys
-import time
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +17,12 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 import meshsdk as mesh
-from bench.processes import cpu_seconds
+from bench.steady_rate import serve_rounds
 from bench.windows import BATCH, BUCKET, CHANNELS, CHUNK, OURS, WIDTH, WORKERS
 from meshsdk import ops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 
 class Windows(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # torch is not read by mypy
@@ -59,7 +55,7 @@ class Windows(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # torch is 
         return torch.from_numpy(self._open()[:, begin : begin + WIDTH])
 
 
-def naive(endpoint: str, place: str) -> Iterator[Iterator[torch.Tensor]]:
+def naive(endpoint: str, place: str) -> Generator[Iterator[torch.Tensor], None, None]:
     """Rounds of a DataLoader, whose workers stay."""
     loader = torch.utils.data.DataLoader(
         Windows(endpoint, place),
@@ -74,7 +70,7 @@ def naive(endpoint: str, place: str) -> Iterator[Iterator[torch.Tensor]]:
         yield (batch for _ in iter(int, 1) for batch in loader)
 
 
-def ours(endpoint: str, place: str) -> Iterator[Iterator[torch.Tensor]]:
+def ours(endpoint: str, place: str) -> Generator[Iterator[torch.Tensor], None, None]:
     """Rounds of a loader, each of a plan of its own."""
     with mesh.connect(endpoint) as client:
         ds = mesh.open(f"s3://{BUCKET}/{place}", fields={"x": ""}, kind="chunks", client=client)
@@ -86,18 +82,6 @@ def ours(endpoint: str, place: str) -> Iterator[Iterator[torch.Tensor]]:
                 yield (batch["x"] for _ in iter(int, 1) for batch in loader)
 
 
-def take(batches: Iterator[torch.Tensor], seconds: float, server: int) -> dict[str, float]:
-    """Windows, and the time and CPU time of this process with its workers and of the server's they took."""
-    done = look(next(batches)) - BATCH
-    begun, before = time.perf_counter(), clocks(server)
-    taken = 0.0
-    while taken < seconds:
-        done += look(next(batches))
-        taken = time.perf_counter() - begun
-    client, served = (after - then for after, then in zip(clocks(server), before, strict=True))
-    return {"rate": done / taken, "client_us": 1e6 * client / done, "server_us": 1e6 * served / done}
-
-
 def look(batch: torch.Tensor) -> int:
     """How many windows it has."""
     if tuple(batch.shape) != (BATCH, CHANNELS, WIDTH) or not bool((batch[:, 0].diff(dim=1) == 1).all()):
@@ -105,23 +89,12 @@ def look(batch: torch.Tensor) -> int:
     return BATCH
 
 
-def clocks(server: int) -> tuple[float, float]:
-    return cpu_seconds(os.getpid()), cpu_seconds(server)
-
-
 def main() -> None:
     """Warm up, then a round a line."""
     loader, place, endpoint, seconds, server = *sys.argv[1:4], float(sys.argv[4]), int(sys.argv[5])
     torch.set_num_threads(1)
     rounds = ours(endpoint, place) if loader == OURS else naive(endpoint, place)
-    with closing(rounds):  # type: ignore[type-var]  # a generator
-        take(next(rounds), seconds / 4, server)
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
-        for _ in iter(sys.stdin.readline, ""):
-            sys.stdout.write(json.dumps(take(next(rounds), seconds, server)) + "\n")
-            sys.stdout.flush()
-    os._exit(0)  # workers that wait for a batch nobody takes
+    serve_rounds(rounds, look, seconds, server)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,12 @@ server stands beside the rate.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import zarr
 
-from bench.interleave import turns
-from bench.ready_process import StandingContender
+from bench.ready_process import StandingContender, measure_in_turn
 from meshsdk.client.s3_client import connect
 
 if TYPE_CHECKING:
@@ -52,13 +50,9 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
     """Fill, start a process for each contender, then rounds in turn."""
     say(f"{NAME}: filling")
     _fill(server, scale.series_chunks)
-    with ExitStack() as stack:
-        running = {name: stack.enter_context(_contender(name, server, scale)) for name in CONTENDERS}
-        for name, contender in running.items():
-            say(f"{NAME}: {name}, warming up")
-            contender.wait()
-        for number, name in turns(NAME, running, scale.rounds, say):
-            yield running[name].figure(number)
+    yield from measure_in_turn(
+        NAME, CONTENDERS, lambda name: _contender(name, server, scale), scale.rounds, say
+    )
 
 
 def _contender(name: str, server: Server, scale: Scale) -> StandingContender:
