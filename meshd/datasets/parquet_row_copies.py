@@ -12,7 +12,6 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.core.api_errors import BatchError
-from meshd.core.peer_messages import RemoteRecord
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.archive_keys import copy_kind
 from meshwire.dataset.build_snapshot import EmptySnapshotError
@@ -115,10 +114,7 @@ class ParquetFiles:
         return kept
 
     async def _made(self, name: str, bucket: str, key: str, record: Record) -> ParquetRows:
-        here: Record | None = record
-        if isinstance(record, RemoteRecord):
-            await self._objects.fetch_whole(bucket, key, record)
-            here = self._objects.local_record(bucket, key, record.etag)
+        here = await self._objects.hold_whole(bucket, key, record)
         if here is None:
             document = await self._objects.fetch_index(bucket, key, record, rows=True)
         else:

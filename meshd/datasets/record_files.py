@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import BatchError
-from meshd.core.peer_messages import RemoteRecord
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.archive_keys import compression_kind
 from meshwire.formats.json_lines import MAX_LINES, LineError, LineIndex, index_lines
@@ -91,10 +90,7 @@ class LineIndexer:
         return index
 
     async def _made(self, name: str, bucket: str, key: str, record: Record) -> LineIndex:
-        if not isinstance(record, RemoteRecord):
-            return await self._index(name, bucket, key, record)
-        await self._objects.fetch_whole(bucket, key, record)
-        here = self._objects.local_record(bucket, key, record.etag)
+        here = await self._objects.hold_whole(bucket, key, record)
         if here is not None:
             return await self._index(name, bucket, key, here)
         document = await self._objects.fetch_index(bucket, key, record, lines=True)
@@ -160,10 +156,7 @@ class TfrecordIndexer:
     async def _made(
         self, name: str, bucket: str, key: str, record: Record, wanted: Sequence[str]
     ) -> RecordIndex:
-        here: Record | None = record
-        if isinstance(record, RemoteRecord):
-            await self._objects.fetch_whole(bucket, key, record)
-            here = self._objects.local_record(bucket, key, record.etag)
+        here = await self._objects.hold_whole(bucket, key, record)
         if here is not None:
             return await self._index(name, bucket, key, here, wanted)
         document = await self._objects.fetch_index(bucket, key, record, features=wanted)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from meshd.core.api_errors import BatchError
-from meshd.core.peer_messages import RemoteRecord
 from meshd.util.async_tasks import CallProgress, SingleFlight
 from meshwire.dataset.archive_keys import TABLE_ENDINGS, is_table
 from meshwire.dataset.build_snapshot import EmptySnapshotError
@@ -147,7 +146,7 @@ class TableFiles:
         return found
 
     async def _made(self, name: str, bucket: str, key: str, record: Record) -> IndexedTable:
-        here = await self._local(bucket, key, record)
+        here = await self._objects.hold_whole(bucket, key, record)
         if here is None:
             document = await self._objects.fetch_index(bucket, key, record, table=True)
         else:
@@ -163,12 +162,6 @@ class TableFiles:
             ) from error
         await self._catalog.write_document(name, document)
         return found
-
-    async def _local(self, bucket: str, key: str, record: Record) -> Record | None:
-        if not isinstance(record, RemoteRecord):
-            return record
-        await self._objects.fetch_whole(bucket, key, record)
-        return self._objects.local_record(bucket, key, record.etag)
 
     def _read(self, copy: Record) -> bytes:
         """Return the document of a copy, empty if it has none."""
@@ -187,7 +180,7 @@ class TableFiles:
         columns = _filtered_columns(table.index, key, conditions)
         if not columns:  # only texts, whose ids are in the index
             return await asyncio.to_thread(_matching, table.index, conditions, lambda offset, length: b"")
-        here = await self._local(bucket, key, record)
+        here = await self._objects.hold_whole(bucket, key, record)
         if here is None:
             raise PlanError(
                 "filter",

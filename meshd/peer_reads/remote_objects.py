@@ -294,6 +294,17 @@ class RemoteObjects:
         if self._fetching.reads_from_origin(bucket, key):
             await self._fetching.require_origins().fetch_into_cache(bucket, key, record.etag, record.size)
 
+    async def hold_whole(self, bucket: str, key: str, record: Record) -> Record | None:
+        """Return the record of an object that this node has whole: `record` itself if it is one of this node,
+        or that of a copy in the cache, which is fetched if it may be. None: other nodes have the object.
+
+        Raises BatchError.
+        """
+        if not isinstance(record, peer_messages.RemoteRecord):
+            return record
+        await self.fetch_whole(bucket, key, record)
+        return self.local_record(bucket, key, record.etag)
+
     def record_use(self, bucket: str, key: str) -> None:
         """Record that this node's own copy is about to be read; see `PeerSource.record_use`."""
         if self._origins is not None and self.has_origin(bucket):
