@@ -248,7 +248,7 @@ class Compactor:
         """
         with self._index.read_transaction() as txn:
             info = self._index.get_file(txn, file)
-        if info is None:
+        if info is None or info.state == "retired":
             return True  # its last user was removed meanwhile, and the file with it
         if not _sealed_segment(info):
             return False

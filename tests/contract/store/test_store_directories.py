@@ -217,6 +217,28 @@ def test_dead_files_go_and_compaction_gives_back_room(tmp_path: Path) -> None:
     assert rebuild_index(settings).objects == 10
 
 
+@pytest.mark.parametrize("durability", ["relaxed", "commit"])
+def test_a_candidate_whose_last_user_goes_meanwhile_is_compacted(tmp_path: Path, durability: str) -> None:
+    """A store that does not sync at each commit keeps such a file, as retired; another has removed it."""
+    settings = StoreSettings.at(
+        tmp_path, durability=durability, segment_bytes=20_000, index_map_bytes=1 << 28
+    )
+
+    async def doing(store: Store) -> None:
+        await put_object(store, "gone", bytes(10_000))
+        await put_object(store, "fills", bytes(20_000))
+        await put_object(store, "in the next file", b"")
+        candidates = store.compactor.candidates(0.0)
+        await store.delete("b", "gone")
+        await store.delete("b", "fills")
+        assert candidates
+        for file in candidates:
+            assert await store.compactor.compact(file)
+
+    with closing(Store.open(settings, writer="s", clock=ManualClock())) as store:
+        asyncio.run(doing(store))
+
+
 def test_what_was_deleted_stays_deleted_until_nothing_could_bring_it_back(tmp_path: Path) -> None:
     """The deletion lies behind the bytes, in a later file; compacting that one must carry it along."""
     settings = dataclasses.replace(settings_at(tmp_path), segment_bytes=20_000)
