@@ -16,6 +16,7 @@ import numpy as np
 from meshd.core.api_errors import BatchError
 from meshd.core.peer_messages import RemoteRecord
 from meshd.core.peer_source import ObjectRange
+from meshd.datasets.index_documents import IndexDocuments
 from meshwire.dataset.archive_keys import compression_kind
 from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.formats.mds import (
@@ -28,7 +29,6 @@ from meshwire.formats.mds import (
     sample_bounds,
 )
 from meshwire.formats.record_index import RecordIndex
-from meshwire.frame.columns import ColumnError
 from meshwire.strict_json import PlanError, suggestion
 
 if TYPE_CHECKING:
@@ -63,10 +63,11 @@ class MdsSources:
         capacity: SnapshotCapacity,
     ) -> None:
         self._capacity = capacity
-        self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
+        self._store, self._archives, self._objects = store, archives, objects
+        self._indexes = IndexDocuments(catalog, "an MDS shard", RecordIndex.from_bytes)
 
     def __repr__(self) -> str:
-        return "<MdsSources>"
+        return f"<MdsSources {self._indexes}>"
 
     async def index_shards(
         self,
@@ -117,20 +118,16 @@ class MdsSources:
         shard = held.shard
         digest = hashlib.sha256(repr((shard, wanted)).encode()).hexdigest()[:32]
         name = f"mds/{held.record.etag}-{held.record.size}-{digest}"
-        document = self._catalog.read_document(name)
-        if document is not None:
+
+        async def make() -> bytes:
             try:
-                return RecordIndex.from_bytes(document)
-            except ColumnError:  # written by another version: rebuilt below
-                pass
-        try:
-            bounds = sample_bounds(shard, await self._read(held, 0, min(shard.head_bytes, shard.bytes)))
-        except MdsError as error:
-            raise _refused(held.url, str(error)) from error
-        heads = await self._heads(held, bounds)
-        index = await asyncio.to_thread(index_samples, shard, bounds, heads, wanted)
-        await self._catalog.write_document(name, index.to_bytes())
-        return index
+                bounds = sample_bounds(shard, await self._read(held, 0, min(shard.head_bytes, shard.bytes)))
+            except MdsError as error:
+                raise _refused(held.url, str(error)) from error
+            heads = await self._heads(held, bounds)
+            return (await asyncio.to_thread(index_samples, shard, bounds, heads, wanted)).to_bytes()
+
+        return await self._indexes.read(name, held.url, make)
 
     async def _heads(self, held: _Held, bounds: Integers) -> npt.NDArray[np.uint8]:
         """Return the first bytes of each sample; zeros for samples that are too short."""

@@ -8,11 +8,9 @@ the cause.
 from __future__ import annotations
 
 import asyncio
-import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from meshd.core.api_errors import BatchError
-from meshd.util.async_tasks import SingleFlight
+from meshd.datasets.index_documents import IndexDocuments, read_copy_document, split_copy_document
 from meshwire.dataset.archive_keys import copy_kind
 from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.formats.parquet_rows import FOOTER_BYTES, RowLengths, column_fields, lengths_range
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from meshwire.dataset.fields import FieldSpec, Source
     from meshwire.formats.record_index import IndexedFile
 
-_SIZE = struct.Struct("<Q")
 _AT_ONCE: Final = 2  # files read at a time, which is as many as are converted at a time
 
 
@@ -56,11 +53,11 @@ class ParquetFiles:
         capacity: SnapshotCapacity,
     ) -> None:
         self._capacity = capacity
-        self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
-        self._reading: SingleFlight[str, ParquetRows] = SingleFlight()
+        self._store, self._archives, self._objects = store, archives, objects
+        self._indexes = IndexDocuments(catalog, "Parquet", _kept)
 
     def __repr__(self) -> str:
-        return f"<ParquetFiles, {len(self._reading)} files being read>"
+        return f"<ParquetFiles {self._indexes}>"
 
     async def index_files(
         self,
@@ -103,38 +100,15 @@ class ParquetFiles:
 
     async def read_rows(self, bucket: str, key: str, record: Record) -> ParquetRows:
         """Return the row lengths of a file. Raises BatchError BadSample, TooLarge, NotImplemented."""
-        name = f"parquet/{record.etag}-{record.size}"
-        document = self._catalog.read_document(name)
-        if document is not None:
-            try:
-                return await asyncio.to_thread(_kept, document)
-            except ColumnError:  # written by another version: rebuilt below
-                pass
-        kept, _ = await self._reading.run(name, lambda: self._made(name, bucket, key, record))
-        return kept
 
-    async def _made(self, name: str, bucket: str, key: str, record: Record) -> ParquetRows:
-        here = await self._objects.hold_whole(bucket, key, record)
-        if here is None:
-            document = await self._objects.fetch_index(bucket, key, record, rows=True)
-        else:
+        async def make() -> bytes:
+            here = await self._objects.hold_whole(bucket, key, record)
+            if here is None:
+                return await self._objects.fetch_index(bucket, key, record, rows=True)
             copy = await self._archives.decompressed(bucket, key, here)
-            document = await asyncio.to_thread(self._read, copy)
-        try:
-            kept = await asyncio.to_thread(_kept, document)
-        except ColumnError as error:  # the reader that wrote the document is sandboxed and not trusted
-            raise _refused(f"s3://{bucket}/{key}", error) from error
-        await self._catalog.write_document(name, document)
-        return kept
+            return await asyncio.to_thread(read_copy_document, self._store, copy, FOOTER_BYTES, lengths_range)
 
-    def _read(self, copy: Record) -> bytes:
-        """Return the document of a copy, empty if it has none."""
-        foot = self._store.read_range(copy, max(0, copy.size - FOOTER_BYTES), min(FOOTER_BYTES, copy.size))
-        try:
-            place = lengths_range(foot, copy.size)
-        except ColumnError:
-            return b""
-        return _SIZE.pack(copy.size) + self._store.read_range(copy, *place)
+        return await self._indexes.read(f"parquet/{record.etag}-{record.size}", f"s3://{bucket}/{key}", make)
 
 
 def parquet_files(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record]]:
@@ -144,9 +118,8 @@ def parquet_files(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Reco
 
 def _kept(document: bytes) -> ParquetRows:
     """Parses the stored row lengths of a file. Raises ColumnError."""
-    if len(document) < _SIZE.size:
-        raise ColumnError("its converted copy has no footer")
-    size, lengths = _SIZE.unpack_from(document)[0], RowLengths.from_bytes(document[_SIZE.size :])
+    size, encoded = split_copy_document(document)
+    lengths = RowLengths.from_bytes(encoded)
     if lengths.data_bytes > size:
         raise ColumnError("its converted copy ends before its last row")
     return ParquetRows(size, lengths, document)
@@ -167,8 +140,3 @@ def _without(source: Source) -> EmptySnapshotError:
     return EmptySnapshotError(
         "source", f"there is no Parquet file in {source}; expected names that end in .parquet or .pq"
     )
-
-
-def _refused(url: str, error: ColumnError) -> BatchError:
-    """Return the error for a converted copy that is inconsistent."""
-    return BatchError("BadSample", f"{url} cannot be read as Parquet: {error}", detail={"url": url})

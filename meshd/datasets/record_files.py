@@ -15,12 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import BatchError
-from meshd.util.async_tasks import SingleFlight
+from meshd.datasets.index_documents import IndexDocuments
 from meshwire.dataset.archive_keys import compression_kind
 from meshwire.formats.json_lines import MAX_LINES, LineError, LineIndex, index_lines
 from meshwire.formats.record_index import RecordIndex
 from meshwire.formats.tfrecord_index import TfrecordError, index_records
-from meshwire.frame.columns import ColumnError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,33 +70,25 @@ class LineIndexer:
         capacity: SnapshotCapacity,
     ) -> None:
         self._capacity = capacity
-        self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
-        self._indexing: SingleFlight[str, LineIndex] = SingleFlight()
+        self._store, self._archives, self._objects = store, archives, objects
+        self._indexes = IndexDocuments(catalog, "a file of lines", LineIndex.from_bytes)
 
     def __repr__(self) -> str:
-        return f"<LineIndexer, {len(self._indexing)} files being indexed>"
+        return f"<LineIndexer {self._indexes}>"
 
     async def index_file(self, bucket: str, key: str, record: Record) -> LineIndex:
         """Return the positions of the lines of a file. Raises BatchError BadSample."""
+
+        async def make() -> bytes:
+            here = await self._objects.hold_whole(bucket, key, record)
+            if here is None:
+                return await self._objects.fetch_index(bucket, key, record, lines=True)
+            return await self._index(bucket, key, here)
+
         name = f"lines/{content_name(key, record)}"
-        document = self._catalog.read_document(name)
-        if document is not None:
-            try:
-                return LineIndex.from_bytes(document)
-            except ColumnError:  # written by another version: rebuilt below
-                pass
-        index, _ = await self._indexing.run(name, lambda: self._made(name, bucket, key, record))
-        return index
+        return await self._indexes.read(name, f"s3://{bucket}/{key}", make)
 
-    async def _made(self, name: str, bucket: str, key: str, record: Record) -> LineIndex:
-        here = await self._objects.hold_whole(bucket, key, record)
-        if here is not None:
-            return await self._index(name, bucket, key, here)
-        document = await self._objects.fetch_index(bucket, key, record, lines=True)
-        await self._catalog.write_document(name, document)
-        return LineIndex.from_bytes(document)
-
-    async def _index(self, name: str, bucket: str, key: str, record: Record) -> LineIndex:
+    async def _index(self, bucket: str, key: str, record: Record) -> bytes:
         plain, url = await decompressed_object(self._archives, bucket, key, record), f"s3://{bucket}/{key}"
         try:
             with self._store.open_spans(plain, 0, plain.size) as spans:
@@ -111,9 +102,7 @@ class LineIndexer:
                 help="split it, or move it out of the source's folder",
                 detail={"url": url},
             ) from error
-        index = replace(index, size=plain.size)
-        await self._catalog.write_document(name, index.to_bytes())
-        return index
+        return replace(index, size=plain.size).to_bytes()
 
 
 def read_pieces(spans: Sequence[Span]) -> Iterator[bytes]:
@@ -133,39 +122,27 @@ class TfrecordIndexer:
         archives: DecompressedArchives,
         objects: RemoteObjects,
     ) -> None:
-        self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
-        self._indexing: SingleFlight[str, RecordIndex] = SingleFlight()
+        self._store, self._archives, self._objects = store, archives, objects
+        self._indexes = IndexDocuments(catalog, "TFRecord", RecordIndex.from_bytes)
 
     def __repr__(self) -> str:
-        return f"<TfrecordIndexer, {len(self._indexing)} files being indexed>"
+        return f"<TfrecordIndexer {self._indexes}>"
 
     async def index_file(self, bucket: str, key: str, record: Record, features: Sequence[str]) -> RecordIndex:
         """Return the positions of these features in the records of a file. Raises BatchError BadSample."""
         wanted = sorted(set(features))
         digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:32]
         name = f"tfrecords/{content_name(key, record)}-{digest}"
-        document = self._catalog.read_document(name)
-        if document is not None:
-            try:
-                return RecordIndex.from_bytes(document)
-            except ColumnError:  # written by another version: rebuilt below
-                pass
-        index, _ = await self._indexing.run(name, lambda: self._made(name, bucket, key, record, wanted))
-        return index
 
-    async def _made(
-        self, name: str, bucket: str, key: str, record: Record, wanted: Sequence[str]
-    ) -> RecordIndex:
-        here = await self._objects.hold_whole(bucket, key, record)
-        if here is not None:
-            return await self._index(name, bucket, key, here, wanted)
-        document = await self._objects.fetch_index(bucket, key, record, features=wanted)
-        await self._catalog.write_document(name, document)
-        return RecordIndex.from_bytes(document)
+        async def make() -> bytes:
+            here = await self._objects.hold_whole(bucket, key, record)
+            if here is None:
+                return await self._objects.fetch_index(bucket, key, record, features=wanted)
+            return await self._index(bucket, key, here, wanted)
 
-    async def _index(
-        self, name: str, bucket: str, key: str, record: Record, wanted: Sequence[str]
-    ) -> RecordIndex:
+        return await self._indexes.read(name, f"s3://{bucket}/{key}", make)
+
+    async def _index(self, bucket: str, key: str, record: Record, wanted: Sequence[str]) -> bytes:
         plain, url = await decompressed_object(self._archives, bucket, key, record), f"s3://{bucket}/{key}"
         try:
             with self._store.open_spans(plain, 0, plain.size) as spans:
@@ -177,6 +154,4 @@ class TfrecordIndexer:
                 help="write it again, or move it out of the source's folder",
                 detail={"url": url},
             ) from error
-        index = replace(index, size=plain.size)
-        await self._catalog.write_document(name, index.to_bytes())
-        return index
+        return replace(index, size=plain.size).to_bytes()

@@ -7,14 +7,13 @@ and is made again with the same bytes. A filter is evaluated over columns of the
 from __future__ import annotations
 
 import asyncio
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshd.core.api_errors import BatchError
-from meshd.util.async_tasks import CallProgress, SingleFlight
+from meshd.datasets.index_documents import IndexDocuments, read_copy_document, split_copy_document
+from meshd.util.async_tasks import CallProgress
 from meshwire.dataset.archive_keys import TABLE_ENDINGS, is_table
 from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.dataset.fields import parse_fields
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from meshwire.dataset.column_filter import Condition
     from meshwire.dataset.fields import FieldSpec, Source
 
-_SIZE = struct.Struct("<Q")
 _AT_ONCE: Final = 2  # files converted at a time
 
 
@@ -81,11 +79,11 @@ class TableFiles:
         capacity: SnapshotCapacity,
     ) -> None:
         self._capacity = capacity
-        self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
-        self._reading: SingleFlight[str, IndexedTable] = SingleFlight()
+        self._store, self._archives, self._objects = store, archives, objects
+        self._indexes = IndexDocuments(catalog, "a table", _indexed)
 
     def __repr__(self) -> str:
-        return f"<TableFiles, {len(self._reading)} files being read>"
+        return f"<TableFiles {self._indexes}>"
 
     async def index_files(
         self, listing: Sequence[tuple[str, Record]], source: Source, progress: CallProgress
@@ -135,42 +133,15 @@ class TableFiles:
 
     async def read_table(self, bucket: str, key: str, record: Record) -> IndexedTable:
         """Return the index of a file. Raises BatchError BadSample, TooLarge, NotImplemented."""
-        name = f"tables/{record.etag}-{record.size}"
-        document = self._catalog.read_document(name)
-        if document is not None:
-            try:
-                return await asyncio.to_thread(_indexed, document)
-            except ColumnError:  # written by another version: rebuilt below
-                pass
-        found, _ = await self._reading.run(name, lambda: self._made(name, bucket, key, record))
-        return found
 
-    async def _made(self, name: str, bucket: str, key: str, record: Record) -> IndexedTable:
-        here = await self._objects.hold_whole(bucket, key, record)
-        if here is None:
-            document = await self._objects.fetch_index(bucket, key, record, table=True)
-        else:
+        async def make() -> bytes:
+            here = await self._objects.hold_whole(bucket, key, record)
+            if here is None:
+                return await self._objects.fetch_index(bucket, key, record, table=True)
             copy = await self._archives.local.copy_of("table", bucket, key, here)
-            document = await asyncio.to_thread(self._read, copy)
-        try:
-            found = await asyncio.to_thread(_indexed, document)
-        except ColumnError as error:  # the process that wrote the document is sandboxed and not trusted
-            raise BatchError(
-                "BadSample",
-                f"s3://{bucket}/{key} cannot be read as a table: {error}",
-                detail={"url": f"s3://{bucket}/{key}"},
-            ) from error
-        await self._catalog.write_document(name, document)
-        return found
+            return await asyncio.to_thread(read_copy_document, self._store, copy, FOOTER_BYTES, index_range)
 
-    def _read(self, copy: Record) -> bytes:
-        """Return the document of a copy, empty if it has none."""
-        foot = self._store.read_range(copy, max(0, copy.size - FOOTER_BYTES), min(FOOTER_BYTES, copy.size))
-        try:
-            place = index_range(foot, copy.size)
-        except ColumnError:
-            return b""
-        return _SIZE.pack(copy.size) + self._store.read_range(copy, *place)
+        return await self._indexes.read(f"tables/{record.etag}-{record.size}", f"s3://{bucket}/{key}", make)
 
     async def _kept_rows(
         self, bucket: str, key: str, record: Record, table: IndexedTable, conditions: Sequence[Condition]
@@ -201,9 +172,8 @@ def table_files(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record
 
 def _indexed(document: bytes) -> IndexedTable:
     """Parses the stored index of a file. Raises ColumnError."""
-    if len(document) < _SIZE.size:
-        raise ColumnError("its converted copy has no footer")
-    size, index = _SIZE.unpack_from(document)[0], TableIndex.from_bytes(document[_SIZE.size :])
+    size, encoded = split_copy_document(document)
+    index = TableIndex.from_bytes(encoded)
     if max(index.rows, index.data_bytes) > size:  # a row has at least the byte of a length in the index
         raise ColumnError("its converted copy ends before its last row")
     return IndexedTable(size, index, document)
