@@ -1,10 +1,11 @@
-"""boto3 sessions that share the service descriptions, which are read once per process.
+"""boto3 sessions: one a thread, because building one costs more than a client, and ten requests.
 
-Law: nothing else is shared; a session belongs to one thread, as boto3 requires.
+Law: a session is used by one thread alone, as boto3 requires; service descriptions are read once per process.
 """
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from typing import Any
 
@@ -12,13 +13,16 @@ import boto3
 import botocore.session
 
 _LOADER = "data_loader"
+_own = threading.local()
 
 
 def boto_session() -> Any:
-    """A new one. Its clients cost a tenth of those of a plain session."""
-    session = botocore.session.get_session()
-    session.register_component(_LOADER, _loader())
-    return boto3.session.Session(botocore_session=session)
+    """This thread's session. A client has its own hooks, credentials and connections."""
+    if not hasattr(_own, "session"):
+        session = botocore.session.get_session()
+        session.register_component(_LOADER, _loader())
+        _own.session = boto3.session.Session(botocore_session=session)
+    return _own.session
 
 
 @cache
