@@ -26,13 +26,13 @@ from bench import (
     sandbox_overhead,
     shared_jobs,
     table_row,
-    token_reader,
     tokens,
     windows,
 )
 from bench.decode_cost import BARE, NODE, NOTES
 from bench.gather_timing import gather_rows
 from bench.loader_report import OURS, accelerator_section, best_peer, delivery_section, loader_section
+from bench.peers import token_rows
 from bench.rows import FULL, store_rows
 from bench.store_report import gather_section, metric_of, store_section
 from bench.tables import BARS_HEAD, MISSED, number, table, verdict
@@ -152,13 +152,11 @@ def tokens_section(rows: Mapping[str, RowResult]) -> list[str]:
     ]
     bars = []
     for name in names:
-        if name != token_reader.OURS:
-            ratio, cpu = (result.ratio(token_reader.OURS, name, metric) for metric in ("rate", "client_us"))
-            bars.append(
-                [f"{token_reader.OURS} ÷ {name}", number(ratio, 1, "×"), verdict(ratio, tokens.LEAST)]
-            )
+        if name != token_rows.OURS:
+            ratio, cpu = (result.ratio(token_rows.OURS, name, metric) for metric in ("rate", "client_us"))
+            bars.append([f"{token_rows.OURS} ÷ {name}", number(ratio, 1, "×"), verdict(ratio, tokens.LEAST)])
             met = verdict(cpu, tokens.MOST_CPU, at_most=True)
-            bars.append([f"client CPU, {token_reader.OURS} ÷ {name}", number(cpu, 2, "×"), met])
+            bars.append([f"client CPU, {token_rows.OURS} ÷ {name}", number(cpu, 2, "×"), met])
     return [f"## {result.title}", tokens.TEXT, table(["", *names], lines), table(BARS_HEAD, bars)]
 
 

@@ -11,8 +11,6 @@ import io
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bench.ready_process import StandingContender, measure_in_turn
 from meshsdk.client.s3_client import connect
@@ -59,6 +57,9 @@ def _contender(name: str, server: Server, scale: Scale) -> StandingContender:
 
 
 def _fill(server: Server, rows: int) -> None:
+    import pyarrow as pa  # costs half a second, and most runs have other rows
+    import pyarrow.parquet as pq
+
     assert server.account is not None
     random, account = np.random.default_rng(7), server.account
     with connect(

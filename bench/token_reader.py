@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bench.peers.token_loaders import BATCH, BUCKET, LENGTH, LOADERS, VALUES, WRITERS
+from bench.peers.token_loaders import LOADERS, WRITERS
+from bench.peers.token_rows import BATCH, BUCKET, LENGTH, OURS, VALUES
 from bench.timing import time_pass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-OURS = "meshsdk"
 _EPOCHS = count()
 
 

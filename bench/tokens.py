@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from bench import photo_dataset
-from bench.peers.token_loaders import BATCH, BUCKET, LENGTH, LOADERS, SHARD_ROWS, VALUES, WORKERS, WRITERS
+from bench.peers.token_rows import BATCH, BUCKET, LENGTH, OURS, PEERS, SHARD_ROWS, VALUES, WORKERS
 from bench.ready_process import StandingContender, measure_in_turn
-from bench.token_reader import OURS
 from meshsdk.client.s3_client import connect
 from meshwire.formats.token_index import encode_token_index
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 NAME: Final = "tokens"
-CONTENDERS: Final = (OURS, *LOADERS)
+CONTENDERS: Final = (OURS, *PEERS)
 LEAST, MOST_CPU = 2.0, 0.1
 MEAN: Final = 500  # tokens of a text
 FORMATS: Final = {"streaming": "mds", "litdata": "lit"}
@@ -57,7 +56,7 @@ def measure(
 
 
 def _contender(name: str, server: Server, folder: Path) -> StandingContender:
-    python = photo_dataset.peers_python(folder.parent) if name in WRITERS else Path(sys.executable)
+    python = photo_dataset.peers_python(folder.parent) if name in FORMATS else Path(sys.executable)
     words = ["bench.token_reader", name, server.endpoint, str(folder)]
     return StandingContender(name, words, server, python=str(python))
 

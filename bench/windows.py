@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import zarr
 
 from bench.ready_process import StandingContender, measure_in_turn
 from meshsdk.client.s3_client import connect
@@ -63,6 +62,8 @@ def _contender(name: str, server: Server, scale: Scale) -> StandingContender:
 
 
 def _fill(server: Server, chunks: int) -> None:
+    import zarr  # costs half a second, and most runs have other rows
+
     assert server.account is not None
     random = np.random.default_rng(7)
     values = random.integers(0, 1 << 12, (CHANNELS, chunks * CHUNK), np.int32)

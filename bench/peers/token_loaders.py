@@ -1,7 +1,6 @@
 """Loaders of stored tokens: rows of one length in random order, as their own manuals say.
 
-Law: standard library, numpy and torch at the top, so that it runs in the peers' environment too. The stream
-counts upwards modulo `VALUES`, so each row can be checked.
+Law: standard library, numpy and torch at the top, so that it runs in the peers' environment too.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bench.peers.loaders import stand_in_torchvision
+from bench.peers.token_rows import BATCH, BUCKET, LENGTH, SHARD_ROWS, VALUES, WORKERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-BUCKET: Final = "tokens"
-LENGTH, BATCH, WORKERS, VALUES = 2048, 32, 2, 50_000
-SHARD_ROWS: Final = 2048
 
 
 class _Mapped(Dataset[Any]):  # type: ignore[misc]  # torch is not followed by mypy

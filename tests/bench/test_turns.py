@@ -20,7 +20,8 @@ from bench import checkpoints, loader_timing, shared_jobs, store_timing, table_r
 from bench.interleave import order, turns
 from bench.load_generator import Reading
 from bench.loader_timing import Turn
-from bench.peers.token_loaders import BATCH, LENGTH, LOADERS, VALUES
+from bench.peers.token_loaders import LOADERS, WRITERS
+from bench.peers.token_rows import BATCH, LENGTH, PEERS, VALUES
 from bench.presigned_requests import Account
 from bench.processes import ChildError
 from bench.results import Figure
@@ -122,6 +123,11 @@ def test_loaders_of_tokens_take_turns(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tokens, "_fill", lambda *_: None)
     figures = tokens.measure(server("meshd"), tuple(tokens.FORMATS), SCALE, tmp_path, quiet)
     assert names_in_turn(figures) == balanced(list(tokens.CONTENDERS))
+
+
+def test_every_peer_of_tokens_has_a_loader() -> None:
+    assert tuple(LOADERS) == PEERS
+    assert set(WRITERS) == set(tokens.FORMATS)
 
 
 def test_rows_of_tokens_are_looked_at(tmp_path: Path) -> None:

@@ -1,0 +1,15 @@
+"""The rows that every loader of stored tokens reads, and who reads them.
+
+Law: the standard library only, so that the report and the peers' environment read it at no cost. The stream
+counts upwards modulo `VALUES`, so each row can be checked.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+OURS: Final = "meshsdk"
+PEERS: Final = ("memmap", "streaming", "litdata")
+BUCKET: Final = "tokens"
+LENGTH, BATCH, WORKERS, VALUES = 2048, 32, 2, 50_000
+SHARD_ROWS: Final = 2048
