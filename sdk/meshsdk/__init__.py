@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshsdk.loader.warm_up import warm
     from meshsdk.open_annotated import open_coco, open_voc, open_yolo
     from meshsdk.open_dataset import open
+    from meshsdk.sample_writer import Writer
     from meshsdk.token_files import TokenFiles
     from meshsdk.token_writer import write_tokens
 
@@ -46,6 +47,7 @@ __all__ = [
     "Ragged",
     "Stage",
     "TokenFiles",
+    "Writer",
     "class_of_prefix",
     "connect",
     "errors",
@@ -75,6 +77,7 @@ _HOMES = {
     "Ragged": "datasets.batch",
     "Stage": "datasets.split_mix",
     "TokenFiles": "token_files",
+    "Writer": "sample_writer",
     "class_of_prefix": "datasets.fields",
     "connect": "client.s3_client",
     "mix": "datasets.dataset",

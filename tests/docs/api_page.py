@@ -107,6 +107,11 @@ SECTIONS = (
         ),
     ),
     Section(
+        "Writing samples",
+        "Samples that a program makes: [guide](sdk.md#samples-you-generate).",
+        (Entry("meshsdk.sample_writer.Writer", "mesh.Writer"),),
+    ),
+    Section(
         "Token files",
         "Tokens stored once: [guide](texts.md#tokens-stored-once).",
         (

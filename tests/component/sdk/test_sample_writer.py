@@ -1,0 +1,243 @@
+"""`mesh.Writer` over a daemon: samples come back as written, and a writer goes on where another ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import textwrap
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from botocore.exceptions import ClientError
+
+import meshsdk as mesh
+from meshsdk import ops
+from meshsdk.errors import ClosedError, ConfigurationError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshsdk.client.s3_client import Client
+    from tests.support.daemons import Daemon
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        yield client
+
+
+def sample(number: int) -> dict[str, Any]:
+    return {
+        "bin": number.to_bytes(4, "little") * 100,
+        "txt": f"número {number}",
+        "cls": np.int64(number % 3),
+        "score": number / 7,
+        "json": {"seed": number, "tags": ["a"]},
+        "npy": np.arange(number, number + 6, dtype=np.float32).reshape(2, 3),
+    }
+
+
+def keys(client: Client, bucket: str, prefix: str = "") -> list[str]:
+    return [entry.key for entry in client.list(bucket, prefix)]
+
+
+def members(client: Client, bucket: str, key: str) -> list[str]:
+    with tarfile.open(fileobj=BytesIO(client.get(bucket, key))) as shard:
+        return shard.getnames()
+
+
+def test_samples_come_back_as_they_were_written(client: Client, bucket: str) -> None:
+    with mesh.Writer(f"s3://{bucket}/made", shard_samples=4, client=client) as out:
+        for number in range(10):
+            out.write(sample(number))
+    assert (out.samples, out.shards) == (10, 3)
+    assert keys(client, bucket) == [f"made/shard-{number:06d}.tar" for number in range(3)]
+    fields = {"raw": "bin", "text": "txt", "label": "cls", "array": "npy", "facts": "json"}
+    ds = mesh.open(f"s3://{bucket}/made", fields=fields, client=client)
+    ds = ds.map(
+        ops.frombuffer("raw", "uint8", shape=(400,)),
+        ops.int_label("label"),
+        ops.npy("array"),
+        ops.raw("facts"),
+    )
+    assert len(ds) == 10
+    for number, found in enumerate(ds):
+        expected = sample(number)
+        assert found["raw"].tobytes() == expected["bin"]
+        assert bytes(found["text"]).decode() == expected["txt"]
+        assert found["label"] == number % 3
+        assert np.array_equal(found["array"], expected["npy"])
+        assert json.loads(bytes(found["facts"])) == expected["json"]
+
+
+def test_equal_samples_are_equal_bytes(client: Client, bucket: str) -> None:
+    for folder in ("one", "two"):
+        with mesh.Writer(f"s3://{bucket}/{folder}", client=client) as out:
+            for number in range(5):
+                out.write(sample(number))
+    [one, two] = [client.get(bucket, key) for key in keys(client, bucket)]
+    assert one == two
+
+
+def test_shards_end_by_size(client: Client, bucket: str) -> None:
+    with mesh.Writer(f"s3://{bucket}/", shard_bytes="100KB", client=client) as out:
+        for _ in range(20):
+            out.write({"bin": bytes(30_000)})
+    sizes = [entry.size for entry in client.list(bucket)]
+    assert len(sizes) == out.shards == 5
+    assert max(sizes) < 100_000 + 31_000 + 10_240
+
+
+def test_a_writer_goes_on_behind_the_last_stored_shard(client: Client, bucket: str) -> None:
+    def write(stop: int, fail: bool = False) -> mesh.Writer:
+        with mesh.Writer(f"s3://{bucket}/made", shard_samples=4, resume=True, client=client) as out:
+            for number in range(out.position, 10):
+                if number == stop:
+                    raise ZeroDivisionError
+                out.write({"cls": number})
+        return out
+
+    for stop in (3, 3, 9):  # the open shard of a block that raises is stored, too
+        with pytest.raises(ZeroDivisionError):
+            write(stop)
+    assert write(99).samples == 10
+    assert write(99).position == 10
+    found = [name for key in keys(client, bucket) for name in members(client, bucket, key)]
+    assert found == [f"shard-{number:09d}.cls" for number in range(10)]
+    with pytest.raises(ConfigurationError, match=r"4 shards of 10 samples .*resume=True"):
+        mesh.Writer(f"s3://{bucket}/made", client=client)
+    with pytest.raises(ConfigurationError, match="'cls' is text, and was a number before"):
+        mesh.Writer(f"s3://{bucket}/made", resume=True, client=client).write({"cls": "one"})
+
+
+def test_a_killed_writer_has_lost_only_its_last_shards(daemon: Daemon, client: Client, bucket: str) -> None:
+    program = f"""
+        import meshsdk as mesh
+        with mesh.Writer("s3://{bucket}/made", shard_samples=10, resume=True) as out:
+            print(out.position, flush=True)
+            for number in range(out.position, 1000):
+                out.write({{"cls": number}})
+                if out.shards == 3 and out.samples % 10 == 5:
+                    print("in the middle", flush=True)
+                    input()
+    """
+    env = os.environ | {
+        "MESH_ENDPOINT": daemon.endpoint,
+        "AWS_ACCESS_KEY_ID": daemon.access_key,
+        "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=env,
+        text=True,
+    )
+    assert child.stdout is not None
+    with child:
+        assert child.stdout.readline() == "0\n"
+        assert child.stdout.readline() == "in the middle\n"
+        child.send_signal(signal.SIGKILL)
+        child.wait(60)
+    with mesh.Writer(f"s3://{bucket}/made", shard_samples=10, resume=True, client=client) as out:
+        assert out.position >= 30
+        for number in range(out.position, 60):
+            out.write({"cls": number})
+    found = [name for key in keys(client, bucket) for name in members(client, bucket, key)]
+    assert found == [f"shard-{number:09d}.cls" for number in range(60)]
+
+
+def test_writers_side_by_side_have_names(client: Client, bucket: str) -> None:
+    url = f"s3://{bucket}/made"
+    with mesh.Writer(url, client=client) as one, mesh.Writer(url, client=client) as two:
+        one.write({"cls": 1})
+        one.close()
+        two.write({"cls": 2})
+        with pytest.raises(ConfigurationError, match=r"shard-000000\.tar was written by another writer"):
+            two.close()
+    assert client.get(bucket, "made/shard-000000.tar").count(b"1") > 0
+    with mesh.Writer(url, name="rank-1", client=client) as other:
+        other.write({"cls": 2}, key="cat/0001")
+    assert members(client, bucket, "made/rank-1-000000.tar") == ["cat/0001.cls"]
+
+
+def test_a_failed_shard_ends_the_writer(daemon: Daemon, client: Client, s3: Any) -> None:
+    s3.create_bucket(Bucket="will-be-gone")
+    out = mesh.Writer("s3://will-be-gone/x", shard_samples=1, client=client)
+    s3.delete_bucket(Bucket="will-be-gone")
+    out.write({"cls": 1})
+    with pytest.raises(NotFoundError):
+        out.write({"cls": 2})
+    with pytest.raises(ClosedError):
+        out.write({"cls": 3})
+    out.close()
+    assert "closed" in repr(out)
+    with pytest.raises(ClientError):
+        s3.head_bucket(Bucket="will-be-gone")
+    with pytest.raises(NotFoundError):
+        mesh.Writer("s3://will-be-gone/x", client=client)
+
+
+def test_wrong_samples_are_refused_and_the_others_stay(client: Client, bucket: str) -> None:
+    with mesh.Writer(f"s3://{bucket}/made", optional=("txt",), client=client) as out:
+        out.write({"jpg": b"1", "cls": 1})
+        out.write({"jpg": b"2", "cls": 2, "txt": "two"})
+        for wrong, told in (
+            ({"jpg": b"3"}, "sample 2 lacks cls"),
+            ({"jpg": b"3", "cls": 3, "png": b""}, "has the field 'png'"),
+            ({"jpg": b"3", "cls": "three"}, "'cls' is text, and was a number before"),
+            ({"jpg": np.zeros(3), "cls": 3}, "'jpg' is a ndarray: name the field 'npy'"),
+            ({"jpg": object(), "cls": 3}, "'jpg' is a object: encode it to bytes"),
+            ({"jpg": b"3", "cls": True}, "'cls' is a bool"),
+            ({"": b"3"}, "is no field"),
+            ({}, "has no fields"),
+        ):
+            with pytest.raises(ConfigurationError, match=told):
+                out.write(wrong)
+        for key in ("a.b", "/a", "", "../x", "shard-000000001"):
+            with pytest.raises(ConfigurationError):
+                out.write({"jpg": b"3", "cls": 3}, key=key)
+        assert out.samples == 2
+    names = members(client, bucket, "made/shard-000000.tar")
+    stems = [name.removeprefix("shard-00000000") for name in names]
+    assert stems == ["0.jpg", "0.cls", "1.jpg", "1.cls", "1.txt"]
+
+
+def test_values(client: Client, bucket: str) -> None:
+    with mesh.Writer(f"s3://{bucket}/made", client=client) as out:
+        out.write({"mask.npy": torch.arange(4).reshape(2, 2).T, "n": np.float32(0.5), "json": "text"})
+        with pytest.raises(ConfigurationError, match="cannot be written as JSON"):
+            out.write({"mask.npy": np.arange(4), "n": 1, "json": float("nan")})
+        with pytest.raises(ConfigurationError, match=r"is an array of int32, and was an array of int64"):
+            out.write({"mask.npy": np.arange(4, dtype=np.int32), "n": 1, "json": None})
+    with tarfile.open(fileobj=BytesIO(client.get(bucket, "made/shard-000000.tar"))) as shard:
+        stored = {name.partition(".")[2]: shard.extractfile(name).read() for name in shard.getnames()}  # type: ignore[union-attr]
+    assert np.load(BytesIO(stored["mask.npy"])).tolist() == [[0, 2], [1, 3]]
+    assert stored["n"] == b"0.5"
+    assert stored["json"] == b'"text"'
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "a/b"},
+        {"name": ""},
+        {"shard_bytes": 0},
+        {"shard_bytes": "many"},
+        {"shard_samples": 0},
+        {"shard_samples": True},
+    ],
+)
+def test_wrong_arguments(client: Client, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        mesh.Writer("s3://any/made", client=client, **wrong)
+    with pytest.raises(ConfigurationError, match="s3://"):
+        mesh.Writer("made", client=client)
