@@ -84,6 +84,7 @@ SECTIONS = (
         "Batches for a training process: [guide](sdk.md#the-loader), [exact guarantees](batches.md).",
         (
             Entry("meshsdk.loader.loader.Loader", "mesh.Loader"),
+            _given("meshsdk.loader.mapped_loader.MappedLoader"),
             Entry("meshsdk.loader.warm_up.warm", "mesh.warm"),
             _given("meshsdk.datasets.batch.Batch", "mesh.Batch"),
             _given("meshsdk.datasets.batch.Ragged", "mesh.Ragged"),
@@ -149,7 +150,7 @@ SECTIONS = (
         tuple(
             Entry(f"meshsdk.{home}.{name}", f"plain.{name}", members=False)
             for home, name in (
-                ("loader.loader", "PlainLoader"),
+                ("loader.plain_loader", "PlainLoader"),
                 ("datasets.batch", "as_dict"),
                 ("adapters.plain", "plain_types"),
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshsdk.errors import ConfigurationError
-from meshsdk.loader.loader import PlainLoader
+from meshsdk.loader.plain_loader import PlainLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from meshsdk.errors import ConfigurationError
-from meshsdk.loader.loader import PlainLoader
+from meshsdk.loader.plain_loader import PlainLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshsdk.datasets.batch import as_dict, as_tuple
-from meshsdk.loader.loader import PlainLoader
+from meshsdk.loader.plain_loader import PlainLoader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

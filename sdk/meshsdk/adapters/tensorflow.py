@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshsdk.adapters.plain import plain_types
-from meshsdk.loader.loader import PlainLoader
+from meshsdk.loader.plain_loader import PlainLoader
 
 if TYPE_CHECKING:
     from meshsdk.loader.loader import Loader

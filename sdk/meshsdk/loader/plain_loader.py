@@ -1,0 +1,39 @@
+"""PlainLoader: a loader whose batches are plain dictionaries, for programs that take any iterable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meshsdk.datasets.batch import as_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from meshsdk.datasets.batch import Batch
+    from meshsdk.loader.loader import Loader
+
+
+class PlainLoader:
+    """Wraps a loader so that its batches are plain dictionaries, or whatever `convert` returns.
+
+    Length and state are those of the loader.
+    """
+
+    def __init__(self, loader: Loader, convert: Callable[[Batch], Any] = as_dict) -> None:
+        self.loader = loader
+        self.convert = convert
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.convert, self.loader)  # a generator would keep the last batch's slot
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.loader.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return f"PlainLoader({self.loader!r})"
