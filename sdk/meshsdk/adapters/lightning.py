@@ -46,15 +46,15 @@ class MeshDataModule(_package().LightningDataModule):  # type: ignore[misc]
     def __init__(self, train: Callable[[], Loader], validation: Callable[[], Loader] | None = None) -> None:
         super().__init__()
         self._train, self._validation = train, validation
-        self._training: PlainLoader | None = None
+        self._training: Loader | None = None
         self._state: Mapping[str, Any] | None = None
 
     def train_dataloader(self) -> PlainLoader:
-        self._training = PlainLoader(self._train())
+        self._training = self._train()
         if self._state is not None:
             self._training.load_state_dict(self._state)
             self._state = None
-        return self._training
+        return PlainLoader(self._training)
 
     def val_dataloader(self) -> Any:
         return PlainLoader(self._validation()) if self._validation is not None else []
@@ -67,12 +67,12 @@ class MeshDataModule(_package().LightningDataModule):  # type: ignore[misc]
 
     def teardown(self, stage: str) -> None:
         if self._training is not None:
-            self._training.loader.close()
+            self._training.close()
 
     @property
     def training(self) -> Loader | None:
         """The loader of training, once Lightning has asked for it."""
-        return None if self._training is None else self._training.loader
+        return self._training
 
 
 class DataStats(_package().Callback):  # type: ignore[misc]

@@ -13,21 +13,32 @@ import pickle
 from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from meshsdk.errors import ClosedError, ConfigurationError
+from meshsdk.loader.plain_loader import ResumableLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Executor
 
+    from meshsdk.client.native_api import PlanInfo
     from meshsdk.datasets.batch import Batch
-    from meshsdk.loader.loader import Loader
 
 R = TypeVar("R")
 _AHEAD: Final = 2  # batches that wait for a worker
+
+
+class PlannedLoader(ResumableLoader, Protocol):
+    """What is mapped: a `Loader`."""
+
+    plan: PlanInfo
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class MappedLoader(Generic[R]):
@@ -38,7 +49,7 @@ class MappedLoader(Generic[R]):
 
     def __init__(
         self,
-        loader: Loader,
+        loader: PlannedLoader,
         function: Callable[..., R],
         *,
         workers: int = 1,

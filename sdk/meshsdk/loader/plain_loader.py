@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshsdk.datasets.batch import as_dict
 
@@ -10,7 +10,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from meshsdk.datasets.batch import Batch
-    from meshsdk.loader.loader import Loader
+
+
+class ResumableLoader(Protocol):
+    """What is wrapped: a `Loader`, of which everything else stays reachable."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __len__(self) -> int: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any] | str | bytes) -> None: ...
 
 
 class PlainLoader:
@@ -19,7 +30,7 @@ class PlainLoader:
     Length and state are those of the loader.
     """
 
-    def __init__(self, loader: Loader, convert: Callable[[Batch], Any] = as_dict) -> None:
+    def __init__(self, loader: ResumableLoader, convert: Callable[[Batch], Any] = as_dict) -> None:
         self.loader = loader
         self.convert = convert
 

@@ -118,7 +118,9 @@ def test_an_error_of_the_function_names_the_step(server: ScriptedMesh) -> None:
             take_all(mapped, found)
         assert caught.value.__notes__ == ["in the function of loader.map, for step 2 of epoch 0"]
         assert found == expected[:2]
-        assert mapped.loader.step == 2
+        with loader(server) as resumed:
+            resumed.load_state_dict(mapped.state_dict())
+            assert resumed.step == 2
         assert map_threads() == threads() == []
 
 
