@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from meshd.batches.assembly.stored_sequences import StoredSequences
     from meshd.batches.assets import AssetService
     from meshd.batches.blob_reader import Blob
+    from meshd.batches.read_ahead.shuffle_advice import ShuffleAdvisor
     from meshd.batches.sample_responses import StreamBody
     from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import Address, Frame, FrameSource
@@ -114,10 +115,11 @@ class BatchService:
         archives: ArchiveService,
         objects: RemoteObjects,
         stored: StoredSequences,
+        advisor: ShuffleAdvisor,
     ) -> None:
         self._store, self._catalog, self._datasets = store, catalog, datasets
         self._readers, self._frames, self._assets = readers, frames, assets
-        self._archives, self._objects = archives, objects
+        self._archives, self._objects, self._advisor = archives, objects, advisor
         self._packs = PackPlanner(catalog, frames, stored)
         self._compiled: set[str] = set()
 
@@ -137,6 +139,9 @@ class BatchService:
         await self._catalog.add_plan(plan)
         self._usable(plan.hash)
         notes = await self._notes(snapshot, plan.spec)
+        if plan.spec.mix is None:
+            note = await self._advisor.advise(snapshot, plan.spec.shuffle, asked.batch)
+            notes += [note] if note else []
         return _describe(plan, snapshot, asked.batch) | ({"notes": notes} if notes else {})
 
     async def _notes(self, snapshot: Snapshot, spec: PlanSpec) -> list[str]:

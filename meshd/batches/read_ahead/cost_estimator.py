@@ -41,7 +41,7 @@ from meshwire.plan.shuffle import (
 from meshwire.strict_json import PlanError, checked_integer, checked_object, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from meshd.auth.identity import Caller
     from meshd.batches.read_ahead.window_lookup import WindowLookup
@@ -124,13 +124,23 @@ class ReadCostEstimator:
         answer: dict[str, Any] = {"snapshot": digest, "node": self._node, "rotational": False, "orders": []}
         if self._lookup is None:
             return answer
-        async with self._turn:
-            orders = [
-                await self._of_order(self._lookup, snapshot, shuffle, request.batch)
-                for shuffle in request.shuffles
-            ]
+        orders = await self.of_orders(snapshot, request.shuffles, request.batch)
         rotational = any(order["samples"] for order in orders)
         return answer | {"rotational": rotational, "orders": orders if rotational else []}
+
+    @property
+    def has_rotational_disks(self) -> bool:
+        """Whether the node has a rotational disk."""
+        return self._lookup is not None
+
+    async def of_orders(
+        self, snapshot: Snapshot, shuffles: Sequence[ShuffleSpec | None], batch: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the cost of each order, as plain JSON values; see `CostRequest`. The node must have a
+        rotational disk."""
+        assert self._lookup is not None
+        async with self._turn:
+            return [await self._of_order(self._lookup, snapshot, each, batch or _BATCH) for each in shuffles]
 
     async def _of_order(
         self, lookup: WindowLookup, snapshot: Snapshot, shuffle: ShuffleSpec | None, batch: int

@@ -15,6 +15,7 @@ from meshd.batches.assembly.stored_sequences import StoredSequences
 from meshd.batches.assets import AssetService
 from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator, StoredCopies
 from meshd.batches.read_ahead.scheduler import ReadScheduler
+from meshd.batches.read_ahead.shuffle_advice import ShuffleAdvisor
 from meshd.batches.read_ahead.window_lookup import WindowLookup
 from meshd.batches.service import BatchService
 from meshd.batches.user_module_registry import UserModules
@@ -83,6 +84,7 @@ class DataServices:
     datasets: DatasetService
     assets: AssetService
     batches: BatchService
+    read_costs: ReadCostEstimator
     user_ops: UserModules
 
 
@@ -102,11 +104,12 @@ def data_services(node: NodeContext, access: Authorizer, frames: FrameSource) ->
         ModuleTable(node.control), node.store, catalog, access, node.clock, sandbox_limits(node.settings)
     )
     assets = AssetService(catalog, readers, user_ops, node.objects)
-    stored = stored_sequences(node)
+    read_costs = _read_cost_estimator(node, datasets)
     batches = BatchService(
-        node.store, catalog, datasets, readers, frames, assets, node.archives, node.objects, stored
-    )
-    return DataServices(frames, catalog, readers, datasets, assets, batches, user_ops)
+        node.store, catalog, datasets, readers, frames, assets, node.archives, node.objects,
+        stored_sequences(node), ShuffleAdvisor(read_costs),
+    )  # fmt: skip
+    return DataServices(frames, catalog, readers, datasets, assets, batches, read_costs, user_ops)
 
 
 def stored_sequences(node: NodeContext) -> StoredSequences:
@@ -131,14 +134,14 @@ def warm_up_context(
     return WarmUpContext(node.store, pool, node.archives, catalog, decoded, read_ahead, node.objects)
 
 
-def read_cost_estimator(node: NodeContext, data: DataServices) -> ReadCostEstimator:
+def _read_cost_estimator(node: NodeContext, datasets: DatasetService) -> ReadCostEstimator:
     """Build the estimator of what an order would cost this node's disks."""
     disks = RotationalDisks(node.settings.store.disk_type)
     lookup = None
     if disks.any_of(node.settings.store.disks):
         lookup = WindowLookup(node.store, StoredCopies(node.store), disks, LOOKUP_ONLY)
     budget = _read_ahead_budget(node)
-    return ReadCostEstimator(data.datasets, lookup, node.settings.node_id, budget)
+    return ReadCostEstimator(datasets, lookup, node.settings.node_id, budget)
 
 
 def _read_ahead_budget(node: NodeContext) -> int:

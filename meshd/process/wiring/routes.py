@@ -23,7 +23,6 @@ from meshd.process.log_level import notify_supervisor
 from meshd.process.wiring.data_services import (
     job_service,
     output_routes,
-    read_cost_estimator,
     view_makers,
 )
 from meshd.process.wiring.services import document_inventory, document_references
@@ -123,7 +122,7 @@ def native_routes(
         data.batches,
         gathers,
         definitions,
-        read_cost_estimator(node, data),
+        data.read_costs,
         node.clock,
         node.mesh,
         frame_service,

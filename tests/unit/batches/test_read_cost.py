@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from meshd.batches.read_ahead import cost_estimator
+from meshd.batches.read_ahead import cost_estimator, shuffle_advice
 from meshd.batches.read_ahead.cost_estimator import MAX_ROWS, ReadCostEstimator, parse_cost_request
 from meshd.batches.read_ahead.extents import plan_reads
 from meshd.batches.read_ahead.read_cost import (
@@ -19,10 +19,12 @@ from meshd.batches.read_ahead.read_cost import (
     ReadCost,
     cost_of_reads,
 )
+from meshd.batches.read_ahead.shuffle_advice import ShuffleAdvisor
 from meshd.batches.read_ahead.window_lookup import DiskReads
 from meshd.batches.read_ahead.windows import MIN_WINDOW_BYTES
 from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
+from meshwire.plan.shuffle import ShuffleSpec
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
@@ -189,3 +191,58 @@ def test_requests_refused(document: dict[str, Any], path: str) -> None:
     with pytest.raises(PlanError) as refused:
         parse_cost_request(json.dumps(document).encode())
     assert refused.value.path == path
+
+
+# --- advice -------------------------------------------------------------------------------------------------
+
+
+def advice(
+    snapshot: Snapshot, lookup: Lookup | None, shuffle: ShuffleSpec, budget: int = 0, times: int = 1
+) -> list[str]:
+    estimator = ReadCostEstimator(
+        cast("DatasetService", Datasets(snapshot)), cast("WindowLookup | None", lookup), "n1", budget
+    )
+    advisor = ShuffleAdvisor(estimator)
+
+    async def ask() -> list[str]:
+        return [await advisor.advise(snapshot, shuffle, 256) for _ in range(times)]
+
+    return asyncio.run(ask())
+
+
+def test_an_expensive_full_shuffle_is_told_what_blocks_cost() -> None:
+    snapshot, lookup = snapshot_of(20_000, 100_000), Lookup(100_000)
+    first, again = advice(snapshot, lookup, ShuffleSpec(), 64 << 20, times=2)
+    asked = sum(samples.size for samples in lookup.asked)
+    full, blocks, _ = estimated(snapshot, Lookup(100_000), [GLOBAL, {"kind": "blocks"}, STORED], 64 << 20)[
+        "orders"
+    ]
+    assert first == again
+    assert f"{full['seeks']:,} seeks and {full['disk_seconds']:.0f} s for 10 s of bytes" in first
+    assert f"mesh.Blocks(shards={blocks['shuffle']['shards']}) {blocks['seeks']:,} seeks" in first
+    assert asked <= 40_000  # and it is estimated once
+
+
+@pytest.mark.parametrize("shuffle", [ShuffleSpec("blocks", 4), ShuffleSpec("none")])
+def test_other_orders_are_not_advised_on(shuffle: ShuffleSpec) -> None:
+    lookup = Lookup(100_000)
+    assert advice(snapshot_of(20_000, 100_000), lookup, shuffle) == [""]
+    assert lookup.asked == []
+
+
+def test_nothing_is_said_where_little_would_be_saved() -> None:
+    assert advice(snapshot_of(20_000, 100_000), None, ShuffleSpec()) == [""]  # no rotational disk
+    assert advice(snapshot_of(100, 100_000), Lookup(100_000), ShuffleSpec()) == [""]  # less than 5 s
+    assert advice(snapshot_of(2_000, 1_000_000), Lookup(1_000_000), ShuffleSpec(), 8 << 30) == [
+        ""
+    ]  # all in memory
+
+
+def test_a_plan_does_not_wait_for_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(Lookup):
+        async def cold_reads(self, snapshot: Snapshot, samples: Any) -> list[DiskReads]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    monkeypatch.setattr(shuffle_advice, "_PATIENCE", 0.01)
+    assert advice(snapshot_of(20_000, 100_000), Stuck(100_000), ShuffleSpec(), times=2) == ["", ""]
