@@ -1,7 +1,7 @@
-"""Hugging Face: samples as a `datasets.IterableDataset`, and a Trainer fed by a loader.
+"""Hugging Face: samples as a `datasets.IterableDataset`, and a Trainer fed by loaders.
 
 Law: samples come in stored order, many per request. Training uses the loader's batches, and each Trainer
-checkpoint contains the loader's state.
+checkpoint contains the loader's state. An evaluation is a whole epoch of its loader, each sample once.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshsdk.errors import ConfigurationError
+from meshsdk.loader.loader import Loader
 from meshsdk.loader.plain_loader import PlainLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from meshsdk.datasets.dataset import Dataset
-    from meshsdk.loader.loader import Loader
 
     Inputs = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -57,12 +57,55 @@ class InputLoader(PlainLoader):
         return map(self.inputs, super().__iter__())
 
 
+class EvaluationLoader(InputLoader):
+    """A whole epoch of a loader, as the keyword arguments of a model. Tells accelerate which rows of the last
+    batch are padding, so that what the ranks have found is counted without them."""
+
+    @property
+    def dataset(self) -> Sequence[int]:
+        """As many numbers as there are rows, which is all that a Trainer asks of it."""
+        return range(self.rows)
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch over all ranks, without padding."""
+        loader: Any = self.loader
+        return int(loader.plan.positions)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        loader: Any = self.loader
+        mark = _batches_of(self.dataset, loader.global_batch)
+        loader.set_epoch(0)
+        mark.begin()
+        try:
+            for left, batch in zip(reversed(range(len(loader))), super().__iter__(), strict=True):
+                mark.end_of_dataloader = left == 0
+                yield batch
+        finally:
+            mark.end()
+
+
+def _batches_of(rows: Sequence[int], global_batch: int) -> Any:
+    """Return what accelerate asks for the size of the last batch. It has to be kept: accelerate does not."""
+    from accelerate.data_loader import DataLoaderStateMixin
+    from accelerate.state import GradientState
+
+    class Batches(DataLoaderStateMixin):  # type: ignore[misc]  # the package is not followed by mypy
+        def __init__(self) -> None:
+            self.gradient_state = GradientState()
+            self.dataset, self.total_batch_size, self._drop_last = rows, global_batch, False
+
+    return Batches()
+
+
 class FedByLoader:
     """Mixin for a Trainer: `class MeshTrainer(FedByLoader, Trainer)`, then `MeshTrainer(model, args,
     loader=loader, inputs=lambda batch: {"pixel_values": batch["image"], "labels": batch["label"]})`.
 
     `inputs` converts a plain dictionary (see `plain.as_dict`) into the arguments of the model. The
     Trainer's settings for batch size, seed, workers and skipping have no effect: the loader has its own.
+    `eval_dataset=` takes a loader, too, or a dictionary of them, on any number of ranks; every rank needs at
+    least one row of it. Give it `shuffle=False`.
     """
 
     def __init__(self, *args: Any, loader: Loader, inputs: Inputs, **more: Any) -> None:
@@ -72,6 +115,17 @@ class FedByLoader:
 
     def get_train_dataloader(self) -> InputLoader:
         return InputLoader(self.loader, self._inputs)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the batches of an evaluation loader; other datasets are the Trainer's."""
+        this: Any = self
+        given = this.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(given, str):
+            given = this.eval_dataset[given]
+        if isinstance(given, Loader):
+            return EvaluationLoader(given, self._inputs)
+        parent: Any = super()
+        return parent.get_eval_dataloader(eval_dataset)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **more: Any) -> Any:
         """Train like the Trainer; the loader resumes at its position in that checkpoint."""

@@ -6,9 +6,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import pickle
+import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +26,6 @@ from tests.support.required import required_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.support.daemons import Daemon
 
@@ -235,6 +237,30 @@ def test_a_trainer_resumes_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_
     assert run("stopped", resume=True) == whole[3:]
     with pytest.raises(ConfigurationError, match="FedByLoader"):
         run("none", resume=str(tmp_path))
+
+
+@libraries
+@pytest.mark.parametrize("world", [1, 2])
+def test_an_evaluation_counts_each_sample_once(
+    daemon: Daemon, dataset: mesh.Dataset, bucket: str, world: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    env = os.environ | {
+        "MESH_ENDPOINT": daemon.endpoint,
+        "AWS_ACCESS_KEY_ID": daemon.access_key,
+        "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+        "OMP_NUM_THREADS": "1",
+    }
+    program = Path(__file__).with_name("evaluating_trainer.py")
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    done = subprocess.run(
+        [*argv, str(program), f"s3://{bucket}/n/", str(tmp_path)],
+        env=env, capture_output=True, text=True, check=False, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+    assert told == [{"labels": list(range(20)), "others": list(range(20)), "again": list(range(20))}]
 
 
 # --- TensorFlow -----------------------------------------------------------------------------------
