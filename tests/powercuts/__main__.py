@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.powercuts.mesh_scene import MeshScene
+from tests.powercuts.movement_scene import MovementScene, RollingScene
 from tests.powercuts.scene import Scene
 from tests.powercuts.store_scene import StoreScene, Worker
 from tests.powercuts.traffic import KINDS
@@ -58,17 +59,22 @@ _SCENES: Final[dict[str, dict[str, Any]]] = {
     "daemon-syncs": {"kinds": ["objects", "versions"], "failing_syncs": True},
 }
 """Daemons, and what is written to them. Besides these there are `store`; `syncs`, a store of whose syncs one
-fails in each life; and `mesh`, three daemons and an etcd."""
-_MESH: Final = ["objects", "conditional", "uploads"]
-_ALL: Final = [*_SCENES, "store", "syncs", "mesh"]
+fails in each life; and meshes of three daemons and an etcd."""
+_MESHES: Final[dict[str, tuple[type[MeshScene], list[str]]]] = {
+    "mesh": (MeshScene, ["objects", "conditional", "uploads"]),
+    "movement": (MovementScene, ["stock", "objects", "conditional"]),
+    "rolling": (RollingScene, ["stock", "objects", "conditional"]),
+}
+_ALL: Final = [*_SCENES, "store", "syncs", *_MESHES]
 
 
 def _scene_of(name: str, worker: Worker, options: Sequence[str]) -> Callable[[Path, int, bool], AnyScene]:
     if name in _SCENES:
         return lambda place, seed, relaxed: _daemon(place, seed, options, relaxed=relaxed, **_SCENES[name])
-    if name == "mesh":
-        return lambda place, seed, relaxed: MeshScene(
-            place, seed, traffic=[KINDS[kind]() for kind in _MESH], relaxed=relaxed, options=options
+    if name in _MESHES:
+        mesh, kinds = _MESHES[name]
+        return lambda place, seed, relaxed: mesh(
+            place, seed, traffic=[KINDS[kind]() for kind in kinds], relaxed=relaxed, options=options
         )
     failing = name == "syncs"
     return lambda place, seed, relaxed: StoreScene(

@@ -28,6 +28,11 @@ class Attempt:
     begun: float
     acknowledged: float = 0.0
 
+    def told(self, cut_at: float) -> str:
+        """What it was, and when, for findings."""
+        ended = f"acknowledged {cut_at - self.acknowledged:.2f} s" if self.acknowledged else "not answered"
+        return f"{self.value}: begun {cut_at - self.begun:.2f} s, {ended} before"
+
 
 @dataclass
 class History:
@@ -62,12 +67,14 @@ class History:
 
 @dataclass
 class Report:
-    """Of all cuts: acknowledged changes, what was wrong, and the reads that were refused for damage."""
+    """Of all cuts: acknowledged changes, the slowest start, what was wrong, the reads that were refused for
+    damage, and the cuts while data moved or was repaired."""
 
     cuts: int = 0
     acknowledged: int = 0
     slowest: float = 0.0
     damaged: int = 0
+    moving: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def add(self, problem: str) -> None:
@@ -78,7 +85,9 @@ class Report:
         head = (
             f"{self.cuts} cuts, {self.acknowledged} acknowledged, {len(self.wrong)} lost or wrong, "
             f"slowest start {self.slowest:.1f} s"
-        ) + (f", {self.damaged} reads refused" if self.damaged else "")
+        )
+        head += f", {self.damaged} reads refused" if self.damaged else ""
+        head += f", {self.moving} cuts while data moved" if self.moving else ""
         return "\n".join([head, *self.wrong])
 
 

@@ -28,15 +28,18 @@ if TYPE_CHECKING:
     from tests.powercuts.traffic import Traffic
     from tests.support.daemons import Daemon
 
-_NODES: Final = ("n1", "n2", "n3")
+NODES: Final = ("n1", "n2", "n3")
 _CLIENTS: Final = 6
-_PATIENCE: Final = 90.0
+PATIENCE: Final = 90.0
 _TRIES: Final = 60
 
 
 class MeshScene:
     """A mesh through any number of cuts. `options` are of the nodes' file systems; that of etcd keeps names
-    as ext4 does."""
+    as ext4 does. `args`: more flags of the daemons."""
+
+    states: tuple[str, ...] = ("up",)
+    """Of nodes whose data is compared."""
 
     def __init__(
         self,
@@ -46,17 +49,19 @@ class MeshScene:
         traffic: Sequence[Traffic],
         relaxed: bool = False,
         options: Sequence[str] = (),
+        args: Sequence[str] = (),
     ) -> None:
         self.report, self._place = Report(), place
+        self._mounts: dict[str, ExitStack] = {}
         self._chance, self._relaxed, self._options = random.Random(seed), relaxed, options
         self._traffic, self._cut_at = traffic, 0.0
-        for name in (*_NODES, "etcd"):
+        for name in (*NODES, "etcd"):
             for folder in ("source", "mesh"):
                 shutil.rmtree(place / folder / name, ignore_errors=True)
                 (place / folder / name).mkdir(parents=True)
-        args = ["--durability", "relaxed", "--sync-interval", str(SYNC_SECONDS)] if relaxed else []
+        durability = ["--durability", "relaxed", "--sync-interval", str(SYNC_SECONDS)] if relaxed else []
         env = {"MESHD_SEGMENT_SIZE": "1MiB"}
-        self._mesh = DaemonCluster(3, place / "mesh", args=args, env=env, etcd_syncs=True)
+        self._mesh = DaemonCluster(3, place / "mesh", args=[*durability, *args], env=env, etcd_syncs=True)
 
     def close(self) -> None:
         """Ends what still runs."""
@@ -64,42 +69,56 @@ class MeshScene:
 
     def cut(self, seconds: float) -> None:
         """Start all, compare what is there, write for so long, and cut the power of all at once."""
-        self._live(_NODES, seconds)
+        self._live(NODES, seconds)
         self.report.cuts += 1
         self.report.acknowledged = sum(traffic.acknowledged for traffic in self._traffic)
 
     def finish(self) -> None:
         """Start without one of them, which never returns, and compare; then it is given up."""
         self._options = ()
-        gone = self._chance.choice(_NODES)
-        self._live([name for name in _NODES if name != gone], 0.0)
+        gone = self._chance.choice(NODES)
+        self._live([name for name in NODES if name != gone], 0.0)
 
     def _live(self, names: Sequence[str], seconds: float) -> None:
-        with ExitStack() as mounts:
+        try:
             for name in (*names, "etcd"):
-                options = ["--seed", str(self._chance.randrange(1 << 31))]
-                options += ["--journal"] if name == "etcd" else self._options
-                source, mount = self._place / "source" / name, self._place / "mesh" / name
-                mounts.enter_context(mounted(source, mount, *options, module=FILE_SYSTEM))
-            try:
-                self._start(names)
-                nodes = [self._mesh[name] for name in names]
+                self._power_on(name)
+            self._start(names)
+            nodes = [self._mesh[name] for name in names]
+            self._compare(nodes)
+            if seconds:
+                self._prepare(nodes[0])
+                self._write(nodes, seconds)
+            elif len(names) < len(NODES) and not self.report.wrong:
+                self._give_up(*set(NODES) - set(names))
                 self._compare(nodes)
-                if seconds:
-                    self._prepare(nodes[0])
-                    self._write(nodes, seconds)
-                elif len(names) < len(_NODES) and not self.report.wrong:
-                    self._give_up(*set(_NODES) - set(names))
-                    self._compare(nodes)
-            except (DaemonFailedError, AssertionError) as error:
-                self.report.add(str(error).rstrip().rpartition("\n")[2])
-            except ControlError as error:
-                log = (self._place / "mesh" / "etcd" / "m0.log").read_text(errors="replace")
-                self.report.add(f"{error}\n{log[-2000:]}")
-            finally:
-                self._kill()
-        for name in (*names, "etcd"):
-            as_after_a_boot(self._place / "source" / name)
+            elif not seconds and not self.report.wrong:
+                self._rest()
+        except (DaemonFailedError, AssertionError) as error:
+            self.report.add(str(error).rstrip().rpartition("\n")[2])
+        except ControlError as error:
+            log = (self._place / "mesh" / "etcd" / "m0.log").read_text(errors="replace")
+            self.report.add(f"{error}\n{log[-2000:]}")
+        finally:
+            self._kill()
+            for name in list(self._mounts):
+                self._power_off(name)
+
+    def _rest(self) -> None:
+        """In a life without writers, with all nodes."""
+
+    def _power_on(self, name: str) -> None:
+        """The disk of a node, or of etcd, is there."""
+        options = ["--seed", str(self._chance.randrange(1 << 31))]
+        options += ["--journal"] if name == "etcd" else self._options
+        source, mount = self._place / "source" / name, self._place / "mesh" / name
+        self._mounts[name] = ExitStack()
+        self._mounts[name].enter_context(mounted(source, mount, *options, module=FILE_SYSTEM))
+
+    def _power_off(self, name: str) -> None:
+        """Its disk forgets what was not synced. The processes have ended."""
+        self._mounts.pop(name).close()
+        as_after_a_boot(self._place / "source" / name)
 
     def _start(self, names: Sequence[str]) -> None:
         began = time.monotonic()
@@ -108,10 +127,13 @@ class MeshScene:
         self.report.slowest = max(self.report.slowest, time.monotonic() - began)
         self._mesh.await_map(
             lambda cluster: (
-                all(node.state == ("up" if node.node_id in names else "away") for node in cluster.nodes)
-                and len(cluster.nodes) == len(_NODES)
+                all(
+                    node.state in (self.states if node.node_id in names else ("away",))
+                    for node in cluster.nodes
+                )
+                and len(cluster.nodes) == len(NODES)
             ),
-            _PATIENCE,
+            PATIENCE,
         )
 
     def _kill(self) -> None:
@@ -122,7 +144,7 @@ class MeshScene:
     def _give_up(self, name: str) -> None:
         """As `mesh cluster lost` does without `--anyway`: the others have all that it had."""
         self._mesh._change(name, "lost")
-        self._mesh.await_map(lambda cluster: not cluster.is_rebalancing, _PATIENCE)
+        self._mesh.await_map(lambda cluster: not cluster.is_rebalancing, PATIENCE)
 
     # --- writers
 
@@ -142,14 +164,20 @@ class MeshScene:
         ]
         for writer in writers:
             writer.start()
+        try:
+            self._disturb(seconds)
+            for node in nodes:
+                node.pause()
+            self._cut_at = time.monotonic()
+        finally:
+            self._kill()
+            ended.set()
+            for writer in writers:
+                writer.join(120)
+
+    def _disturb(self, seconds: float) -> None:
+        """What happens while writers write, for so long."""
         time.sleep(seconds)
-        for node in nodes:
-            node.pause()
-        self._cut_at = time.monotonic()
-        self._kill()
-        ended.set()
-        for writer in writers:
-            writer.join(120)
 
     def _writer(self, node: Daemon, number: int, seed: int, ended: threading.Event) -> None:
         chance = random.Random(seed)
@@ -171,7 +199,7 @@ class MeshScene:
                     for name, history in sorted(traffic.histories.items()):
                         value = _found(traffic, node, client, name)
                         if not traffic.allows(name, value, since):
-                            told = [(each.value, each.acknowledged > 0) for each in history.attempts]
+                            told = "; ".join(each.told(self._cut_at) for each in history.attempts)
                             self.report.add(f"{name} at {node.endpoint}: found {value}, after {told}")
         for traffic in self._traffic:
             for name in traffic.histories:

@@ -135,6 +135,25 @@ class Objects(Traffic):
         return [f"{key}: the listing disagrees" for key in sorted(listed ^ there)]
 
 
+class Stock(Objects):
+    """Many objects that are written once, so that there is something to move."""
+
+    bucket = "stock"
+
+    def prepare(self, daemon: Daemon, client: Any) -> None:
+        if self.histories:
+            return
+        self._create_bucket(client, self.bucket)
+        for number in range(150):
+            body = hashlib.sha256(b"%d" % number).digest() * 1000
+            with self.changing(f"stock/{number}", digest(body)):
+                client.put_object(Bucket=self.bucket, Key=f"stock/{number}", Body=body)
+        time.sleep(3.0)  # relaxed stores keep what is that old
+
+    def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
+        time.sleep(0.01)
+
+
 def put_in_parts(client: Any, name: Mapping[str, str], body: bytes) -> None:
     """Upload an object in one part."""
     upload = client.create_multipart_upload(**name)["UploadId"]
@@ -541,6 +560,7 @@ class Derived(Traffic):
 
 KINDS: Final[dict[str, Callable[[], Traffic]]] = {
     "objects": Objects,
+    "stock": Stock,
     "conditional": Conditional,
     "versions": Versions,
     "uploads": Uploads,

@@ -158,13 +158,15 @@ class Rebalancer:
         if me.stores and (
             self._repair_waiters or self._clock.monotonic() - self._repaired > self._repair_every
         ):
-            asked, self._repair_waiters = self._repair_waiters, []
-            try:
-                await self.run_repair_round()
-            finally:
-                for waiting in asked:
-                    if not waiting.done():
-                        waiting.set_result(None)
+            asked = tuple(self._repair_waiters)
+            await (
+                self.run_repair_round()
+            )  # an owner that does not answer is asked again: they wait until then
+            del self._repair_waiters[: len(asked)]
+            for waiting in asked:
+                if not waiting.done():
+                    waiting.set_result(None)
+            _log.info("compared with the other owners")
 
     async def wait_until_compared(self) -> None:
         """Returns when this node was compared with all other owners in a round that began after this call; at
@@ -184,6 +186,10 @@ class Rebalancer:
         if not await self._sync_until_complete(cluster, me):
             return
         await self._fetch_documents(cluster)
+        if (
+            self._store.checkpointer.needed
+        ):  # the map is durable at once, and others drop what it says is here
+            await asyncio.to_thread(self._store.checkpointer.take)
         await self.reporter.mark_complete()
 
         def settle(present: ClusterMap | None) -> ClusterMap:

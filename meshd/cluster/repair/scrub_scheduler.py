@@ -219,6 +219,14 @@ class ScrubScheduler:
         except Exception:
             _log.exception("the comparison after a scrub failed; the next pass repeats it")
 
+    async def _compare_after_loss(self) -> None:
+        """Compares, and only then forgets the loss: a node that ends before begins again at its next start."""
+        try:
+            await self._compare()
+            await self._store.disk_health.forget_loss()
+        except Exception:
+            _log.exception("the comparison after a loss of data failed; the next start repeats it")
+
     async def _repair_if_due(self) -> None:
         """Repairs new quarantine entries at once and failed ones at intervals. After a disk loss it compares
         with the other owners instead, because more than the quarantine is missing."""
@@ -230,7 +238,7 @@ class ScrubScheduler:
             self._sweep_at = now + _IDLE_FACTOR * (now - began)
         self._repair_eta.observe_remaining(self._lacking)
         if self._store.disk_health.take_data_lost_flag() and _is_over(self._disk_loss_comparison):
-            self._disk_loss_comparison = asyncio.ensure_future(self._run_comparison())
+            self._disk_loss_comparison = asyncio.ensure_future(self._compare_after_loss())
         if not _is_over(self._repairing) or not _is_over(self._disk_loss_comparison):
             return
         ended, self._repairing = self._repairing, None

@@ -157,12 +157,18 @@ class DiskHealthMonitor:
 
     def take_data_lost_flag(self) -> bool:
         """Returns True if data was lost since the last call: with a disk, or before that because the index
-        went back to a checkpoint."""
+        went back to a checkpoint. Each start returns the latter again until `forget_loss`."""
         data_lost, self._data_lost = self._data_lost, False
-        if data_lost and self._index.get_meta(SET_BACK_KEY):
-            with self._index.write_transaction() as txn:
-                self._index.put_meta(txn, SET_BACK_KEY, False)
         return data_lost
+
+    async def forget_loss(self) -> None:
+        """Notes that this node has again what other owners have."""
+        if self._index.get_meta(SET_BACK_KEY):
+            await self._run(self._forget_set_back)
+
+    def _forget_set_back(self) -> None:
+        with self._index.write_transaction() as txn:
+            self._index.put_meta(txn, SET_BACK_KEY, False)
 
     def disk_states(self) -> list[DiskState]:
         """Returns the state of every directory that should be a disk, and of the index device if it has

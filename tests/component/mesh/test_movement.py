@@ -272,6 +272,52 @@ def test_an_owner_that_cannot_be_asked_is_waited_for() -> None:
     run(doing, 2)
 
 
+def test_a_comparison_that_was_asked_for_waits_for_an_owner_that_does_not_answer() -> None:
+    async def doing(found: World) -> None:
+        await found.rebalancers["n2"].run_once()
+        waiting = asyncio.ensure_future(found.rebalancers["n2"].wait_until_compared())
+        await asyncio.sleep(0)
+        unreachable = replace(found.map().node("n1"), endpoint="http://127.0.0.1:9")  # type: ignore[type-var]
+        await found.change(transitions.join_node, unreachable)
+        with pytest.raises(SyncPeerLostError):
+            await found.rebalancers["n2"].run_once()
+        assert not waiting.done()
+        await found.change(transitions.join_node, found.nodes["n1"].member)
+        await found.rebalancers["n2"].run_once()
+        await asyncio.wait_for(waiting, 10)
+
+    run(doing, 2)
+
+
+def test_what_came_over_is_durable_before_the_map_says_that_it_is_here() -> None:
+    """Others drop what the map says is here. `durability: relaxed` syncs later, and the control store at
+    once."""
+
+    async def doing(found: World) -> None:
+        store, at_checkpoints = found.store("n1"), list[tuple[int, bool]]()
+
+        class Relaxed:
+            """The store, as if it needed checkpoints."""
+
+            def __init__(self) -> None:
+                self.checkpointer, self.needed = self, True
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(store, name)
+
+            def take(self) -> None:
+                at_checkpoints.append((store.stats().objects, found.map().is_rebalancing))
+
+        found.rebalancers["n1"]._store = Relaxed()  # type: ignore[assignment]
+        await found.change(transitions.mark_node_away, "n3")
+        await found.change(transitions.mark_node_down, "n3")
+        await found.move(without=("n3",))
+        assert at_checkpoints == [(NAMES, True)]
+        assert not found.map().is_rebalancing
+
+    run(doing)
+
+
 async def _forget(found: World, node_ids: tuple[str, ...]) -> None:
     """Removals are remembered for so long, and no longer."""
     for node_id in node_ids:

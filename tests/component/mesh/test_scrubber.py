@@ -20,6 +20,7 @@ from meshd.cluster.repair.scrub_scheduler import (
 from meshd.config import StoreSettings
 from meshd.control.control_api import ControlError
 from meshd.store.integrity.verification import report_damage
+from meshd.store.disks.layout import SET_BACK_KEY
 from meshd.store.store import Store
 from meshd.util.clock import ManualClock
 from tests.support.reference_control import MemoryControl
@@ -130,6 +131,30 @@ def test_what_it_cannot_tell_is_logged_once(tmp_path: Path, caplog: pytest.LogCa
 
     asyncio.run(run())
     assert caplog.text.count("the scrub is blocked") == 1
+
+
+def test_a_loss_is_remembered_until_the_comparison_has_ended(tmp_path: Path) -> None:
+    """A node that is killed while it compares compares again."""
+
+    async def run() -> None:
+        with closing(Node(tmp_path)) as node:
+            disks, may_end = node.store.disk_health, asyncio.Event()
+            with node.store._index.write_transaction() as txn:
+                node.store._index.put_meta(txn, SET_BACK_KEY, True)
+            disks._data_lost = True
+
+            async def compare() -> None:
+                await may_end.wait()
+
+            node.scrubber._compare = compare
+            await node.turn()
+            assert node.store._index.get_meta(SET_BACK_KEY)
+            may_end.set()
+            assert node.scrubber._disk_loss_comparison is not None
+            await node.scrubber._disk_loss_comparison
+            assert not node.store._index.get_meta(SET_BACK_KEY)
+
+    asyncio.run(run())
 
 
 def test_the_last_word_of_a_node_stays(tmp_path: Path) -> None:
