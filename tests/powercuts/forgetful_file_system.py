@@ -20,18 +20,16 @@ import errno
 import os
 import random
 import shutil
-import stat
 import threading
 import time
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from mfusepy import FUSE
 
+from tests.powercuts.power_cut import PAGE, Change, FileState, PowerCut, record
 from tests.support.fuse_file_system import PassThrough
 
-_SECTOR: Final = 512
-_PAGE: Final = 4096
 _DATA: Final = ".tar"
 _SPACE: Final = (
     "f_bsize",
@@ -47,32 +45,13 @@ _SPACE: Final = (
 )
 
 
-@dataclass
-class FileState:
-    """A file since its last sync: its length then, and the pages of then that were written over since. `lost`
-    are pages that a failed sync has dropped: the disk has the old ones, whatever is synced later."""
-
-    size: int = 0
-    before: dict[int, bytes] = field(default_factory=dict)
-    lost: dict[int, bytes] = field(default_factory=dict)
-
-
-@dataclass
-class Change:
-    """A change of a directory's entries since its last sync; `old` and `new` are inode numbers, None for no
-    entry."""
-
-    name: str
-    old: int | None
-    new: int | None
-
-
 class Forgetful(PassThrough):
     """`ignored`: ends of paths whose syncs do nothing, as deliberate bugs; `/` stands for directories.
     `failing`: the number of the sync that fails. `delay`: seconds that a sync takes. `capacity`: bytes that
     it has, 0 for those of the disk below. `read_errors`: the share of reads of data files that fail; `flips`:
     how many of their bits are others after the cut. `journal`: a sync of any file keeps all names, as ext4
-    and XFS do. `trigger`: a file; once it is there, the next sync of a single page of an index fails."""
+    and XFS do. `trigger`: a file; once it is there, the next sync of a single page of an index fails.
+    `record`: a folder for what there was before the cut, and the cut."""
 
     def __init__(
         self,
@@ -88,8 +67,10 @@ class Forgetful(PassThrough):
         flips: int = 0,
         journal: bool = False,
         trigger: str = "",
+        record: str = "",
     ) -> None:
         super().__init__(source)
+        self._record = record
         self._capacity, self._used = capacity, _used(source) if capacity else 0
         self._trigger = trigger
         self._read_errors, self._flips, self._journal = read_errors, flips, journal
@@ -110,9 +91,9 @@ class Forgetful(PassThrough):
     def _keep_pages(self, fh: int, offset: int, size: int) -> None:
         """Keep what the disk has of these bytes, before they are written over."""
         state = self._state(fh)
-        for page in range(offset // _PAGE, (offset + size - 1) // _PAGE + 1):
+        for page in range(offset // PAGE, (offset + size - 1) // PAGE + 1):
             if page not in state.before:
-                now = os.pread(fh, _PAGE, page * _PAGE) if page * _PAGE < state.size else b""
+                now = os.pread(fh, PAGE, page * PAGE) if page * PAGE < state.size else b""
                 state.before[page] = state.lost.pop(page, now)
 
     def create(self, path: str, mode: int, fi: object = None) -> int:
@@ -275,72 +256,11 @@ class Forgetful(PassThrough):
     def destroy(self, path: str) -> None:
         """The mount is gone: the power has failed."""
         with self._lock:
-            self._forget_names()
-            self._forget_bytes()
-            self._flip_bytes()
-
-    def _flip_bytes(self) -> None:
-        """What a disk does by itself, to bytes that were synced long ago."""
-        files = [
-            f"{base}/{name}" for base, _, names in sorted(os.walk(self._source)) for name in sorted(names)
-        ]
-        sized = [path for path in files if path.endswith(_DATA) and os.path.getsize(path)]
-        for _ in range(self._flips if sized else 0):
-            with open(self._chance.choice(sized), "r+b") as file:
-                at = self._chance.randrange(os.fstat(file.fileno()).st_size)
-                (byte,) = os.pread(file.fileno(), 1, at)
-                os.pwrite(file.fileno(), bytes([byte ^ 1 << self._chance.randrange(8)]), at)
-
-    def _forget_names(self) -> None:
-        for directory, changes in sorted(self._directories.items()):
-            place = self._at(directory if directory != "/" else "")
-            if not os.path.isdir(place):
-                continue
-            kept = self._chance.choice((0, 0, len(changes), self._chance.randint(0, len(changes))))
-            for change in reversed(changes[kept:]):
-                self._undo(f"{place}/{change.name}", change)
-
-    def _undo(self, path: str, change: Change) -> None:
-        if os.path.isdir(path) and not os.path.islink(path):
-            if change.new is not None:
-                shutil.rmtree(path)
-            return
-        if change.new is not None and os.path.lexists(path):
-            ino = os.lstat(path).st_ino
-            if ino not in self._kept:
-                self._kept[ino] = f"{self._limbo}/{ino}"
-                os.link(path, self._kept[ino], follow_symlinks=False)
-            os.unlink(path)
-        if change.old is not None and not os.path.lexists(path) and change.old in self._kept:
-            os.link(self._kept[change.old], path, follow_symlinks=False)
-
-    def _forget_bytes(self) -> None:
-        for base, _, names in sorted(os.walk(self._source)):
-            for name in sorted(names):
-                path = f"{base}/{name}"
-                found = os.lstat(path)
-                state = self._files.get(found.st_ino)
-                if state is not None and stat.S_ISREG(found.st_mode):
-                    self._tear(path, state, found.st_size)
-
-    def _tear(self, path: str, state: FileState, size: int) -> None:
-        share = self._chance.choice((0.0, 1.0, self._chance.random(), self._chance.random()))
-        with open(path, "r+b") as file:
-            for page, old in sorted((state.before | state.lost).items()):
-                now = os.pread(file.fileno(), _PAGE, page * _PAGE)
-                for at in range(0, _PAGE, _SECTOR):
-                    if page in state.lost or self._chance.random() >= share:
-                        piece = old[at : at + _SECTOR].ljust(min(_SECTOR, max(0, len(now) - at)), b"\0")
-                        os.pwrite(file.fileno(), piece, page * _PAGE + at)
-            length = (
-                state.size
-                if state.size == size
-                else self._chance.choice(
-                    (state.size, size, self._chance.randint(*sorted((state.size, size))))
-                )
-            )
-            os.ftruncate(file.fileno(), length)
-        self._files.pop(os.lstat(path).st_ino, None)  # one of several names
+            cut = PowerCut(self._source, self._limbo, self._files, self._directories)
+            outcome = cut.decide(self._chance, self._flips, _DATA)
+            if self._record:
+                record(Path(self._record), self._source, self._limbo, outcome)
+            outcome.apply(self._source, self._limbo)
 
 
 def _used(source: str) -> int:
@@ -367,6 +287,7 @@ def main() -> None:
     parser.add_argument(
         "--fail-meta-sync", default="", metavar="NAME", help="of an index, once this file is there"
     )
+    parser.add_argument("--record", default="", metavar="FOLDER", help="for what was before the cut")
     asked = parser.parse_args()
     limbo = f"{asked.source}.limbo"
     shutil.rmtree(limbo, ignore_errors=True)
@@ -385,6 +306,7 @@ def main() -> None:
                 flips=asked.flips,
                 journal=asked.journal,
                 trigger=asked.fail_meta_sync,
+                record=asked.record,
             ),
             asked.mount,
             foreground=True,

@@ -7,11 +7,11 @@ the bound before the cut.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable
     from pathlib import Path
 
 SYNC_SECONDS: Final = 1.0
@@ -89,6 +89,13 @@ class Report:
         head += f", {self.damaged} reads refused" if self.damaged else ""
         head += f", {self.moving} cuts while data moved" if self.moving else ""
         return "\n".join([head, *self.wrong])
+
+
+def copied(tables: Iterable[dict[str, History]]) -> list[dict[str, History]]:
+    """Copies that do not change with them."""
+    return [
+        {name: History([*map(replace, each.attempts)]) for name, each in table.items()} for table in tables
+    ]
 
 
 def oldest_kept(cut_at: float, *, relaxed: bool) -> float:

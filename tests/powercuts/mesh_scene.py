@@ -107,6 +107,15 @@ class MeshScene:
     def _rest(self) -> None:
         """In a life without writers, with all nodes."""
 
+    def keep(self, folder: Path) -> str:
+        """Keep what is on the disks after a life in which something was wrong, and the logs; return where."""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self._place / "source", folder, ignore=shutil.ignore_patterns("*.sock"))
+        for name in NODES:
+            (folder / f"{name}.log").write_text(self._mesh[name].output())
+        (folder / "found.txt").write_text(str(self.report))
+        return f"kept in {folder}"
+
     def _power_on(self, name: str) -> None:
         """The disk of a node, or of etcd, is there."""
         options = ["--seed", str(self._chance.randrange(1 << 31))]

@@ -1,5 +1,5 @@
-"""A mesh that loses power while data moves between its nodes or is repaired, and one whose nodes lose power one
-after the other during a drain.
+"""A mesh that loses power while data moves between its nodes or is repaired, and one whose nodes lose power
+one after the other during a drain.
 
 In the end all data is in place again; then a node never returns, as in every mesh scene.
 """
@@ -7,6 +7,7 @@ In the end all data is in place again; then a node never returns, as in every me
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ _STEP: Final = 0.1
 
 
 class MovementScene(MeshScene):
-    """A drain, another weight, an emptied disk or damage in each life in which the ones before have ended; the
+    """A drain, another weight, an emptied disk or damage in each life in which those before have ended; the
     power of all is cut in the middle."""
 
     states = ("up", "draining", "joining", "returning")
@@ -80,7 +81,10 @@ class MovementScene(MeshScene):
         """Its disk is replaced by an empty one."""
         node = self._mesh[name]
         node.kill()
-        self._mesh.remove_data(name)
+        self._power_off(name)
+        for each in (self._place / "source" / name).iterdir():
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        self._power_on(name)
         node.up(PATIENCE)
 
     def _damage(self, name: str) -> None:
@@ -103,8 +107,8 @@ class MovementScene(MeshScene):
         )
 
     def _has_compared(self, name: str) -> bool:
-        """Whether a node that went back to a checkpoint has what it lost from the others. The caches of all do."""
-        if not self._relaxed:
+        """Whether a node that went back to a checkpoint has what it lost from the others."""
+        if not self._relaxed:  # only its cache went back
             return True
         output = self._mesh[name].output()
         return output.rfind(_COMPARED) >= output.rfind(_SET_BACK)

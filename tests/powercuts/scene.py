@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.powercuts.history import SYNC_SECONDS, Report, as_after_a_boot, oldest_kept
+from tests.powercuts.history import (
+    SYNC_SECONDS,
+    Report,
+    as_after_a_boot,
+    copied,
+    oldest_kept,
+)
+from tests.powercuts.power_cut import Record
 from tests.powercuts.traffic import DAMAGED, Objects
 from tests.support.daemons import Daemon, DaemonFailedError
 from tests.support.fuse_mount import mounted
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
     from pathlib import Path
 
+    from tests.powercuts.history import History
     from tests.powercuts.traffic import Traffic
 
 FILE_SYSTEM: Final = "tests.powercuts.forgetful_file_system"
@@ -27,8 +35,8 @@ FILE_SYSTEM: Final = "tests.powercuts.forgetful_file_system"
 
 class Scene:
     """One directory through any number of cuts. `traffic`: what is written; `options` are of the file
-    system. `damages`: the disk damages data, so reads may be refused; `failing_syncs`: one sync of each life
-    fails."""
+    system, `args` more flags of the daemon. `damages`: the disk damages data, so reads may be refused;
+    `failing_syncs`: one sync of each life fails."""
 
     def __init__(
         self,
@@ -38,13 +46,15 @@ class Scene:
         traffic: Sequence[Traffic] = (),
         relaxed: bool = False,
         options: Sequence[str] = (),
+        args: Sequence[str] = (),
         clients: int = 4,
         damages: bool = False,
         failing_syncs: bool = False,
     ) -> None:
-        self._damages, self._failing_syncs = damages, failing_syncs
+        self._damages, self._failing_syncs, self._args = damages, failing_syncs, args
         self.source, self.mount = place / "source", place / "mount"
-        self.report = Report()
+        self.report, self.record = Report(), Record(place / "cuts")
+        self._before: list[dict[str, History]] = []
         self._traffic = traffic or [Objects()]
         self._chance, self._relaxed, self._options, self._clients = (
             random.Random(seed),
@@ -61,40 +71,54 @@ class Scene:
     def cut(self, seconds: float) -> None:
         """Start, compare what is there, write for so long, and cut the power."""
         options = ["--seed", str(self._chance.randrange(1 << 31)), *self._options]
+        options += self.record.options()
         if self._failing_syncs and seconds:
             options += ["--fail-sync", str(self._chance.randrange(1, 200))]
         with mounted(self.source, self.mount, *options, module=FILE_SYSTEM):
-            daemon = self._daemon()
-            began = time.monotonic()
-            with ExitStack() as ending:
-                ending.callback(_end, daemon)
-                try:
-                    self._up(daemon)
-                except DaemonFailedError:
-                    self.report.add(_last_line(daemon.output()))
-                    return
-                self.report.slowest = max(self.report.slowest, time.monotonic() - began)
-                with closing(daemon.client()) as client:
-                    try:
-                        self._compare(daemon, client)
-                    except ClientError as error:  # a bucket that is gone, say
-                        self.report.add(str(error))
-                        return
-                    for traffic in self._traffic:
-                        traffic.prepare(daemon, client)
-                self._write(daemon, seconds)
+            self._live(self._daemon(self.mount), seconds)
         self.report.cuts += 1
         self.report.acknowledged = sum(traffic.acknowledged for traffic in self._traffic)
         as_after_a_boot(self.source)
+
+    def _live(self, daemon: Daemon, seconds: float) -> None:
+        began = time.monotonic()
+        with ExitStack() as ending:
+            ending.callback(_end, daemon)
+            try:
+                self._up(daemon)
+            except DaemonFailedError:
+                self.report.add(_last_line(daemon.output()))
+                return
+            self.report.slowest = max(self.report.slowest, time.monotonic() - began)
+            with closing(daemon.client()) as client:
+                self._before = copied(traffic.histories for traffic in self._traffic)
+                try:
+                    self._compare(daemon, client)
+                except ClientError as error:  # a bucket that is gone, say
+                    self.report.add(str(error))
+                if self.report.wrong:
+                    return
+                for traffic in self._traffic:
+                    traffic.prepare(daemon, client)
+            self._write(daemon, seconds)
+
+    def fails(self, image: Path) -> bool:
+        """Whether something is wrong with this directory, which the last cut may have left."""
+        as_after_a_boot(image)
+        for traffic, before in zip(self._traffic, copied(self._before), strict=True):
+            traffic.histories = before
+        self.report = Report()
+        self._live(self._daemon(image), 0.0)
+        return bool(self.report.wrong)
 
     def finish(self) -> None:
         """Start once more and compare."""
         self._options, self._failing_syncs = (), False
         self.cut(0.0)
 
-    def _daemon(self) -> Daemon:
+    def _daemon(self, place: Path) -> Daemon:
         args = ["--durability", "relaxed", "--sync-interval", str(SYNC_SECONDS)] if self._relaxed else []
-        daemon = Daemon(self.mount / "data", args, self._env, 1)
+        daemon = Daemon(place / "data", [*args, *self._args], self._env, 1)
         self._env |= {name: daemon.env[name] for name in ("MESHD_ROOT_ACCESS_KEY", "MESHD_ROOT_SECRET_KEY")}
         return daemon
 
@@ -150,7 +174,7 @@ class Scene:
                 if self._damages and DAMAGED in str(value):
                     self.report.damaged += 1
                     continue
-                if value not in history.allowed(since):
+                if not traffic.allows(name, value, since):
                     last = history.attempts[-1]
                     age = f"{self._cut_at - last.acknowledged:.2f} s before" if last.acknowledged else "never"
                     self.report.add(
@@ -158,8 +182,8 @@ class Scene:
                         f"acknowledged {age}"
                     )
                 history.settle(value)
-            if found:
-                for problem in traffic.disagreements(client, found):
+            if self._cut_at:
+                for problem in traffic.disagreements(daemon, client, found):
                     self.report.add(problem)
 
     def _find(self, traffic: Traffic, daemon: Daemon, client: object) -> dict[str, Hashable]:

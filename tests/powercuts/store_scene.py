@@ -23,7 +23,8 @@ from meshd.store.tools.index_rebuild import rebuild_index
 from meshd.util.clock import SystemClock
 from tests.crash.store_load import expected
 from tests.crash.version_load import BUCKET, history, versions
-from tests.powercuts.history import Attempt, History, Report, as_after_a_boot, oldest_kept
+from tests.powercuts.history import Attempt, History, Report, as_after_a_boot, copied, oldest_kept
+from tests.powercuts.power_cut import Record
 from tests.powercuts.store_child import store_settings
 from tests.support.bounded_wait import WAIT_TIMEOUT
 from tests.support.fuse_mount import mounted
@@ -52,7 +53,9 @@ class StoreScene:
         failing_syncs: bool = False,
     ) -> None:
         self.source, self.mount, self._log = place / "source", place / "mount", place / "log"
-        self.report, self._worker = Report(), worker
+        self.report, self._worker, self.record = Report(), worker, Record(place / "cuts")
+        self._before: list[dict[str, History]] = []
+        self._at = self.mount
         self._chance, self._relaxed, self._options = random.Random(seed), relaxed, options
         self._failing_syncs = failing_syncs
         self._objects: dict[str, History] = {}
@@ -67,11 +70,11 @@ class StoreScene:
 
     @property
     def _settings(self) -> StoreSettings:
-        return store_settings(self.mount / "data", relaxed=self._relaxed)
+        return store_settings(self._at / "data", relaxed=self._relaxed)
 
     def cut(self, seconds: float) -> None:
         """Start, compare what is there, work for a part of so long, and cut the power."""
-        options = ["--seed", str(self._chance.randrange(1 << 31)), *self._options]
+        options = ["--seed", str(self._chance.randrange(1 << 31)), *self._options, *self.record.options()]
         if self._failing_syncs and seconds:
             options += ["--fail-sync", str(self._chance.randrange(1, 200))]
         with mounted(self.source, self.mount, *options, module="tests.powercuts.forgetful_file_system"):
@@ -89,6 +92,17 @@ class StoreScene:
         """Start once more and compare."""
         self._options, self._failing_syncs = (), False
         self.cut(0.0)
+
+    def fails(self, image: Path) -> bool:
+        """Whether something is wrong with this directory, which the last cut may have left."""
+        as_after_a_boot(image)
+        self._objects, self._versions = copied(self._before)
+        self.report, self._at, self._failing_syncs = Report(), image, False
+        try:
+            self._start_and_compare()
+        except (StoreError, OSError) as error:
+            self.report.add(str(error))
+        return bool(self.report.wrong)
 
     def _work(self, act: str, seconds: float) -> None:
         command = {
@@ -124,6 +138,7 @@ class StoreScene:
 
     def _start_and_compare(self) -> None:
         began = time.monotonic()
+        self._before = copied((self._objects, self._versions))
         try:
             self._recover()
         except FormatError as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.powercuts.history import Attempt, History
+from tests.powercuts.power_cut import recorded
 from tests.powercuts.scene import Scene
+from tests.powercuts.shrink import keep, minimal
 from tests.powercuts.store_scene import StoreScene, Worker
 from tests.powercuts.traffic import KINDS
 from tests.support.fuse_mount import require_fuse
@@ -51,6 +54,33 @@ def test_a_sync_that_is_left_out_is_found(tmp_path: Path, ignored: str) -> None:
         if scene.report.wrong:
             return
     pytest.fail(str(scene.report))
+
+
+def test_what_is_found_is_shrunk(tmp_path: Path) -> None:
+    """To the least that must be forgotten: with data that is not synced, that is part of a data file."""
+    with Worker() as worker:
+        scene = StoreScene(tmp_path / "scene", 3, worker, options=["--ignore", ".tar"])
+        while not scene.report.wrong and scene.report.cuts < 20:
+            scene.cut(0.3)
+        told = keep(scene, tmp_path / "kept")
+    least = told.splitlines()[1:]
+    assert least, told
+    assert all(re.match(r"/data/extents/.*\.tar: ", line) for line in least)
+    whole = recorded(tmp_path / "kept")
+    assert len(least) < len(whole.names) + len(whole.bytes)
+    assert "lost or wrong" in (tmp_path / "kept" / "found.txt").read_text()
+
+
+def test_nothing_can_be_left_out_of_what_is_minimal() -> None:
+    tried = list[list[int]]()
+
+    def fails(some: list[int]) -> bool:
+        tried.append(some)
+        return {3, 17, 18} <= set(some)
+
+    assert minimal(range(40), fails) == [3, 17, 18]
+    assert len(tried) < 100
+    assert minimal([1, 2], lambda some: True) == []
 
 
 def test_what_is_allowed() -> None:

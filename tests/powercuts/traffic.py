@@ -67,8 +67,8 @@ class Traffic:
         """Goes on from what a mesh may have kept."""
         self.histories[name].after_cut(since)
 
-    def disagreements(self, client: Any, found: Mapping[str, Hashable]) -> list[str]:
-        """What else says something different."""
+    def disagreements(self, daemon: Daemon, client: Any, found: Mapping[str, Hashable]) -> list[str]:
+        """What else says something different, after a cut."""
         return []
 
     @contextmanager
@@ -125,7 +125,7 @@ class Objects(Traffic):
     def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
         return _read(client, Bucket=self.bucket, Key=name)
 
-    def disagreements(self, client: Any, found: Mapping[str, Hashable]) -> list[str]:
+    def disagreements(self, daemon: Daemon, client: Any, found: Mapping[str, Hashable]) -> list[str]:
         listed = {
             each["Key"]
             for page in client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
@@ -404,14 +404,14 @@ class Settings(Traffic):
         if daemon.request("GET", f"/-/admin/users/{who}").status == 404:
             with self.changing(f"user {who}", f"{value}@x.y"):
                 asked = {"user_id": who, "policies": [], "email": f"{value}@x.y"}
-                _ask(daemon, "POST", "/-/admin/users", asked)
+                ask(daemon, "POST", "/-/admin/users", asked)
         else:
             with self.changing(f"user {who}", None):
-                _ask(daemon, "DELETE", f"/-/admin/users/{who}")
+                ask(daemon, "DELETE", f"/-/admin/users/{who}")
 
     def rights(self, daemon: Daemon, client: Any, who: str, value: str) -> None:
         with self.changing(f"rights {who}", value):
-            _ask(daemon, "PUT", f"/-/admin/policies/{who}", _rights(value))
+            ask(daemon, "PUT", f"/-/admin/policies/{who}", _rights(value))
 
 
 _SETTINGS: Final[dict[str, Callable[..., None]]] = {
@@ -435,7 +435,8 @@ def _rights(value: str) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": [allowed]}
 
 
-def _ask(daemon: Daemon, method: str, target: str, document: Any = None) -> Any:
+def ask(daemon: Daemon, method: str, target: str, document: Any = None) -> Any:
+    """The answer to a request of the JSON APIs. Raises OSError when it is an error."""
     answer = daemon.request(method, target, b"" if document is None else json.dumps(document).encode())
     if answer.status >= 300:
         raise OSError(f"{method} {target}: {answer.status} {answer.body[:200]!r}")
@@ -520,23 +521,23 @@ class Derived(Traffic):
                 view = {"kind": "shards", "prefix": "in/", "count": count}
                 asked = {"bucket": "samples", "name": f"v{made}", "view": view}
                 with self.changing(f"view v{made}", f"{-(-len(_SAMPLES) // count)} shards"):
-                    _ask(daemon, "POST", "/-/views", asked)
+                    ask(daemon, "POST", "/-/views", asked)
                 time.sleep(chance.uniform(0.1, 0.4))
             case "job":
                 target = f"s3://made/j{made}"
                 asked = {"kind": "shard", "source": "s3://samples/in", "target": target, "count": 5}
                 with self.changing(f"job j{made}", "done"):
-                    _ask(daemon, "POST", "/-/jobs", asked)
+                    ask(daemon, "POST", "/-/jobs", asked)
                 time.sleep(chance.uniform(0.0, 1.0))
             case _:
                 seed = chance.randrange(1000)
                 fields = {"source": "s3://samples/in/", "fields": {"text": "txt"}}
-                snapshot = _ask(daemon, "POST", "/-/snapshots", fields)["snapshot"]
+                snapshot = ask(daemon, "POST", "/-/snapshots", fields)["snapshot"]
                 asked = {"snapshot": snapshot, "spec": {"seed": seed, "ops": []}, "batch": 4}
-                plan = _ask(daemon, "POST", "/-/plans", asked)["plan"]
+                plan = ask(daemon, "POST", "/-/plans", asked)["plan"]
                 # It is known by its content, and may have been there before.
                 with self.changing(f"plan {plan}", "200"):
-                    _ask(daemon, "POST", "/-/plans", asked)
+                    ask(daemon, "POST", "/-/plans", asked)
 
     def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
         kind, _, which = name.partition(" ")
@@ -549,7 +550,7 @@ class Derived(Traffic):
             except ClientError as error:
                 return None if _code(error) == "NoSuchBucket" else str(error)
             return f"{len(found)} shards" if members(*found.values()) == _SAMPLES else "other samples"
-        asked = _ask(daemon, "GET", "/-/jobs")["jobs"]
+        asked = ask(daemon, "GET", "/-/jobs")["jobs"]
         jobs = [each for each in asked if each["spec"]["target"] == f"s3://made/{which}/"]
         if not jobs:
             return None

@@ -220,7 +220,7 @@ class ScrubScheduler:
             _log.exception("the comparison after a scrub failed; the next pass repeats it")
 
     async def _compare_after_loss(self) -> None:
-        """Compares, and only then forgets the loss: a node that ends before begins again at its next start."""
+        """Compares, and only then forgets the loss: a node that ends before compares after its next start."""
         try:
             await self._compare()
             await self._store.disk_health.forget_loss()

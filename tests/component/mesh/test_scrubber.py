@@ -19,8 +19,8 @@ from meshd.cluster.repair.scrub_scheduler import (
 )
 from meshd.config import StoreSettings
 from meshd.control.control_api import ControlError
-from meshd.store.integrity.verification import report_damage
 from meshd.store.disks.layout import SET_BACK_KEY
+from meshd.store.integrity.verification import report_damage
 from meshd.store.store import Store
 from meshd.util.clock import ManualClock
 from tests.support.reference_control import MemoryControl

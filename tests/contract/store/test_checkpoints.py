@@ -221,8 +221,8 @@ def test_what_nothing_changed_needs_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_store_that_went_back_asks_the_others_until_they_were_asked(tmp_path: Path) -> None:
-    """Other owners may have what this one has lost: a comparison with them fetches it. One that is cut short is
-    made again after the next start."""
+    """Other owners may have what this one has lost: a comparison with them fetches it. One that is cut short
+    is made again after the next start."""
     settings = settings_at(tmp_path)
     Store.recover(settings)
     asked = list[bool]()
