@@ -28,6 +28,10 @@ class Attempt:
     begun: float
     acknowledged: float = 0.0
 
+    def is_settled(self, since: float) -> bool:
+        """Whether a cut that takes nothing back that was acknowledged before `since` leaves it."""
+        return 0 < self.acknowledged <= since
+
     def told(self, cut_at: float) -> str:
         """What it was, and when, for findings."""
         ended = f"acknowledged {cut_at - self.acknowledged:.2f} s" if self.acknowledged else "not answered"
@@ -42,7 +46,7 @@ class History:
 
     def allowed(self, since: float) -> set[Hashable]:
         """What may be found after a cut that takes nothing back that was acknowledged before `since`."""
-        settled = [at for at, each in enumerate(self.attempts) if 0 < each.acknowledged <= since]
+        settled = [at for at, each in enumerate(self.attempts) if each.is_settled(since)]
         first = settled[-1] if settled else -1
         found = {each.value for each in self.attempts[max(0, first) :]}
         return found if settled else found | {None}
@@ -50,7 +54,7 @@ class History:
     def after_cut(self, since: float) -> None:
         """Keeps what may be found later, too: the last change that must be there, and all after it, which may
         be or may come to be."""
-        settled = [at for at, each in enumerate(self.attempts) if 0 < each.acknowledged <= since]
+        settled = [at for at, each in enumerate(self.attempts) if each.is_settled(since)]
         first = settled[-1] if settled else -1
         if not settled:
             self.attempts.insert(0, Attempt(None, 0.0, acknowledged=1e-9))

@@ -16,6 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from meshd.control.control_api import ControlError
 from tests.powercuts.history import SYNC_SECONDS, Report, as_after_a_boot, oldest_kept
+from tests.powercuts.readiness import is_late, start_seconds
 from tests.powercuts.scene import FILE_SYSTEM
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import DaemonFailedError
@@ -92,6 +93,7 @@ class MeshScene:
             elif len(names) < len(NODES) and not self.report.wrong:
                 self._give_up(*set(NODES) - set(names))
                 self._compare(nodes)
+                self._agree(nodes)
             elif not seconds and not self.report.wrong:
                 self._rest()
         except (DaemonFailedError, AssertionError) as error:
@@ -130,10 +132,13 @@ class MeshScene:
         as_after_a_boot(self._place / "source" / name)
 
     def _start(self, names: Sequence[str]) -> None:
-        began = time.monotonic()
         self._mesh.etcd.__enter__()
+        began = time.monotonic()
         self._mesh._together(names)
-        self.report.slowest = max(self.report.slowest, time.monotonic() - began)
+        took = start_seconds(time.monotonic() - began, [self._mesh[name] for name in names])
+        self.report.slowest = max(self.report.slowest, took)
+        if is_late(took, 0):
+            self.report.add(f"ready after {took:.1f} s")
         self._mesh.await_map(
             lambda cluster: (
                 all(
@@ -213,6 +218,17 @@ class MeshScene:
         for traffic in self._traffic:
             for name in traffic.histories:
                 traffic.after_cut(name, since)
+
+    def _agree(self, nodes: Sequence[Daemon]) -> None:
+        """What was in doubt is decided once the nodes have compared: all show the same."""
+        for traffic in self._traffic:
+            for name in sorted(traffic.histories):
+                found = {}
+                for node in nodes:
+                    with closing(node.client()) as client:
+                        found[node.endpoint] = _found(traffic, node, client, name)
+                if len(set(found.values())) > 1:
+                    self.report.add(f"{name}: the nodes have compared and differ: {found}")
 
 
 def _found(traffic: Traffic, node: Daemon, client: Any, name: str) -> Any:

@@ -48,8 +48,7 @@ class MovementScene(MeshScene):
     def _rest(self) -> None:
         self._cancel_drains()
         self._mesh.await_map(_is_whole, PATIENCE)
-        for name in NODES:
-            _await(lambda name=name: self._has_compared(name), f"{name} has not compared")
+        self._await_compared()
         time.sleep(2.0)  # relaxed stores keep what is that old
         self._compare([self._mesh[name] for name in NODES])
 
@@ -113,6 +112,9 @@ class MovementScene(MeshScene):
         output = self._mesh[name].output()
         return output.rfind(_COMPARED) >= output.rfind(_SET_BACK)
 
+    def _await_compared(self) -> None:
+        _await(lambda: all(map(self._has_compared, NODES)), "a node has not compared")
+
     def _row(self, name: str) -> dict[str, Any]:
         rows = self._ask(name, "GET", "/-/cluster")["nodes"]
         found: dict[str, Any] = next(row for row in rows if row["id"] == name)
@@ -156,8 +158,7 @@ class RollingScene(MovementScene):
         self._mesh.await_map(
             lambda cluster: all(node.state in ("up", "draining") for node in cluster.nodes), PATIENCE
         )
-        for each in NODES:
-            _await(lambda each=each: self._has_compared(each), f"{each} has not compared")
+        self._await_compared()
 
 
 def _is_whole(cluster: ClusterMap) -> bool:

@@ -187,7 +187,7 @@ class PowerCut:
                         piece = piece.ljust(SECTOR, b"\0")
                     if piece:
                         sectors.append((offset, piece))
-        length = None
+        length: int | None = None
         if state.size != size:
             lowest, highest = sorted((state.size, size))
             length = chance.choice((state.size, size, chance.randint(lowest, highest)))

@@ -19,7 +19,8 @@ from tests.powercuts.history import (
     oldest_kept,
 )
 from tests.powercuts.power_cut import Record
-from tests.powercuts.traffic import DAMAGED, Objects
+from tests.powercuts.readiness import is_late, start_seconds
+from tests.powercuts.traffic import DAMAGED, Objects, ask
 from tests.support.daemons import Daemon, DaemonFailedError
 from tests.support.fuse_mount import mounted
 
@@ -89,8 +90,11 @@ class Scene:
             except DaemonFailedError:
                 self.report.add(_last_line(daemon.output()))
                 return
-            self.report.slowest = max(self.report.slowest, time.monotonic() - began)
+            took = start_seconds(time.monotonic() - began, [daemon])
+            self.report.slowest = max(self.report.slowest, took)
             with closing(daemon.client()) as client:
+                if is_late(took, ask(daemon, "GET", "/-/residence/")["objects"]) and not self._failing_syncs:
+                    self.report.add(f"ready after {took:.1f} s")
                 self._before = copied(traffic.histories for traffic in self._traffic)
                 try:
                     self._compare(daemon, client)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
-from tests.powercuts.power_cut import LostBytes, LostNames, Outcome, recorded, replay
+from tests.powercuts.power_cut import Flip, LostBytes, LostNames, Outcome, recorded, replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.powercuts.power_cut import Record
 
 T = TypeVar("T")
+Lost = LostNames | LostBytes | Flip
 
 
 class Shrinkable(Protocol):
@@ -53,11 +54,12 @@ def minimal(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
 
 def shrink(cut: Outcome, fails: Callable[[Outcome], bool]) -> Outcome:
     """The least of a cut that still fails: first whole files and directories, then changes and sectors."""
-    kept = minimal([*cut.names, *cut.bytes, *cut.flips], lambda some: fails(_outcome(some)))
+    all_: list[Lost] = [*cut.names, *cut.bytes, *cut.flips]
+    kept = minimal(all_, lambda some: fails(_outcome(some)))
     for at, each in enumerate(kept):
         others = kept[:at], kept[at + 1 :]
 
-        def alone(smaller: LostNames | LostBytes, others: tuple[list, list] = others) -> bool:
+        def alone(smaller: LostNames | LostBytes, others: tuple[list[Lost], list[Lost]] = others) -> bool:
             return fails(_outcome([*others[0], smaller, *others[1]]))
 
         if isinstance(each, LostNames):
@@ -67,11 +69,12 @@ def shrink(cut: Outcome, fails: Callable[[Outcome], bool]) -> Outcome:
     return _outcome(kept)
 
 
-def _outcome(items: Sequence[object]) -> Outcome:
-    names = [each for each in items if isinstance(each, LostNames)]
-    files = [each for each in items if isinstance(each, LostBytes)]
-    flips = [each for each in items if not isinstance(each, LostNames | LostBytes)]
-    return Outcome(names, files, flips)  # type: ignore[arg-type]  # all others are flips
+def _outcome(items: Sequence[Lost]) -> Outcome:
+    return Outcome(
+        [each for each in items if isinstance(each, LostNames)],
+        [each for each in items if isinstance(each, LostBytes)],
+        [each for each in items if isinstance(each, Flip)],
+    )
 
 
 def _fewer_changes(lost: LostNames, fails: Callable[[LostNames], bool]) -> LostNames:

@@ -73,10 +73,18 @@ class Traffic:
 
     @contextmanager
     def changing(self, name: str, value: Hashable) -> Iterator[None]:
-        """The block makes the change; without an error it was acknowledged."""
+        """The block makes the change; without an error it was acknowledged. What a condition refused is no
+        part of the history: it must never be seen."""
         attempt = Attempt(value, time.monotonic())
-        self.histories.setdefault(name, History()).attempts.append(attempt)
-        yield
+        with self._counting:
+            attempts = self.histories.setdefault(name, History()).attempts
+            attempts.append(attempt)
+        try:
+            yield
+        except ClientError as error:
+            if _code(error) == "PreconditionFailed":
+                attempts.remove(attempt)
+            raise
         attempt.acknowledged = time.monotonic()
         with self._counting:
             self.acknowledged += 1
@@ -173,7 +181,9 @@ class Conditional(Traffic):
     def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
         body = chance.randbytes(chance.choice(_SIZES))
         if chance.random() < 0.3:
-            self._create(client, f"once/{chance.randrange(40)}", body)
+            key = f"once/{chance.randrange(40)}"
+            with self.changing(key, digest(body)):
+                client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
             return
         name = {"Bucket": self.bucket, "Key": f"client{number}/{chance.randrange(3)}"}
         try:
@@ -185,21 +195,15 @@ class Conditional(Traffic):
         with self.changing(name["Key"], digest(body)):
             client.put_object(**name, Body=body, **condition)
 
-    def _create(self, client: Any, key: str, body: bytes) -> None:
-        """Refused attempts are no part of the history: they must never be seen."""
-        attempt = Attempt(digest(body), time.monotonic())
-        with self._counting:
-            attempts = self.histories.setdefault(key, History()).attempts
-            attempts.append(attempt)
-        try:
-            client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
-        except ClientError as error:
-            if _code(error) == "PreconditionFailed":
-                attempts.remove(attempt)
-            raise
-        attempt.acknowledged = time.monotonic()
-        with self._counting:
-            self.acknowledged += 1
+    def allows(self, name: str, value: Hashable, since: float) -> bool:
+        """Of several that create a name one succeeds; requests without an answer are none of those, then."""
+        if name.startswith("once/"):
+            created = {
+                each.value for each in self.histories[name].attempts if each.value and each.is_settled(since)
+            }
+            if created:
+                return value in created and len(created) == 1
+        return super().allows(name, value, since)
 
     def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
         return _read(client, Bucket=self.bucket, Key=name)
@@ -316,7 +320,7 @@ class Uploads(Traffic):
         for each in self.histories[name].attempts:
             content = _untold(each.value)[0]
             if content != before:
-                settled = 0 < each.acknowledged <= since
+                settled = each.is_settled(since)
                 found = {content} if settled and each.begun else found | {content}
             before = content
         return found
