@@ -2,10 +2,10 @@
 against none for a day. Two daemons take turns.
 
 The figure is CPU time for a PUT, of all threads of a daemon, in nanoseconds of the scheduler: other programs
-take cores from it, but do not add to it. It is the median of the ratios of many short pairs, with the interval
-that contains the true median in 19 of 20 cases. Checkpoints are as many a second whatever the rate, so a slow
-machine shows a price that is too high: the last line computes it for other rates. Requests per second are shown,
-too.
+take cores from it, but do not add to it. It is the median of the ratios of many short pairs, with the
+interval that contains the true median in 19 of 20 cases. Checkpoints are as many a second whatever the rate,
+so a slow machine shows a price that is too high: the last line computes it for other rates. Requests per
+second are shown, too.
 
 python -m bench.checkpoint_price --pairs 60
 """

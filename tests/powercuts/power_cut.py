@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SECTOR: Final = 512
 PAGE: Final = 4096
+_SHOWN: Final = 12
 
 
 @dataclass
@@ -60,10 +61,12 @@ class LostBytes(msgspec.Struct, frozen=True):
     length: int | None
 
     def __str__(self) -> str:
-        offsets = ", ".join(str(offset) for offset, _ in self.sectors[:12])
-        more = ", …" if len(self.sectors) > 12 else ""
-        length = "" if self.length is None else f", cut to {self.length} bytes"
-        return f"{self.name}: {len(self.sectors)} sectors at {offsets}{more}{length}"
+        told = [] if self.length is None else [f"cut to {self.length} bytes"]
+        if self.sectors:
+            offsets = ", ".join(str(offset) for offset, _ in self.sectors[:_SHOWN])
+            more = ", …" if len(self.sectors) > _SHOWN else ""
+            told.append(f"{len(self.sectors)} sectors as before, at {offsets}{more}")
+        return f"{self.name}: {'; '.join(told)}"
 
 
 class Flip(msgspec.Struct, frozen=True):
