@@ -6,6 +6,7 @@ the machine. Waiting for the disk and for other processes counts.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,23 +24,27 @@ def is_late(seconds: float, objects: int) -> bool:
     return seconds > _BASE + objects * _PER_OBJECT
 
 
-def without_core(daemon: Daemon) -> float:
-    """Seconds that its processes have waited for a core, one process after the other."""
-    return sum(waited(pid) for pid in (daemon.pid, *daemon.children().values()))
+def start_seconds(wall: float, disks: Iterable[int], daemons: Iterable[Daemon]) -> float:
+    """Seconds that daemons that started together took, without those in which they, or the file systems of
+    these process ids, had no core: the processes of a daemon one after the other, and one daemon beside the
+    others."""
+    own = max(sum(map(waited, (each.pid, *each.children().values()))) for each in daemons)
+    return wall - own - max(map(waited_by_all, disks), default=0.0)
 
 
 def waited(pid: int) -> float:
     """Seconds that the thread of a process that waited longest for a core has waited."""
-    return max(map(_waited, Path(f"/proc/{pid}/task").iterdir()), default=0.0)
+    return max(_waits(pid), default=0.0)
 
 
-def _waited(task: Path) -> float:
-    try:
-        return int((task / "schedstat").read_text().split()[1]) / 1e9
-    except (FileNotFoundError, ProcessLookupError):  # it has ended
-        return 0.0
+def waited_by_all(pid: int) -> float:
+    """Seconds that the threads of a process have waited for a core, one after the other."""
+    return sum(_waits(pid))
 
 
-def start_seconds(wall: float, daemons: Iterable[Daemon]) -> float:
-    """Seconds that daemons that started together took, without those in which they had no core."""
-    return wall - max(map(without_core, daemons))
+def _waits(pid: int) -> list[float]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            found.append(int((task / "schedstat").read_text().split()[1]) / 1e9)
+    return found

@@ -18,7 +18,7 @@ from tests.powercuts.history import (
     copied,
     oldest_kept,
 )
-from tests.powercuts.power_cut import Record
+from tests.powercuts.power_cut import Record, recorded, replay
 from tests.powercuts.readiness import is_late, start_seconds
 from tests.powercuts.traffic import DAMAGED, Objects, ask
 from tests.support.daemons import Daemon, DaemonFailedError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tests.powercuts.history import History
     from tests.powercuts.traffic import Traffic
 
+_TRIES: Final = 3
 FILE_SYSTEM: Final = "tests.powercuts.forgetful_file_system"
 
 
@@ -75,13 +76,13 @@ class Scene:
         options += self.record.options()
         if self._failing_syncs and seconds:
             options += ["--fail-sync", str(self._chance.randrange(1, 200))]
-        with mounted(self.source, self.mount, *options, module=FILE_SYSTEM):
-            self._live(self._daemon(self.mount), seconds)
+        with mounted(self.source, self.mount, *options, module=FILE_SYSTEM) as disk:
+            self._live(self._daemon(self.mount), seconds, disk)
         self.report.cuts += 1
         self.report.acknowledged = sum(traffic.acknowledged for traffic in self._traffic)
         as_after_a_boot(self.source)
 
-    def _live(self, daemon: Daemon, seconds: float) -> None:
+    def _live(self, daemon: Daemon, seconds: float, disk: int = 0) -> None:
         began = time.monotonic()
         with ExitStack() as ending:
             ending.callback(_end, daemon)
@@ -90,11 +91,10 @@ class Scene:
             except DaemonFailedError:
                 self.report.add(_last_line(daemon.output()))
                 return
-            took = start_seconds(time.monotonic() - began, [daemon])
-            self.report.slowest = max(self.report.slowest, took)
+            wall = time.monotonic() - began
             with closing(daemon.client()) as client:
-                if is_late(took, ask(daemon, "GET", "/-/residence/")["objects"]) and not self._failing_syncs:
-                    self.report.add(f"ready after {took:.1f} s")
+                if disk and self._cut_at and not self._failing_syncs:
+                    self._judge_start(daemon, start_seconds(wall, [disk], [daemon]))
                 self._before = copied(traffic.histories for traffic in self._traffic)
                 try:
                     self._compare(daemon, client)
@@ -105,6 +105,28 @@ class Scene:
                 for traffic in self._traffic:
                     traffic.prepare(daemon, client)
             self._write(daemon, seconds)
+
+    def _judge_start(self, daemon: Daemon, took: float) -> None:
+        """A start that is late is tried again on the same bytes: the machine has other work, too."""
+        objects = ask(daemon, "GET", "/-/residence/")["objects"]
+        for _ in range(_TRIES):
+            if not is_late(took, objects):
+                break
+            took = min(took, self._start_again())
+        self.report.slowest = max(self.report.slowest, took)
+        if is_late(took, objects):
+            self.report.add(f"ready after {took:.1f} s")
+
+    def _start_again(self) -> float:
+        """Seconds that a start takes after the last cut, made again beside this one."""
+        image = self.source.parent / "again"
+        replay(self.record.last, recorded(self.record.last), image)
+        as_after_a_boot(image / "source")
+        daemon, began = self._daemon(image / "source"), time.monotonic()
+        with ExitStack() as ending:
+            ending.callback(_end, daemon)
+            daemon.up()
+            return start_seconds(time.monotonic() - began, [], [daemon])
 
     def fails(self, image: Path) -> bool:
         """Whether something is wrong with this directory, which the last cut may have left."""

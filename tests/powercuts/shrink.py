@@ -101,6 +101,8 @@ def keep(scene: Shrinkable, folder: Path) -> str:
     found = str(scene.report)
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if not scene.record.last.exists():
+        return "it was found before the first cut"
     shutil.move(scene.record.last, folder)
     cut, image = recorded(folder), folder / "image"
 

@@ -30,9 +30,9 @@ def require_fuse() -> None:
 
 
 @contextmanager
-def mounted(source: Path, mount: Path, *options: str, module: str = "") -> Iterator[None]:
-    """Serve `source` at `mount` from a process of its own; unmounted and ended afterwards. `module`: another
-    file system than `fuse_file_system`."""
+def mounted(source: Path, mount: Path, *options: str, module: str = "") -> Iterator[int]:
+    """Serve `source` at `mount` from a process of its own, whose id this is; unmounted and ended afterwards.
+    `module`: another file system than `fuse_file_system`."""
     served_by = module or "tests.support.fuse_file_system"
     command = [sys.executable, "-m", served_by, str(source), str(mount), *options]
     with subprocess.Popen(command) as process:
@@ -42,7 +42,7 @@ def mounted(source: Path, mount: Path, *options: str, module: str = "") -> Itera
                 assert process.poll() is None, "the file system did not start"
                 assert time.monotonic() < end, "the file system was not mounted in time"
                 time.sleep(0.05)
-            yield
+            yield process.pid
         finally:
             subprocess.run(["umount", "-l", str(mount)], check=False, timeout=30)
             process.wait(timeout=120)
