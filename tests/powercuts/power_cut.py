@@ -173,9 +173,9 @@ class PowerCut:
                         os.link(path, f"{self._limbo}/{inode}", follow_symlinks=False)
         for directory, changes in self._directories.items():
             for each in changes:
-                for inode in (each.old, each.new):
-                    if inode is not None and os.path.isfile(f"{self._limbo}/{inode}"):
-                        self._names.setdefault(inode, f"{directory.rstrip('/')}/{each.name}")
+                for kept in (each.old, each.new):
+                    if kept is not None and os.path.isfile(f"{self._limbo}/{kept}"):
+                        self._names.setdefault(kept, f"{directory.rstrip('/')}/{each.name}")
 
     def _torn(self, chance: random.Random, name: str, inode: int) -> LostBytes:
         state, path = self._files[inode], f"{self._limbo}/{inode}"

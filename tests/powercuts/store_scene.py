@@ -6,6 +6,7 @@ Without a daemon a cut takes a second, so there can be many.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -85,6 +86,7 @@ class StoreScene:
                 self._work(act, seconds / 4)
             else:
                 self._start_and_compare()
+                gc.collect()  # what a failed start has left open keeps the file system from ending
                 if seconds and not self.report.wrong:
                     self._work(act, seconds if act == "write" else seconds / 4)
         self.report.cuts += 1
