@@ -555,7 +555,7 @@ class Derived(Traffic):
                 return None if _code(error) == "NoSuchBucket" else str(error)
             return f"{len(found)} shards" if members(*found.values()) == _SAMPLES else "other samples"
         asked = ask(daemon, "GET", "/-/jobs")["jobs"]
-        jobs = [each for each in asked if each["spec"]["target"] == f"s3://made/{which}/"]
+        jobs = [each for each in asked if each["spec"].get("target") == f"s3://made/{which}/"]
         if not jobs:
             return None
         state = ended(daemon, jobs[0])["state"]

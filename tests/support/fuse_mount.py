@@ -45,4 +45,8 @@ def mounted(source: Path, mount: Path, *options: str, module: str = "") -> Itera
             yield process.pid
         finally:
             subprocess.run(["umount", "-l", str(mount)], check=False, timeout=30)
-            process.wait(timeout=120)
+            try:
+                process.wait(timeout=120)
+            except subprocess.TimeoutExpired:  # a file of it is still open
+                process.kill()
+                raise
