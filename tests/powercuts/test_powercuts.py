@@ -13,6 +13,7 @@ from tests.powercuts.scene import Scene
 from tests.powercuts.shrink import keep, minimal
 from tests.powercuts.store_scene import StoreScene, Worker
 from tests.powercuts.traffic import KINDS
+from tests.powercuts.usage_traffic import Usage
 from tests.support.fuse_mount import require_fuse
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ require_fuse()
 @pytest.mark.parametrize("relaxed", [False, True], ids=["commit", "relaxed"])
 def test_nothing_promised_is_lost(tmp_path: Path, relaxed: bool) -> None:
     kinds = [KINDS[kind]() for kind in ("objects", "versions", "uploads", "settings")]
-    scene = Scene(tmp_path, seed=11 + relaxed, traffic=kinds, relaxed=relaxed)
+    scene = Scene(tmp_path, seed=11 + relaxed, traffic=[*kinds, Usage()], relaxed=relaxed)
     for _ in range(2):
         scene.cut(1.5)
     scene.finish()

@@ -117,7 +117,11 @@ class Committer:
         self._closed = False
         self._broken: list[int] = []  # segments whose device failed: never written again
         self._reopen_segments()
-        self._refill_ids()
+        try:
+            self._refill_ids()
+        except BaseException:
+            self._close_segments()
+            raise
         self._thread = threading.Thread(target=self._run, name="meshd-commit", daemon=True)
         self._thread.start()
 
@@ -159,6 +163,9 @@ class Committer:
         self._closed = True
         self._queue.put(None)
         self._thread.join()
+        self._close_segments()
+
+    def _close_segments(self) -> None:
         for segment in self._segments.values():
             with suppress(OSError):
                 segment.truncate_uncommitted()
