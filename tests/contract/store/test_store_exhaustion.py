@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.store.errors import ExhaustedError
+from meshd.store.engine.group_commit import Committer
+from meshd.store.errors import DiskFailedError, ExhaustedError
 from meshd.store.store import Store
 from meshd.util.clock import SystemClock
 from tests.support.store_calls import LARGE, put_object
@@ -76,3 +77,21 @@ def test_a_read_says_what_is_missing(store: Store) -> None:
 
 async def _rest(size: int) -> None:
     assert size >= 0
+
+
+def test_a_store_that_cannot_be_opened_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system with an open file cannot be unmounted, and the next attempt may be on another one."""
+    settings = StoreSettings.at(tmp_path)
+    with closing(Store.open(settings, writer="w0", clock=SystemClock())) as store:
+        asyncio.run(put_object(store, "k", b"k"))  # in a segment that goes on with the next start
+
+    def refused(committer: Committer) -> None:
+        raise DiskFailedError("the index cannot be written")
+
+    monkeypatch.setattr(Committer, "_refill_ids", refused)
+    with pytest.raises(DiskFailedError):
+        Store.open(settings, writer="w0", clock=SystemClock())
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    assert not [link for link in links if os.path.realpath(link).startswith(f"{tmp_path}/")]
