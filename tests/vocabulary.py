@@ -50,6 +50,7 @@ GERUNDS: Final = frozenset(
         "routing",
         "scheduling",
         "timing",
+        "tracing",  # as the field says: OpenTelemetry's word for all of it
         "training",
         "tuning",
         "warning",

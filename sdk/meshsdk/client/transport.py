@@ -29,6 +29,7 @@ from meshsdk.client.retry import (
 )
 from meshsdk.client.routing import MAP_HEADER, ClusterDirectory, Router, mark_failed
 from meshsdk.client.settings import RenewableKeys, replacement_keys
+from meshsdk.client.tracing import traced_request
 from meshsdk.client.web_identity import WebIdentityKeys
 from meshsdk.earlier_paths import earlier_names
 from meshsdk.errors import ConnectError, MeshError, ServerError, is_clock_skewed
@@ -103,7 +104,7 @@ class EndpointClient:
 
     def send(self, connection: Connection, request: Request) -> None:
         """Sign and send a request."""
-        head = self.signer.head(request)
+        head = self.signer.head(traced_request(request))
         # A small body shares the TCP segment of its head.
         connection.send([head + bytes(request.body)] if len(request.body) <= _SMALL else [head, request.body])
 
@@ -395,7 +396,7 @@ class InFlightRequests(Generic[Tag]):
         self._flying[connection.fileno()] = flight
         self._poll.register(connection, select.POLLIN)
         try:
-            connection.send([line.signer.head(request), request.body])
+            connection.send([line.signer.head(traced_request(request)), request.body])
         except MeshError:
             self.finish_request(flight)
             raise

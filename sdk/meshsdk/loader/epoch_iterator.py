@@ -260,6 +260,7 @@ class EpochIterator:
         self._epoch = epoch
         self._observers = observers
         self._arrived: deque[tuple[Arrival | None, str, int]] = deque()
+        self._steps, self._traces = order.steps, self._delivery.traces
         self.length = self._untaken = len(order.steps)
         self._given = 0
         self._stall = _NONE
@@ -293,6 +294,8 @@ class EpochIterator:
             stall, self._stall = self._stall, _NONE
             meter.add_wait(now - clock, stall, steady=self._given > 0)
             meter.cpu += time.thread_time() - cpu
+        if self._traces is not None:
+            self._traces.end_batch(self._steps[self._given], clock, now)
         self._given += 1
         good = meter.stand_ins == 0
         meter.add_rows(batch.status)
@@ -342,6 +345,8 @@ class EpochIterator:
         here = not self._delivery.forked
         if here:
             self._stage.close()
+        if here and self._traces is not None:
+            self._traces.close()
         self._begun.clear()
         self._meter.absorb(self._delivery.tally)
         self._meter.stop()

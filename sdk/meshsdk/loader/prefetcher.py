@@ -21,6 +21,7 @@ from meshsdk.client.arena import Waker
 from meshsdk.client.error_responses import read_error
 from meshsdk.client.local_handover import HandoverError
 from meshsdk.client.retry import ABSENT, SUSPICIOUS, RetryQueue
+from meshsdk.client.tracing import start_batch_traces
 from meshsdk.client.transport import InFlightRequests
 from meshsdk.datasets.batch import Frame, open_frame
 from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from meshsdk.client.http_connection import Response
     from meshsdk.client.request import Request
     from meshsdk.client.settings import Endpoint
+    from meshsdk.client.tracing import BatchTraces
     from meshsdk.client.transport import InFlightRequest, Transport
     from meshsdk.loader.split_frames import SplitFrame, SplitRequest
     from meshwire.cluster import ClusterMap
@@ -96,6 +98,7 @@ class PrefetchWorker:
         self._arena = arena
         self._expected = order.expected
         self._directory = transport.router.directory
+        self.traces = start_batch_traces()
         self._splitting: SplitPlanner | None = None
         if order.parts is not None:
             self._splitting = SplitPlanner(order.parts, self._directory, arena)
@@ -174,6 +177,8 @@ class PrefetchWorker:
         """Send a request to a node for a frame, or for its part of one."""
         if joint is None and (word := self._transport.local_handover.handover_id(endpoint)):
             request = replace(request, headers={**request.headers, LOCAL: word})
+        if self.traces is not None:
+            request = self.traces.begin_request(step, request, str(endpoint))
         try:
             self.flights.send_request(WantedFrame(step, joint), request, endpoint)
         except MeshError as error:
@@ -247,13 +252,15 @@ class PrefetchWorker:
                 continue
             try:
                 frame = self._read(flight)
-            except HandoverError:
+            except HandoverError as error:
+                self._end_trace(flight.tag.step, flight.connection.endpoint, error)
                 self.tally.retries += 1
                 self._attempts.schedule_retry(flight.tag.step, time.monotonic())
                 continue
             except MeshError as error:
                 self._failed(flight.tag.step, error, flight.request, flight.connection.endpoint)
                 continue
+            self._end_trace(flight.tag.step, flight.connection.endpoint)
             if frame is not None:
                 self._attempts.record_success(flight.tag.step)
                 self._finish(flight.tag.step, frame)
@@ -329,6 +336,7 @@ class PrefetchWorker:
 
         `since`: when the node became unavailable, if before now.
         """
+        self._end_trace(step, endpoint, error)
         if self.closing:
             return
         now = time.monotonic()
@@ -342,6 +350,10 @@ class PrefetchWorker:
             self._finish(step, final.with_traceback(None))  # the traceback is that of the consumer's loop
         else:
             self.tally.retries += 1
+
+    def _end_trace(self, step: int, endpoint: Endpoint, error: MeshError | None = None) -> None:
+        if self.traces is not None:
+            self.traces.end_request(step, str(endpoint), error)
 
     def _give_up_parts(self, step: int, error: MeshError, endpoint: Endpoint, now: float) -> None:
         """Drop the parts of a frame and request it whole, from one node."""
@@ -417,6 +429,10 @@ class Prefetcher:
     @property
     def tally(self) -> Tally:
         return self._reader.tally
+
+    @property
+    def traces(self) -> BatchTraces | None:
+        return self._reader.traces
 
     def close(self) -> None:
         """End the thread and close the sockets. Idempotent; frames already returned stay valid."""
