@@ -23,7 +23,7 @@ from meshd.batches.remote_parts import RemoteParts
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.store.integrity.verification import report_damage
 from meshd.store.records import Span
-from meshd.telemetry import metrics
+from meshd.telemetry import metrics, tracing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -152,14 +152,17 @@ async def read_blobs(
         for parts, end in _cut(blobs, starts, at, direct=direct):
             if direct and _is_direct(blobs[parts[0].number]):
                 with ExitStack() as files:
-                    yield await _direct_group(store, blobs, parts, end, files)
+                    with tracing.stage("disk read"):
+                        group = await _direct_group(store, blobs, parts, end, files)
+                    yield group
                 at = end
                 continue
             with memoryview(buffer if end - at <= len(buffer) else bytearray(end - at)) as room:
                 data = room[: end - at]
                 group = Group(data, end)
                 _clear_between(parts, data)
-                lost = await _fill(store, blobs, parts, data, far)
+                with tracing.stage("disk read"):
+                    lost = await _fill(store, blobs, parts, data, far)
                 for part in parts:
                     _finish(blobs[part.number], part, group, sums, lost=part.number in lost)
                 at = end

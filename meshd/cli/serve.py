@@ -120,6 +120,9 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 @click.option("--audit-log", metavar="FILE", help="Write one JSON line per request; - for stdout.")
 @click.option("--audit-size", metavar="SIZE", help="Rotate the audit log at this size; 0: never.  [0]")
 @click.option("--audit-files", metavar="N", help="Rotated audit logs to keep.  [10]")
+@click.option("--trace-endpoint", metavar="URL", help="Send traces to this OTLP collector.  [none]")
+@click.option("--trace-ratio", metavar="SHARE", help="Share of requests to trace, 0 to 1.  [0.01]")
+@click.option("--trace-keys", metavar="on|off", help="Name keys of objects in traces.  [off]")
 @click.option("--config", metavar="FILE", help="YAML file with any of these settings.")
 @click.option(
     "--sigv2", metavar="WHICH", help="Accept signature version 2: presigned, all or off.  [presigned]"

@@ -17,6 +17,7 @@ from meshd.config.settings import (
     LogFormat,
     NodeSettings,
     StoreSettings,
+    TracingSettings,
     TransformSettings,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "NodeSettings",
     "Option",
     "StoreSettings",
+    "TracingSettings",
     "TransformSettings",
     "cores",
     "load_settings",

@@ -19,6 +19,7 @@ from meshd.config.settings import (
     HttpSettings,
     NodeSettings,
     StoreSettings,
+    TracingSettings,
     TransformSettings,
 )
 
@@ -193,12 +194,19 @@ def _assemble(values: Mapping[str, object], warnings: tuple[str, ...]) -> NodeSe
         audit_bytes=value["audit-size"],
         audit_files=value["audit-files"],
         legacy_metric_names=value["legacy-metric-names"],
+        tracing=_tracing(value),
         start_warnings=warnings,
         region=value["region"],
         hang_timeout=value["hang-timeout"],
         log_format=value["log-format"],
         log_level=value["log-level"],
     )
+
+
+def _tracing(value: Mapping[str, Any]) -> TracingSettings | None:
+    if value["trace-endpoint"] is None:
+        return None
+    return TracingSettings(value["trace-endpoint"], value["trace-ratio"], value["trace-keys"])
 
 
 def _connections(value: Mapping[str, Any]) -> int:

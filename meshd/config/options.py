@@ -215,6 +215,23 @@ def parse_url(text: object) -> str:
     return str(text)
 
 
+def parse_traces_url(text: object) -> str:
+    """Parse the URL of a collector; without a path, spans go to OTLP's `/v1/traces`."""
+    match = re.fullmatch(r"(https?://[A-Za-z0-9._:\[\]-]{1,255})(/[A-Za-z0-9._~/-]*)?", str(text))
+    if match is None:
+        raise ValueError("expected a URL such as http://collector:4318, without credentials or a query")
+    path = (match[2] or "").rstrip("/")
+    return match[1] + (path or "/v1/traces")
+
+
+def parse_share(text: object) -> float:
+    with contextlib.suppress(ValueError):
+        value = float(str(text))
+        if 0 <= value <= 1:
+            return value
+    raise ValueError("expected a share from 0 to 1, such as 0.01")
+
+
 def parse_copies(text: object) -> int:
     value = _whole(text)
     if not 1 <= value <= 8:
@@ -315,6 +332,9 @@ OPTIONS: Mapping[str, Option] = {
         Option("audit-log", parse_audit, lambda: None),
         Option("audit-size", parse_size, lambda: 0),
         Option("audit-files", parse_positive, lambda: 10),
+        Option("trace-endpoint", parse_traces_url, lambda: None),
+        Option("trace-ratio", parse_share, lambda: 0.01),
+        Option("trace-keys", parse_switch, lambda: False),
         Option("control", parse_control, lambda: None),
         Option("control-ca", parse_path, lambda: None),
         Option("peer-ca", parse_path, lambda: None),

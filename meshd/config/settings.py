@@ -201,6 +201,18 @@ class ClusterSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """Where the spans of recorded requests go."""
+
+    traces_url: str
+    """URL to which OTLP over HTTP posts spans, such as `http://collector:4318/v1/traces`."""
+    ratio: float = 0.01
+    """Share of the requests without `traceparent` that are recorded, 0…1."""
+    keys: bool = False
+    """Whether spans name the keys of objects."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSettings:
     """All validated settings of one daemon."""
 
@@ -252,6 +264,8 @@ class NodeSettings:
     lost."""
     audit_files: int = 10
     """Renamed audit logs to keep, if `audit_bytes` is set."""
+    tracing: TracingSettings | None = None
+    """None: no request is traced."""
     region: str = "us-east-1"
     """The region that GetBucketLocation returns, and that new buckets get."""
     log_format: LogFormat = "text"

@@ -34,6 +34,7 @@ from meshd.process.wiring.decoded_cache import decoded_cache_tasks, open_decoded
 from meshd.process.wiring.node_context import node_access, node_origins, open_node
 from meshd.process.wiring.services import view_reader
 from meshd.telemetry import logs
+from meshd.telemetry.span_export import start_tracing, stop_tracing
 from meshd.transform.pool import TransformPool
 from meshd.util.async_tasks import BackgroundTasks
 
@@ -54,11 +55,13 @@ def run_coordinator(settings: NodeSettings, sockets: ListenSockets, reporter: Ch
     """Run the coordinator as a process of its own, from start to end."""
     logs.configure(settings.log_format, settings.log_level, "coordinator")
     logs.follow_runtime_level(settings.log_level)
+    start_tracing(settings.tracing, settings.node_id, "coordinator")
     with (
         open_node(settings, "s", rebalance_socket(settings)) as node,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         runner.run(_run_until_stopped(node, sockets.coordinator, reporter))
+    stop_tracing()
 
 
 async def _run_until_stopped(node: NodeContext, listener: socket.socket, reporter: ChildReporter) -> None:

@@ -50,6 +50,7 @@ from meshd.store.engine.checkpointer import close_relaxed, has_lost_sync
 from meshd.store.errors import FormatError
 from meshd.telemetry import logs
 from meshd.telemetry.audit_log import open_audit_file
+from meshd.telemetry.span_export import require_tracing_library
 from meshd.util.clock import SystemClock
 from meshwire.cluster import transitions as turn
 
@@ -130,6 +131,8 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
         signal.signal(number, signal.SIG_IGN)
     for warning in settings.start_warnings:
         _log.warning("%s", warning)
+    if settings.tracing is not None:
+        require_tracing_library()
     _set_limits()
     _warn_if_open(settings.store.data_dir)
     require_readable_index(settings.store)

@@ -33,6 +33,7 @@ from meshd.server.request import flush_request_counters
 from meshd.server.tls import tls_listen_options
 from meshd.telemetry import logs
 from meshd.telemetry.audit_log import AuditLog, Rotation
+from meshd.telemetry.span_export import start_tracing, stop_tracing
 from meshd.util.async_tasks import BackgroundTasks
 from meshd.util.shared_counters import measure_loop_delay
 
@@ -93,11 +94,13 @@ def run_worker(
     """Run worker `index` from start to end. A worker without others also runs the coordinator's work."""
     logs.configure(settings.log_format, settings.log_level, f"worker-{index}")
     logs.follow_runtime_level(settings.log_level)
+    start_tracing(settings.tracing, settings.node_id, f"worker-{index}")
     with (
         open_node(settings, f"w{index}", rebalance_socket(settings)) as node,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         runner.run(_serve_node(node, index, sockets, trouble, reporter))
+    stop_tracing()
 
 
 async def _serve_node(
@@ -126,6 +129,7 @@ async def _serve_node(
             lambda: node.mesh.current_map().version,
             node.clock,
             legacy_metric_names=node.settings.legacy_metric_names,
+            exemplars=node.settings.tracing is not None,
         )
         routes += native + admin_routes(node, deps.sessions) + mesh.routes()
         if sockets.tls is not None:

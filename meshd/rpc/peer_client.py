@@ -21,11 +21,13 @@ from meshd.rpc.peer_connector import CONNECT_TIMEOUT, PeerConnector
 from meshd.rpc.peer_rpc import (
     END_MARKER,
     MAX_PIECE_BYTES,
+    PREFIX,
     SILENCE_TIMEOUT,
     FrameDecoder,
     frame_body,
     piece_header,
 )
+from meshd.telemetry import tracing
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import UNSIGNED_PAYLOAD, Credential, sign
 
@@ -272,15 +274,17 @@ class PeerClient:
         target. Raises as `call` does."""
         target, message = call.encode_request(request)
         options: dict[str, str] = {"lane": call.pool} if call.pool else {}
-        async with self.call(
-            node,
-            call.method,
-            target,
-            body=message if body is None else body,
-            timeout=call.timeout if timeout is None else timeout,
-            **options,
-        ) as response:
-            yield response
+        name = f"peer {call.path.removeprefix(PREFIX)}"
+        with tracing.stage(name, "client", {"server.address": node.node_id}):
+            async with self.call(
+                node,
+                call.method,
+                target,
+                body=message if body is None else body,
+                timeout=call.timeout if timeout is None else timeout,
+                **options,
+            ) as response:
+                yield response
 
     async def call_typed(
         self,
@@ -354,6 +358,7 @@ class PeerClient:
         path, _, query = target.partition("?")
         headers = {"host": urlsplit(node.endpoint).netloc, MAP_HEADER: str(self._map_version())}
         headers |= {POOL_HEADER: lane} if lane else {}
+        headers |= tracing.outgoing_headers()
         if self._credential is None:
             self._credential = Credential(PEER_KEY + self.node_id, peer_secret(self._derive(PURPOSE)))
         headers |= sign(

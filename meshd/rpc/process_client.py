@@ -25,6 +25,7 @@ from meshd.rpc.process_rpc import (
     decode_response,
 )
 from meshd.rpc.unix_messages import StreamClosedError, connect
+from meshd.telemetry import tracing
 from meshd.util.async_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
@@ -209,7 +210,9 @@ class ProcessClient:
         self._calls[call.number] = call
         try:
             stream = stream or await self._connected()
-            await self._send(stream, (call.number, method.name, request), fds)
+            message = (call.number, method.name, request)
+            trace = tracing.context_text()
+            await self._send(stream, (*message, trace) if trace else message, fds)
         except BaseException:
             self.cancel(call)
             raise

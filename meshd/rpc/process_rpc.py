@@ -26,11 +26,13 @@ NOTIFICATION: Final = 0  # the number of a message without a reply
 
 
 class RpcRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A message from a client; `body` has the method's request type."""
+    """A message from a client; `body` has the method's request type. `trace`: the span that the call belongs
+    to (`tracing.context_text`)."""
 
     number: int
     method: str
     body: msgspec.Raw
+    trace: str = ""
 
 
 class RpcResponse(msgspec.Struct, frozen=True, array_like=True):

@@ -31,6 +31,7 @@ from meshd.rpc.unix_messages import (
     StreamClosedError,
     accept_sockets,
 )
+from meshd.telemetry import tracing
 
 if TYPE_CHECKING:
     import socket
@@ -168,7 +169,7 @@ class _ServerConnection:
         call = ServerCall(self._stream, request.number, request.method, fds)
         try:
             method, handler = self._server.find(request.method)
-            work = self._answer(call, handler, method.decode_request(request.body))
+            work = self._answer(call, handler, method.decode_request(request.body), request.trace)
         except BaseException:
             close_all(fds)
             raise
@@ -195,7 +196,8 @@ class _ServerConnection:
         elif call.task is not None:
             call.task.cancel()
 
-    async def _answer(self, call: ServerCall, handler: Handler[Any, Any], request: Any) -> None:
+    async def _answer(self, call: ServerCall, handler: Handler[Any, Any], request: Any, trace: str) -> None:
+        span = tracing.enter_remote(trace)
         try:
             reply = await self._run_handler(call, handler, request)
             if call.number != NOTIFICATION:
@@ -203,6 +205,8 @@ class _ServerConnection:
                 await self._reply(call, reply)
         except StreamClosedError:
             pass  # the connection ends
+        finally:
+            tracing.leave_remote(span)  # an ordered call runs in the connection's task
 
     def _on_end(self, call: ServerCall) -> None:
         self._running.pop(call.number, None)

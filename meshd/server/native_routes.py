@@ -20,6 +20,7 @@ from meshd.server.api.sts_query import is_sts_request
 from meshd.server.request import RequestTrace, request_head
 from meshd.server.request_body import RequestBody
 from meshd.server.response import Reply, send_reply
+from meshd.telemetry import tracing
 from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
 from meshwire.http_values import mesh_headers
@@ -96,8 +97,12 @@ class NativeRoutes:
         route = next((route for route in self._routes if route.matches(request.method, path)), None)
         # Probes and scrapes are not audited.
         audit = self._audit if route is None or route.access == "signed" else None
-        request.trace = trace = RequestTrace(self._clock, audit, request.remote)
+        # No trace begins with the work of other nodes, probes and scrapes.
+        root = route is None or route.access == "signed"
+        span = tracing.start_request(request.headers, self._clock.monotonic(), root=root)
+        request.trace = trace = RequestTrace(self._clock, audit, request.remote, span)
         trace.target = path
+        tracing.enter(span)
         return await send_reply(request, trace, self._response(request, path, route), self._mesh)
 
     async def _response(self, request: MeshRequest, path: str, route: HttpRoute | None) -> Reply:

@@ -17,7 +17,7 @@ import msgspec
 
 from meshd.auth.identity import ANONYMOUS_IDENTITY
 from meshd.server.body_stream import NO_BODY
-from meshd.telemetry import logs, metrics
+from meshd.telemetry import logs, metrics, tracing
 from meshd.telemetry.audit_log import AuditEntry, format_audit_time
 from meshd.util import shared_counters
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from meshd.server.client_transport import ClientTransport
     from meshd.server.http_parser import ParsedHead
     from meshd.telemetry.audit_log import AuditLog
+    from meshd.telemetry.tracing import Span
     from meshd.util.clock import Clock
     from meshwire.s3.operations import Operation
     from meshwire.s3.result_types import Result
@@ -250,7 +251,7 @@ class RequestTrace:
     Code that learns something stores it here: the operation's name, `target` (the operation itself, or a
     native request's path), the claimed `access_key`, the `role` that is to be assumed, the `identity` once it
     is verified, the `keys` that a body names, the `result` or the error `code`; and `extra_headers`, which
-    are added to every response.
+    are added to every response. `span`: what is recorded of the request, if it is traced.
     """
 
     __slots__ = (
@@ -269,10 +270,13 @@ class RequestTrace:
         "result",
         "role",
         "sent",
+        "span",
         "target",
     )
 
-    def __init__(self, clock: Clock, audit: AuditLog | None, remote: str | None) -> None:
+    def __init__(
+        self, clock: Clock, audit: AuditLog | None, remote: str | None, span: Span | None = None
+    ) -> None:
         self._clock, self._audit, self.remote = clock, audit, remote or ""
         self._started = clock.monotonic()
         self.request_id = new_request_id()
@@ -284,6 +288,7 @@ class RequestTrace:
         self.access_key = self.code = self.role = ""
         self.received = self.sent = 0
         self.extra_headers: list[tuple[str, str]] = []
+        self.span = span
         logs.request_id.set(self.request_id)
 
     def __repr__(self) -> str:
@@ -317,11 +322,33 @@ class RequestTrace:
                 _sent.inc(self.sent)
         if self.received:
             _received.inc(self.received)
+        if self.span is not None:
+            self._end_span(self.span, status, seconds)
         if self._audit is not None:
             self._audit.write_entry(self._entry(status, seconds))
         if _log.isEnabledFor(logging.DEBUG):
             self._log(self._entry(status, seconds))
         logs.request_id.set("")
+
+    def _end_span(self, span: Span, status: int, seconds: float) -> None:
+        """Export the request's span. It says nothing about the client: the audit log does."""
+        span.name = self.operation
+        span.failed = self.code if status >= 500 else ""
+        told = span.attributes
+        told["http.response.status_code"] = status
+        told["shardmesh.request_id"] = self.request_id
+        if self.code:
+            told["error.type"] = self.code
+        if self.received:
+            told["http.request.body.size"] = self.received
+        if self.sent:
+            told["http.response.body.size"] = self.sent
+        if self.target is not None and not isinstance(self.target, str):
+            told["aws.s3.bucket"] = getattr(self.target, "bucket", "")
+            if tracing.names_keys():
+                told["aws.s3.key"] = getattr(self.target, "key", "")
+        tracing.note_exemplar("meshd_http_request_seconds", (self.operation,), seconds, span)
+        span.end()
 
     def _log(self, entry: AuditEntry) -> None:
         told = msgspec.to_builtins(entry)

@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from meshd.telemetry import mmap_metrics
+from meshd.telemetry.exemplars import LATENCY_BOUNDS, ExemplarCollector
 from meshd.telemetry.legacy_names import LegacyNamesCollector
 from meshd.telemetry.mmap_metrics import merge_dead_processes, scrape_lock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshd.telemetry.legacy_names import MetricSource
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 mmap_metrics.install_mmap_dict()
 registry = CollectorRegistry()
-_LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 OTHER: Final = "other"
@@ -51,7 +55,7 @@ def counter(name: str, documentation: str, *labels: str) -> Counter:
 
 def histogram(name: str, documentation: str, *labels: str) -> Histogram:
     """Declare a histogram of seconds."""
-    return Histogram(name, documentation, labels, registry=registry, buckets=_LATENCY)
+    return Histogram(name, documentation, labels, registry=registry, buckets=LATENCY_BOUNDS)
 
 
 def gauge(name: str, documentation: str, *labels: str, mode: str = "livesum") -> Gauge:
@@ -79,10 +83,25 @@ def render_metrics(*, legacy_names: bool = True) -> bytes:
         return _render(MultiProcessCollector(CollectorRegistry()), legacy_names)
 
 
-def _render(source: MetricSource, legacy_names: bool) -> bytes:
+def render_openmetrics(*, legacy_names: bool = True) -> bytes:
+    """Like `render_metrics`, as OpenMetrics, whose buckets of histograms have traces as exemplars."""
+    directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if directory is None:
+        return _render(registry, legacy_names, openmetrics.generate_latest)
+    with scrape_lock(Path(directory)):
+        merged = MultiProcessCollector(CollectorRegistry())
+        source = ExemplarCollector(merged, Path(directory))
+        return _render(source, legacy_names, openmetrics.generate_latest)
+
+
+def _render(
+    source: MetricSource,
+    legacy_names: bool,
+    generate: Callable[[CollectorRegistry], bytes] = generate_latest,
+) -> bytes:
     rendered = CollectorRegistry(auto_describe=False)
     rendered.register(LegacyNamesCollector(source) if legacy_names else source)
-    return bytes(generate_latest(rendered))
+    return bytes(generate(rendered))
 
 
 def drop_dead_processes() -> None:

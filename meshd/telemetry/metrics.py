@@ -35,6 +35,12 @@ issuer_fetches = counter(
     "Fetches of the keys of identity providers; result is ok or failed.",
     "result",
 )
+trace_spans = counter(
+    "meshd_trace_spans_total",
+    "Spans of traced requests: exported, dropped (the queue was full), or failed (the collector refused "
+    "them, or did not answer).",
+    "result",
+)
 audit_dropped = counter("meshd_audit_dropped_total", "Audit lines that could not be written.")
 
 # the cluster

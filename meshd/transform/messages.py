@@ -17,6 +17,7 @@ import numpy as np
 
 from meshd.rpc.process_rpc import Method
 from meshd.telemetry import metrics
+from meshd.telemetry.tracing import Timed  # noqa: TC001  msgspec reads the annotations
 from meshd.transform.decoded_cache.messages import (  # noqa: TC001  msgspec reads the annotations
     FieldOrder,
     KeptPlace,
@@ -24,13 +25,15 @@ from meshd.transform.decoded_cache.messages import (  # noqa: TC001  msgspec rea
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from meshd.transform.source_files import Piece
 
 
 MAX_PROGRAMS = 64
 """Compiled programs that a worker keeps; the pool resends a program's text after at most half as many."""
+MAX_SPANS = 256
+"""Spans that a worker reports of a slice."""
 MAX_RAGGED_BYTES = 1 << 30
 """Bytes of the ragged fields of one sample; more makes it a bad sample."""
 _PROGRESS = struct.Struct("=qq")
@@ -98,7 +101,7 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     the frame, its number of rows), or None for a ragged field. `assets`: the digest of each asset of the
     program and its pieces. `last`: a process has already died on the row. `prefixes`: for each field, what to
     do with the result of its first steps; empty without a decoded cache. `prefixes_only`: make these results
-    for the decoded cache, and no rows.
+    for the decoded cache, and no rows. `traced`: report what was done when.
     """
 
     number: int
@@ -113,6 +116,7 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     last: bool = False
     prefixes: tuple[FieldOrder, ...] = ()
     prefixes_only: bool = False
+    traced: bool = False
 
     def places(self, pieces: Iterable[tuple[int, ...]]) -> list[Piece]:
         """Return pieces with their paths, as `SourceFiles` reads them."""
@@ -169,7 +173,8 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     op; `reading`: the part of `seconds` spent on reading source bytes; `prefixes`: what was done with the
     decoded cache; `verdicts`: instead of `sums`, for each of those rows if only prefixes were made. A slice
     may end early: rows that are neither rendered nor failed must be requested again. `copied`: the number of
-    rows in the blocks that were copied, each of which is one row in `rendered`, without checksums.
+    rows in the blocks that were copied, each of which is one row in `rendered`, without checksums. `spans`:
+    what was done when, if the request is traced.
     """
 
     number: int
@@ -183,6 +188,7 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     prefixes: PrefixReport | None = None
     verdicts: tuple[int, ...] = ()
     copied: int = 0
+    spans: tuple[Timed, ...] = ()
 
 
 RENDER: Method[RenderRequest, RenderReply] = Method("render", RenderRequest, RenderReply)
@@ -207,20 +213,35 @@ def value_bytes(value: Any) -> int:
 
 
 class OpStats:
-    """Statistics of ops by name over one slice. `clock`: seconds; `reading`: seconds of reading sources."""
+    """Statistics of ops by name over one slice. `clock`: seconds; `reading`: seconds of reading sources;
+    `spans`: what was done when, at most `MAX_SPANS`; None if the slice is not traced."""
 
-    __slots__ = ("_uses", "clock", "reading")
+    __slots__ = ("_uses", "clock", "reading", "spans")
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, traced: bool = False) -> None:
         self.clock = clock
         self.reading = 0.0
+        self.spans: list[Timed] | None = [] if traced else None
         self._uses: dict[str, list[float]] = {}
 
     def __repr__(self) -> str:
         return f"<OpStats {self.op_totals()}>"
 
+    def record_read(self, began: float, places: Sequence[Piece] = ()) -> None:
+        """Record that sources, at these places as far as they are known, were read since `began`."""
+        ended = self.clock()
+        self.reading += ended - began
+        if self.spans is not None and len(self.spans) < MAX_SPANS:
+            fetched = bool(places) and places[0][0].startswith("/proc/")  # shared memory of the coordinator
+            size = sum(place[2] for place in places)
+            self.spans.append(("memory read" if fetched else "disk read", began, ended, size))
+
     def record_call(self, op: str, seconds: float, taken: int, made: int, *, failed: bool = False) -> None:
-        """Record one call of an op: its time, and the bytes of its value before and after."""
+        """Record one call of an op, which ended just now: its time, and the bytes of its value before and
+        after."""
+        if self.spans is not None and len(self.spans) < MAX_SPANS:
+            ended = self.clock()
+            self.spans.append((f"op {op}", ended - seconds, ended, 0))
         use = self._uses.get(op)
         if use is None:
             use = self._uses[op] = [0, 0, 0.0, 0, 0]

@@ -226,6 +226,7 @@ class TransformPool:
             self._decoded.on_reply(item.prefixes, reply.prefixes, in_advance=in_advance)
         if reply.seconds > SLOW_SLICE_SECONDS and self._has_neighbours():
             self._distrust(item.call.order.job)
+        item.record_spans(reply)
         record_reply_metrics(reply, in_advance=in_advance)
         told = {*reply.rendered, *(failure.row for failure in reply.failures)}
         self._slice_sizer.record_duration(item.call.order.job, len(told), reply.seconds)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 
+from meshd.telemetry import tracing
 from meshd.transform.decoded_cache.messages import REFUSED
 from meshd.transform.decoded_cache.slice_order import NO_ROOM
 from meshd.transform.messages import RenderRequest, Row
@@ -175,6 +176,7 @@ class RenderCall:
         self.order = order
         self.frame_fd = os.dup(frame_fd)
         self.outcome: asyncio.Future[RenderResult] = asyncio.get_running_loop().create_future()
+        self.span = tracing.current()
         self._rendered = RenderResult()
         self._left, self._slices = rows, 0
 
@@ -222,7 +224,8 @@ class RowSlice:
     """Rows that travel together. `suspect`: a single row, retried because a process died on it.
 
     `lost`: how often a process died that had received this slice but not begun it; `turn`: the ticket to
-    return to the queue; `prefixes`: what its process does with the decoded cache.
+    return to the queue; `prefixes`: what its process does with the decoded cache; `queued`, `sent`: when it
+    was, if its call is traced.
     """
 
     def __init__(self, call: RenderCall, rows: Sequence[RowWork], *, suspect: bool = False) -> None:
@@ -230,10 +233,11 @@ class RowSlice:
         self.number, self.lost = 0, 0
         self.turn: QueueTicket[RowSlice] | None = None
         self.prefixes: SliceOrder | None = None
+        self.queued, self.sent = tracing.now() if call.span is not None else 0.0, 0.0
         call.add_slice()
 
     def to_request(self, number: int, *, with_text: bool) -> RenderRequest:
-        self.number = number
+        self.number, self.sent = number, tracing.now() if self.call.span is not None else 0.0
         paths: dict[str, int] = {}
 
         def placed(pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
@@ -286,4 +290,16 @@ class RowSlice:
             self.suspect,
             fields,
             order.prefixes_only,
+            self.call.span is not None,
         )
+
+    def record_spans(self, reply: RenderReply) -> None:
+        """Record how long the slice waited and what its process did, if its call is traced."""
+        if self.call.span is None:
+            return
+        ended = tracing.now()
+        tracing.record(self.call.span, "queue", self.queued, self.sent)
+        span = tracing.Span("render", self.call.span, self.sent)
+        span.attributes = {"shardmesh.rows": len(reply.rendered)}
+        tracing.record_timed(span, reply.spans)
+        span.end(ended)

@@ -234,7 +234,7 @@ class SliceRenderer:
         self._files, self._request = files, request
         self._frame_fd, self._copier, self._copied = frame_fd, copier or BlockCopier(), 0
         self._segments = segments = segments or SegmentFiles()
-        self._tally = OpStats(clock)
+        self._tally = OpStats(clock, traced=request.traced)
         work_clock = work_clock or ThreadWorkClock()
         self._recorder = (
             SliceRecorder(segments, request, self._tally, work_clock) if request.prefixes else None
@@ -300,6 +300,7 @@ class SliceRenderer:
             self._tally.reading,
             report,
             copied=self._copied,
+            spans=tuple(self._tally.spans or ()),
         )
         return reply, scratch
 
@@ -350,7 +351,7 @@ class SliceRenderer:
         began = self._tally.clock()
 
         def read() -> None:
-            self._tally.reading += self._tally.clock() - began
+            self._tally.record_read(began)
 
         try:
             runs = self._copier.copy(block, row.row, self._request, self._chains, self._frame_fd, read)
@@ -378,13 +379,12 @@ class SliceRenderer:
             column.row[...] = value
 
     def _read(self, pieces: Sequence[tuple[int, ...]]) -> bytes:
-        tally = self._tally
-        began = tally.clock()
+        began, places = self._tally.clock(), self._request.places(pieces)
         try:
             failpoints.hit("transform.read")
-            return self._files.read_pieces(self._request.places(pieces))
+            return self._files.read_pieces(places)
         finally:
-            tally.reading += tally.clock() - began
+            self._tally.record_read(began, places)
 
     def _field(
         self,

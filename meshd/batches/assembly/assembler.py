@@ -52,7 +52,7 @@ from meshd.core.plan_record import Plan
 from meshd.rpc.process_client import ProcessClient
 from meshd.rpc.process_rpc import ErrorTypes, Method
 from meshd.rpc.process_server import ProcessServer
-from meshd.telemetry import metrics
+from meshd.telemetry import metrics, tracing
 from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant, tenant_scope
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.build_snapshot import LabelColumn, Snapshot
@@ -129,15 +129,18 @@ class Assembler:
         Raises BatchError: InvalidPlan, NoSuchPlan, NoSuchSnapshot, SnapshotChanged, BadSample, OpFailed,
         Busy.
         """
-        cached = self._cache.get(address)
-        if cached is not None:
-            await self._judge(address, cached)
-            await self._count("hit", address, cached.rows)
-            return cached.hand_out("hit")
-        built, joined = await self._flights.run(address, lambda: self._build(address, kept_bytes))
-        await self._judge(address, built)
-        await self._count("joined" if joined else "miss", address, built.rows)
-        return built.hand_out("joined" if joined else "miss")
+        with tracing.stage("frame") as span:
+            cached, joined = self._cache.get(address), False
+            if cached is None:
+                frame, joined = await self._flights.run(address, lambda: self._build(address, kept_bytes))
+            else:
+                frame = cached
+            await self._judge(address, frame)
+            result: FrameResult = "hit" if cached is not None else "joined" if joined else "miss"
+            await self._count(result, address, frame.rows)
+            if span is not None:
+                span.attributes |= {"shardmesh.result": result, "shardmesh.rows": frame.rows}
+        return frame.hand_out(result)
 
     async def _judge(self, address: AnyFrameAddress, frame: MemoryFrame) -> None:
         """Raises BatchError BadSample if more rows of the global batch are bad than `max_bad` allows.
@@ -250,7 +253,8 @@ class Assembler:
         for hints in self._hints:
             hints.frame_requested(plan, snapshot, address)
         if self._read_ahead is not None:
-            await self._read_ahead.wait_until_read(address)
+            with tracing.stage("read ahead"):
+                await self._read_ahead.wait_until_read(address)
 
     async def _pack(
         self, address: Address, plan: Plan, snapshot: Snapshot, kept_bytes: int | None

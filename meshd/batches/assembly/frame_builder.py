@@ -27,6 +27,7 @@ from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.store.integrity.verification import report_damage
+from meshd.telemetry import tracing
 from meshd.transform.decoded_cache.slice_order import SampleSet
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
 from meshd.util.admission import current_tenant
@@ -136,10 +137,12 @@ class FrameBuilder:
 
     async def _finished(self, settle: Callable[[list[Failure]], Awaitable[list[int] | None]]) -> MemoryFrame:
         try:
-            rows = await self._copy_columns(len(self._buffer.rows))
-            failures = await self._render(rows) if rows else []
-            kept = await settle(failures) if failures else None
-            frame = self._buffer.seal(kept)
+            with tracing.stage("assemble"):
+                rows = await self._copy_columns(len(self._buffer.rows))
+                failures = await self._render(rows) if rows else []
+                kept = await settle(failures) if failures else None
+                with tracing.stage("seal"):
+                    frame = self._buffer.seal(kept)
         except BaseException:
             self._buffer.frame.close()
             raise
@@ -230,25 +233,26 @@ class FrameBuilder:
         samples, positions = draft.rows.samples.tolist(), draft.rows.positions.tolist()
         work = _Work([], pinned)
         try:
-            for start in range(0, len(rows), _AT_A_TIME):
-                some = rows[start : start + _AT_A_TIME]
-                wanted = [samples[row] for row in some]
-                paired = self._paired(some)
-                await pinned.prepare([*wanted, *paired.values()])
-                sources = pinned.sample_sources(wanted)
-                others = dict(zip(paired, pinned.sample_sources(list(paired.values())), strict=True))
-                work.rows += [
-                    RowWork(
-                        row,
-                        positions[row],
-                        pieces,
-                        others.get(row, ()),
-                        samples[row],
-                        paired.get(row, -1),
-                    )
-                    for row, pieces in zip(some, sources, strict=True)
-                ]
-                await asyncio.sleep(0)  # give other frames a turn
+            with tracing.stage("locate"):
+                for start in range(0, len(rows), _AT_A_TIME):
+                    some = rows[start : start + _AT_A_TIME]
+                    wanted = [samples[row] for row in some]
+                    paired = self._paired(some)
+                    await pinned.prepare([*wanted, *paired.values()])
+                    sources = pinned.sample_sources(wanted)
+                    others = dict(zip(paired, pinned.sample_sources(list(paired.values())), strict=True))
+                    work.rows += [
+                        RowWork(
+                            row,
+                            positions[row],
+                            pieces,
+                            others.get(row, ()),
+                            samples[row],
+                            paired.get(row, -1),
+                        )
+                        for row, pieces in zip(some, sources, strict=True)
+                    ]
+                    await asyncio.sleep(0)  # give other frames a turn
         except BaseException:
             work.close()
             raise

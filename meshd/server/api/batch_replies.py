@@ -12,7 +12,7 @@ from meshd.server.response import Reply, StreamedReply, connection_header, head_
 from meshd.server.sendfile import ResponseWriter, send_spans
 from meshd.store.errors import CorruptExtentError, DiskFullError
 from meshd.store.records import Span
-from meshd.telemetry import metrics
+from meshd.telemetry import metrics, tracing
 from meshwire.frame import tensor_frame
 from meshwire.http_values.mesh_headers import HANDOVER_TICKET_HEADER, ServerTiming
 from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as HANDS
@@ -96,7 +96,8 @@ async def send_frame(
         metrics.batch_rows_served.inc(frame.rows)
         return Reply(200, [*headers, (HANDOVER_TICKET_HEADER, handed.to_header())], b"", now)
     try:
-        keep_alive = await send_spans(request, 200, headers, [Span(frame.fd, 0, frame.size)], now)
+        with tracing.stage("send"):
+            keep_alive = await send_spans(request, 200, headers, [Span(frame.fd, 0, frame.size)], now)
     finally:
         frame.close()
     metrics.batch_rows_served.inc(frame.rows)
@@ -117,7 +118,7 @@ async def send_stream(
     connection = connection_header(request, keep_alive)
     head = head_bytes(200, headers, now, connection=connection)
     try:
-        with closing(ResponseWriter(request)) as outlet:
+        with tracing.stage("send"), closing(ResponseWriter(request)) as outlet:
             await outlet.write_data(head)
             await _pump(outlet, outgoing)
     except BaseException as error:

@@ -28,7 +28,7 @@ from meshd.server.api.batch_replies import (
 from meshd.server.native_routes import HttpRoute
 from meshd.server.response import Reply, map_headers
 from meshd.store.errors import StoreError
-from meshd.telemetry import metrics
+from meshd.telemetry import metrics, tracing
 from meshd.util.admission import Admission, AdmissionRejectedError
 from meshwire.dataset import build_snapshot
 from meshwire.frame import tensor_frame
@@ -187,6 +187,9 @@ class BatchEndpoint:
         form = checked_choice(query.get("format", "tensors"), "format", _FORMATS)
         numbers = {name: _number(query.get(name, str(default)), name) for name, default in _NUMBERS.items()}
         address = FrameAddress(parts[0], _number(parts[1], "epoch"), _number(parts[2], "step"), **numbers)
+        tracing.add_attributes(
+            {"shardmesh.plan": parts[0], "shardmesh.epoch": address.epoch, "shardmesh.step": address.step}
+        )
         if form != "tensors":
             make = self._batches.samples if form == "samples" else self._batches.tar
             rows = max(1, address.batch) // max(1, address.world)

@@ -28,9 +28,11 @@ def health_routes(
     clock: Clock,
     *,
     legacy_metric_names: bool = True,
+    exemplars: bool = False,
 ) -> list[HttpRoute]:
     """Return the routes. `trouble` returns why the node should get no traffic; empty if it should.
-    `map_version` returns the version of the cluster map that this process uses."""
+    `map_version` returns the version of the cluster map that this process uses. `exemplars`: whether scrapers
+    that accept OpenMetrics get that format, which alone has exemplars."""
 
     def reply(status: int, body: bytes, *more: Header, kind: str = "text/plain; charset=utf-8") -> Reply:
         headers = [("Content-Type", kind), ("Cache-Control", "no-store"), ("Content-Length", str(len(body)))]
@@ -43,12 +45,14 @@ def health_routes(
         reason = trouble()
         return reply(503 if reason else 200, f"{reason or 'ready'}\n".encode())
 
-    async def scrape(_: MeshRequest) -> Reply:
+    async def scrape(request: MeshRequest) -> Reply:
         flush_request_counters()
-        body = await asyncio.to_thread(  # reads a file per process
-            metric_registry.render_metrics, legacy_names=legacy_metric_names
-        )
-        return reply(200, body, kind=metric_registry.CONTENT_TYPE)
+        render, kind = metric_registry.render_metrics, metric_registry.CONTENT_TYPE
+        if exemplars and "application/openmetrics-text" in request.headers.get("accept", ""):
+            render, kind = metric_registry.render_openmetrics, metric_registry.OPENMETRICS_TYPE
+        # Reads a file per process.
+        body = await asyncio.to_thread(render, legacy_names=legacy_metric_names)
+        return reply(200, body, kind=kind)
 
     return [
         HttpRoute("GET", "/-/healthy", healthy, access="open"),

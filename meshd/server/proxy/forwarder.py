@@ -19,6 +19,7 @@ from meshd.server.proxy.hops import (
     HOP_HEADER,
     Hop,
     HopReceiver,
+    forwarded_trace,
     is_clock_skew_reply,
     is_damaged_reply,
     is_peer_status,
@@ -28,7 +29,7 @@ from meshd.server.proxy.response_relay import ResponseRelay
 from meshd.server.request_body import RequestBody
 from meshd.server.response import StreamedReply, connection_header, must_close_connection
 from meshd.store.errors import NotReplicatedError
-from meshd.telemetry import metrics
+from meshd.telemetry import metrics, tracing
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _CHANGED: Final = "The owners of this name changed; nothing was stored. Try agai
 _ALL_DAMAGED: Final = "The object is damaged on every node that stores it; upload it again."
 _PAUSE: Final = 0.05
 _NOT_SENT: Final = frozenset(
-    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade", b"expect")
+    b"connection keep-alive proxy-connection te transfer-encoding upgrade expect x-mesh-trace".split()
 )
 
 
@@ -186,7 +187,8 @@ class Forwarder:
         next node is tried. `version` is that of the map by which it was chosen; `left` is in seconds. Raises
         S3Error SlowDown if no further node may be tried."""
         try:
-            kept_back = await self._try(node, forward_state)
+            with tracing.stage("forward", "client", {"server.address": node.node_id}):
+                kept_back = await self._try(node, forward_state)
         except PeerUnreachableError as error:
             metrics.forwarded.labels("unreachable").inc()
             if forward_state.may_have_executed(error):
@@ -439,4 +441,5 @@ def upstream_head(request: MeshRequest, hop: str, *, streams: bool = False) -> b
     elif held is not None and "content-length" not in request.headers:
         lines.append(b"content-length: %d" % len(held))
     lines.append(f"{HOP_HEADER}: {hop}".encode("utf-8", "surrogateescape"))
-    return b"\r\n".join(lines) + b"\r\n\r\n" + (held or b"")
+    head = b"\r\n".join(lines) + b"\r\n" + forwarded_trace(tracing.current())
+    return head + b"\r\n" + (held or b"")

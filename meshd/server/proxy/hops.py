@@ -20,6 +20,7 @@ from meshd.rpc.peer_client import MAP_HEADER
 from meshd.server.proxy.object_name import MisdirectedError, may_answer
 from meshd.server.response import Reply
 from meshwire.errors import S3Error
+from meshwire.http_values.mesh_headers import FORWARDED_TRACE_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from meshd.rpc.http_connection import ResponseHead
     from meshd.server.proxy.object_name import ObjectName
     from meshd.server.request import MeshRequest
+    from meshd.telemetry.tracing import Span
     from meshd.util.clock import Clock
     from meshwire.s3.parse_request import RequestHead
 
@@ -99,6 +101,11 @@ class HopSigner:
             self._key = self._derive(_PURPOSE)
         said = f"{text}\n{method}\n{target}\n{authorization}".encode("utf-8", "surrogateescape")
         return hmac.digest(self._key, said, "sha256").hex()
+
+
+def forwarded_trace(span: Span | None) -> bytes:
+    """Return the header line that makes the other node's work part of a trace; empty if there is none."""
+    return b"" if span is None else f"{FORWARDED_TRACE_HEADER}: {span.to_header()}\r\n".encode()
 
 
 class HopReceiver:

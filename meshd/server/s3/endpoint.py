@@ -20,6 +20,7 @@ from meshd.objects.object_reader import ReplacedError
 from meshd.server.direct_sender import PartialReadError
 from meshd.server.proxy.forwarder import AlreadyAnsweredError
 from meshd.server.proxy.hops import (
+    HOP_HEADER,
     ClockSkewError,
     LocalDamageError,
     clock_skew_reply,
@@ -38,6 +39,7 @@ from meshd.server.sendfile import first_window, load_into_page_cache, send_group
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.integrity.verification import report_damage, report_unsent_spans
 from meshd.store.write_context import WriteContext
+from meshd.telemetry import tracing
 from meshd.views.dispatch import AssembledRead, RebuiltResultSource
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
@@ -83,7 +85,10 @@ class S3Endpoint:
 
     async def handle(self, request: MeshRequest) -> Reply:
         """Answer one request."""
-        trace = RequestTrace(self._deps.clock, self._deps.audit, request.remote)
+        headers, started = request.headers, self._deps.clock.monotonic()
+        span = tracing.start_request(headers, started, forwarded=HOP_HEADER in headers)
+        trace = RequestTrace(self._deps.clock, self._deps.audit, request.remote, span)
+        tracing.enter(span)
         return await send_reply(request, trace, self._reply(request, trace), self._deps.mesh)
 
     async def _reply(self, request: MeshRequest, trace: RequestTrace) -> Reply:
@@ -274,7 +279,8 @@ class S3Endpoint:
                     await self._fetch(first_window(spans))  # finds a failing device before the head is sent
                     viewed = asked if asked.bucket != operation.bucket else None
                     rest = body_resumer(self._deps, operation, found, spans, viewed)
-                    keep_alive = await send_spans(request, status, headers, spans, self._now(), rest)
+                    with tracing.stage("send"):
+                        keep_alive = await send_spans(request, status, headers, spans, self._now(), rest)
                 else:
                     await self._fetch(spans)
                     # Read through the store, which verifies bytes that are few enough to be verified during
@@ -297,7 +303,8 @@ class S3Endpoint:
     async def _fetch(spans: Sequence[Span]) -> None:
         """Load cold pages; see `load_into_page_cache`. Raises DiskFailedError."""
         try:
-            await load_into_page_cache(spans)
+            with tracing.stage("disk read"):
+                await load_into_page_cache(spans)
         except OSError as error:
             _report_damage(spans)
             raise DiskFailedError(f"the disk failed: {error.strerror}") from error
@@ -311,9 +318,10 @@ class S3Endpoint:
             return Reply(status, headers, b"", self._now())
         try:
             read = assembled.read
-            keep_alive = await send_groups(
-                request, status, headers, read.groups(), self._now(), read.record_truncation
-            )
+            with tracing.stage("send"):
+                keep_alive = await send_groups(
+                    request, status, headers, read.groups(), self._now(), read.record_truncation
+                )
         except StoreError as error:
             raise to_s3_error(error) from error
         trace.sent += found.length

@@ -11,6 +11,7 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
+from meshd.server.proxy.hops import HOP_HEADER, forwarded_trace
 from meshd.server.proxy.response_relay import ProxiedResponse
 from meshd.server.request import RequestTrace
 from meshd.server.response import head_bytes
@@ -18,6 +19,7 @@ from meshd.server.s3.admission import VirtualHosts
 from meshd.server.s3.endpoint import SMALL_BYTES, body_resumer
 from meshd.server.s3.response_headers import common_headers, object_response_head
 from meshd.store.errors import StoreError
+from meshd.telemetry import tracing
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3.operations import GetObject, operation_name
@@ -59,8 +61,11 @@ _HEADERS = (
     "if-none-match",
     "if-unmodified-since",
     "range",
+    "traceparent",
+    "tracestate",
     "user-agent",
     "x-mesh-hop",
+    "x-mesh-trace",
     "x-amz-checksum-mode",
     "x-amz-content-sha256",
     "x-amz-date",
@@ -89,7 +94,9 @@ class FastPath:
         head = parse_simple_head(data)
         if head is None or self._hosts.bucket_of(head.headers["host"]):
             return None
-        trace = RequestTrace(self._deps.clock, self._deps.audit, connection.remote)
+        headers, started = head.headers, self._deps.clock.monotonic()
+        span = tracing.start_request(headers, started, forwarded=HOP_HEADER in headers)
+        trace = RequestTrace(self._deps.clock, self._deps.audit, connection.remote, span)
         try:
             with self._deps.control_snapshot():
                 answer = self._answer(connection, data, head, trace)
@@ -123,7 +130,7 @@ class FastPath:
         trace.mark_forwarded()
         proxied = ProxiedResponse(connection, wire, data, trace, connection.pending_ended)
         connection.leave_to(proxied, proxied.relay.cancel)
-        proxied.start(data[:-2] + hop, head_only=operation.head)
+        proxied.start(data[:-2] + forwarded_trace(trace.span) + hop, head_only=operation.head)
         self.passed_on += 1
         return True
 
@@ -166,9 +173,12 @@ class FastPath:
         found = deps.reader.find_object(operation)
         if SMALL_BYTES < found.length <= _AT_ONCE and not operation.head and not found.head.tag_count:
             return self._send(connection, operation, found, trace)
+        began = 0.0 if trace.span is None else tracing.now()
         body = self._body(operation, found)
         if body is None:
             return None
+        if trace.span is not None:
+            tracing.record(trace.span, "disk read", began, tracing.now())
         status, headers = object_response_head(operation, found, trace)
         answer = head_bytes(status, headers, deps.clock.now_ms() // 1000) + body
         self.answered += 1

@@ -32,7 +32,7 @@ from meshd.store.errors import (
     is_exhausted,
 )
 from meshd.store.write_context import INTERNAL_WRITE
-from meshd.telemetry import metrics
+from meshd.telemetry import metrics, tracing
 from meshd.util.shared_counters import last_checkpoint
 
 if TYPE_CHECKING:
@@ -141,6 +141,9 @@ class Committer:
         mutation.epoch, mutation.submitted_stamp = context.epoch, self._clock.stamp()
         loop = asyncio.get_running_loop()
         ticket = _Ticket(mutation, loop.create_future(), loop)
+        if (span := tracing.current()) is not None:
+            ended = partial(tracing.record_until_done, span, "commit", tracing.now())
+            ticket.future.add_done_callback(ended)
         # Checked here, too: the committer thread must not even stage a write whose lease has run out.
         if context.is_past_deadline(mutation.submitted_stamp):
             ticket.error = StaleEpochError(mutation.epoch)

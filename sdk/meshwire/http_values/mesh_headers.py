@@ -20,6 +20,9 @@ RELEASE: Final = "0.1.0"
 RELEASE_HEADER: Final = "x-mesh-release"
 
 
+FORWARDED_TRACE_HEADER: Final = "x-mesh-trace"
+"""What `traceparent` says, for a request that a node forwards: a client may have signed its own
+`traceparent`, so that one stays as it is."""
 SERVER_TIMING_HEADER: Final = "server-timing"
 _ENTRY = re.compile(r"(fetch|prepare|total);dur=([0-9]{1,10}(?:\.[0-9]{1,6})?)")
 _LONGEST: Final = 256
