@@ -15,7 +15,7 @@ COPY tools tools
 COPY docker/slim.py docker/stub_libraries.py docker/
 # Uninstalled again: what only `Tokenizer.from_pretrained` and rich's coloured source code would import.
 RUN python -m venv --without-pip /opt/mesh \
- && python -m pip --python /opt/mesh/bin/python install --no-cache-dir --no-compile ".[server]" ./tools \
+ && python -m pip --python /opt/mesh/bin/python install --no-cache-dir --no-compile ".[server,tracing]" ./tools \
  && python -m pip --python /opt/mesh/bin/python uninstall --yes \
     huggingface-hub hf-xet fsspec filelock tqdm packaging httpx2 httpcore2 h11 anyio idna truststore \
     pygments markdown-it-py mdurl \

@@ -75,6 +75,8 @@ def daemon_settings(cluster: Cluster) -> dict[str, Any]:
         "log-format": "json",
         "origin-credentials": _ORIGINS,
     }
+    if spec.tracing:
+        found |= {"trace-endpoint": spec.tracing.endpoint, "trace-ratio": spec.tracing.ratio}
     if spec.s3.domains:
         found["domain"] = list(spec.s3.domains)
     if spec.s3.tls:

@@ -246,6 +246,22 @@ class Metrics(Part, frozen=True, kw_only=True):
     interval: Annotated[Text, Meta(pattern=r"^[0-9]+(ms|s|m)$", description="Scrape interval.")] = "30s"
 
 
+class Tracing(Part, frozen=True, kw_only=True):
+    """Where the daemons send traces."""
+
+    endpoint: Annotated[
+        str,
+        Meta(
+            max_length=512,
+            pattern=r"^https?://[A-Za-z0-9._:-]+(/[A-Za-z0-9._~/-]*)?$",
+            description="OTLP over HTTP, such as `http://collector.observability:4318`.",
+        ),
+    ]
+    ratio: Annotated[
+        float, Meta(ge=0, le=1, description="Share of requests that are traced unless their client decides.")
+    ] = 0.01
+
+
 class MeshClusterSpec(Part, frozen=True, kw_only=True):
     """A mesh: its daemons, their nodes and disks."""
 
@@ -309,6 +325,7 @@ class MeshClusterSpec(Part, frozen=True, kw_only=True):
         Meta(description="Whether volumes and keys are kept when the MeshCluster is deleted."),
     ] = "Retain"
     metrics: Annotated[Metrics, Meta(description="Monitoring.")] = Metrics()
+    tracing: Annotated[Tracing, Meta(description="Traces over OpenTelemetry. Default: none.")] | None = None
     network_policy: Annotated[NetworkPolicy, Meta(description="Isolation.")] = NetworkPolicy()
     pod_template: (
         Annotated[

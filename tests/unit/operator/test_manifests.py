@@ -142,6 +142,14 @@ def test_settings_say_where_a_node_is() -> None:
     assert "/etc/mesh/settings/default" in arguments(cluster(places=None), "s")
 
 
+def test_daemons_send_traces_where_the_mesh_says() -> None:
+    (settings,) = found(cluster(tracing={"endpoint": "http://collector:4318", "ratio": 0.5}), "ConfigMap")
+    told = yaml.safe_load(settings["data"]["k0"])
+    assert (told["trace-endpoint"], told["trace-ratio"]) == ("http://collector:4318", 0.5)
+    (settings,) = found(cluster(), "ConfigMap")
+    assert "trace-endpoint" not in yaml.safe_load(settings["data"]["k0"])
+
+
 def test_a_pod_may_be_evicted_while_the_mesh_is_settled() -> None:
     for settled, number in ((True, 1), (False, 0)):
         (budget,) = found(cluster(), "PodDisruptionBudget", settled=settled)
