@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check ready compat conformance fuzz faults powercuts linearizability bench site images e2e reference format clean
+.PHONY: help demo test check ready extras compat conformance fuzz faults powercuts linearizability bench site images e2e reference format clean
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -54,6 +54,10 @@ MINUTES ?= 5
 fuzz: $(STAMP)   ## the parsers, for MINUTES=n altogether; guided by coverage where atheris has a wheel
 	@$(BIN)/python -m pip install --quiet --only-binary :all: --group fuzz || true
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+extras: $(STAMP) ## each extra with its lowest and its newest versions, in empty environments, used a little: EXTRAS="server tracing"
+	@$(BIN)/python -m pip install --quiet --group extras
+	@$(BIN)/python -m tests.extras $(EXTRAS)
 
 FIRST ?= 1
 SEEDS ?= 5

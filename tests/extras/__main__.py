@@ -1,0 +1,137 @@
+"""Installs each extra outside of the checkout with its lowest and its newest versions, and uses it a little.
+
+    python -m tests.extras [--resolution lowest|newest] [--python python3.12] [EXTRA …]
+
+Law: the wheel is what is installed, in an empty environment, and what is run knows nothing of this checkout.
+Extras that need torch are tried when they are named: it is a gigabyte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROOT: Final = Path(__file__).parents[2]
+PATIENCE: Final = 1800.0
+RESOLUTIONS: Final = {"lowest": "lowest-direct", "newest": "highest"}
+"""In the words of uv, since pip knows no lowest one. Indirect requirements are the newest."""
+_SERVE: Final = """
+import re, subprocess, sys, tempfile
+from pathlib import Path
+import meshsdk as mesh
+folder = tempfile.mkdtemp()
+meshd = Path(sys.executable).with_name("meshd")
+command = [meshd, "serve", "--data-dir", folder, "--listen", "127.0.0.1:0", "--workers", "1", *sys.argv[1:]]
+node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+said = ""
+while "meshd ready" not in said:
+    line = node.stdout.readline()
+    assert line, said
+    said += line
+endpoint = re.search(r"ready endpoint=(\\S+)", said)[1]
+keys = re.search(r"access_key=(\\S+) secret_key=(\\S+)", said)
+with mesh.connect(endpoint, access_key=keys[1], secret_key=keys[2]) as client:
+    client.create_bucket("extras")
+    client.put("extras", "key", b"data")
+    assert bytes(client.get("extras", "key")) == b"data"
+node.terminate()
+assert node.wait(60) == 0
+"""
+SMOKES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "": ((), "import meshsdk; from meshsdk import ops; assert ops.decode('image')"),
+    "server": (("server",), _SERVE),
+    "tracing": (
+        ("server", "tracing"),
+        "import sys; sys.argv += ['--trace-endpoint', 'http://127.0.0.1:9', '--trace-ratio', '1']\n" + _SERVE,
+    ),
+    "parquet": (
+        ("server", "parquet"),
+        "import pyarrow.parquet, meshd.datasets.tables",
+    ),
+    "operator": (("operator",), "import meshoperator.manager, meshoperator.resources"),
+    "tools": (("tools",), "import meshtools.doctor, meshtools.top, meshtools.traces"),
+    "fsspec": (("fsspec",), "import fsspec; assert fsspec.get_filesystem_class('mesh').protocol"),
+    "zarr": (("zarr",), "import zarr, meshsdk.adapters.zarrs"),
+    "grain": (("grain",), "import grain, meshsdk.adapters.grains"),
+    "webdataset": (("webdataset",), "import webdataset, meshsdk.adapters.webdatasets"),
+    "gpu": (("gpu",), "import pynvml, meshsdk"),
+    "torch": (("torch",), "import torch, meshsdk.loader.torch_iterable"),
+    "torchdata": (("torch", "torchdata"), "import torchdata, meshsdk.adapters.torchdata"),
+    "lightning": (("torch", "lightning"), "import pytorch_lightning, meshsdk.adapters.lightning"),
+    "huggingface": (("torch", "huggingface"), "import datasets, meshsdk.adapters.huggingface"),
+}
+LARGE: Final = ("torch", "torchdata", "lightning", "huggingface")
+
+
+def run(*command: object, quiet: bool = True) -> None:
+    """Run a program to its end. Raises CalledProcessError, which tells what it said."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE if quiet else None,
+        stderr=subprocess.STDOUT if quiet else None,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+        cwd=tempfile.gettempdir(),
+    )
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+        raise subprocess.CalledProcessError(done.returncode, [str(word) for word in command])
+
+
+def build_wheels(folder: Path) -> list[Path]:
+    """Build the wheels of both distributions."""
+    for project in (ROOT, ROOT / "tools"):
+        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, project)
+    return sorted(folder.glob("*.whl"))
+
+
+def try_extra(name: str, resolution: str, python: str, wheels: Path) -> None:
+    """Install `shardmesh[…]` in an empty environment and run its smoke test."""
+    extras, smoke = SMOKES[name]
+    with tempfile.TemporaryDirectory(prefix="extras-") as scratch:
+        folder = Path(scratch)
+        run(python, "-m", "venv", folder / "venv")
+        inside = folder / "venv" / "bin" / "python"
+        wheel = next(wheels.glob("shardmesh-[0-9]*.whl"))
+        wanted = f"shardmesh[{','.join(extras)}] @ file://{wheel}" if extras else wheel
+        options = ("--quiet", "--python", inside, "--resolution", RESOLUTIONS[resolution])
+        run(sys.executable, "-m", "uv", "pip", "install", *options, "--find-links", wheels, wanted)
+        run(inside, "-m", "pip", "check")
+        script = folder / "smoke.py"
+        script.write_text(smoke)
+        run(inside, "-W", "ignore", script)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.extras", description=__doc__)
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", help=f"of {', '.join(filter(None, SMOKES))}")
+    parser.add_argument("--resolution", choices=tuple(RESOLUTIONS), action="append")
+    parser.add_argument("--python", default=sys.executable)
+    options = parser.parse_args(arguments)
+    names = options.extras or [name for name in SMOKES if name not in LARGE]
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
+        build_wheels(Path(folder))
+        for name in names:
+            for resolution in options.resolution or RESOLUTIONS:
+                told = f"{name or 'plain'}, {resolution}"
+                try:
+                    try_extra(name, resolution, options.python, Path(folder))
+                except (subprocess.SubprocessError, OSError) as error:
+                    failed.append(told)
+                    print(f"{told}: {error}", flush=True)
+                else:
+                    print(f"{told}: works", flush=True)
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
