@@ -90,7 +90,7 @@ def _batches_of(rows: Sequence[int], global_batch: int) -> Any:
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.state import GradientState
 
-    class Batches(DataLoaderStateMixin):  # type: ignore[misc]  # the package is not followed by mypy
+    class Batches(DataLoaderStateMixin):
         def __init__(self) -> None:
             self.gradient_state = GradientState()
             self.dataset, self.total_batch_size, self._drop_last = rows, global_batch, False
