@@ -111,7 +111,7 @@ class _Nodes:
         listen = self._listens[number] if self._listens else listen
         members = ",".join(map(str, self._etcd.members))
         command = ["serve", "--data-dir", str(self._place / node_id), "--node-id", node_id]
-        command += ["--listen", listen, "--control", f"etcd://{members}", "--weight", "1"]
+        command += ["--listen", listen, "--control", f"etcd://{members}", "--weight", "1", "--console", "on"]
         command += ["--zone", f"z{number % self._zones + 1}"] if self._zones else []
         share = max(1, len(os.sched_getaffinity(0)) // len(self._ids))
         return [*command, "--workers", str(min(share, 4)), "--transform-workers", str(share), *self._flags]

@@ -79,6 +79,7 @@ pair (which is also reloaded when it changes) and reopens the audit log.
     "--decoded-cache-dir", metavar="DIR", help="Directory of decoded samples.  [<data-dir>/decoded]"
 )
 @click.option("--local-frames", metavar="on|off|DIR", help="Shared memory for jobs on this host.  [on]")
+@click.option("--console", metavar="on|off", help="Serve the web console at /console.  [off]")
 @click.option("--user-ops", metavar="on|off", help="Run ops that users push, in a sandbox.  [on]")
 @click.option("--user-op-seconds", metavar="SECONDS", help="Time limit of such an op per sample.  [30]")
 @click.option("--user-op-memory", metavar="SIZE", help="Memory limit of a process for such ops.  [4GiB]")

@@ -158,6 +158,7 @@ def _assemble(values: Mapping[str, object], warnings: tuple[str, ...]) -> NodeSe
         max_connections=_connections(value),
         drain_timeout=value["drain-timeout"],
         sigv2=value["sigv2"],
+        console=value["console"],
     )
     return NodeSettings(
         node_id=value["node-id"],

@@ -304,6 +304,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("max-connections", parse_positive, lambda: 16_384),
         Option("drain-timeout", parse_seconds, lambda: 30.0),
         Option("sigv2", parse_sigv2, lambda: "presigned"),
+        Option("console", parse_switch, lambda: False),
         Option("hang-timeout", parse_seconds, lambda: 60.0),
         Option("workers", parse_positive, lambda: min(4, cores())),
         Option("transform-workers", parse_positive, cores),

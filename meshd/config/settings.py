@@ -108,6 +108,8 @@ class HttpSettings:
     sigv2: str = "presigned"
     """Which requests may be signed with version 2: `presigned` (URLs, boto3's default, and forms), `all`
     (also the Authorization header, which leaves most of a request unsigned), or `off`."""
+    console: bool = False
+    """Whether the node serves the web console at `/console`."""
     backlog: int = 1024
     """Connections that the kernel queues for the listening socket."""
 
@@ -300,6 +302,11 @@ class NodeSettings:
     def metrics_dir(self) -> Path:
         """Files in which the processes share their counters."""
         return self.run_dir / "metrics"
+
+    @property
+    def activity_file(self) -> Path:
+        """The last hour of the node's activity, for the console."""
+        return self.run_dir / "activity"
 
     @property
     def cache_store(self) -> StoreSettings:

@@ -33,6 +33,7 @@ from meshd.process.wiring.services import document_inventory, document_reference
 from meshd.store.engine.checkpointer import LostSyncError
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
+from meshd.telemetry.activity import INTERVAL, ActivityHistory, collect_activity
 from meshd.util import shared_counters
 from meshd.util.disk_space import measure_disk_space
 from meshd.views.transform_results import ResultEvictor
@@ -112,7 +113,7 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
     indexer = BackgroundIndexer(
         node.store, node.archives, lambda: _bucket_names(node), results.free_bytes, node.clock
     )
-    documents = document_collector(node)
+    documents, history = document_collector(node), ActivityHistory(settings.activity_file)
     indexes = IndexCollector(node.store, node.last_used, node.clock)
     return [
         PeriodicTask("indexes of files", 6 * 3600.0, indexes.sweep),
@@ -123,6 +124,7 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
         PeriodicTask("archive indexes", 6 * 3600.0, indexer.remove_orphans),
         PeriodicTask("view results", 60.0, results.evict_results),
         PeriodicTask("lifecycle", settings.lifecycle_interval, lifecycle.sweep),
+        PeriodicTask("activity", INTERVAL, lambda: asyncio.to_thread(record_activity, history, node.clock)),
         PeriodicTask("measure", 15.0, lambda: asyncio.to_thread(measure_store, node)),
         PeriodicTask("memory", 15.0, lambda: asyncio.to_thread(measure_memory)),
         PeriodicTask("others", 30.0, lambda: measure_peers(node)),
@@ -232,6 +234,11 @@ def measure_memory() -> None:
     sizes = memory_usage.resident_by_role(os.getppid())
     for role in _ROLES:
         metrics.process_memory_bytes.labels(role).set(sizes.get(role, 0))
+
+
+def record_activity(history: ActivityHistory, clock: Clock) -> None:
+    """Append what the node has counted to its history."""
+    history.append(clock.now_ms(), collect_activity()["totals"])
 
 
 async def measure_peers(node: NodeContext) -> None:

@@ -108,6 +108,11 @@ class ClientTransport(asyncio.Protocol):
         """Whether the request being answered is the client's last one."""
         raise NotImplementedError
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the connection closes after the present responses."""
+        raise NotImplementedError
+
     # --- the queue ----------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:

@@ -208,6 +208,11 @@ class Connection(ClientTransport):
         """Whether the request being answered is the client's last one."""
         return self._half_closed and self._requests.is_empty
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the connection closes after the present responses."""
+        return self._ended or self._requests.closed
+
     # --- requests -----------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from meshd.server.api.sts_query import StsQueryEndpoint
 from meshd.server.connection import Connection
 from meshd.server.connection_limits import ConnectionLimiter
+from meshd.server.console.endpoint import ConsoleEndpoint
 from meshd.server.native_routes import NativeRoutes, RequestDispatcher
 from meshd.server.s3.admission import Authenticator, RequestAdmission, VirtualHosts
 from meshd.server.s3.endpoint import S3Endpoint
@@ -99,17 +100,19 @@ def build_server(deps: ServerServices, native: Sequence[HttpRoute] = (), *, hot:
     """
     authenticator = Authenticator(deps.sessions, deps.clock, sigv2=deps.http.sigv2)
     admission = RequestAdmission(authenticator, deps.access)
+    routes = NativeRoutes(
+        native, admission, deps.peer_authenticator, deps.mesh, deps.clock, deps.audit, deps.http
+    )
     dispatcher = RequestDispatcher(
         S3Endpoint(deps, admission, authenticator).handle,
-        NativeRoutes(
-            native, admission, deps.peer_authenticator, deps.mesh, deps.clock, deps.audit, deps.http
-        ),
+        routes,
         None
         if deps.web_identity is None
         else StsQueryEndpoint(
             deps.web_identity, authenticator, deps.mesh, deps.clock, deps.audit, deps.http
         ).handle,
         VirtualHosts(deps.http.domains),
+        None if deps.console_sessions is None else ConsoleEndpoint(deps, deps.console_sessions, routes),
     )
     return make_server(dispatcher.handle, deps.clock, deps.http, FastPath(deps, admission) if hot else None)
 

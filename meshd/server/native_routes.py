@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.config import HttpSettings
+    from meshd.server.console.endpoint import ConsoleEndpoint
     from meshd.server.request import MeshRequest
     from meshd.server.s3.admission import RequestAdmission, VirtualHosts
     from meshd.telemetry.audit_log import AuditLog
@@ -105,6 +106,16 @@ class NativeRoutes:
         tracing.enter(span)
         return await send_reply(request, trace, self._response(request, path, route), self._mesh)
 
+    async def respond(self, request: MeshRequest, path: str) -> Reply:
+        """Return the response to a signed request that has no connection: nothing is sent, counted or
+        audited."""
+        route = next((route for route in self._routes if route.matches(request.method, path)), None)
+        request.trace = RequestTrace(self._clock, None, request.remote)
+        request.trace.target = path
+        reply = await self._response(request, path, route)
+        request.trace.discard()
+        return reply
+
     async def _response(self, request: MeshRequest, path: str, route: HttpRoute | None) -> Reply:
         """Return the response, or an error. Raises only ConnectionError and CancelledError: the client is
         gone."""
@@ -168,12 +179,17 @@ class NativeRoutes:
 
 
 class RequestDispatcher:
-    """Dispatches requests to the native routes, to `sts`, or to `s3`, the S3 endpoint."""
+    """Dispatches requests to the native routes, to `sts`, to the `console`, or to `s3`, the S3 endpoint."""
 
     def __init__(
-        self, s3: OpenHandler, native: NativeRoutes, sts: OpenHandler | None, hosts: VirtualHosts
+        self,
+        s3: OpenHandler,
+        native: NativeRoutes,
+        sts: OpenHandler | None,
+        hosts: VirtualHosts,
+        console: ConsoleEndpoint | None = None,
     ) -> None:
-        self._s3, self._native, self._sts, self._hosts = s3, native, sts, hosts
+        self._s3, self._native, self._sts, self._hosts, self._console = s3, native, sts, hosts, console
 
     async def handle(self, request: MeshRequest) -> Reply:
         target = request.raw_path
@@ -182,6 +198,10 @@ class RequestDispatcher:
             return await self._native.answer(request, target.partition("?")[0])
         if self._hosts.bucket_of(request.headers.get("host", "")):
             return await self._s3(request)  # its keys may begin with /-/
+        if self._console is not None and (
+            target.startswith("/-/console") or self._console.is_address_of(request)
+        ):
+            return await self._console.handle(request, self.handle)
         if target.startswith("/-/") or (target == "/metrics" and "authorization" not in request.headers):
             return await self._native.answer(request, target.partition("?")[0])
         if self._sts is not None and is_sts_request(request):

@@ -90,6 +90,11 @@ class Reply:
         return f"<Reply {self._status}, {len(self._bytes)} bytes{', written' if self._written else ''}>"
 
     @property
+    def body(self) -> bytes:
+        """The whole body; empty for a response that was streamed."""
+        return self._bytes
+
+    @property
     def body_length(self) -> int:
         return len(self._bytes)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.acls import AclService
     from meshd.auth.authorizer import Authorizer
+    from meshd.auth.identities.console_sessions import ConsoleSessions
     from meshd.auth.identities.sts_sessions import CredentialService
     from meshd.auth.web_identity.exchange import WebIdentityExchange
     from meshd.cluster.cluster_view import ClusterView
@@ -82,3 +83,7 @@ class ServerServices:
     bucket_changes: ChangeBroadcast | None = None
     peer_authenticator: PeerAuthenticator | None = None
     """Authenticates other nodes; None where there are none."""
+    console_sessions: ConsoleSessions | None = None
+    """Sessions of the web console; None where it is off."""
+    region: str = "us-east-1"
+    """The region of new buckets."""

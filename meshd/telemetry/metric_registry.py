@@ -20,7 +20,7 @@ from meshd.telemetry.legacy_names import LegacyNamesCollector
 from meshd.telemetry.mmap_metrics import merge_dead_processes, scrape_lock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from meshd.telemetry.legacy_names import MetricSource
 
@@ -92,6 +92,17 @@ def render_openmetrics(*, legacy_names: bool = True) -> bytes:
         merged = MultiProcessCollector(CollectorRegistry())
         source = ExemplarCollector(merged, Path(directory))
         return _render(source, legacy_names, openmetrics.generate_latest)
+
+
+def merged_samples() -> list[tuple[str, Mapping[str, str], float]]:
+    """Return (name, labels, value) of all series, merged as by `render_metrics`. Blocking."""
+    directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if directory is None:
+        found = list(registry.collect())
+    else:
+        with scrape_lock(Path(directory)):
+            found = list(MultiProcessCollector(CollectorRegistry()).collect())
+    return [(sample.name, sample.labels, sample.value) for metric in found for sample in metric.samples]
 
 
 def _render(

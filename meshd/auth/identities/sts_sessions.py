@@ -219,6 +219,12 @@ class CredentialService:
         """Record that a verified request used the key, or the key that created the temporary credentials."""
         self._use.record_use(identity.session.parent if identity.session else identity.access_key)
 
+    def key_mark(self, access_key: str) -> bytes:
+        """Return a fingerprint of a permanent key: another one after the key was replaced, and after its
+        sessions, or those of its user, were revoked. Empty if the key cannot be used."""
+        principal = self._table.find_principal(access_key)
+        return b"" if principal is None else self._mark(principal) + principal.sessions_from.to_bytes(8)
+
     def issue(self, identity: Identity, wanted: SessionRequest) -> SessionDocument:
         """Issue temporary credentials for `identity`. A temporary identity passes on its own limits: its
         policies and its expiry stay. Raises AdminError BadRequest, InvalidPolicy, AccessDenied.

@@ -11,7 +11,9 @@ from meshd.auth.identities.sts_sessions import SessionRevocation
 from meshd.auth.identities.users import IdentityAdmin
 from meshd.batches.gather import GatherService
 from meshd.batches.op_trials import OpTrials
+from meshd.batches.row_sources import RowSources
 from meshd.batches.warm_up.warmer import WarmUpHandlers
+from meshd.cluster.activity import ActivityService
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.documents.admin import DocumentAdmin
 from meshd.objects.buckets.decoded_quota import DecodedQuotas
@@ -27,6 +29,7 @@ from meshd.process.wiring.data_services import (
 )
 from meshd.process.wiring.services import document_inventory, document_references
 from meshd.reads.peer_read_service import FrameHandlers, PeerReadService
+from meshd.server.api.activity import ActivityEndpoint
 from meshd.server.api.admin import AdminEndpoint, StsEndpoint
 from meshd.server.api.backed_buckets import BackedBucketEndpoint, CacheResidencyEndpoint
 from meshd.server.api.batches import BatchEndpoint
@@ -40,6 +43,7 @@ from meshd.server.api.role_actions import RoleActions
 from meshd.server.peer.endpoint import peer_routes
 from meshd.store.integrity.verification import ExpiringVerifiedExtents
 from meshd.telemetry import logs
+from meshd.telemetry.activity import ActivityHistory
 from meshd.views.definitions import ViewDefinitions
 from meshd.views.peer_handlers import ViewResultHandlers
 from meshd.views.transform_results import TransformResultMaker
@@ -126,6 +130,7 @@ def native_routes(
         node.clock,
         node.mesh,
         frame_service,
+        RowSources(data.batches, data.catalog),
     )
     routes = [
         *native.routes(),
@@ -154,8 +159,13 @@ def native_routes(
         document_inventory(node),
         ExpiringVerifiedExtents(node.clock),
     )
+    activity = ActivityService(
+        node.mesh, node.peers, ActivityHistory(node.settings.activity_file), node.clock
+    )
     return [
         *routes,
+        *ActivityEndpoint(activity, node.clock).routes(),
+        *peer_routes(node.mesh, node.clock, activity),
         *peer_routes(
             node.mesh,
             node.clock,

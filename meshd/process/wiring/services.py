@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshd.auth.acls import AclService
+from meshd.auth.identities.console_sessions import ConsoleSessions
 from meshd.auth.identities.sts_sessions import CredentialService
 from meshd.auth.web_identity.exchange import WebIdentityExchange
 from meshd.auth.web_identity.key_cache import KeyCache
@@ -102,6 +103,10 @@ def server_services(
         nearby_reader=NearCacheReader(node.objects, versions),
         resume_read=node.objects.resumer.resume_response,
         peer_authenticator=PeerAuthenticator(secret.derive_key, node.clock),
+        console_sessions=ConsoleSessions(sessions, secret.derive_key, node.clock)
+        if node.settings.http.console
+        else None,
+        region=node.settings.region,
         forwarder=mesh.forwarder,
         fan_out=mesh.fan_out,
         copy_sources=mesh.remote_sources,

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from meshd.auth.identity import Identity
     from meshd.batches.gather import GatherService
     from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator
+    from meshd.batches.row_sources import RowSources
     from meshd.batches.service import BatchService
     from meshd.cluster.cluster_view import ClusterView
     from meshd.core.frame_address import Frame
@@ -91,7 +92,9 @@ class BatchEndpoint:
         clock: Clock,
         mesh: ClusterView | None = None,
         frame_service: LocalFrameService | None = None,
+        row_sources: RowSources | None = None,
     ) -> None:
+        self._row_sources = row_sources
         self._mesh, self._local_frames = mesh, frame_service
         self._datasets, self._batches, self._gathers = datasets, batches, gathers
         self._views, self._read_costs, self._clock = views, read_costs, clock
@@ -170,7 +173,7 @@ class BatchEndpoint:
         )
 
     async def get_plan(self, request: MeshRequest, identity: Identity) -> Reply:
-        parts = _path(request, "/-/plans/", 1, 2, 3)
+        parts = _path(request, "/-/plans/", 1, 2, 3, 4)
         if len(parts) == 1:
             return self.reply_json(
                 (await self._batches.plan(caller_of(request, identity), parts[0])).describe()
@@ -179,14 +182,24 @@ class BatchEndpoint:
             if parts[1] != "bad":
                 raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
             return self.reply_json(await self._batches.bad_samples(caller_of(request, identity), parts[0]))
+        if len(parts) == 4:
+            return await self._get_row_sources(request, identity, parts)
         return await self._get_frame(request, identity, parts)
+
+    async def _get_row_sources(
+        self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]
+    ) -> Reply:
+        """Answer from which objects the rows of a frame are made: `/-/plans/PLAN/EPOCH/STEP/sources`."""
+        if parts[3] != "sources" or self._row_sources is None:
+            raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
+        address = _address(parts, parse_query(request, tuple(_NUMBERS)))
+        return self.reply_json(await self._row_sources.describe(caller_of(request, identity), address))
 
     async def _get_frame(self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]) -> Reply:
         query = parse_query(request, _QUERY)
         _note_report(request)
         form = checked_choice(query.get("format", "tensors"), "format", _FORMATS)
-        numbers = {name: _number(query.get(name, str(default)), name) for name, default in _NUMBERS.items()}
-        address = FrameAddress(parts[0], _number(parts[1], "epoch"), _number(parts[2], "step"), **numbers)
+        address = _address(parts, query)
         tracing.add_attributes(
             {"shardmesh.plan": parts[0], "shardmesh.epoch": address.epoch, "shardmesh.step": address.step}
         )
@@ -280,6 +293,11 @@ class BatchEndpoint:
             more.append(("Retry-After", str(error.retry_after)))
         body = json.dumps({"error": document}).encode()
         return self._reply(STATUS[error.code], "application/json", body, *more)
+
+
+def _address(parts: tuple[str, ...], query: Mapping[str, str]) -> FrameAddress:
+    numbers = {name: _number(query.get(name, str(default)), name) for name, default in _NUMBERS.items()}
+    return FrameAddress(parts[0], _number(parts[1], "epoch"), _number(parts[2], "step"), **numbers)
 
 
 def _kept_bytes(request: MeshRequest) -> int | None:

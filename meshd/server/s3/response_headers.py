@@ -6,7 +6,7 @@ or is refused needs the headers too: without them a browser hides the error from
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meshd.server.response import map_headers
 from meshwire.http_values.percent_encoding import PercentError, decode
@@ -23,9 +23,22 @@ if TYPE_CHECKING:
     from meshwire.s3.parse_request import RequestHead
 
 
+_SANDBOX: Final = (
+    "Content-Security-Policy",
+    "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts",
+)
+"""An origin of its own for a document: it cannot use the console's session, which browsers would otherwise
+send with its requests. A bucket of a virtual host has an origin of its own already."""
+
+
 def common_headers(services: ServerServices, head: RequestHead) -> list[Header]:
-    """Return the headers of every response to `head`: CORS, and the version of the cluster map."""
-    return _cors_headers(services.bucket_table, head) + map_headers(services.mesh)
+    """Return the headers of every response to `head`: CORS, the version of the cluster map, and on a node
+    with a console what keeps documents that are stored here out of its origin."""
+    common = _cors_headers(services.bucket_table, head) + map_headers(services.mesh)
+    # A browser cannot open an address with a header; what it opens without one could be a page with scripts.
+    if services.console_sessions is not None and "authorization" not in head.headers and not head.host_bucket:
+        common.append(_SANDBOX)
+    return common
 
 
 def _cors_headers(buckets: BucketTable, head: RequestHead) -> list[Header]:

@@ -13,6 +13,7 @@ import boto3
 import psutil
 import pytest
 
+from tests.support.console_client import ConsoleClient
 from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
@@ -29,6 +30,21 @@ def _until_ready(process: subprocess.Popen[str]) -> str:
         if line.startswith("mesh ready"):
             return said
     raise AssertionError(said)
+
+
+def _look_at_the_console(endpoints: list[str], keys: dict[str, str]) -> None:
+    """Every node has it, forwards what its pages request, and knows what the others do."""
+    for endpoint in endpoints:
+        page = ConsoleClient(endpoint, keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"])
+        assert page.sign_in().status == 200
+        for number in range(3):
+            assert page.api("GET", f"/bucket-0/of-{number}").body == b"text"
+            answer = page.send("GET", f"/-/console/download/bucket-0/of-{number}")
+            assert answer.headers["content-disposition"].startswith("attachment;")
+            answer = page.send("GET", f"/bucket-0/of-{number}", headers={"Accept": "text/html"})
+            assert answer.headers["content-security-policy"].startswith("sandbox ")
+        activity = page.json("GET", "/-/activity?history=1")
+        assert (sorted(activity["nodes"]), activity["silent"]) == (["n1", "n2", "n3"], [])
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -51,6 +67,9 @@ def test_three_nodes_serve_and_end_together(tmp_path: Path, how: signal.Signals)
                 )
                 client.create_bucket(Bucket=f"bucket-{number}")
                 assert len(client.list_buckets()["Buckets"]) == number + 1
+                client.put_object(Bucket="bucket-0", Key=f"of-{number}", Body=b"text")
+            if how is signal.SIGINT:
+                _look_at_the_console(endpoints, keys)
             children = psutil.Process(process.pid).children(recursive=True)
             assert len(endpoints) == 3
         finally:

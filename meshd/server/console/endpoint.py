@@ -1,0 +1,302 @@
+"""The console's endpoint: the page, its files and sessions, and what it requests with its session.
+
+Cookies are HttpOnly and SameSite=Strict and belong to the paths of the console. A request that does anything
+must carry the session's token in a header (`x-mesh-console`), which no form, image or link of another page
+can send, and must not come from another origin. Only downloads are links: their responses are attachments.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from http.cookies import CookieError, SimpleCookie
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+from meshd.control.control_api import ControlError
+from meshd.core.error_mapping import control_error_to_s3
+from meshd.server.console.event_stream import EventStreams
+from meshd.server.console.signed_request import SessionSigner
+from meshd.server.console.static_files import CONFINEMENT, NOT_BUILT, StaticFiles
+from meshd.server.request import RequestTrace, request_head
+from meshd.server.request_body import RequestBody
+from meshd.server.response import Reply, send_reply
+from meshwire.checksums.body_checksums import BodyDigests
+from meshwire.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from meshd.auth.identities.console_sessions import ConsoleSession, ConsoleSessions
+    from meshd.server.native_routes import NativeRoutes, OpenHandler
+    from meshd.server.request import MeshRequest
+    from meshd.server.response import Header
+    from meshd.server.services import ServerServices
+
+log = logging.getLogger(__name__)
+
+PREFIX: Final = "/-/console"
+_API, _DOWNLOAD, _ASSETS = f"{PREFIX}/api/", f"{PREFIX}/download/", f"{PREFIX}/assets/"
+CSRF_HEADER: Final = "x-mesh-console"
+_MAX_SIGN_IN: Final = 16 << 10
+_SHORT: Final[tuple[Header, ...]] = (("Cache-Control", "no-store"), *CONFINEMENT)
+
+
+class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /-/console/session`. `session_token` belongs to temporary credentials."""
+
+    access_key: str
+    secret_key: str
+    session_token: str = ""
+
+    def __repr__(self) -> str:
+        return f"SignIn({self.access_key!r})"
+
+
+class ConsoleEndpoint:
+    """Answers the requests under `/-/console`. One per process."""
+
+    def __init__(
+        self,
+        deps: ServerServices,
+        sessions: ConsoleSessions,
+        native: NativeRoutes,
+        files: StaticFiles | None = None,
+    ) -> None:
+        self._deps, self._sessions = deps, sessions
+        self._files = StaticFiles() if files is None else files
+        self._signer = SessionSigner(deps.clock, deps.http, deps.region)
+        self._streams = EventStreams(sessions, self._signer, native.respond, deps.clock)
+
+    def __repr__(self) -> str:
+        return f"<ConsoleEndpoint {self._streams!r}>"
+
+    def is_address_of(self, request: MeshRequest) -> bool:
+        """Whether a browser opens `/console`, which leads to the page unless a bucket has that name."""
+        path = request.raw_path.partition("?")[0]
+        return (
+            path in ("/console", "/console/")
+            and request.method == "GET"
+            and "text/html" in request.headers.get("accept", "")
+            and "authorization" not in request.headers
+            and self._deps.bucket_table.get("console") is None
+        )
+
+    async def handle(self, request: MeshRequest, dispatch: OpenHandler) -> Reply:
+        """Answer one request; `dispatch` answers what was signed for a session."""
+        target = request.raw_path
+        if target.startswith((_API, _DOWNLOAD)):
+            try:
+                await self._sign(request)
+            except S3Error as error:
+                return await self._send(request, _failed(error))
+            return await dispatch(request)
+        return await self._send(request, self._answer(request))
+
+    async def _send(self, request: MeshRequest, making: Awaitable[Reply]) -> Reply:
+        path = request.raw_path.partition("?")[0]
+        # Who signs in is audited, and what a session does; files and pages are not.
+        audit = self._deps.audit if path == f"{PREFIX}/session" else None
+        trace = RequestTrace(self._deps.clock, audit, request.remote)
+        # The name of a file is no name of an operation.
+        trace.operation = f"{request.method} {_ASSETS if path.startswith(_ASSETS) else _operation(path)}"
+        trace.target, request.trace = path, trace
+        return await send_reply(request, trace, self._reply(request, making), self._deps.mesh)
+
+    async def _reply(self, request: MeshRequest, making: Awaitable[Reply]) -> Reply:
+        """Return the response, or an error. Raises only ConnectionError and CancelledError: the client is
+        gone."""
+        try:
+            return await making
+        except S3Error as error:
+            return self._refuse(request, error)
+        except ConnectionError:
+            raise
+        except ControlError as error:
+            return self._refuse(request, control_error_to_s3(error))
+        except Exception:
+            log.exception("request %s (%s) failed", request.trace.request_id, request.trace.operation)
+            if request.response_started:
+                raise
+            return self._refuse(request, S3Error("InternalError"))
+
+    async def _answer(self, request: MeshRequest) -> Reply:
+        path, method = request.raw_path.partition("?")[0], request.method
+        if path.startswith(_ASSETS) and method in ("GET", "HEAD"):
+            return self._asset(request, path.removeprefix(_ASSETS))
+        if path == f"{PREFIX}/" and method in ("GET", "HEAD"):
+            return self._page()
+        if path in (PREFIX, "/console", "/console/") and method in ("GET", "HEAD"):
+            return self._reply_with(302, b"", ("Location", f"{PREFIX}/"))
+        if path == f"{PREFIX}/session":
+            return await self._session(request)
+        if path == f"{PREFIX}/events" and method == "GET":
+            cookie = self._cookie(request)
+            self._check_page(request, self._sessions.open(cookie))
+            return await self._streams.send(request, cookie)
+        raise S3Error("NoSuchKey", f"There is nothing at {path[:200]}.")
+
+    # --- files ----------------------------------------------------------------------------------------------
+
+    def _page(self) -> Reply:
+        page = self._files.page()
+        if page is None:
+            return self._reply_with(503, NOT_BUILT.encode(), ("Content-Type", "text/plain; charset=utf-8"))
+        body, headers = page
+        return self._reply_with(200, body, *headers, ("Cache-Control", "no-store"))
+
+    def _asset(self, request: MeshRequest, name: str) -> Reply:
+        found = self._files.find(name)
+        if found is None:
+            raise S3Error("NoSuchKey", f"There is no file {name[:100]} of the console.")
+        headers: list[Header] = [
+            ("Content-Type", found.content_type),
+            ("Cache-Control", "public, max-age=31536000, immutable"),  # its name has a digest
+            ("Vary", "Accept-Encoding"),
+            *CONFINEMENT,
+        ]
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return self._reply_with(200, found.compressed, *headers, ("Content-Encoding", "gzip"))
+        return self._reply_with(200, found.plain, *headers)
+
+    # --- sessions -------------------------------------------------------------------------------------------
+
+    async def _session(self, request: MeshRequest) -> Reply:
+        """GET: who is signed in; POST: sign in; PATCH: renew; DELETE: sign out."""
+        if request.method == "POST":
+            return await self._sign_in(request)
+        cookie = self._cookie(request)
+        session = self._sessions.open(cookie)
+        request.trace.identity, request.trace.access_key = session.identity, session.identity.access_key
+        if request.method == "GET":
+            self._check_origin(request)
+            return self._told(session)
+        self._check_page(request, session)
+        if request.method == "PATCH":
+            renewed = self._sessions.renew(cookie)
+            return self._told(self._sessions.open(renewed), self._set_cookie(request, renewed))
+        if request.method == "DELETE":
+            return self._reply_with(204, b"", self._set_cookie(request, ""), *_SHORT)
+        raise S3Error("MethodNotAllowed")
+
+    async def _sign_in(self, request: MeshRequest) -> Reply:
+        self._check_origin(request)
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            raise S3Error("InvalidArgument", "Sign in with a document of JSON.")
+        http = self._deps.http
+        body = RequestBody(request, request_head(request, http.max_header_bytes), http.body_timeout)
+        data = await body.whole(BodyDigests(), _MAX_SIGN_IN)
+        try:
+            wanted = msgspec.json.decode(data, type=SignIn)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise S3Error("InvalidArgument", "Sign in with access_key and secret_key.") from error
+        trace = request.trace
+        trace.access_key = wanted.access_key[:128]
+        cookie = self._sessions.sign_in(wanted.access_key, wanted.secret_key, wanted.session_token)
+        session = self._sessions.open(cookie)
+        trace.identity = session.identity
+        return self._told(session, self._set_cookie(request, cookie))
+
+    def _told(self, session: ConsoleSession, *more: Header) -> Reply:
+        identity = session.identity
+        document = {
+            "user_id": identity.user_id,
+            "display_name": identity.display_name,
+            "access_key": identity.access_key,
+            "root": identity.root,
+            "csrf": session.csrf,
+            "expires": session.expires,
+            "node": self._deps.mesh.node_id,
+            "single_node": self._deps.mesh.single_node,
+        }
+        kind = ("Content-Type", "application/json")
+        return self._reply_with(200, msgspec.json.encode(document), kind, *_SHORT, *more)
+
+    @staticmethod
+    def _cookie_name(request: MeshRequest) -> str:
+        # Browsers share cookies between the ports of a host, which may be nodes of several meshes.
+        port = request.headers.get("host", "").rpartition(":")[2]
+        return f"mesh-console-{port if port.isdigit() else 'default'}"
+
+    def _set_cookie(self, request: MeshRequest, value: str) -> Header:
+        ended = "" if value else "; Max-Age=0"
+        secure = "; Secure" if request.secure else ""
+        return (
+            "Set-Cookie",
+            f"{self._cookie_name(request)}={value}; Path={PREFIX}; HttpOnly; SameSite=Strict{secure}{ended}",
+        )
+
+    def _cookie(self, request: MeshRequest) -> str:
+        try:
+            found = SimpleCookie(request.headers.get("cookie", "")).get(self._cookie_name(request))
+        except CookieError:
+            found = None
+        if found is None:
+            raise S3Error("AccessDenied", "Sign in first.")
+        return found.value
+
+    def _check_page(self, request: MeshRequest, session: ConsoleSession) -> None:
+        """Raise S3Error AccessDenied unless a page of the console sent the request."""
+        self._check_origin(request)
+        told = request.headers.get(CSRF_HEADER, "")
+        if not hmac.compare_digest(told.encode(errors="replace"), session.csrf.encode()):
+            raise S3Error("AccessDenied", "This request did not come from a page of the console.")
+
+    @staticmethod
+    def _check_origin(request: MeshRequest) -> None:
+        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
+        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
+        if foreign or site not in ("same-origin", "none"):
+            raise S3Error("AccessDenied", "Requests of other sites are not accepted here.")
+
+    # --- what a session requests ----------------------------------------------------------------------------
+
+    async def _sign(self, request: MeshRequest) -> None:
+        """Make it a request signed by its session's key. Raises S3Error AccessDenied and others."""
+        session = self._sessions.open(self._cookie(request))
+        if request.raw_path.startswith(_API):
+            self._check_page(request, session)
+            await self._signer.sign(request, "/" + request.raw_path.removeprefix(_API), session)
+            return
+        self._check_origin(request)
+        if request.method not in ("GET", "HEAD"):
+            raise S3Error("MethodNotAllowed")
+        await self._signer.sign(request, _as_attachment(request.raw_path.removeprefix(_DOWNLOAD)), session)
+
+    def _refuse(self, request: MeshRequest, error: S3Error) -> Reply:
+        request.trace.code = error.code
+        document = {"error": {"code": error.code, "message": error.message}}
+        more = tuple(error.headers.items())
+        kind = ("Content-Type", "application/json")
+        return self._reply_with(error.status, msgspec.json.encode(document), kind, *_SHORT, *more)
+
+    def _reply_with(self, status: int, body: bytes, *headers: Header) -> Reply:
+        length = ("Content-Length", str(len(body)))
+        return Reply(status, [*headers, length], body, self._deps.clock.now_ms() // 1000)
+
+
+async def _failed(error: S3Error) -> Reply:
+    raise error
+
+
+def _operation(path: str) -> str:
+    named = (f"{PREFIX}/", f"{PREFIX}/session", f"{PREFIX}/events")
+    return (
+        path if path in named else next((each for each in (_API, _DOWNLOAD) if path.startswith(each)), PREFIX)
+    )
+
+
+def _as_attachment(target: str) -> str:
+    """Return the target of an object as a download: a browser saves it, whatever its type, and never shows
+    it."""
+    path, _, query = target.partition("?")
+    name = unquote(path.rstrip("/").rpartition("/")[2]) or "object"
+    asked = [part for part in query.split("&") if part.startswith("versionId=")]
+    disposition = quote(f"attachment; filename*=UTF-8''{quote(name, safe='')}", safe="")
+    asked += [
+        f"response-content-disposition={disposition}",
+        "response-content-type=application%2Foctet-stream",
+    ]
+    return f"/{path}?{'&'.join(asked)}"

@@ -1,0 +1,239 @@
+"""The console's server part: sessions, what may send a request, and that the key's rights decide."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+
+from tests.support.console_client import PREFIX, ConsoleClient, message_of
+from tests.support.daemons import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+READ_ONLY = {
+    "Version": "2012-10-17",
+    "Statement": [
+        {"Effect": "Allow", "Action": ["s3:GetObject", "s3:ListBucket"], "Resource": "arn:aws:s3:::shown*"}
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon.start(args=["--console", "on"], workers=2) as running:
+        client = running.client()
+        for name in ("shown", "private"):
+            client.create_bucket(Bucket=name)
+        client.put_object(Bucket="shown", Key="a b/ü&.txt", Body=b"text", ContentType="text/html")
+        client.close()
+        yield running
+        assert "Traceback" not in running.output()
+
+
+@pytest.fixture
+def page(daemon: Daemon) -> ConsoleClient:
+    client = ConsoleClient.of(daemon)
+    assert client.sign_in().status == 200
+    return client
+
+
+def new_key(page: ConsoleClient, user: str) -> dict[str, str]:
+    """A user with a key that may read one bucket."""
+    page.json("PUT", "/-/admin/policies/look", READ_ONLY)
+    page.json("POST", "/-/admin/users", {"user_id": user, "policies": ["look"]})
+    found: dict[str, str] = page.json("POST", "/-/admin/keys", {"user_id": user})
+    return found
+
+
+def test_a_node_without_the_setting_has_no_console(daemon: Daemon) -> None:
+    with Daemon.start() as other:
+        client = ConsoleClient.of(other)
+        assert client.send("GET", f"{PREFIX}/").status == 404
+        assert client.sign_in().status in (404, 405)
+
+
+def test_the_cookie_is_for_the_console_alone_and_names_no_secret(daemon: Daemon) -> None:
+    client = ConsoleClient.of(daemon)
+    answer = client.sign_in()
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=Strict", f"Path={PREFIX}"} <= set(cookie.split("; "))
+    assert daemon.secret_key not in cookie + answer.body.decode()
+    assert json.loads(client.send("GET", f"{PREFIX}/session").body)["user_id"] == "root"
+
+
+@pytest.mark.parametrize(("access_key", "secret_key"), [("nobody", "x" * 20), ("", "wrong")])
+def test_a_wrong_pair_is_refused_in_the_same_words(daemon: Daemon, access_key: str, secret_key: str) -> None:
+    answer = ConsoleClient.of(daemon).sign_in(access_key, secret_key)
+    assert (answer.status, message_of(answer)) == (403, "No such access key, or not its secret key.")
+    assert "set-cookie" not in answer.headers
+
+
+def test_a_request_needs_the_cookie_and_the_token_of_the_page(page: ConsoleClient) -> None:
+    assert page.api("GET", "/shown?list-type=2").status == 200
+    token, page.csrf = page.csrf, ""
+    assert page.api("GET", "/shown?list-type=2").status == 403
+    page.csrf, page.cookie = token, ""
+    assert message_of(page.api("GET", "/shown?list-type=2")) == "Sign in first."
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}],
+    ids=lambda headers: next(iter(headers.values())),
+)
+def test_other_origins_are_refused(page: ConsoleClient, headers: dict[str, str]) -> None:
+    for answer in (
+        page.api("GET", "/shown", headers=headers),
+        page.send("GET", f"{PREFIX}/session", headers=headers),
+        page.send("GET", f"{PREFIX}/download/shown/x", headers=headers),
+        page.send("POST", f"{PREFIX}/session", b"{}", {"Content-Type": "application/json", **headers}),
+    ):
+        assert (answer.status, message_of(answer)) == (403, "Requests of other sites are not accepted here.")
+
+
+def test_a_changed_cookie_is_no_session(page: ConsoleClient) -> None:
+    name, _, value = page.cookie.partition("=")
+    for forged in (value[:-20] + "BBBB" + value[-16:], value[4:], "", "x"):
+        page.cookie = f"{name}={forged}"
+        assert page.api("GET", "/shown").status == 403, forged
+
+
+def test_a_page_can_do_what_its_key_may(daemon: Daemon, page: ConsoleClient) -> None:
+    key = new_key(page, "reader")
+    reader = ConsoleClient.of(daemon)
+    assert reader.sign_in(key["access_key"], key["secret_key"]).status == 200
+    assert reader.api("GET", f"/shown/{quote('a b/ü&.txt')}").body == b"text"
+    assert reader.api("PUT", "/shown/new", b"x").status == 403
+    assert reader.api("GET", "/private?list-type=2").status == 403
+    for target in ("/-/admin/users", "/-/cluster"):
+        answer = reader.api("GET", target)
+        assert (answer.status, message_of(answer)) == (403, "only root may use the admin API")
+    assert reader.api("GET", "/-/activity").status == 200
+    page.json("PATCH", f"/-/admin/keys/{key['access_key']}", {"enabled": False})
+    answer = reader.api("GET", "/shown?list-type=2")
+    assert (answer.status, message_of(answer)) == (403, "The session has ended: sign in again.")
+
+
+def test_revoked_sessions_end_and_the_key_may_sign_in_again(daemon: Daemon, page: ConsoleClient) -> None:
+    key = new_key(page, "revoked")
+    reader = ConsoleClient.of(daemon)
+    reader.sign_in(key["access_key"], key["secret_key"])
+    page.json("DELETE", f"/-/admin/keys/{key['access_key']}/sessions")
+    assert reader.api("GET", "/shown?list-type=2").status == 403
+    assert reader.sign_in(key["access_key"], key["secret_key"]).status == 200
+    assert reader.api("GET", "/shown?list-type=2").status == 200
+
+
+def test_temporary_credentials_may_sign_in(daemon: Daemon, page: ConsoleClient) -> None:
+    made = json.loads(daemon.request("POST", "/-/sts", b"{}").body)
+    client = ConsoleClient.of(daemon)
+    pair = made["AccessKeyId"], made["SecretAccessKey"]
+    assert client.sign_in(*pair, made["SessionToken"]).status == 200
+    assert client.api("GET", "/shown?list-type=2").status == 200
+    assert client.api("GET", "/-/admin/users").status == 403  # as with any other client
+
+
+@pytest.mark.parametrize("target", ["/-/sts", "/-/peer/activity", "/-/console/session", "/-/console/api/"])
+def test_some_targets_are_out_of_reach(page: ConsoleClient, target: str) -> None:
+    answer = page.api("POST", target, b"{}")
+    assert (answer.status, message_of(answer)) == (403, "The console cannot be used for this.")
+
+
+def test_bodies_of_both_kinds_arrive_whole(page: ConsoleClient) -> None:
+    body = bytes(range(256)) * 4096
+    assert page.api("PUT", "/shown/large", body).status == 200
+    assert page.api("GET", "/shown/large", headers={"Range": "bytes=100-"}).body == body[100:]
+    assert page.api("DELETE", "/shown/large").status == 204
+
+
+def test_a_download_is_an_attachment_whatever_the_object_is(page: ConsoleClient) -> None:
+    answer = page.send("GET", f"{PREFIX}/download/shown/{quote('a b/ü&.txt')}")
+    assert (answer.status, answer.body) == (200, b"text")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''%C3%BC%26.txt"
+
+
+def test_stored_pages_are_not_of_the_consoles_origin(daemon: Daemon) -> None:
+    """What a browser opens (a public page, a presigned address, an error) has an origin of its own."""
+    client = daemon.client()
+    signed = client.generate_presigned_url("get_object", {"Bucket": "shown", "Key": "a b/ü&.txt"})
+    client.close()
+    for target in (signed.removeprefix(daemon.endpoint), "/shown/missing", "/"):
+        answer = ConsoleClient.of(daemon).send("GET", target, headers={"Accept": "text/html"})
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("sandbox "), target
+        assert "allow-same-origin" not in policy
+    assert "content-security-policy" not in daemon.request("GET", "/shown").headers
+
+
+def test_the_address_leads_to_the_page_unless_a_bucket_has_its_name(daemon: Daemon) -> None:
+    browser = {"Accept": "text/html,*/*"}
+    client = ConsoleClient.of(daemon)
+    answer = client.send("GET", "/console", headers=browser)
+    assert (answer.status, answer.headers["location"]) == (302, f"{PREFIX}/")
+    assert client.send("GET", "/console").status == 404  # S3's answer about a bucket
+    daemon.request("PUT", "/console")
+    assert client.send("GET", "/console", headers=browser).status == 403
+    daemon.request("DELETE", "/console")
+
+
+def events_of(page: ConsoleClient, query: str, count: int) -> list[tuple[str, dict[str, object]]]:
+    """The first events of a stream."""
+    found: list[tuple[str, dict[str, object]]] = []
+    with contextlib.closing(page.connect()) as connection:
+        headers = {"Cookie": page.cookie, "x-mesh-console": page.csrf}
+        connection.request("GET", f"{PREFIX}/events?{query}", headers=headers)
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        name = ""
+        while len(found) < count and (line := response.readline()):
+            if line.startswith(b"event: "):
+                name = line[7:].strip().decode()
+            elif line.startswith(b"data: "):
+                found.append((name, json.loads(line[6:])))
+    return found
+
+
+def test_a_stream_sends_documents_and_then_what_changed(page: ConsoleClient) -> None:
+    first, second, patch = events_of(page, "watch=/-/activity&watch=/-/cluster", 3)
+    assert [name for name, _ in (first, second, patch)] == ["document", "document", "patch"]
+    assert first[1]["target"] == "/-/activity"
+    changed = patch[1]["patch"]
+    assert isinstance(changed, dict)
+    assert "silent" not in changed
+
+
+def test_a_stream_tells_403_as_a_sentence_and_ends_with_its_session(
+    daemon: Daemon, page: ConsoleClient
+) -> None:
+    key = new_key(page, "watcher")
+    reader = ConsoleClient.of(daemon)
+    reader.sign_in(key["access_key"], key["secret_key"])
+    (_, told), *_ = events_of(reader, "watch=/-/cluster", 1)
+    document = told["document"]
+    assert isinstance(document, dict)
+    assert document["error"]["message"] == "only root may use the admin API"
+    page.json("PATCH", f"/-/admin/keys/{key['access_key']}", {"enabled": False})
+    assert reader.send("GET", f"{PREFIX}/events?watch=/-/cluster").status == 403
+
+
+@pytest.mark.parametrize("query", ["", "watch=/-/admin/users", "watch=/shown"])
+def test_a_stream_watches_nothing_else(page: ConsoleClient, query: str) -> None:
+    answer = page.send("GET", f"{PREFIX}/events?{query}", headers={"x-mesh-console": page.csrf})
+    assert answer.status == 400
+
+
+def test_a_node_stops_although_pages_are_open(page: ConsoleClient) -> None:
+    with Daemon.start(args=["--console", "on", "--drain-timeout", "60"]) as other:
+        client = ConsoleClient.of(other)
+        client.sign_in()
+        with contextlib.closing(other.connect()) as connection:
+            headers = {"Cookie": client.cookie, "x-mesh-console": client.csrf}
+            connection.request("GET", f"{PREFIX}/events?watch=/-/activity", headers=headers)
+            assert connection.getresponse().status == 200
+            assert other.stop(timeout=30) == 0
