@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check ready extras compat conformance fuzz faults powercuts linearizability bench site images e2e reference format clean
+.PHONY: help demo console test check ready extras compat conformance fuzz faults powercuts linearizability bench site images e2e reference format clean
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -20,8 +20,17 @@ $(STAMP): pyproject.toml tools/pyproject.toml
 	@$(BIN)/python -m pip install -qq --no-compile --editable '.[server]' --editable ./tools --group dev
 	@touch $(STAMP)
 
-demo: $(STAMP)   ## the main job on one node: store, preprocess, train, resume, share (one to three minutes)
-	@$(BIN)/mesh demo
+# The web console is built, not committed: docs/decisions/0063-web-console.md. Where npm's packages cannot be had,
+# everything else works without it.
+CONSOLE := meshd/server/console/files/index.html
+$(CONSOLE): console/build.py console/index.html console/package-lock.json console/vite.config.ts $(shell find console/src -type f) | $(STAMP)
+	@$(BIN)/python console/build.py --optional
+
+console: $(STAMP) ## the web console, of console/, into the package: see docs/console.md
+	@$(BIN)/python console/build.py
+
+demo: $(STAMP) $(CONSOLE) ## the main job on one node: store, preprocess, train, resume, share (one to three minutes); STAY=1 keeps it up
+	@$(BIN)/mesh demo $(if $(STAY),--stay)
 
 $(BIN)/helm: | $(STAMP)
 	@$(BIN)/python -m tests.kubernetes.helm_binary $(BIN) >/dev/null || echo "no helm: tests of the chart are skipped, or fail in CI"
@@ -29,11 +38,11 @@ $(BIN)/helm: | $(STAMP)
 # Files of tests go to JOBS processes, each file to one; JOBS=0: one after the other, in this process. No test is
 # tried again: one that fails now and then has found a race, in itself or in what it tests.
 JOBS ?= 4
-test: $(STAMP) $(BIN)/helm  ## every test that runs without foreign servers, JOBS=n files at a time
+test: $(STAMP) $(BIN)/helm $(CONSOLE) ## every test that runs without foreign servers, JOBS=n files at a time
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # Compiles what tests import: on a fresh checkout each of their processes would, as they start together.
-ready: $(STAMP) $(BIN)/helm
+ready: $(STAMP) $(BIN)/helm $(CONSOLE)
 	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 || true
 
 check: $(STAMP)  ## lint, types, architecture

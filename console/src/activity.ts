@@ -1,0 +1,111 @@
+// What the nodes count (`/-/activity`), as rates over time.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { json } from "./api";
+import type { Point } from "./parts";
+
+export interface Loader {
+  samples: number;
+  seconds: number;
+  waited: number;
+  stalls: Record<string, number>;
+}
+
+export interface NodeActivity {
+  /** Milliseconds since 1970. */
+  time: number;
+  totals: Record<string, number>;
+  gauges: Record<string, number>;
+  loaders: Record<string, Loader>;
+  history?: Record<string, number[]>;
+}
+
+export interface Activity {
+  node: string;
+  nodes: Record<string, NodeActivity>;
+  silent: string[];
+}
+
+export const HOUR = 3_600_000;
+const STEP = 10_000;
+const MOST = HOUR / STEP + 2;
+
+/** Series by the name of a counter: its rate per second, summed over the nodes. */
+export type Rates = Record<string, Point[]>;
+
+const NAMES = ["requests", "bytes_in", "bytes_out", "rows", "frames_hit", "frames_joined", "frames_miss"];
+
+/** Returns the rates of one node's history. A counter that fell was of a process that has ended: no rate. */
+function ratesOf(history: Record<string, number[]>): Rates {
+  const times = history.time ?? [];
+  const rates: Rates = {};
+  for (const name of NAMES) {
+    const values = history[name] ?? [];
+    rates[name] = times.slice(1).map((time, index) => ({
+      time,
+      value: Math.max(0, (values[index + 1]! - values[index]!) / ((time - times[index]!) / 1000)),
+    }));
+  }
+  return rates;
+}
+
+/** Sums series whose points are at about the same times. */
+function sum(series: Point[][]): Point[] {
+  const found = new Map<number, number>();
+  for (const points of series) {
+    for (const { time, value } of points) {
+      const slot = Math.round(time / STEP) * STEP;
+      found.set(slot, (found.get(slot) ?? 0) + value);
+    }
+  }
+  return [...found].map(([time, value]) => ({ time, value })).sort((left, right) => left.time - right.time);
+}
+
+/** Returns the last hour of all nodes: what they have kept, and then what arrives. */
+export function useRates(activity: Activity | undefined): Rates {
+  const [rates, setRates] = useState<Rates>({});
+  const last = useRef<{ time: number; totals: Record<string, number> } | null>(null);
+  useEffect(() => {
+    const abort = new AbortController();
+    json<Activity>("/-/activity?history=1", { signal: abort.signal }).then(
+      ({ nodes }) => {
+        const all = Object.values(nodes).map((node) => ratesOf(node.history ?? {}));
+        setRates(Object.fromEntries(NAMES.map((name) => [name, sum(all.map((each) => each[name] ?? []))])));
+      },
+      () => {},
+    );
+    return () => abort.abort();
+  }, []);
+  useEffect(() => {
+    if (!activity) return;
+    const nodes = Object.values(activity.nodes);
+    const time = Math.max(...nodes.map((node) => node.time));
+    const before = last.current;
+    if (before && time - before.time < STEP) return;
+    const totals = Object.fromEntries(
+      NAMES.map((name) => [name, nodes.reduce((all, node) => all + (node.totals[name] ?? 0), 0)]),
+    );
+    last.current = { time, totals };
+    if (!before) return;
+    setRates((known) =>
+      Object.fromEntries(
+        NAMES.map((name) => {
+          const value = Math.max(0, (totals[name]! - before.totals[name]!) / ((time - before.time) / 1000));
+          const points = [...(known[name] ?? []), { time, value }];
+          return [name, points.slice(-MOST)]; // a page that is open for a day does not grow
+        }),
+      ),
+    );
+  }, [activity]);
+  return rates;
+}
+
+/** Returns the shares of frames that were ready, or in the making, when they were requested. */
+export function hitRatio(rates: Rates): Point[] {
+  const hits = rates.frames_hit ?? [];
+  return hits.flatMap((hit, index) => {
+    const ready = hit.value + (rates.frames_joined?.[index]?.value ?? 0);
+    const all = ready + (rates.frames_miss?.[index]?.value ?? 0);
+    return all > 0 ? [{ time: hit.time, value: ready / all }] : [];
+  });
+}

@@ -1,0 +1,163 @@
+// Requests of the page. The node signs each of them with the key of the session; the page itself has no secret,
+// only the token (`csrf`) that proves that the request comes from here.
+
+import { parseXml, type XmlElement } from "./xml";
+
+export interface Session {
+  user_id: string;
+  display_name: string;
+  access_key: string;
+  root: boolean;
+  csrf: string;
+  /** Seconds since 1970. */
+  expires: number;
+  node: string;
+  single_node: boolean;
+}
+
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    readonly code: string,
+    message: string,
+    readonly help = "",
+  ) {
+    super(message);
+  }
+
+  /** What happened, as a sentence for a person. */
+  get sentence(): string {
+    const text = /[.!?]$/.test(this.message) ? this.message : `${this.message}.`;
+    const first = text.charAt(0).toUpperCase() + text.slice(1);
+    if (this.status === 403) {
+      const help = this.help ? ` ${this.help.charAt(0).toUpperCase()}${this.help.slice(1)}.` : "";
+      return `Your key may not do this: ${text}${help}`;
+    }
+    return this.help ? `${first} (${this.help})` : first;
+  }
+}
+
+const BASE = "/-/console";
+let csrf = "";
+let ended: (message: string) => void = () => {};
+
+/** Sets what is called when the session has ended. */
+export function onSessionEnd(call: (message: string) => void): void {
+  ended = call;
+}
+
+export async function currentSession(): Promise<Session | null> {
+  const response = await fetch(`${BASE}/session`, { cache: "no-store" });
+  if (!response.ok) return null;
+  return remember((await response.json()) as Session);
+}
+
+export async function signIn(accessKey: string, secretKey: string, token: string): Promise<Session> {
+  const response = await fetch(`${BASE}/session`, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ access_key: accessKey, secret_key: secretKey, session_token: token }),
+  });
+  if (!response.ok) throw await errorOf(response);
+  return remember((await response.json()) as Session);
+}
+
+export async function renewSession(): Promise<Session> {
+  const response = await fetch(`${BASE}/session`, { method: "PATCH", headers: { "x-mesh-console": csrf } });
+  if (!response.ok) throw await errorOf(response);
+  return remember((await response.json()) as Session);
+}
+
+export async function signOut(): Promise<void> {
+  await fetch(`${BASE}/session`, { method: "DELETE", headers: { "x-mesh-console": csrf } });
+  csrf = "";
+}
+
+function remember(session: Session): Session {
+  csrf = session.csrf;
+  return session;
+}
+
+export interface Options {
+  method?: string;
+  headers?: Record<string, string>;
+  body?: BodyInit;
+  signal?: AbortSignal;
+}
+
+export function apiUrl(target: string): string {
+  return `${BASE}/api${target}`;
+}
+
+export function apiHeaders(): Record<string, string> {
+  return { "x-mesh-console": csrf };
+}
+
+/** Requests a path of the mesh, such as `/-/jobs` or `/bucket/key`. Throws ApiError. */
+export async function request(target: string, options: Options = {}): Promise<Response> {
+  let response: Response;
+  try {
+    response = await fetch(apiUrl(target), {
+      ...options,
+      cache: "no-store",
+      headers: { ...apiHeaders(), ...options.headers },
+    });
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new ApiError(0, "Unreachable", "the node does not answer; it may be restarting");
+  }
+  if (!response.ok) {
+    const error = await errorOf(response);
+    if (error.status === 403 && /sign in (again|first)/i.test(error.message)) ended(error.message);
+    throw error;
+  }
+  return response;
+}
+
+export async function json<T>(target: string, options: Options = {}): Promise<T> {
+  const headers = options.body ? { "content-type": "application/json", ...options.headers } : options.headers;
+  const response = await request(target, headers ? { ...options, headers } : options);
+  return (await response.json()) as T;
+}
+
+export async function xml(target: string, options: Options = {}): Promise<XmlElement> {
+  return parseXml(await (await request(target, options)).text());
+}
+
+/** Reads an error in the form of either API. */
+export async function errorOf(response: Response): Promise<ApiError> {
+  return readError(response.status, await response.text().catch(() => ""));
+}
+
+export function readError(status: number, text: string): ApiError {
+  try {
+    if (text.startsWith("{")) {
+      const { error } = JSON.parse(text) as { error: { code: string; message: string; help?: string } };
+      return new ApiError(status, error.code, error.message, error.help ?? "");
+    }
+    if (text.includes("<Error>")) {
+      const error = parseXml(text);
+      return new ApiError(status, error.text("Code"), error.text("Message"));
+    }
+  } catch {
+    // The text is no error of ours.
+  }
+  const known: Record<number, string> = {
+    403: "access is denied",
+    404: "there is no such object",
+    503: "the node is busy; try again",
+  };
+  return new ApiError(status, String(status), known[status] ?? `the node answered ${status}`);
+}
+
+/** Returns a key as a path. Throws ApiError for keys that no browser can request: it would resolve the dots. */
+export function encodeKey(key: string): string {
+  if (key.split("/").some((part) => part === "." || part === "..")) {
+    throw new ApiError(0, "Dots", `a browser cannot request ${key}, because of its dots; use another S3 client`);
+  }
+  return key.split("/").map(encodeURIComponent).join("/");
+}
+
+export function downloadUrl(bucket: string, key: string): string {
+  return `${BASE}/download/${bucket}/${encodeKey(key)}`;
+}

@@ -1,0 +1,209 @@
+// Batches: the plans, and of any of them what a rank gets at any step. Two addresses stand side by side.
+
+import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { NUMBERS, readAddress, type Address, type Name } from "../address";
+import { json } from "../api";
+import { ago, count } from "../format";
+import { Empty, Heading, Loading, Problem, useLoaded } from "../parts";
+import { BatchView } from "./batch";
+
+interface Plan {
+  hash: string;
+  snapshot: string;
+  buckets: string[];
+  samples: number;
+  ops: string[];
+  used_ms: number;
+  bytes: number;
+  kept_by: string[];
+}
+
+async function loadPlans(): Promise<Plan[]> {
+  const plans: Plan[] = [];
+  for (let after = ""; plans.length < 5000; ) {
+    const page = await json<{ plans: Plan[]; next: string }>(`/-/documents/plans?limit=1000${after && `&after=${after}`}`);
+    plans.push(...page.plans);
+    if (!page.next) break;
+    after = page.next;
+  }
+  return plans.sort((left, right) => right.used_ms - left.used_ms);
+}
+
+export function InspectorPage({ plan, query }: { plan: string; query: URLSearchParams }): JSX.Element {
+  return plan ? <Inspector plan={plan} query={query} /> : <Plans />;
+}
+
+function Plans(): JSX.Element {
+  const { value: plans, error } = useLoaded(loadPlans, []);
+  return (
+    <>
+      <Heading title="Batches">
+        <p class="quiet">A plan says what is done with the samples of a dataset; choose one to see its batches.</p>
+      </Heading>
+      <Problem error={error} />
+      {!plans && !error && <Loading />}
+      {plans?.length === 0 && (
+        <Empty>No plan yet. A training job registers one when it makes its loader: mesh.Loader(ds, …).</Empty>
+      )}
+      {plans && plans.length > 0 && (
+        <table class="list">
+          <thead>
+            <tr>
+              <th scope="col">Plan</th>
+              <th scope="col">Dataset</th>
+              <th scope="col" class="number">
+                Samples
+              </th>
+              <th scope="col">Ops</th>
+              <th scope="col">Last used</th>
+            </tr>
+          </thead>
+          <tbody>
+            {plans.map((each) => (
+              <tr key={each.hash}>
+                <td>
+                  <a href={`#/batches/${each.hash}`} class="hash">
+                    {each.hash.slice(0, 12)}
+                  </a>
+                </td>
+                <td>{each.buckets.map((bucket) => `s3://${bucket}`).join(", ")}</td>
+                <td class="number">{count(each.samples)}</td>
+                <td>{each.ops.join(" → ") || "as stored"}</td>
+                <td class="quiet">{ago(each.used_ms)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+    </>
+  );
+}
+
+const SECOND = "b.";
+
+function Inspector({ plan, query }: { plan: string; query: URLSearchParams }): JSX.Element {
+  const address = readAddress(plan, query);
+  const otherPlan = query.get(`${SECOND}plan`) ?? "";
+  const other = otherPlan ? readAddress(otherPlan, query, SECOND) : null;
+  const [steps, setSteps] = useState<number | null>(null);
+  const go = (first: Address, second: Address | null): void => {
+    const next = new URLSearchParams();
+    for (const name of NUMBERS) next.set(name, String(first[name]));
+    if (second) {
+      next.set(`${SECOND}plan`, second.plan);
+      for (const name of NUMBERS) next.set(SECOND + name, String(second[name]));
+    }
+    location.hash = `/batches/${first.plan}?${next.toString()}`;
+  };
+  const move = (name: Name, by: number): void => {
+    const moved = (of: Address): Address => ({ ...of, [name]: Math.max(0, of[name] + by) });
+    const next = moved(address);
+    if (name === "step" && steps !== null && next.step >= steps) return;
+    if (name === "rank" && next.rank >= address.world) return;
+    go(next, other && moved(other));
+  };
+  useEffect(() => {
+    const key = (event: KeyboardEvent): void => {
+      const at = event.target as HTMLElement;
+      if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(at.tagName)) return;
+      if (document.querySelector("dialog[open]")) return;
+      const moves: Record<string, [Name, number]> = {
+        ArrowRight: [event.shiftKey ? "epoch" : "step", 1],
+        ArrowLeft: [event.shiftKey ? "epoch" : "step", -1],
+        "]": ["rank", 1],
+        "[": ["rank", -1],
+      };
+      const found = moves[event.key];
+      if (!found) return;
+      event.preventDefault();
+      move(...found);
+    };
+    addEventListener("keydown", key);
+    return () => removeEventListener("keydown", key);
+  });
+  return (
+    <>
+      <Heading title="Batches">
+        <button
+          type="button"
+          onClick={() => go(address, other ? null : { ...address, epoch: address.epoch + 1 })}
+          aria-pressed={other !== null}
+        >
+          {other ? "One batch" : "Side by side"}
+        </button>
+      </Heading>
+      <nav aria-label="Plan" class="crumbs">
+        <ol>
+          <li>
+            <a href="#/batches">Plans</a>
+          </li>
+          <li class="hash">{plan.slice(0, 16)}</li>
+        </ol>
+      </nav>
+      <p class="quiet">
+        <kbd>←</kbd> <kbd>→</kbd> step · <kbd>Shift</kbd>+<kbd>←</kbd> <kbd>→</kbd> epoch · <kbd>[</kbd> <kbd>]</kbd> rank
+      </p>
+      <div class={other ? "side-by-side" : ""}>
+        <section aria-label={other ? "First batch" : "Batch"}>
+          <AddressForm address={address} steps={steps} withPlan={other !== null} onChange={(next) => go(next, other)} />
+          <BatchView address={address} onSteps={setSteps} />
+        </section>
+        {other && (
+          <section aria-label="Second batch">
+            <AddressForm address={other} steps={null} withPlan onChange={(next) => go(address, next)} />
+            <BatchView address={other} onSteps={() => {}} />
+          </section>
+        )}
+      </div>
+    </>
+  );
+}
+
+const LEAST: Record<Name, number> = { epoch: 0, step: 0, rank: 0, world: 1, batch: 1 };
+const WORDS: Record<Name, string> = {
+  epoch: "Epoch",
+  step: "Step",
+  rank: "Rank",
+  world: "World size",
+  batch: "Global batch",
+};
+
+function AddressForm({ address, steps, withPlan, onChange }: {
+  address: Address;
+  steps: number | null;
+  withPlan?: boolean;
+  onChange(next: Address): void;
+}): JSX.Element {
+  return (
+    <form class="address" onSubmit={(event) => event.preventDefault()}>
+      {withPlan && (
+        <label class="wide-label">
+          Plan
+          <input
+            value={address.plan}
+            pattern="[0-9a-f]{64}"
+            onChange={(event) => event.currentTarget.checkValidity() && onChange({ ...address, plan: event.currentTarget.value })}
+          />
+        </label>
+      )}
+      {NUMBERS.map((name) => (
+        <label key={name}>
+          <span>
+            {WORDS[name]}
+            {name === "step" && steps !== null && <span class="quiet"> of {count(steps)}</span>}
+          </span>
+          <input
+            type="number"
+            min={LEAST[name]}
+            value={address[name]}
+            onChange={(event) => {
+              const value = Math.max(LEAST[name], Math.trunc(event.currentTarget.valueAsNumber));
+              if (Number.isSafeInteger(value)) onChange({ ...address, [name]: value });
+            }}
+          />
+        </label>
+      ))}
+    </form>
+  );
+}

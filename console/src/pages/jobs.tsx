@@ -1,0 +1,234 @@
+// Jobs: the training loops that read from the mesh, with what they wait for, and the bulk jobs of the nodes.
+
+import type { JSX } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { Activity, Loader } from "../activity";
+import { request } from "../api";
+import { ago, bytes, count, duration, percent } from "../format";
+import { useLive } from "../live";
+import { Empty, Heading, Loading, Problem } from "../parts";
+
+interface Job {
+  id: string;
+  kind: string;
+  state: string;
+  owner: string;
+  node: string;
+  created_ms: number;
+  progress: { bytes: number; bytes_total: number; rate: number };
+  eta_s?: number;
+  failed: number;
+  failures: { name: string; error: string }[];
+  error: string;
+}
+
+const WATCHED = ["/-/activity", "/-/jobs"];
+const WINDOW = 30_000;
+
+export function JobsPage(): JSX.Element {
+  const { documents, trouble } = useLive(WATCHED);
+  const activity = documents["/-/activity"] as Activity | undefined;
+  const jobs = (documents["/-/jobs"] as { jobs?: Job[]; error?: { message: string } } | undefined)?.jobs;
+  const loops = useLoops(activity);
+  return (
+    <>
+      <Heading title="Jobs" />
+      {trouble && (
+        <p class="problem" role="alert">
+          {trouble}
+        </p>
+      )}
+      <section aria-label="Training">
+        <h2>Training loops</h2>
+        {!activity && <Loading />}
+        {activity && loops.length === 0 && (
+          <Empty>
+            No loop has reported yet. A loader reports what it waits for when its report has a name: mesh.Loader(ds, …,
+            report="resnet").
+          </Empty>
+        )}
+        <div class="cards">
+          {loops.map((loop) => (
+            <LoopCard key={loop.name} loop={loop} />
+          ))}
+        </div>
+      </section>
+      <section aria-label="Bulk jobs">
+        <h2>Bulk jobs</h2>
+        {jobs?.length === 0 && <Empty>No job: mesh shard, mesh extract and views that are stored run as jobs.</Empty>}
+        {jobs && jobs.length > 0 && <JobTable jobs={jobs} />}
+      </section>
+    </>
+  );
+}
+
+interface Loop {
+  name: string;
+  total: Loader;
+  /** What happened lately; null while there is nothing to compare with. */
+  recent: Loader | null;
+  nodes: string[];
+}
+
+/** Returns the loops with what they did in the last half minute. */
+function useLoops(activity: Activity | undefined): Loop[] {
+  const kept = useRef<{ time: number; loops: Record<string, Loader> }[]>([]);
+  const [found, setFound] = useState<Loop[]>([]);
+  useEffect(() => {
+    if (!activity) return;
+    const loops: Record<string, Loader> = {};
+    const where: Record<string, string[]> = {};
+    for (const [id, node] of Object.entries(activity.nodes)) {
+      for (const [name, loader] of Object.entries(node.loaders ?? {})) {
+        loops[name] = add(loops[name], loader, 1);
+        (where[name] ??= []).push(id);
+      }
+    }
+    const now = Date.now();
+    kept.current = [...kept.current.filter(({ time }) => time > now - WINDOW), { time: now, loops }];
+    const before = kept.current[0]!.loops;
+    setFound(
+      Object.entries(loops).map(([name, total]) => ({
+        name,
+        total,
+        recent: before[name] && kept.current.length > 1 ? add(total, before[name], -1) : null,
+        nodes: where[name] ?? [],
+      })),
+    );
+  }, [activity]);
+  return found;
+}
+
+function add(left: Loader | undefined, right: Loader, sign: 1 | -1): Loader {
+  const stalls = { ...left?.stalls };
+  for (const [stage, seconds] of Object.entries(right.stalls ?? {})) stalls[stage] = (stalls[stage] ?? 0) + sign * seconds;
+  return {
+    samples: (left?.samples ?? 0) + sign * right.samples,
+    seconds: (left?.seconds ?? 0) + sign * right.seconds,
+    waited: (left?.waited ?? 0) + sign * right.waited,
+    stalls,
+  };
+}
+
+const STAGES: Record<string, string> = {
+  network: "the network",
+  preprocessing: "preprocessing on the node",
+  fetch: "reading and fetching",
+};
+
+function LoopCard({ loop }: { loop: Loop }): JSX.Element {
+  const active = loop.recent !== null && loop.recent.seconds > 0;
+  const shown = active ? loop.recent! : loop.total;
+  const share = (seconds: number): number => (shown.seconds > 0 ? Math.min(1, Math.max(0, seconds) / shown.seconds) : 0);
+  const stages = Object.entries(shown.stalls)
+    .filter(([, seconds]) => seconds > 0)
+    .sort((left, right) => right[1] - left[1]);
+  const waiting = share(shown.waited);
+  return (
+    <article class="card" aria-label={`Loop ${loop.name}`}>
+      <h3>
+        <span class={`dot ${active ? "good" : ""}`} aria-hidden="true" />
+        {loop.name}
+        <span class={`tag ${active ? "good" : ""}`}>{active ? "running" : "no report lately"}</span>
+      </h3>
+      <p class="big">
+        {shown.seconds > 0 ? count(shown.samples / shown.seconds) : "–"} <span class="quiet">samples/s</span>
+      </p>
+      <div
+        class="bar split"
+        role="img"
+        aria-label={`Waiting ${percent(waiting)} of the time: ${stages.map(([stage, seconds]) => `${STAGES[stage] ?? stage} ${percent(share(seconds))}`).join(", ") || "for nothing"}`}
+      >
+        {stages.map(([stage, seconds]) => (
+          <div key={stage} class={`fill stage-${stage}`} style={{ width: `${100 * share(seconds)}%` }} />
+        ))}
+      </div>
+      <ul class="legend">
+        <li>
+          <span class="key training" aria-hidden="true" /> Training {percent(1 - waiting)}
+        </li>
+        {stages.map(([stage, seconds]) => (
+          <li key={stage}>
+            <span class={`key stage-${stage}`} aria-hidden="true" /> Waiting for {STAGES[stage] ?? stage}{" "}
+            {percent(share(seconds))}
+          </li>
+        ))}
+      </ul>
+      <p class="quiet">
+        {active ? "In the last half minute. " : "Since the node started. "}
+        {count(loop.total.samples)} samples in all, from {loop.nodes.join(", ")}.
+      </p>
+    </article>
+  );
+}
+
+function JobTable({ jobs }: { jobs: Job[] }): JSX.Element {
+  const [error, setError] = useState<unknown>(null);
+  const cancel = (job: Job): void => {
+    request(`/-/jobs/${job.id}`, { method: "DELETE" }).then(() => setError(null), setError);
+  };
+  return (
+    <>
+      <Problem error={error} />
+      <table class="list">
+        <thead>
+          <tr>
+            <th scope="col">Job</th>
+            <th scope="col">State</th>
+            <th scope="col">Progress</th>
+            <th scope="col">Owner</th>
+            <th scope="col">Begun</th>
+            <th scope="col">
+              <span class="hidden">Actions</span>
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {jobs.map((job) => (
+            <tr key={job.id}>
+              <td>
+                {job.kind} <span class="hash quiet">{job.id.slice(0, 8)}</span>
+              </td>
+              <td>
+                <span class={`tag ${job.state === "failed" ? "bad" : job.state === "done" ? "good" : ""}`}>{job.state}</span>
+                {(job.error || job.failures[0]) && (
+                  <details>
+                    <summary>{job.failed ? `${count(job.failed)} sources were not read` : "Why"}</summary>
+                    {job.error && <p>{job.error}</p>}
+                    <ul>
+                      {job.failures.slice(0, 5).map((failure) => (
+                        <li key={failure.name}>
+                          {failure.name}: {failure.error}
+                        </li>
+                      ))}
+                    </ul>
+                  </details>
+                )}
+              </td>
+              <td>
+                <progress
+                  max={job.progress.bytes_total || 1}
+                  value={job.state === "done" ? job.progress.bytes_total || 1 : job.progress.bytes}
+                  aria-label={`Progress of ${job.kind} ${job.id.slice(0, 8)}`}
+                />{" "}
+                <span class="quiet">
+                  {bytes(job.progress.bytes)}
+                  {job.eta_s !== undefined && job.eta_s !== null && `, ${duration(job.eta_s)} to go`}
+                </span>
+              </td>
+              <td>{job.owner}</td>
+              <td class="quiet">{ago(job.created_ms)}</td>
+              <td class="actions">
+                {["waiting", "running", "queued"].includes(job.state) && (
+                  <button type="button" class="plain" onClick={() => cancel(job)} aria-label={`Cancel ${job.kind} ${job.id.slice(0, 8)}`}>
+                    Cancel
+                  </button>
+                )}
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </>
+  );
+}

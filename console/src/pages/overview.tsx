@@ -1,0 +1,244 @@
+// Overview: the nodes, what they hold and do, what moves, and what needs attention, in words.
+
+import type { JSX } from "preact";
+import { HOUR, hitRatio, useRates, type Activity, type NodeActivity } from "../activity";
+import type { Session } from "../api";
+import { bytes, count, duration, percent } from "../format";
+import { useLive } from "../live";
+import { Chart, Heading, Loading, Meter } from "../parts";
+
+interface ClusterNode {
+  id: string;
+  state: string;
+  leaving: boolean;
+  endpoint: string;
+  zone: string;
+  rack: string;
+  roles: string[];
+  silent: boolean;
+  absent: boolean;
+  refused: string;
+  only_copies: boolean;
+  drain: unknown;
+}
+
+interface Rebalance {
+  bytes_total: number;
+  bytes_moved: number;
+  eta_seconds?: number;
+  takers: string[];
+  blocked_by: string;
+}
+
+interface Cluster {
+  error?: { message: string; help?: string };
+  node: string;
+  version: number;
+  copies: number;
+  rebalancing: boolean;
+  rebalance: Rebalance;
+  under_replicated: number;
+  control: string;
+  clocks_agree: boolean;
+  nodes: ClusterNode[];
+}
+
+const WATCHED_BY_ROOT = ["/-/activity", "/-/cluster"];
+const WATCHED = ["/-/activity"];
+
+export function OverviewPage({ session }: { session: Session }): JSX.Element {
+  const { documents, trouble } = useLive(session.root ? WATCHED_BY_ROOT : WATCHED);
+  const activity = documents["/-/activity"] as Activity | undefined;
+  const told = documents["/-/cluster"] as Cluster | undefined;
+  const cluster = told && !told.error ? told : undefined;
+  const rates = useRates(activity);
+  if (!activity) return trouble ? <Stale trouble={trouble} /> : <Loading />;
+  const nodes = Object.values(activity.nodes);
+  const total = (name: string): number => nodes.reduce((sum, node) => sum + (node.gauges[name] ?? 0), 0);
+  const alerts = alertsOf(activity, cluster);
+  return (
+    <>
+      <Heading title="Overview">
+        <p class="quiet">
+          {cluster
+            ? `${cluster.nodes.length === 1 ? "One node" : `${cluster.nodes.length} nodes`}, ${cluster.copies === 1 ? "one copy" : `${cluster.copies} copies`} of each object`
+            : `${nodes.length === 1 ? "One node answers" : `${nodes.length} nodes answer`}`}
+        </p>
+      </Heading>
+      {trouble && <Stale trouble={trouble} />}
+      <section aria-label="State" class="alerts">
+        {alerts.length === 0 ? (
+          <p class="good">
+            <span aria-hidden="true">●</span> Everything is in order.
+          </p>
+        ) : (
+          <ul>
+            {alerts.map((alert) => (
+              <li key={alert.text} class={alert.level}>
+                {alert.text}
+              </li>
+            ))}
+          </ul>
+        )}
+        {!session.root && (
+          <p class="quiet">Zones, copies and movements are shown to root alone; this key sees what nodes count.</p>
+        )}
+      </section>
+      <section aria-label="Figures" class="tiles">
+        <Tile title="Objects" value={count(total("objects"))} note={nodes.length > 1 ? "with their copies" : ""} />
+        <Tile title="Stored" value={bytes(total("live_bytes"))} note={`${bytes(total("disk_free_bytes"))} free`} />
+        <Tile title="Decoded once" value={bytes(total("decoded_cache_bytes"))} note="samples kept for later epochs" />
+        <Tile title="Finished batches" value={bytes(total("frame_cache_bytes"))} note="in memory" />
+      </section>
+      <section aria-label="The last hour" class="charts">
+        <Chart title="Requests" points={rates.requests ?? []} format={(value) => `${count(value)}/s`} span={HOUR} />
+        <Chart title="Sent" points={rates.bytes_out ?? []} format={(value) => `${bytes(value)}/s`} span={HOUR} />
+        <Chart title="Received" points={rates.bytes_in ?? []} format={(value) => `${bytes(value)}/s`} span={HOUR} />
+        <Chart title="Rows of batches" points={rates.rows ?? []} format={(value) => `${count(value)}/s`} span={HOUR} />
+        <Chart title="Batches ready or shared" points={hitRatio(rates)} format={percent} span={HOUR} />
+      </section>
+      {cluster?.rebalancing && <Movement rebalance={cluster.rebalance} />}
+      <section aria-label="Nodes">
+        <h2>Nodes</h2>
+        <div class="cards">
+          {nodeIds(activity, cluster).map((id) => (
+            <NodeCard
+              key={id}
+              id={id}
+              activity={activity.nodes[id]}
+              node={cluster?.nodes.find((each) => each.id === id)}
+              here={id === activity.node}
+            />
+          ))}
+        </div>
+      </section>
+    </>
+  );
+}
+
+function nodeIds(activity: Activity, cluster: Cluster | undefined): string[] {
+  const ids = new Set([...Object.keys(activity.nodes), ...activity.silent]);
+  for (const node of cluster?.nodes ?? []) ids.add(node.id);
+  return [...ids].sort((left, right) => left.localeCompare(right, "en", { numeric: true }));
+}
+
+function Stale({ trouble }: { trouble: string }): JSX.Element {
+  return (
+    <p class="problem" role="alert">
+      {trouble} What is shown below may be old; the page goes on by itself.
+    </p>
+  );
+}
+
+function Tile({ title, value, note }: { title: string; value: string; note: string }): JSX.Element {
+  return (
+    <div class="tile">
+      <span class="quiet">{title}</span>
+      <strong>{value}</strong>
+      <span class="quiet">{note}</span>
+    </div>
+  );
+}
+
+interface Alert {
+  level: "bad" | "warn";
+  text: string;
+}
+
+function alertsOf(activity: Activity, cluster: Cluster | undefined): Alert[] {
+  const alerts: Alert[] = [];
+  const add = (level: Alert["level"], text: string): void => void alerts.push({ level, text });
+  const told = new Set<string>();
+  for (const node of cluster?.nodes ?? []) {
+    if (node.state === "down") add("bad", `${node.id} is down: its data is being copied from other nodes.`);
+    else if (node.state === "away" || node.absent) add("bad", `${node.id} does not run, or cannot be reached.`);
+    else if (node.silent) add("warn", `${node.id} does not answer in time.`);
+    else if (node.refused) add("warn", `The certificate of ${node.id} is not trusted here: ${node.refused}.`);
+    else continue;
+    told.add(node.id);
+  }
+  for (const id of activity.silent) if (!told.has(id)) add("warn", `${id} does not tell what it does.`);
+  if (cluster && cluster.control !== "reached") add("bad", `The control store cannot be used: ${cluster.control}`);
+  if (cluster && !cluster.clocks_agree) add("warn", "The clocks of the nodes differ by more than they should.");
+  if (cluster && cluster.under_replicated > 0) {
+    add("warn", `${count(cluster.under_replicated)} objects have fewer copies than they should.`);
+  }
+  for (const [id, { gauges }] of Object.entries(activity.nodes)) {
+    const used = 1 - (gauges.disk_free_bytes ?? 0) / (gauges.disk_bytes || 1);
+    if (gauges.disk_bytes && used > 0.95) add("bad", `The disks of ${id} are ${percent(used)} full.`);
+    else if (gauges.disk_bytes && used > 0.85) add("warn", `The disks of ${id} are ${percent(used)} full.`);
+    if (gauges.disks_lost) add("bad", `${count(gauges.disks_lost)} disks of ${id} are out of service.`);
+    if (gauges.quarantined) add("bad", `${count(gauges.quarantined)} versions on ${id} have damaged bytes.`);
+  }
+  return alerts;
+}
+
+function Movement({ rebalance }: { rebalance: Rebalance }): JSX.Element {
+  const { bytes_total: total, bytes_moved: moved, eta_seconds: eta, takers, blocked_by: blocked } = rebalance;
+  return (
+    <section aria-label="Movement" class="notice">
+      <h2>Data moves between the nodes</h2>
+      <Meter label="Moved" used={moved} total={total} text={`${bytes(moved)} of ${bytes(total)}, as far as known`} />
+      <p>
+        {blocked
+          ? `It waits: ${blocked}.`
+          : eta
+            ? `It will be done in about ${duration(eta)}.`
+            : "How long it takes is not known yet."}{" "}
+        {takers.length > 0 && `Still receiving: ${takers.join(", ")}.`} Reads and writes go on meanwhile.
+      </p>
+    </section>
+  );
+}
+
+function NodeCard({ id, activity, node, here }: {
+  id: string;
+  activity: NodeActivity | undefined;
+  node: ClusterNode | undefined;
+  here: boolean;
+}): JSX.Element {
+  const gauges = activity?.gauges ?? {};
+  const value = (name: string): number => gauges[name] ?? 0;
+  const state = !activity ? "silent" : node?.leaving ? "leaving" : (node?.state ?? "running");
+  const well = Boolean(activity) && ["up", "running"].includes(state);
+  return (
+    <article class="card" aria-label={`Node ${id}`}>
+      <h3>
+        <span class={`dot ${well ? "good" : activity ? "warn" : "bad"}`} aria-hidden="true" />
+        {id}
+        <span class={`tag ${well ? "good" : "warn"}`}>{state}</span>
+        {here && <span class="tag">this page</span>}
+      </h3>
+      <p class="quiet">
+        {node?.zone && `zone ${node.zone} · `}
+        {node ? node.roles.join(", ") : ""}
+        {activity && `${node ? " · " : ""}${count(value("cores"))} cores · ${count(value("connections"))} connections`}
+      </p>
+      {activity && (
+        <>
+          <Meter
+            label="Disks"
+            used={value("disk_bytes") - value("disk_free_bytes")}
+            total={value("disk_bytes")}
+            text={`${bytes(value("live_bytes"))} in objects, ${bytes(value("disk_free_bytes"))} free of ${bytes(value("disk_bytes"))}`}
+          />
+          <Meter
+            label="Memory"
+            used={value("memory_bytes") - value("memory_free_bytes")}
+            total={value("memory_bytes")}
+            text={`${bytes(value("memory_free_bytes"))} free of ${bytes(value("memory_bytes"))}`}
+          />
+          {value("cache_bytes") > 0 && (
+            <Meter
+              label="Cache of origins"
+              used={value("cache_bytes")}
+              total={value("cache_capacity")}
+              text={`${bytes(value("cache_bytes"))} of ${bytes(value("cache_capacity"))}`}
+            />
+          )}
+        </>
+      )}
+      {!activity && <p>It has not answered. Objects with another copy stay readable.</p>}
+    </article>
+  );
+}

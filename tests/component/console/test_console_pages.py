@@ -1,0 +1,329 @@
+"""The console in a real browser: what a person sees and does, and what nobody can make it do."""
+
+from __future__ import annotations
+
+import io
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import meshsdk as mesh
+from meshdemo.photographs import photographs
+from meshsdk import ops
+from tests.support.console_browser import open_browser, require_console, running_chromium
+from tests.support.daemons import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.console_browser import Browser
+
+require_console()
+
+BATCH: Final = 8
+SIZE: Final = 96
+MANY: Final = 1300
+ATTACKS: Final = (
+    "<img src=x onerror=alert(1)>",
+    "<script>alert(2)</script>",
+    '"><svg onload=alert(3)>',
+    "javascript:alert(4)",
+    "'-alert(5)-'",
+    "{{constructor.constructor('alert(6)')()}}",
+    "</title><script>alert(7)</script>",
+    "%3Cscript%3Ealert(8)%3C%2Fscript%3E",
+    "&lt;script&gt;alert(9)&lt;/script&gt;",
+    "\u202e<b onmouseover=alert(10)>",
+)
+DOCUMENTS: Final = {
+    "page.html": (b"<html><script>parent.alert(11);alert(11)</script></html>", "text/html"),
+    "drawing.svg": (
+        b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(12)'><script>alert(12)</script></svg>",
+        "image/svg+xml",
+    ),
+    "picture.png": (b"<script>alert(13)</script>", "image/png"),
+    "data.json": (b'{"a": "<img src=x onerror=alert(14)>"}', "text/html"),
+}
+
+
+def png(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (24, 32, 3), np.uint8)
+    pixels[:, : 8 * (seed % 4)] //= 3
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon.start(args=["--console", "on", "--durability", "relaxed"]) as running:
+        s3 = running.client()
+        for bucket in ("photos", "many", "hostile", "private"):
+            s3.create_bucket(Bucket=bucket)
+        for photograph in photographs(32):
+            s3.put_object(Bucket="photos", Key=f"train/{photograph.name}", Body=photograph.jpeg)
+        for number, attack in enumerate(ATTACKS):
+            text = f"{attack}/{attack}.txt" if number % 2 else f"{attack}.txt"
+            s3.put_object(Bucket="hostile", Key=f"keys/{text}", Body=attack.encode(), ContentType="text/html")
+            s3.put_object(
+                Bucket="hostile", Key=f"classes/{attack.replace('/', '')}/{number}.png", Body=png(number)
+            )
+        for name, (body, kind) in DOCUMENTS.items():
+            s3.put_object(
+                Bucket="hostile",
+                Key=f"documents/{name}",
+                Body=body,
+                ContentType=kind,
+                Metadata={"note": "<img src=x onerror=alert(15)>"},
+            )
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: s3.put_object(Bucket="many", Key=f"{n:07}", Body=b""), range(MANY)))
+        s3.close()
+        yield running
+        assert "Traceback" not in running.output()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with running_chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: Any, daemon: Daemon) -> Iterator[Browser]:
+    with open_browser(
+        chromium, daemon, viewport={"width": 1280, "height": 900}, accept_downloads=True
+    ) as opened:
+        opened.sign_in(daemon.access_key, daemon.secret_key)
+        yield opened
+
+
+def loader_of(daemon: Daemon, source: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> mesh.Loader:
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+    found = mesh.open(source, fields={"image": ["jpg", "png"], "label": "@class"})
+    found = found.map(
+        ops.decode("image"), ops.random_resized_crop("image", SIZE), ops.hflip("image"), ops.to_chw("image")
+    )
+    return mesh.Loader(found, global_batch=BATCH, seed=7, output="numpy", **options)
+
+
+PAGES: Final = {
+    "overview": ("/overview", "section[aria-label=Nodes] article"),
+    "buckets": ("/buckets", "table"),
+    "objects": ("/buckets/photos?prefix=train%2F&flat=1", ".object .name button"),
+    "plans": ("/batches", "table a"),
+    "jobs": ("/jobs", "h2"),
+    "users": ("/users", "section.user"),
+}
+LOOKS: Final = {
+    "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
+    "dark-phone": {"color_scheme": "dark", "viewport": {"width": 390, "height": 844}},
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_every_page_is_there_and_accessible(
+    daemon: Daemon, chromium: Any, look: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_of(daemon, "s3://photos/train", monkeypatch) as loader:
+        plan = loader.plan.hash
+    pages = {**PAGES, "batch": (f"/batches/{plan}?batch=24", "ol.rows canvas")}
+    with open_browser(chromium, daemon, bypass_csp=True, **LOOKS[look]) as browser:
+        browser.page.goto(f"{daemon.endpoint}/console")
+        browser.page.wait_for_selector("form")
+        found = {"sign-in": browser.violations()}
+        browser.sign_in(daemon.access_key, daemon.secret_key)
+        for name, (address, selector) in pages.items():
+            browser.show(address, selector)
+            browser.screenshot(f"{name}-{look}")
+            found[name] = browser.violations()
+            width = browser.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert width <= 0, f"{name} is wider than the screen"
+        browser.page.click("ol.rows button")
+        browser.page.wait_for_selector("dialog .pair canvas")
+        browser.screenshot(f"row-{look}")
+        found["row"] = browser.violations()
+    assert {name: each for name, each in found.items() if each} == {}
+
+
+def test_batches_are_those_that_a_rank_gets(
+    daemon: Daemon, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_of(daemon, "s3://photos/train", monkeypatch, rank=1, world=2) as loader:
+        batches = [loader.at(step) for step in range(2)]
+        plan = loader.plan.hash
+    s3 = daemon.client()
+    folders = s3.list_objects_v2(Bucket="photos", Prefix="train/", Delimiter="/")["CommonPrefixes"]
+    s3.close()
+    classes = [folder["Prefix"].split("/")[1] for folder in folders]
+    browser.show(f"/batches/{plan}?rank=1&world=2&batch={BATCH}", "[data-batch] canvas")
+    for step, batch in enumerate(batches):
+        if step:
+            browser.page.keyboard.press("ArrowRight")
+        browser.page.wait_for_selector(f"[data-batch*='\"step\":{step},'] canvas")
+        shown = browser.page.evaluate(
+            """() => [...document.querySelectorAll("ol.rows canvas")].map((canvas) =>
+                 [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data])"""
+        )
+        pixels = np.array(shown, np.uint8).reshape(BATCH // 2, SIZE, SIZE, 4)[..., :3].transpose(0, 3, 1, 2)
+        assert np.array_equal(pixels, np.asarray(batch["image"]))
+        names = browser.page.locator(".row-name").all_inner_texts()
+        labels = [classes[int(label)] for label in batch["label"]]
+        assert [name.split("/")[1] for name in names] == labels
+    browser.page.click("ol.rows button >> nth=0")
+    source = browser.page.locator("dialog .field a").first.inner_text()
+    assert source == f"s3://photos/{names[0]}.jpg"
+    browser.page.keyboard.press("Escape")
+    browser.page.wait_for_selector("dialog", state="detached")
+    browser.page.keyboard.press("Shift+ArrowRight")
+    browser.page.wait_for_selector("[data-batch*='\"epoch\":1,']")
+    browser.page.click("text=Side by side")
+    browser.page.wait_for_selector("section[aria-label='Second batch'] canvas")
+
+
+def test_long_listings_load_as_they_are_scrolled(browser: Browser) -> None:
+    browser.show("/buckets/many", ".object .name button")
+    assert "1,000 names so far" in browser.page.locator("main p[role=status]").inner_text()
+    browser.page.locator(".objects").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    browser.page.wait_for_selector(f"text={MANY:,} names")
+    browser.page.locator(".objects").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    browser.page.wait_for_selector(f"text={MANY - 1:07}")
+    assert browser.page.locator(".object").count() < 80
+    browser.page.fill("[name=after]", "0001200")
+    browser.page.click("text=Show >> nth=-1")
+    browser.page.wait_for_selector("text=99 names")
+
+
+def test_files_are_uploaded_in_parts_that_go_on_after_a_cut(
+    daemon: Daemon, browser: Browser, tmp_path: Path
+) -> None:
+    data = np.random.default_rng(1).bytes(20 << 20)
+    (tmp_path / "large.bin").write_bytes(data)
+    (tmp_path / "small.json").write_text('{"a": [1, 2]}')
+    browser.show("/buckets/private", "text=Nothing here")
+    cuts: list[str] = []
+
+    def cut(route: Any) -> None:
+        cuts.append(route.request.url)
+        if len(cuts) > 4:  # of all attempts at the second part
+            route.continue_()
+        else:
+            route.abort()
+
+    browser.page.clock.install()
+    browser.page.route("**/*partNumber=2*", cut)
+    browser.page.set_input_files("input[type=file]", [tmp_path / "large.bin", tmp_path / "small.json"])
+    for _ in range(200):
+        if browser.page.locator("text=2 of 2 done").count():
+            break
+        browser.page.clock.run_for(1000)
+        browser.page.wait_for_timeout(20)
+    browser.page.wait_for_selector("text=2 of 2 done")
+    assert len(cuts) == 5
+    browser.page.unroute("**/*partNumber=2*")
+    assert daemon.request("GET", "/private/large.bin").body == data
+    browser.show("/buckets/private", "text=small.json")
+    browser.page.click("button:has-text('small.json')")
+    browser.page.wait_for_selector("dialog pre")
+    assert json.loads(browser.page.locator("dialog pre").inner_text()) == {"a": [1, 2]}
+    with browser.page.expect_download() as download:
+        browser.page.click("dialog >> text=Download")
+    assert download.value.path().read_text() == '{"a": [1, 2]}'
+    browser.page.keyboard.press("Escape")
+
+
+def test_a_deletion_says_what_it_would_delete_first(daemon: Daemon, browser: Browser) -> None:
+    for name in ("old/a", "old/b", "kept"):
+        daemon.request("PUT", f"/private/gone/{name}", b"12345")
+    browser.show("/buckets/private?prefix=gone%2F", "text=old/")
+    browser.page.check("[aria-label='Select gone/old/']")
+    browser.page.click("button:has-text('Delete (1)')")
+    browser.page.wait_for_selector("dialog >> text=This deletes 2 objects of s3://private, 10 B")
+    assert daemon.request("GET", "/private/gone/old/a").status == 200
+    browser.page.click("dialog >> button:has-text('Delete 2')")
+    browser.page.wait_for_selector("text=2 of 2 deleted")
+    browser.page.click("dialog >> button:has-text('Close') >> nth=-1")
+    assert daemon.request("GET", "/private/gone/old/b").status == 404
+    assert daemon.request("GET", "/private/gone/kept").status == 200
+
+
+def test_nothing_that_is_stored_is_executed(
+    daemon: Daemon, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_of(daemon, "s3://hostile/classes", monkeypatch) as loader:
+        plan = loader.plan.hash
+    page = browser.page
+    browser.show("/buckets/hostile?prefix=keys%2F&flat=1", ".object .name button")
+    shown = page.locator(".object .name button")
+    for number in range(shown.count()):
+        shown.nth(number).click()
+        page.wait_for_selector("dialog pre, dialog .problem")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("dialog", state="detached")
+    for name, (body, _) in DOCUMENTS.items():
+        browser.show("/buckets/hostile?prefix=documents%2F", f"button:has-text('{name}')")
+        page.click(f"button:has-text('{name}')")
+        page.wait_for_selector("dialog pre")
+        assert "onerror=alert(15)" in page.locator("dialog .facts").inner_text()
+        if name != "data.json":
+            assert page.locator("dialog pre").inner_text() == body.decode()
+        page.keyboard.press("Escape")
+    browser.show(f"/batches/{plan}?batch={len(ATTACKS)}", "ol.rows canvas")
+    for selector in (
+        "main script",
+        "main svg[onload]",
+        "main [onerror]",
+        "main iframe",
+        "main embed",
+        "main object",
+    ):
+        assert page.locator(selector).count() == 0
+    for name in ("page.html", "drawing.svg"):  # opened by their own addresses, in an origin of their own
+        address = daemon.client().generate_presigned_url(
+            "get_object", {"Bucket": "hostile", "Key": f"documents/{name}"}
+        )
+        other = browser.context.new_page()
+        other.on("dialog", lambda dialog: dialog.dismiss())
+        other.goto(address)
+        assert other.evaluate("self.origin") == "null"
+        other.close()
+    assert browser.trouble == []
+
+
+def test_a_key_without_rights_is_told_so_in_sentences(daemon: Daemon, chromium: Any) -> None:
+    daemon.request("POST", "/-/admin/users", b'{"user_id": "guest"}')
+    key = json.loads(daemon.request("POST", "/-/admin/keys", b'{"user_id": "guest"}').body)
+    with open_browser(chromium, daemon) as browser:
+        browser.page.goto(f"{daemon.endpoint}/console")
+        browser.page.fill("[name=access]", key["access_key"])
+        browser.page.fill("[name=secret]", "wrong")
+        browser.page.click("button[type=submit]")
+        browser.page.wait_for_selector("text=No such access key, or not its secret key.")
+        browser.sign_in(key["access_key"], key["secret_key"])
+        browser.page.wait_for_selector("text=are shown to root alone")
+        for address in ("/buckets/photos", "/users"):
+            browser.show(address, ".problem")
+            assert (
+                browser.page.locator(".problem").first.inner_text().startswith("Your key may not do this: ")
+            )
+        daemon.request("PATCH", f"/-/admin/keys/{key['access_key']}", b'{"enabled": false}')
+        browser.page.goto(f"{daemon.endpoint}/-/console/#/buckets")
+        browser.page.wait_for_selector("text=The session has ended: sign in again.")
+
+
+def test_a_page_outlives_its_node(daemon: Daemon, browser: Browser) -> None:
+    browser.show("/overview", "text=Everything is in order.")
+    daemon.stop()
+    browser.page.wait_for_selector(".problem:has-text('may be old')")
+    daemon.up()
+    browser.page.wait_for_selector(".problem", state="detached")
+    browser.page.click("text=Sign out")
+    browser.page.wait_for_selector("[name=secret]")
+    assert browser.context.cookies() == []
