@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -80,8 +81,17 @@ def next_steps() -> str:
     return NEXT.format(commands="" if which("meshd") else _COMMANDS.format(folder=folder))
 
 
-def run(root: Path, scale: Scale) -> None:
-    """All stages in order."""
+def stay(daemon: Daemon) -> None:
+    """Keep the daemon up until Ctrl-C, which then is no failure, and say where its console is."""
+    console.print(f"\n[bold]The daemon stays up.[/] Look at it: [bold]{daemon.endpoint}/console[/]")
+    console.print(f"  access key  {daemon.access_key}\n  secret key  {daemon.secret_key}", soft_wrap=True)
+    console.print("[dim]Ctrl-C stops it, and removes its data.")
+    with suppress(KeyboardInterrupt):
+        signal.pause()
+
+
+def run(root: Path, scale: Scale, *, stays: bool = False) -> None:
+    """All stages in order. `stays`: the daemon runs on after them, until Ctrl-C."""
     from meshdemo.equality_checks import compare_worlds, resume
     from meshdemo.photographs import origin
     from meshdemo.shared_jobs import DECODED, sweep
@@ -91,6 +101,7 @@ def run(root: Path, scale: Scale) -> None:
     stage(1, "A daemon", "One command, one directory, one port; its keys are made up for this run.")
     with Daemon(root) as daemon:
         fact(f"`meshd serve` is ready at {daemon.endpoint}")
+        fact(f"its web console, meanwhile: {daemon.endpoint}/console")
         stage(
             2,
             "Data, over plain S3",
@@ -107,6 +118,8 @@ def run(root: Path, scale: Scale) -> None:
         compare_worlds(daemon, scale)
         stage(6, "A sweep", "Jobs over the same plan meet: each batch is prepared once for all of them.")
         show_table(trained, sweep(daemon, scale), decoded)
+        if stays:
+            stay(daemon)
 
 
 _NEEDS = {"lmdb": "server", "PIL": "server", "torch": "torch"}
@@ -124,7 +137,9 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="toy size, under half a minute; what the tests run"
     )
-    scale = QUICK if parser.parse_args().quick else FULL
+    parser.add_argument("--stay", action="store_true", help="keep the daemon and its console up until Ctrl-C")
+    arguments = parser.parse_args()
+    scale = QUICK if arguments.quick else FULL
     missing = [module for module in _NEEDS if find_spec(module) is None]
     if missing:
         extras = ",".join(dict.fromkeys(_NEEDS.values()))
@@ -134,7 +149,7 @@ def main() -> int:
     start = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="shardmesh-demo-") as root:
-            run(Path(root), scale)
+            run(Path(root), scale, stays=arguments.stay)
     except KeyboardInterrupt:
         console.print("\nstopped; the daemon is stopped too, its data removed")
         return 130

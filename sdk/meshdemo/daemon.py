@@ -59,6 +59,7 @@ class Daemon:
             listen,
         ]
         keys = {"MESHD_ROOT_ACCESS_KEY": self.access_key, "MESHD_ROOT_SECRET_KEY": self.secret_key}
+        keys["MESHD_CONSOLE"] = "on"
         with self.log.open("wb") as out:
             # a session of its own: Ctrl-C reaches this program, which then stops the daemon in order
             self._process = subprocess.Popen(

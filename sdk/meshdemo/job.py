@@ -17,7 +17,7 @@ from meshdemo.equality_checks import short
 def main() -> None:
     """One epoch."""
     share, batch = sys.argv[1] or None, int(sys.argv[2])
-    with mesh.Loader(photographs(mesh.connect()), batch, seed=SEED, share=share) as loader:
+    with mesh.Loader(photographs(mesh.connect()), batch, seed=SEED, share=share, report="sweep") as loader:
         print("ready", flush=True)
         sys.stdin.readline()
         hashes = [digest([each]) for each in loader]

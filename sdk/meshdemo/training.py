@@ -67,7 +67,7 @@ def train(daemon: Daemon, scale: Scale) -> Trained:
     torch.manual_seed(SEED)
     torch.set_num_threads(1)  # the daemon on the same machine wants a core too
     client = connect(daemon)
-    loader = mesh.Loader(training_digits(client), scale.batch, seed=SEED, shuffle="global")
+    loader = mesh.Loader(training_digits(client), scale.batch, seed=SEED, shuffle="global", report="digits")
     held_out = mesh.Loader(held_out_digits(client), 256, shuffle=False, tail="ragged")
     sizes = f"{len(loader.dataset):,} digits to train on, {len(held_out.dataset)} held out"
     fact(f"{sizes}; {len(loader)} steps of {scale.batch} an epoch")

@@ -13,7 +13,8 @@ import click
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Toy size: less than half a minute.")
-def demo(quick: bool) -> None:
+@click.option("--stay", is_flag=True, help="Keep the daemon and its web console up until Ctrl-C.")
+def demo(quick: bool, stay: bool) -> None:
     """Show the main job on one node: store, preprocess, train, resume, share.
 
     It starts a daemon in a temporary directory, puts handwritten digits and photographs into it over S3,
@@ -23,6 +24,8 @@ def demo(quick: bool) -> None:
     \b
     mesh demo
     mesh demo --quick
+    mesh demo --stay
     """
     # Another program: threads of the libraries of this one must not take part in what is measured.
-    os.execv(sys.executable, [sys.executable, "-m", "meshdemo", *(["--quick"] if quick else [])])
+    flags = [flag for flag, given in (("--quick", quick), ("--stay", stay)) if given]
+    os.execv(sys.executable, [sys.executable, "-m", "meshdemo", *flags])

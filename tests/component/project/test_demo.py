@@ -12,22 +12,41 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.console_client import ConsoleClient
+
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = [str(Path(sys.executable).with_name("mesh")), "demo", "--quick"]
 
 
 @pytest.mark.timeout(420)
 def test_demo_runs_and_keeps_its_claims() -> None:
-    done = subprocess.run(COMMAND, cwd=ROOT, capture_output=True, text=True, check=False, timeout=400)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    demo = subprocess.Popen(
+        [*COMMAND, "--stay"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
+    with demo:
+        assert demo.stdout is not None
+        said = ""
+        for line in demo.stdout:
+            said += line
+            if "Ctrl-C stops it" in line:
+                address = re.search(r"Look at it: (\S+)/console", said)
+                assert address is not None
+                page = ConsoleClient(address[1], "demo", re.findall(r"secret key +(\S+)", said)[0])
+                assert page.sign_in().status == 200
+                assert page.json("GET", "/-/activity")["nodes"]
+                demo.send_signal(signal.SIGINT)
+        assert demo.stderr is not None
+        errors = demo.stderr.read()
+    assert demo.returncode == 0, said[-3000:] + errors[-3000:]
     for claim in (
         "held-out accuracy",
         "identical batches after the resume",
         "equal hashes",
         "the same epoch",
     ):
-        assert claim in done.stdout
-    assert "Warning" not in done.stderr, done.stderr
+        assert claim in said
+    assert "Warning" not in errors, errors
 
 
 def test_ctrl_c_stops_the_daemon_too() -> None:
