@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.config import HttpSettings
-    from meshd.server.console.endpoint import ConsoleEndpoint
     from meshd.server.request import MeshRequest
     from meshd.server.s3.admission import RequestAdmission, VirtualHosts
     from meshd.telemetry.audit_log import AuditLog
@@ -178,6 +177,16 @@ class NativeRoutes:
         return Reply(error.status, headers, body, self._clock.now_ms() // 1000)
 
 
+class ConsolePages(Protocol):
+    """Answers what a browser requests of the console; see `meshd.server.console.endpoint.ConsoleEndpoint`."""
+
+    def is_address_of(self, request: MeshRequest) -> bool:
+        """Whether a request outside `/-/console` leads to the console."""
+
+    async def handle(self, request: MeshRequest, dispatch: OpenHandler) -> Reply:
+        """Answer one request; `dispatch` answers what was signed for a session."""
+
+
 class RequestDispatcher:
     """Dispatches requests to the native routes, to `sts`, to the `console`, or to `s3`, the S3 endpoint."""
 
@@ -187,7 +196,7 @@ class RequestDispatcher:
         native: NativeRoutes,
         sts: OpenHandler | None,
         hosts: VirtualHosts,
-        console: ConsoleEndpoint | None = None,
+        console: ConsolePages | None = None,
     ) -> None:
         self._s3, self._native, self._sts, self._hosts, self._console = s3, native, sts, hosts, console
 

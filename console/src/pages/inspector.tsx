@@ -7,6 +7,7 @@ import { json } from "../api";
 import { ago, count } from "../format";
 import { Empty, Heading, Loading, Problem, useLoaded } from "../parts";
 import { BatchView } from "./batch";
+import { PlanDetails } from "./plan";
 
 interface Plan {
   hash: string;
@@ -141,7 +142,8 @@ function Inspector({ plan, query }: { plan: string; query: URLSearchParams }): J
           <li class="hash">{plan.slice(0, 16)}</li>
         </ol>
       </nav>
-      <p class="quiet">
+      <PlanDetails plan={plan} />
+      <p class="quiet keys">
         <kbd>←</kbd> <kbd>→</kbd> step · <kbd>Shift</kbd>+<kbd>←</kbd> <kbd>→</kbd> epoch · <kbd>[</kbd> <kbd>]</kbd> rank
       </p>
       <div class={other ? "side-by-side" : ""}>

@@ -1,0 +1,126 @@
+// A plan in words: its ops with their arguments, its order, and the samples that could not be used.
+
+import type { JSX } from "preact";
+import { json } from "../api";
+import { count } from "../format";
+import { Loading, Problem, useLoaded } from "../parts";
+
+interface Op {
+  op: string;
+  field?: string | string[];
+  args?: Record<string, unknown>;
+}
+
+interface Described {
+  plan: string;
+  snapshot: string;
+  spec: Record<string, unknown> & { ops?: Op[] };
+}
+
+interface BadSample {
+  key: string;
+  op: string;
+  error: string;
+  position: number;
+  epoch: number;
+  times: number;
+}
+
+async function load(plan: string, signal: AbortSignal): Promise<{ described: Described; bad: BadSample[] }> {
+  const [described, bad] = await Promise.all([
+    json<Described>(`/-/plans/${plan}`, { signal }),
+    json<BadSample[]>(`/-/plans/${plan}/bad`, { signal }),
+  ]);
+  return { described, bad };
+}
+
+export function PlanDetails({ plan }: { plan: string }): JSX.Element {
+  const { value, error } = useLoaded((signal) => load(plan, signal), [plan]);
+  const bad = value?.bad.length ?? 0;
+  return (
+    <details class="plan">
+      <summary>
+        What the plan does{bad > 0 && <span class="tag warn">{count(bad)} samples could not be used</span>}
+      </summary>
+      <Problem error={error} />
+      {!value && !error && <Loading />}
+      {value && <Spec described={value.described} />}
+      {value && bad > 0 && <BadSamples bad={value.bad} />}
+    </details>
+  );
+}
+
+function Spec({ described }: { described: Described }): JSX.Element {
+  const { ops = [], ...rest } = described.spec;
+  return (
+    <>
+      <ol class="ops">
+        {ops.map((each, index) => (
+          <li key={index}>
+            <strong>{each.op}</strong> <span class="quiet">{[each.field ?? []].flat().join(", ")}</span>{" "}
+            <code>{argumentsOf(each.args)}</code>
+          </li>
+        ))}
+      </ol>
+      {ops.length === 0 && <p>No op: the samples are delivered as they are stored.</p>}
+      <dl class="facts">
+        <div>
+          <dt>Snapshot</dt>
+          <dd class="hash">{described.snapshot}</dd>
+        </div>
+        {Object.entries(rest).map(([name, setting]) => (
+          <div key={name}>
+            <dt>{name.replaceAll("_", " ")}</dt>
+            <dd>
+              <code>{short(setting)}</code>
+            </dd>
+          </div>
+        ))}
+      </dl>
+    </>
+  );
+}
+
+function argumentsOf(args: Record<string, unknown> | undefined): string {
+  return Object.entries(args ?? {})
+    .map(([name, value]) => `${name}=${short(value)}`)
+    .join(", ");
+}
+
+function short(value: unknown): string {
+  const text = typeof value === "string" ? value : JSON.stringify(value);
+  return text.length > 200 ? `${text.slice(0, 200)} …` : text;
+}
+
+const SHOWN = 100;
+
+function BadSamples({ bad }: { bad: BadSample[] }): JSX.Element {
+  return (
+    <>
+      <h2>Samples that could not be used</h2>
+      <table class="list">
+        <thead>
+          <tr>
+            <th scope="col">Sample</th>
+            <th scope="col">Op</th>
+            <th scope="col">Why</th>
+            <th scope="col" class="number">
+              Times
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {bad.slice(0, SHOWN).map((each) => (
+            <tr key={`${each.key} ${each.op}`}>
+              <td>{each.key}</td>
+              <td>{each.op}</td>
+              <td>{each.error}</td>
+              <td class="number">{count(each.times)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {bad.length > SHOWN && <p class="quiet">The first {count(SHOWN)} of {count(bad.length)} are shown.</p>}
+    </>
+  );
+}
