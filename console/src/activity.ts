@@ -64,7 +64,7 @@ function sum(series: Point[][]): Point[] {
 /** Returns the last hour of all nodes: what they have kept, and then what arrives. */
 export function useRates(activity: Activity | undefined): Rates {
   const [rates, setRates] = useState<Rates>({});
-  const last = useRef<{ time: number; totals: Record<string, number> } | null>(null);
+  const last = useRef<{ time: number; nodes: Record<string, NodeActivity> } | null>(null);
   useEffect(() => {
     const abort = new AbortController();
     json<Activity>("/-/activity?history=1", { signal: abort.signal }).then(
@@ -78,19 +78,21 @@ export function useRates(activity: Activity | undefined): Rates {
   }, []);
   useEffect(() => {
     if (!activity) return;
-    const nodes = Object.values(activity.nodes);
-    const time = Math.max(...nodes.map((node) => node.time));
+    const time = Math.max(...Object.values(activity.nodes).map((node) => node.time));
     const before = last.current;
     if (before && time - before.time < STEP) return;
-    const totals = Object.fromEntries(
-      NAMES.map((name) => [name, nodes.reduce((all, node) => all + (node.totals[name] ?? 0), 0)]),
-    );
-    last.current = { time, totals };
+    last.current = { time, nodes: activity.nodes };
     if (!before) return;
+    // Node by node: what one has counted in all is no traffic when it comes back.
+    const gained = (name: string): number =>
+      Object.entries(activity.nodes).reduce((sum, [id, node]) => {
+        const earlier = before.nodes[id]?.totals[name];
+        return earlier === undefined ? sum : sum + Math.max(0, (node.totals[name] ?? 0) - earlier);
+      }, 0);
     setRates((known) =>
       Object.fromEntries(
         NAMES.map((name) => {
-          const value = Math.max(0, (totals[name]! - before.totals[name]!) / ((time - before.time) / 1000));
+          const value = gained(name) / ((time - before.time) / 1000);
           const points = [...(known[name] ?? []), { time, value }];
           return [name, points.slice(-MOST)]; // a page that is open for a day does not grow
         }),

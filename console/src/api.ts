@@ -158,6 +158,7 @@ export function encodeKey(key: string): string {
   return key.split("/").map(encodeURIComponent).join("/");
 }
 
-export function downloadUrl(bucket: string, key: string): string {
-  return `${BASE}/download/${bucket}/${encodeKey(key)}`;
+export function downloadUrl(bucket: string, key: string, version = ""): string {
+  const query = version && `?versionId=${encodeURIComponent(version)}`;
+  return `${BASE}/download/${bucket}/${encodeKey(key)}${query}`;
 }

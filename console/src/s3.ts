@@ -112,6 +112,38 @@ export async function head(bucket: string, key: string): Promise<ObjectHead> {
   };
 }
 
+export interface Version {
+  id: string;
+  /** Whether it says that the object was deleted. */
+  marker: boolean;
+  latest: boolean;
+  size: number;
+  modified: string;
+}
+
+const VERSIONS = 200;
+
+/** Returns the versions of an object, the latest first; at most 200. */
+export async function listVersions(bucket: string, key: string): Promise<Version[]> {
+  const query = `versions&encoding-type=url&max-keys=${VERSIONS}&prefix=${encodeURIComponent(key)}`;
+  const found = await xml(`/${bucket}?${query}`);
+  return found.children
+    .filter((each) => ["Version", "DeleteMarker"].includes(each.name) && decodeName(each.text("Key")) === key)
+    .map((each) => ({
+      id: each.text("VersionId"),
+      marker: each.name === "DeleteMarker",
+      latest: each.text("IsLatest") === "true",
+      size: each.number("Size"),
+      modified: each.text("LastModified"),
+    }));
+}
+
+export async function listTags(bucket: string, key: string): Promise<[string, string][]> {
+  const found = await xml(`/${bucket}/${encodeKey(key)}?tagging`);
+  const set = found.children.find((each) => each.name === "TagSet");
+  return (set?.all("Tag") ?? []).map((tag) => [tag.text("Key"), tag.text("Value")]);
+}
+
 /** Returns the first bytes of an object, or these bytes of it. */
 export async function read(bucket: string, key: string, start: number, end: number): Promise<ArrayBuffer> {
   const response = await request(`/${bucket}/${encodeKey(key)}`, {

@@ -1,7 +1,7 @@
 // One batch: its rows as pictures, text or numbers, with the objects that they were made of.
 
 import type { JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { loadFrame, loadSources, type Address, type Loaded, type RowSource, type Sources } from "../address";
 import { picture, range, text, type Field, type Tensor } from "../frame";
 import { bytes, count, scalar } from "../format";
@@ -157,7 +157,8 @@ function numbers(tensor: Tensor, most: number): string {
 function Picture({ tensor, name, large }: { tensor: Tensor; name: string; large?: boolean }): JSX.Element {
   const canvas = useRef<HTMLCanvasElement>(null);
   const found = picture(tensor)!;
-  useEffect(() => {
+  // Before the browser paints: a picture never stands above the name of another row.
+  useLayoutEffect(() => {
     const context = canvas.current?.getContext("2d");
     context?.putImageData(new ImageData(found.pixels, found.width, found.height), 0, 0);
   });

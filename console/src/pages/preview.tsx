@@ -7,7 +7,7 @@ import { downloadUrl } from "../api";
 import { bytes, time } from "../format";
 import { pictureType } from "../magic";
 import { Dialog, Loading, Problem, useLoaded } from "../parts";
-import { head, read, type Entry, type ObjectHead } from "../s3";
+import { head, listTags, listVersions, read, type Entry, type ObjectHead } from "../s3";
 
 const PICTURE_LIMIT = 32 << 20;
 const TEXT_LIMIT = 128 << 10;
@@ -78,6 +78,7 @@ export function PreviewDialog({ bucket, entry, onClose }: {
       {!value && !error && <Loading />}
       {value && <Preview content={value.content} name={entry.key} />}
       {value && <Facts head={value.head} />}
+      {value && <More bucket={bucket} name={entry.key} />}
       <div class="buttons">
         {link && (
           <a class="button primary" href={link} download={entry.key.split("/").pop() ?? ""}>
@@ -150,6 +151,76 @@ function Facts({ head: told }: { head: ObjectHead }): JSX.Element {
         <Fact key={name} name={`Metadata: ${name}`} value={value} />
       ))}
     </dl>
+  );
+}
+
+/** Tags and versions, requested when somebody wants them. */
+function More({ bucket, name }: { bucket: string; name: string }): JSX.Element {
+  const [open, setOpen] = useState(false);
+  return (
+    <details class="more" onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>Tags and versions</summary>
+      {open && <TagsAndVersions bucket={bucket} name={name} />}
+    </details>
+  );
+}
+
+function TagsAndVersions({ bucket, name }: { bucket: string; name: string }): JSX.Element {
+  const tags = useLoaded(() => listTags(bucket, name), [bucket, name]);
+  const versions = useLoaded(() => listVersions(bucket, name), [bucket, name]);
+  return (
+    <>
+      <Problem error={tags.error} />
+      {tags.value?.length === 0 && <p class="quiet">No tags.</p>}
+      <p>
+        {tags.value?.map(([tag, value]) => (
+          <span class="tag" key={tag}>
+            {tag}: {value}
+          </span>
+        ))}
+      </p>
+      <Problem error={versions.error} />
+      {versions.value && (
+        <table class="list">
+          <thead>
+            <tr>
+              <th scope="col">Version</th>
+              <th scope="col">Modified</th>
+              <th scope="col" class="number">
+                Size
+              </th>
+              <th scope="col">
+                <span class="hidden">Actions</span>
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {versions.value.map((version) => (
+              <tr key={version.id}>
+                <td>
+                  <span class="hash">{version.id}</span>{" "}
+                  {version.latest && <span class="tag good">latest</span>}
+                  {version.marker && <span class="tag warn">deleted</span>}
+                </td>
+                <td class="quiet">{time(version.modified)}</td>
+                <td class="number">{version.marker ? "" : bytes(version.size)}</td>
+                <td class="actions">
+                  {!version.marker && (
+                    <a
+                      href={downloadUrl(bucket, name, version.id)}
+                      download={name.split("/").pop() ?? ""}
+                      aria-label={`Download version ${version.id}`}
+                    >
+                      Download
+                    </a>
+                  )}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+    </>
   );
 }
 

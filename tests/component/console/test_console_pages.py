@@ -252,6 +252,24 @@ def test_files_are_uploaded_in_parts_that_go_on_after_a_cut(
     browser.page.keyboard.press("Escape")
 
 
+def test_tags_and_versions_of_an_object(daemon: Daemon, browser: Browser) -> None:
+    s3 = daemon.client()
+    s3.put_bucket_versioning(Bucket="many", VersioningConfiguration={"Status": "Enabled"})
+    for text in ("first", "second"):
+        s3.put_object(Bucket="many", Key="0000000", Body=text.encode(), Tagging="kind=cat")
+    s3.close()
+    browser.show("/buckets/many", "button:has-text('0000000')")
+    browser.page.click("button:has-text('0000000')")
+    browser.page.click("dialog summary")
+    browser.page.wait_for_selector("dialog td >> nth=8")
+    assert browser.page.locator("dialog .more .tag").first.inner_text() == "kind: cat"
+    assert browser.page.locator("dialog tbody tr").count() == 3
+    with browser.page.expect_download() as download:
+        browser.page.click("dialog tbody tr >> nth=1 >> text=Download")
+    assert download.value.path().read_text() == "first"
+    browser.page.keyboard.press("Escape")
+
+
 def test_a_deletion_says_what_it_would_delete_first(daemon: Daemon, browser: Browser) -> None:
     for name in ("old/a", "old/b", "kept"):
         daemon.request("PUT", f"/private/gone/{name}", b"12345")
