@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 PREFIX: Final = "/-/console"
 _API, _DOWNLOAD, _ASSETS = f"{PREFIX}/api/", f"{PREFIX}/download/", f"{PREFIX}/assets/"
 CSRF_HEADER: Final = "x-mesh-console"
+_METHODS: Final = ("GET", "HEAD", "POST", "PATCH", "DELETE")
 _MAX_SIGN_IN: Final = 16 << 10
 _SHORT: Final[tuple[Header, ...]] = (("Cache-Control", "no-store"), *CONFINEMENT)
 
@@ -100,8 +101,7 @@ class ConsoleEndpoint:
         # Who signs in is audited, and what a session does; files and pages are not.
         audit = self._deps.audit if path == f"{PREFIX}/session" else None
         trace = RequestTrace(self._deps.clock, audit, request.remote)
-        # The name of a file is no name of an operation.
-        trace.operation = f"{request.method} {_ASSETS if path.startswith(_ASSETS) else _operation(path)}"
+        trace.operation = _operation(request.method, path)
         trace.target, request.trace = path, trace
         return await send_reply(request, trace, self._reply(request, making), self._deps.mesh)
 
@@ -281,11 +281,12 @@ async def _failed(error: S3Error) -> Reply:
     raise error
 
 
-def _operation(path: str) -> str:
+def _operation(method: str, path: str) -> str:
+    """Return the name under which a request is counted: one of few, whatever clients send."""
     named = (f"{PREFIX}/", f"{PREFIX}/session", f"{PREFIX}/events")
-    return (
-        path if path in named else next((each for each in (_API, _DOWNLOAD) if path.startswith(each)), PREFIX)
-    )
+    below = (each for each in (_ASSETS, _API, _DOWNLOAD) if path.startswith(each))
+    place = path if path in named else next(below, PREFIX)
+    return f"{method if method in _METHODS else 'OTHER'} {place}"
 
 
 def _as_attachment(target: str) -> str:
