@@ -27,7 +27,7 @@ from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.datasets.bucket_incarnations import few_of_origins
 from meshd.datasets.service import invalid_plan
 from meshd.transform.compiler import asset_digests, compile_program, complete_spec
-from meshd.transform.plan_notes import decode_mode, plan_notes
+from meshd.transform.plan_notes import decode_mode, plan_notes, sound_format
 from meshd.transform.source_files import SourceGoneError
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.frame.tensor_frame import FRAME_VERSION, Status
@@ -430,7 +430,7 @@ def _output(field: FieldType) -> FieldOutput:
 
 def _described_column(plan: Plan, name: str) -> dict[str, Any]:
     mode = decode_mode(plan.spec, name)
-    return plan.columns[name].describe() | ({"decoded": mode} if mode else {})
+    return plan.columns[name].describe() | ({"decoded": mode} if mode else {}) | sound_format(plan.spec, name)
 
 
 def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshd.transform import registry
 from meshd.transform.assets import PREFIX, no_assets
-from meshd.transform.errors import BadSampleError
+from meshd.transform.errors import BadSampleError, MissingLibraryError
 from meshd.transform.multi_field_ops import FieldOps, SharedDraws
 from meshd.transform.op_chain import compile_chain, decode_hint
 from meshd.transform.op_types import BYTES, LABEL, FieldType
@@ -163,7 +163,7 @@ def _completed_args(
     """Return the arguments of an op on one field. Raises PlanError."""
     try:
         return complete(op.args, lambda: first(op.field))
-    except KeyError:  # no such field: compiling the plan reports it and lists the fields
+    except (KeyError, MissingLibraryError):  # no such field, no library: compiling the plan reports it
         return dict(op.args)
     except BadSampleError as error:
         raise PlanError(

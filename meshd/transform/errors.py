@@ -44,6 +44,15 @@ class WrongOutputError(TransformError):
     """An op returned a value of another type than it declared when the plan was compiled."""
 
 
+class MissingLibraryError(TransformError):
+    """This node lacks the library of an op. `extra`: the extra of shardmesh that installs it."""
+
+    def __init__(self, library: str, extra: str) -> None:
+        super().__init__(
+            f"this node lacks the Python package {library}: install shardmesh[{extra}] on every node"
+        )
+
+
 class UnknownOpError(PlanError):
     """No op has this name; the message suggests one."""
 

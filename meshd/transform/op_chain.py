@@ -18,7 +18,7 @@ from meshd.transform.assets import no_assets
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
 from meshd.transform.image_annotations import ANNOTATION_LAYOUTS, AnnotationMotion, MovesPixels
 from meshd.transform.messages import OpStats, value_bytes
-from meshd.transform.op_types import BYTES, WindowedDecoder, image, mismatch
+from meshd.transform.op_types import BYTES, BoundToType, WindowedDecoder, image, mismatch
 from meshd.transform.resource_limits import is_out_of_memory
 from meshd.transform.source_files import SourceDamagedError, SourceGoneError
 from meshwire.plan.keyed_random import KeyedRandom
@@ -250,9 +250,12 @@ def compile_chain(
         if field.layout in ANNOTATION_LAYOUTS and isinstance(operation, MovesPixels):
             operation = AnnotationMotion(operation)
         try:
-            field = operation.infer(field)
+            output = operation.infer(field)
         except ValueError as error:
             raise PlanError(path, f"{op.op}: {error}{decode_hint(operation, field)}") from None
+        if isinstance(operation, BoundToType):
+            operation = operation.bind(field)
+        field = output
         _append(steps, Step(op.op, index if definition.random else -1, operation, field, (op,)), fuse=fuse)
     return OpChain(steps, field)
 

@@ -28,6 +28,8 @@ HEADINGS = {
     "augmentation": "Images",
     "mixup": "Images, mixed within a batch",
     "annotations": "Boxes and keypoints",
+    "sound": "Sound",
+    "spectra": "Sound",
     "text": "Text",
     "token_sequences": "Text",
     "array_files": "Arrays",

@@ -29,13 +29,14 @@ class FieldType:
     """The type of a field. `shape` has None for extents that differ between samples.
 
     `layout`: of images, channels last ("hwc") or first ("chw"); of annotations that follow the geometry of an
-    image, "boxes" [n, 4] or "points" [n, points, 3].
+    image, "boxes" [n, 4] or "points" [n, points, 3]. `rate`: of a sound, whose first axis is time, in hertz.
     """
 
     kind: Kind
     dtype: str
     shape: tuple[int | None, ...]
     layout: Layout = ""
+    rate: int = 0
 
     @property
     def fixed(self) -> tuple[int, ...] | None:
@@ -56,7 +57,8 @@ class FieldType:
 
     def __str__(self) -> str:
         sizes = "×".join("?" if extent is None else str(extent) for extent in self.shape)
-        return f"{self.kind}{f' ({self.layout})' if self.layout else ''} {self.dtype}[{sizes}]"
+        rate = f" at {self.rate} Hz" if self.rate else ""
+        return f"{self.kind}{f' ({self.layout})' if self.layout else ''} {self.dtype}[{sizes}]{rate}"
 
 
 def mismatch(field: FieldType, value: Any) -> str:
@@ -112,6 +114,16 @@ class Operation(Protocol):
 
     def apply(self, value: Any, random: KeyedRandom) -> Any:
         """Return the value for one sample. Raises BadSampleError if the data is at fault."""
+        ...
+
+
+@runtime_checkable
+class BoundToType(Protocol):
+    """An op whose work depends on more of its input's type than the values show, such as the rate of a
+    sound."""
+
+    def bind(self, field: FieldType) -> Operation:
+        """Return the op for values of type `field`, which `infer` accepts."""
         ...
 
 

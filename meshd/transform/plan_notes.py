@@ -71,6 +71,18 @@ def decode_mode(spec: PlanSpec, field: str) -> str:
     )
 
 
+def sound_format(spec: PlanSpec, field: str) -> dict[str, int]:
+    """Return rate (hertz) and channels of a sound field after its ops on sounds; empty for other fields."""
+    found: dict[str, int] = {}
+    for op in spec.ops:
+        args = op.for_field(field).args if field in op.all_fields else {}
+        if op.op == "decode_audio" and field in op.all_fields:
+            found = {"rate": int(args["rate"]), "channels": int(args["channels"])}
+        elif op.op in ("resample", "mono") and found and field in op.all_fields:
+            found |= {"rate": int(args["rate"])} if op.op == "resample" else {"channels": 1}
+    return found
+
+
 def _decoding_notes(name: str, ops: list[_FieldOp], first: Callable[[str], bytes]) -> Iterator[str]:
     decode = ops[0].op
     mode = decode.args.get("mode", "rgb")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshd.transform.assets import BadAssetError, no_assets
-from meshd.transform.errors import UnknownBuildError, UnknownOpError
+from meshd.transform.errors import MissingLibraryError, UnknownBuildError, UnknownOpError
 from meshd.transform.op_types import Complete, MixingOp, OpDefinition, Operation
 from meshd.transform.parameters import parse_arguments
 from meshd.transform.sandbox.user_op_definitions import MODULES
@@ -127,7 +127,8 @@ def versions(name: str, ops: Mapping[str, dict[str, OpDefinition]] = OPS) -> lis
 def build(op: OpSpec, path: str, load: AssetLoader = no_assets) -> tuple[OpDefinition, Operation]:
     """Return the op of a spec and build it with checked arguments.
 
-    Raises PlanError with the path of the bad field, MissingAssetError.
+    Raises PlanError with the path of the bad field (UnknownBuildError if this node lacks a library),
+    MissingAssetError.
     """
     definition = find(op.op, op.version, path)
     arguments = parse_arguments(definition.parameters, op.args, join_path(path, "args"))
@@ -138,3 +139,5 @@ def build(op: OpSpec, path: str, load: AssetLoader = no_assets) -> tuple[OpDefin
         return definition, definition.build(**arguments)
     except BadAssetError as error:
         raise PlanError(f"{path}.args.{error.parameter}", error.reason) from error
+    except MissingLibraryError as error:
+        raise UnknownBuildError(join_path(path, "op"), str(error)) from error

@@ -20,6 +20,8 @@ SUBJECTS = (
     "mixup",
     "resize",
     "right_angles",
+    "sound",
+    "spectra",
     "text",
     "token_sequences",
     "zarr_rows",

@@ -26,9 +26,11 @@ from meshd.transform.parameters import (
     with_description,
 )
 from meshd.transform.registry import operation
-from meshwire.strict_json import PlanError, checked_integer
+from meshwire.strict_json import PlanError, checked_integer, checked_number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from meshd.transform.parameters import Extents
@@ -43,48 +45,86 @@ def _window(value: Any, path: str) -> Extents:
     return found
 
 
+def _number_or_none(value: Any, path: str) -> float | None:
+    """A number, or null."""
+    return None if value is None else checked_number(value, path, -(2.0**63), 2.0**64)
+
+
+def fitting_value(value: float, dtype: str) -> Any:
+    """Return `value` in the dtype. Raises ValueError if it does not fit."""
+    wanted = np.dtype(dtype)
+    if wanted.kind not in "iu":
+        return wanted.type(value)
+    info = np.iinfo(wanted)
+    if not value.is_integer() or not info.min <= int(value) <= info.max:
+        raise ValueError(f"the value {value:g} does not fit into {dtype}")
+    return wanted.type(int(value))
+
+
 @operation(
     "window",
     Parameter("extents", _window),
     Parameter("at", choice("random", "center", "first"), "random"),
+    Parameter("pad", _number_or_none, None),
     random=True,
     moves=True,
     takes="an array",
     gives="the same dtype, with the window's extents",
-    refuses="an axis shorter than the window",
+    refuses="an axis shorter than the window, without `pad`",
 )
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window of the array along each axis: at a random place, in the middle, or at the beginning."""
+    """A window of the array along each axis: at a random place, in the middle, or at the beginning. With
+    `pad`, an array that is shorter is filled up at its end with this number."""
 
     extents: Extents
     at: Literal["random", "center", "first"]
+    pad: float | None = None
 
     def infer(self, field: FieldType) -> FieldType:
         if field.kind != "array" or field.pixel_layout or len(field.shape) != len(self.extents):
             raise ValueError(f"needs an array of {len(self.extents)} axes, not {field}")
+        if self.pad is not None:
+            fitting_value(self.pad, field.dtype)
         for axis, (wanted, extent) in enumerate(zip(self.extents, field.shape, strict=True)):
-            if wanted is not None and extent is not None and wanted > extent:
+            if self.pad is None and wanted is not None and extent is not None and wanted > extent:
                 raise ValueError(f"axis {axis} has {extent}, less than the window's {wanted}")
         shape = (
             extent if wanted is None else wanted
             for wanted, extent in zip(self.extents, field.shape, strict=True)
         )
-        return FieldType("array", field.dtype, tuple(shape))
+        return FieldType("array", field.dtype, tuple(shape), rate=field.rate)
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
+        places = tuple(slice(*place) for place in self.places(value.shape, random))
+        return self.padded(np.ascontiguousarray(value[places]))
+
+    def places(self, shape: Sequence[int], random: KeyedRandom) -> list[tuple[int, int]]:
+        """Return (start, stop) of the window along each axis, within the array. Raises BadSampleError."""
         places = []
-        for axis, (wanted, extent) in enumerate(zip(self.extents, value.shape, strict=True)):
-            if wanted is None:
-                places.append(slice(None))
+        for axis, (wanted, extent) in enumerate(zip(self.extents, shape, strict=True)):
+            if wanted is None or (extent < wanted and self.pad is not None):
+                places.append((0, extent))
                 continue
             room = extent - wanted
             if room < 0:
                 raise BadSampleError(f"axis {axis} has {extent}, less than the window's {wanted}")
             first = {"first": 0, "center": room // 2}.get(self.at)
             start = random.integer(room + 1) if first is None else first
-            places.append(slice(start, start + wanted))
-        return np.ascontiguousarray(value[tuple(places)])
+            places.append((start, start + wanted))
+        return places
+
+    def padded(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the part of an array that is in the window, filled up to the window's extents."""
+        shape = tuple(
+            extent if wanted is None else wanted
+            for wanted, extent in zip(self.extents, value.shape, strict=True)
+        )
+        if shape == value.shape:
+            return value
+        full = np.full(shape, fitting_value(self.pad or 0.0, value.dtype.name), value.dtype)
+        full[tuple(slice(extent) for extent in value.shape)] = value
+        return full
 
 
 def _columns(value: Any, path: str) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from meshd.transform.assets import BadAssetError, asset
+from meshd.transform.builtin.array_ops import fitting_value
 from meshd.transform.builtin.text import check_bytes, text_of
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import FieldType
@@ -56,7 +57,7 @@ class Truncate:
         _check_sequence(field)
         first = field.shape[0]
         cut = None if first is None else min(first, self.length)
-        return FieldType("array", field.dtype, (cut, *field.shape[1:]))
+        return FieldType("array", field.dtype, (cut, *field.shape[1:]), rate=field.rate)
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         return value[: self.length] if self.side == "right" else value[max(0, len(value) - self.length) :]
@@ -83,8 +84,8 @@ class PadTo:
         _check_sequence(field)
         if field.shape[0] is not None and field.shape[0] > self.length:
             raise ValueError(f"{field} is longer than {self.length}; put truncate before it")
-        _fitting(self.value, field.dtype)
-        return FieldType("array", field.dtype, (self.length, *field.shape[1:]))
+        fitting_value(self.value, field.dtype)
+        return FieldType("array", field.dtype, (self.length, *field.shape[1:]), rate=field.rate)
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         missing = self.length - len(value)
@@ -92,21 +93,12 @@ class PadTo:
             raise BadSampleError(
                 f"a sequence of {len(value)} elements; at most {self.length} are allowed: truncate first"
             )
-        padded = np.full((self.length, *value.shape[1:]), _fitting(self.value, value.dtype.name), value.dtype)
+        padded = np.full(
+            (self.length, *value.shape[1:]), fitting_value(self.value, value.dtype.name), value.dtype
+        )
         start = 0 if self.side == "right" else missing
         padded[start : start + len(value)] = value
         return padded
-
-
-def _fitting(value: float, dtype: str) -> Any:
-    """Return `value` in the dtype. Raises ValueError if it does not fit."""
-    wanted = np.dtype(dtype)
-    if wanted.kind not in "iu":
-        return wanted.type(value)
-    info = np.iinfo(wanted)
-    if not value.is_integer() or not info.min <= int(value) <= info.max:
-        raise ValueError(f"the value {value:g} does not fit into {dtype}")
-    return wanted.type(int(value))
 
 
 _LOADED = 4

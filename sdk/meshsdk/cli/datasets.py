@@ -107,7 +107,8 @@ def schema(session: Session, opened: Opening) -> None:
     for name, field in found.items():
         shape = None if field.shape is None else list(field.shape)
         mode = {"decoded": field.decoded} if field.decoded else {}
-        session.show(f"{name}: {field}", field=name, dtype=field.dtype, shape=shape, **mode)
+        sound = {"rate": field.rate, "channels": field.channels} if field.rate else {}
+        session.show(f"{name}: {field}", field=name, dtype=field.dtype, shape=shape, **mode, **sound)
 
 
 @click.command()

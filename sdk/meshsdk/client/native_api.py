@@ -73,15 +73,19 @@ class FieldSchema:
         dtype: name of the numpy dtype, such as "uint8".
         shape: without the batch dimension; None for a ragged field, whose rows differ in length.
         decoded: of an image, the mode of its decoding: "rgb", "gray", "index" or "unchanged"; else "".
+        rate, channels: of a sound, as it is decoded: hertz and number; else 0.
     """
 
     dtype: str
     shape: tuple[int, ...] | None
     decoded: str = ""
+    rate: int = 0
+    channels: int = 0
 
     def __str__(self) -> str:
         mode = f", decoded as {self.decoded}" if self.decoded else ""
-        return f"{self.dtype} {'ragged' if self.shape is None else list(self.shape)}{mode}"
+        sound = f", sound of {self.channels} × {self.rate} Hz" if self.rate else ""
+        return f"{self.dtype} {'ragged' if self.shape is None else list(self.shape)}{mode}{sound}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +215,8 @@ def _plan(answer: Mapping[str, Any]) -> PlanInfo:
             str(field["dtype"]),
             None if field.get("ragged") else tuple(field["shape"]),
             str(field.get("decoded", "")),
+            int(field.get("rate", 0)),
+            int(field.get("channels", 0)),
         )
         for name, field in answer["fields"].items()
     }

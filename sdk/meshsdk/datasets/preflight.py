@@ -32,6 +32,10 @@ ROWS = 8
 _AHEAD = 4
 _LOOKED_AT = 4096
 _OF_OP = re.compile(r"ops\[(\d+)\]")
+_SOUND_FIX = (
+    "cut windows of one length (ops.window with pad=0), pad them (ops.pad_to), or take Ragged.padded() and "
+    "buckets=mesh.LengthBuckets"
+)
 _ARRAYS = {"npy", "npz", "safetensors"}  # ops with a `shape` argument that makes rows dense
 _UNTOLD = "the first sample does not tell"  # the node's error if it cannot complete an op's arguments
 
@@ -247,6 +251,10 @@ def _raw_notes(ds: SampleSequence, row: Mapping[str, Any]) -> list[str]:
     return notes
 
 
+def _is_sound(ds: SampleSequence, name: str) -> bool:
+    return any(op.op == "decode_audio" and name in op.all_fields for op in ds.ops)
+
+
 def _ragged_notes(
     ds: SampleSequence, schema: Mapping[str, FieldSchema], rows: Sequence[Mapping[str, Any]]
 ) -> list[str]:
@@ -267,11 +275,13 @@ def _ragged_notes(
             told = (
                 f"has rows of different shapes, such as {' and '.join(shapes[:2])}, and is delivered ragged: "
             )
-            notes.append(f"{name!r} {told}crop or resize it to one size")
+            last_fix = _SOUND_FIX if _is_sound(ds, name) else "crop or resize it to one size"
+            notes.append(f"{name!r} {told}{last_fix}")
         elif len(rows) > 1:
             told = (
                 f"is delivered ragged: all rows tried are {shapes[0]}, but no op guarantees that all rows are"
             )
             fix = f"pass shape={shapes[0]} to ops.{last[0]}" if set(last) & _ARRAYS else "crop or resize it"
+            fix = _SOUND_FIX if _is_sound(ds, name) else fix
             notes.append(f"{name!r} {told}. For a dense tensor, {fix}")
     return notes

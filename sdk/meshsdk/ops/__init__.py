@@ -2,7 +2,7 @@
 
 Law: an op here is only a name with checked arguments; the node's build of that op does the work, and its
 version is part of the plan's hash. The constructors for arrays are in `array_ops`, those for boxes and
-keypoints in `annotation_ops`, those that mix rows in `mixing_ops`.
+keypoints in `annotation_ops`, those for sounds in `sound_ops`, those that mix rows in `mixing_ops`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,16 @@ from meshsdk.ops.array_ops import zarr_chunk as zarr_chunk
 from meshsdk.ops.mixing_ops import cutmix as cutmix
 from meshsdk.ops.mixing_ops import mixup as mixup
 from meshsdk.ops.mixing_ops import mixup_or_cutmix as mixup_or_cutmix
+from meshsdk.ops.sound_ops import decode_audio as decode_audio
+from meshsdk.ops.sound_ops import gain as gain
+from meshsdk.ops.sound_ops import mel_spectrogram as mel_spectrogram
+from meshsdk.ops.sound_ops import mfcc as mfcc
+from meshsdk.ops.sound_ops import mono as mono
+from meshsdk.ops.sound_ops import normalize_volume as normalize_volume
+from meshsdk.ops.sound_ops import resample as resample
+from meshsdk.ops.sound_ops import spec_augment as spec_augment
+from meshsdk.ops.sound_ops import spectrogram as spectrogram
+from meshsdk.ops.sound_ops import trim_silence as trim_silence
 from meshwire.plan.plan_spec import OpSpec
 
 if TYPE_CHECKING:

@@ -82,13 +82,20 @@ def gather_columns(field: str, columns: Sequence[int]) -> OpSpec:
 
 
 def window(
-    field: str, extents: Sequence[int | None], *, at: Literal["random", "center", "first"] = "random"
+    field: str,
+    extents: Sequence[int | None],
+    *,
+    at: Literal["random", "center", "first"] = "random",
+    pad: float | None = None,
 ) -> OpSpec:
     """Cut a window out of an array.
 
     Arguments:
         extents: length along each axis; None for the whole axis.
         at: "random" (keyed by seed, epoch and position), "center", or "first" for the beginning.
+        pad: a number that fills up an array that is shorter. Default: such a sample is bad.
     """
-    args = {"extents": _values.extents("window", "extents", extents), "at": at}
+    args: dict[str, object] = {"extents": _values.extents("window", "extents", extents), "at": at}
+    if pad is not None:  # otherwise left out, so that plans keep the hash they had without the argument
+        args["pad"] = pad
     return OpSpec("window", _values.field("window", field), args)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from meshsdk.client.native_api import FieldInfo
 
 _LONGEST = 40  # characters of an argument in `op_text`
-# Transforms of torchvision, and the corresponding ops.
+# Transforms of torchvision and torchaudio, and the corresponding ops.
 _TORCHVISION = {
     "Resize": "resize",
     "CenterCrop": "center_crop",
@@ -44,6 +44,14 @@ _TORCHVISION = {
     "ConvertImageDtype": "cast",
     "SanitizeBoundingBoxes": "keep_boxes",
     "ConvertBoundingBoxFormat": "convert_boxes",
+    # Of torchaudio, with other argument names.
+    "Resample": "resample",
+    "Spectrogram": "spectrogram",
+    "MelSpectrogram": "mel_spectrogram",
+    "MFCC": "mfcc",
+    "Vol": "gain",
+    "FrequencyMasking": "spec_augment",
+    "TimeMasking": "spec_augment",
 }
 
 

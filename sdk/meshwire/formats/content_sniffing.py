@@ -20,12 +20,17 @@ class ContentHint(NamedTuple):
 
 
 _DECODE: Final = "put ops.decode({field!r}) before any other op"
+_DECODE_AUDIO: Final = "put ops.decode_audio({field!r}) before any other op"
 _BEGINNINGS: Final[Sequence[tuple[bytes, ContentHint]]] = (
     (b"\xff\xd8\xff", ContentHint("a JPEG file", _DECODE)),
     (b"\x89PNG\r\n", ContentHint("a PNG file", _DECODE)),
     (b"GIF8", ContentHint("a GIF file", _DECODE)),
     (b"II*\x00", ContentHint("a TIFF file", _DECODE)),
     (b"MM\x00*", ContentHint("a TIFF file", _DECODE)),
+    (b"fLaC", ContentHint("a FLAC file", _DECODE_AUDIO)),
+    (b"OggS", ContentHint("an Ogg file", _DECODE_AUDIO)),
+    (b"ID3", ContentHint("an MP3 file", _DECODE_AUDIO)),
+    (b"\xff\xfb", ContentHint("an MP3 file", _DECODE_AUDIO)),
     (b"\x93NUMPY", ContentHint("a .npy file", "put ops.npy({field!r}) before any other op")),
     (
         b"\x89HDF\r\n",
@@ -101,6 +106,8 @@ def identify_content(data: bytes) -> ContentHint | None:
             return found
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return ContentHint("a WebP file", _DECODE)
+    if data.startswith(b"RIFF") and data[8:12] == b"WAVE":
+        return ContentHint("a WAV file", _DECODE_AUDIO)
     if data[8:10] == b'{"' and not any(data[5:8]):  # the length of a header, below 2**40, then the header
         return _TENSORS
     if data.lstrip()[:1] in (b"{", b"["):
