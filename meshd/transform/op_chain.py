@@ -21,6 +21,7 @@ from meshd.transform.messages import OpStats, value_bytes
 from meshd.transform.op_types import BYTES, BoundToType, WindowedDecoder, image, mismatch
 from meshd.transform.resource_limits import is_out_of_memory
 from meshd.transform.source_files import SourceDamagedError, SourceGoneError
+from meshd.transform.video_frames import by_frame
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.strict_json import PlanError, canonical_json
 
@@ -249,6 +250,8 @@ def compile_chain(
         definition, operation = registry.build(op, path, load)
         if field.layout in ANNOTATION_LAYOUTS and isinstance(operation, MovesPixels):
             operation = AnnotationMotion(operation)
+        elif field.layout == "video":
+            operation = by_frame(operation, field)
         try:
             output = operation.infer(field)
         except ValueError as error:

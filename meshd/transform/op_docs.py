@@ -30,6 +30,7 @@ HEADINGS = {
     "annotations": "Boxes and keypoints",
     "sound": "Sound",
     "spectra": "Sound",
+    "video": "Video",
     "text": "Text",
     "token_sequences": "Text",
     "array_files": "Arrays",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["bytes", "image", "array", "label"]
-Layout = Literal["", "hwc", "chw", "boxes", "points"]
+Layout = Literal["", "hwc", "chw", "boxes", "points", "video"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class FieldType:
     """The type of a field. `shape` has None for extents that differ between samples.
 
     `layout`: of images, channels last ("hwc") or first ("chw"); of annotations that follow the geometry of an
-    image, "boxes" [n, 4] or "points" [n, points, 3]. `rate`: of a sound, whose first axis is time, in hertz.
+    image, "boxes" [n, 4] or "points" [n, points, 3]; of videos, "video" […, height, width, channels]. `rate`:
+    of a sound, whose first axis is time, in hertz.
     """
 
     kind: Kind

@@ -24,6 +24,7 @@ SUBJECTS = (
     "spectra",
     "text",
     "token_sequences",
+    "video",
     "zarr_rows",
 )
 

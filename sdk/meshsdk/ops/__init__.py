@@ -1,8 +1,8 @@
 """Op constructors for `Dataset.map`: the transforms that nodes apply to a field, in order.
 
 Law: an op here is only a name with checked arguments; the node's build of that op does the work, and its
-version is part of the plan's hash. The constructors for arrays are in `array_ops`, those for boxes and
-keypoints in `annotation_ops`, those for sounds in `sound_ops`, those that mix rows in `mixing_ops`.
+version is part of the plan's hash. More constructors are in `annotation_ops`, `array_ops`, `mixing_ops`,
+`sound_ops` and `video_ops`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from meshsdk.ops.sound_ops import resample as resample
 from meshsdk.ops.sound_ops import spec_augment as spec_augment
 from meshsdk.ops.sound_ops import spectrogram as spectrogram
 from meshsdk.ops.sound_ops import trim_silence as trim_silence
+from meshsdk.ops.video_ops import decode_video as decode_video
 from meshwire.plan.plan_spec import OpSpec
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ class ContentHint(NamedTuple):
 
 _DECODE: Final = "put ops.decode({field!r}) before any other op"
 _DECODE_AUDIO: Final = "put ops.decode_audio({field!r}) before any other op"
+_DECODE_VIDEO: Final = "put ops.decode_video({field!r}, FRAMES) before any other op"
 _BEGINNINGS: Final[Sequence[tuple[bytes, ContentHint]]] = (
     (b"\xff\xd8\xff", ContentHint("a JPEG file", _DECODE)),
     (b"\x89PNG\r\n", ContentHint("a PNG file", _DECODE)),
@@ -31,6 +32,7 @@ _BEGINNINGS: Final[Sequence[tuple[bytes, ContentHint]]] = (
     (b"OggS", ContentHint("an Ogg file", _DECODE_AUDIO)),
     (b"ID3", ContentHint("an MP3 file", _DECODE_AUDIO)),
     (b"\xff\xfb", ContentHint("an MP3 file", _DECODE_AUDIO)),
+    (b"\x1a\x45\xdf\xa3", ContentHint("a Matroska or WebM file", _DECODE_VIDEO)),
     (b"\x93NUMPY", ContentHint("a .npy file", "put ops.npy({field!r}) before any other op")),
     (
         b"\x89HDF\r\n",
@@ -108,6 +110,8 @@ def identify_content(data: bytes) -> ContentHint | None:
         return ContentHint("a WebP file", _DECODE)
     if data.startswith(b"RIFF") and data[8:12] == b"WAVE":
         return ContentHint("a WAV file", _DECODE_AUDIO)
+    if data[4:8] == b"ftyp":
+        return ContentHint("an MP4 or QuickTime file", _DECODE_VIDEO)
     if data[8:10] == b'{"' and not any(data[5:8]):  # the length of a header, below 2**40, then the header
         return _TENSORS
     if data.lstrip()[:1] in (b"{", b"["):
