@@ -23,7 +23,7 @@ from meshd.transform.builtin.sound_files import (
     check_length,
     load_library,
 )
-from meshd.transform.builtin.sound_resampling import resampler
+from meshd.transform.builtin.sound_resampler import resampler
 from meshd.transform.builtin.text import check_bytes
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import FieldType
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.transform.builtin.sound_files import Floats
-    from meshd.transform.builtin.sound_resampling import Quality
+    from meshd.transform.builtin.sound_resampler import Quality
     from meshd.transform.registry import Operation
     from meshwire.plan.keyed_random import KeyedRandom
 

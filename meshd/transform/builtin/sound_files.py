@@ -43,7 +43,7 @@ def load_library() -> Any:
         raise MissingLibraryError("soundfile", "audio") from error
 
     class ForwardFile(soundfile.SoundFile):  # type: ignore[misc]  # soundfile is not typed
-        """A file whose reads do not seek to where they ended: a codec that seeks begins anew, with other last
+        """A file whose reads do not seek to where they ended: a codec that seeks starts over, with other last
         bits."""
 
         def seekable(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from meshd.transform.builtin.sound_resampling import resampler
+from meshd.transform.builtin.sound_resampler import resampler
 from meshd.transform.compiler import complete_spec
 from meshd.transform.errors import BadSampleError, MissingLibraryError, UnknownBuildError
 from meshd.transform.op_chain import compile_chain
