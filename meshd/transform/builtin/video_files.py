@@ -41,6 +41,7 @@ def load_library() -> Any:
     try:
         import av
         import av.error
+        import av.video.reformatter
     except (ImportError, OSError) as error:
         raise MissingLibraryError("av", "video") from error
     av.logging.set_level(None)  # a file could fill the log; the bad sample reports its problem
@@ -65,6 +66,7 @@ class VideoReader:
             self._list_packets()
         except (self._av.error.FFmpegError, ValueError, EOFError) as error:
             raise BadSampleError(f"not a readable video: {_told(error)}") from None
+        self._converter: Any = self._av.video.reformatter.VideoReformatter()  # set up once for all frames
         self._decoding: Iterator[Any] | None = None
         self._at = -1  # the time of the last frame that was decoded
 
@@ -138,7 +140,7 @@ class VideoReader:
             if (frame.height, frame.width) != size:
                 raise BadSampleError(f"frame {number} is of another size than the first")
             try:
-                yield number, frame.to_ndarray(format="rgb24")
+                yield number, self._converter.reformat(frame, format="rgb24").to_ndarray()
             except (self._av.error.FFmpegError, ValueError) as error:
                 raise BadSampleError(f"frame {number} cannot be converted: {_told(error)}") from None
 
