@@ -13,6 +13,7 @@ from bench import (
     checkpoints,
     epochs,
     loader_cpu_cost,
+    media_row,
     origins,
     owners,
     proxy_overhead,
@@ -143,6 +144,20 @@ ENTRIES: Final = (
     Entry(windows.NAME, "windows of a Zarr series, beside zarr in a Dataset", 1.5, (), Bench.windows),
     Entry(tokens.NAME, "stored tokens, packed, beside the peers' formats", 2, (PEERS,), Bench.tokens),
     Entry(table_row.NAME, "batches of a table's rows, beside pyarrow", 2, (), Bench.tables),
+    Entry(
+        media_row.SOUNDS.name,
+        "windows of recordings as spectra, beside DataLoader",
+        1,
+        (),
+        partial(Bench.media, media=media_row.SOUNDS),
+    ),
+    Entry(
+        media_row.FILMS.name,
+        "clips of films, beside DataLoader",
+        1,
+        (),
+        partial(Bench.media, media=media_row.FILMS),
+    ),
     Entry(
         checkpoints.NAME, "torch's checkpoints saved and loaded, beside others", 1.5, (), Bench.checkpoints
     ),

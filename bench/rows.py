@@ -38,6 +38,7 @@ class Scale:
     series_chunks: int = 4_096
     tokens: int = 1 << 24
     table_rows: int = 2_000_000
+    media_files: int = 256
     checkpoint: int = 256 * MIB
     rotational: int = 6_000
     rotational_reads: int = 1_000
@@ -67,6 +68,7 @@ QUICK = Scale(
     series_chunks=256,
     tokens=1 << 22,
     table_rows=160_000,
+    media_files=32,
     checkpoint=4 * MIB,
     rotational=128,
     rotational_reads=32,

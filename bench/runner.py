@@ -24,6 +24,7 @@ from bench import (
     limits,
     loader_cpu_cost,
     loader_timing,
+    media_row,
     origins,
     owners,
     photo_dataset,
@@ -176,6 +177,12 @@ class Bench:
         if server is None:
             return table_row.title(self.scale), (), dict(self.absent)
         return table_row.title(self.scale), table_row.measure(server, self.scale, self.say), {}
+
+    def media(self, media: media_row.Media) -> Outcome:
+        title, server = media_row.title(media, self.scale), self.server("meshd")
+        if server is None:
+            return title, (), dict(self.absent)
+        return title, media_row.measure(media, server, self.scale, self.say), {}
 
     def checkpoints(self) -> Outcome:
         title, server = checkpoints.title(self.scale), self.server("meshd")

@@ -27,6 +27,7 @@ from bench import (
     loader_cpu_cost,
     loader_report,
     loader_timing,
+    media_row,
     owners,
     report,
     shared_jobs,
@@ -102,8 +103,9 @@ def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
-def test_the_rows_of_windows_and_tables_at_toy_size(tmp_path: Path) -> None:
-    only = ["--only", f"{windows.NAME},{table_row.NAME}", "--scratch", str(tmp_path)]
+def test_the_rows_of_windows_tables_and_media_at_toy_size(tmp_path: Path) -> None:
+    media = [each.name for each in media_row.ROWS]
+    only = ["--only", ",".join([windows.NAME, table_row.NAME, *media]), "--scratch", str(tmp_path)]
     argv = [sys.executable, "-m", "bench", "--quick", *only]
     env = {**os.environ, "BENCH_INSTALL": "0"}
     done = subprocess.run(
@@ -113,6 +115,9 @@ def test_the_rows_of_windows_and_tables_at_toy_size(tmp_path: Path) -> None:
     rows = load(tmp_path / "quick")
     assert rows[table_row.NAME].contenders() == list(table_row.CONTENDERS)
     assert rows[table_row.NAME].value(table_row.PYARROW, "client_us")
+    for name in media:
+        assert rows[name].contenders() == list(media_row.CONTENDERS)
+        assert rows[name].ratio(media_row.OURS, media_row.NAIVE, "rate") is not None
     found = rows[windows.NAME]
     assert found.contenders() == list(windows.CONTENDERS)
     ratio = found.ratio(windows.OURS, windows.NAIVE, "rate")
@@ -121,6 +126,7 @@ def test_the_rows_of_windows_and_tables_at_toy_size(tmp_path: Path) -> None:
     report = (tmp_path / "quick.md").read_text()
     assert windows.TEXT in report
     assert table_row.TEXT in report
+    assert media_row.FILMS.text in report
 
 
 @pytest.mark.bench
