@@ -1,4 +1,5 @@
-"""Toy data for the examples, so that they run without yours: photographs, masks, texts, waves, a graph.
+"""Toy data for the examples, so that they run without yours: photographs, masks, texts, waves,
+a graph, sounds.
 
     python -m examples.toys s3://toys
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import wave
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,6 +104,22 @@ def graph(count: int) -> Iterator[tuple[str, bytes]]:
         yield f"graph/{name}.npy", body.getvalue()
 
 
+def sounds(count: int) -> Iterator[tuple[str, bytes]]:
+    """`sounds/train/CLASS/NUMBER.wav`, every fourth in `test`: low, middle and high tones in noise."""
+    random, rate = np.random.default_rng(7), 8_000
+    for number in range(count):
+        name, pitch = [("high", 2_000), ("low", 300), ("middle", 800)][number % 3]
+        time = np.arange(int(rate * random.uniform(0.4, 0.7))) / rate
+        tone = 0.1 * np.sin(2 * np.pi * pitch * random.uniform(0.8, 1.3) * time)
+        values = np.clip(tone + random.normal(0, 0.2, len(time)), -1, 1) * 32_767
+        body = io.BytesIO()
+        with wave.open(body, "wb") as file:
+            file.setparams((1, 2, rate, 0, "NONE", ""))
+            file.writeframes(values.astype("<i2").tobytes())
+        part = "test" if number // 3 % 4 == 3 else "train"
+        yield f"sounds/{part}/{name}/{number:05}.wav", body.getvalue()
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line("examples.toys", __doc__)
     parser.add_argument("target", help="where to put them, as s3://toys")
@@ -110,10 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bucket, _, prefix = options.target.removeprefix("s3://").rstrip("/").partition("/")
     with mesh.connect() as client:
         client.create_bucket(bucket)
-        for make in (photographs, scenes, texts, waves, graph):
+        for make in (photographs, scenes, texts, waves, graph, sounds):
             for name, body in make(options.samples):
                 client.put(bucket, f"{prefix}/{name}" if prefix else name, body)
-    print(f"{options.samples} photographs, scenes, texts, waves and nodes are below {options.target}")
+    print(f"{options.samples} photographs, scenes, texts, waves, nodes and sounds are below {options.target}")
 
 
 if __name__ == "__main__":

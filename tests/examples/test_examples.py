@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import meshsdk as mesh
-from examples import arguments, ddp, features, lars, series, sweep, tokens, toys
+from examples import arguments, ddp, features, lars, series, sounds, sweep, tokens, toys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -131,6 +131,12 @@ def test_a_text_sees_nothing_of_its_neighbours_and_nothing_ahead() -> None:
 def test_series_are_forecast(capsys: pytest.CaptureFixture[str]) -> None:
     errors = series.main([f"s3://{BUCKET}/waves", "--batch", "16", "--epochs", "8"])
     assert errors[-1] < 0.6 * errors[0]
+    assert len(hashes(capsys.readouterr().out)) == 1
+
+
+def test_sounds_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    right = sounds.main([f"s3://{BUCKET}/sounds", "--epochs", "12"])
+    assert right[-1] > 0.75
     assert len(hashes(capsys.readouterr().out)) == 1
 
 
