@@ -67,6 +67,14 @@ def asset(value: Any, path: str) -> str:
     raise PlanError(path, f"expected s3://BUCKET/KEY or sha256:HEX, got {shown_value(text)}")
 
 
+def optional_asset(value: Any, path: str) -> str | None:
+    """An object, as s3://BUCKET/KEY, or its content, as sha256:HEX; or null.
+
+    As `asset`.
+    """
+    return None if value is None else asset(value, path)
+
+
 def verify_asset(digest: str, data: bytes) -> Asset:
     """Return the asset. Raises SourceGoneError if the bytes do not match the digest."""
     if hashlib.sha256(data).hexdigest() != digest:

@@ -33,6 +33,7 @@ HEADINGS = {
     "video": "Video",
     "text": "Text",
     "token_sequences": "Text",
+    "chat": "Text",
     "array_files": "Arrays",
     "zarr_rows": "Arrays",
     "array_ops": "Arrays",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 
 import numpy as np
 
-from meshd.transform.assets import asset
+from meshd.transform.assets import asset, optional_asset
 
 if TYPE_CHECKING:
     from meshd.transform.parameters import Parameter
@@ -215,7 +215,9 @@ class OpDefinition:
     @property
     def assets(self) -> tuple[str, ...]:
         """The parameters whose values are assets."""
-        return tuple(parameter.name for parameter in self.parameters if parameter.parse is asset)
+        return tuple(
+            parameter.name for parameter in self.parameters if parameter.parse in (asset, optional_asset)
+        )
 
     @property
     def is_multi_field(self) -> bool:

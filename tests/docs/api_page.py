@@ -104,6 +104,7 @@ SECTIONS = (
             Entry("meshsdk.ops.*", "ops."),
             Entry("meshsdk.ops.array_ops.*", "ops."),
             Entry("meshsdk.ops.annotation_ops.*", "ops."),
+            Entry("meshsdk.ops.chat_ops.*", "ops."),
             Entry("meshsdk.ops.sound_ops.*", "ops."),
             Entry("meshsdk.ops.video_ops.*", "ops."),
             Entry("meshsdk.ops.mixing_ops.*", "ops."),

@@ -13,6 +13,7 @@ SUBJECTS = (
     "array_files",
     "array_ops",
     "augmentation",
+    "chat",
     "decode",
     "encode",
     "geometry",

@@ -108,7 +108,7 @@ os.environ.setdefault(
 
 
 @lru_cache(maxsize=_LOADED)
-def _load(file: Asset) -> Any:
+def load_tokenizer(file: Asset) -> Any:
     """Load the tokenizer of a file. Raises BadAssetError.
 
     Loading takes 0.1 s per few MB, so the last ones are cached.
@@ -123,6 +123,15 @@ def _load(file: Asset) -> Any:
             raise
         raise BadAssetError("file", f"not a tokenizer.json of Hugging Face tokenizers: {error}") from None
     return tokenizer
+
+
+def token_dtype(tokenizer: Any, wanted: str) -> str:
+    """Return the dtype of the ids of a tokenizer; `wanted` may be "auto". Raises BadAssetError."""
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    dtype = ("uint16" if size <= 1 << 16 else "uint32") if wanted == "auto" else wanted
+    if size - 1 > np.iinfo(dtype).max:
+        raise BadAssetError("file", f"its {size} tokens do not fit into {dtype}; use uint32")
+    return dtype
 
 
 def _end_of_text(value: Any, path: str) -> str | None:
@@ -154,14 +163,10 @@ class Tokenize:
     _end: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        tokenizer = _load(self.file)
-        size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        dtype = ("uint16" if size <= 1 << 16 else "uint32") if self.dtype == "auto" else self.dtype
-        if size - 1 > np.iinfo(dtype).max:
-            raise BadAssetError("file", f"its {size} tokens do not fit into {dtype}; use uint32")
+        tokenizer = load_tokenizer(self.file)
         object.__setattr__(self, "_tokenizer", tokenizer)
         object.__setattr__(self, "_end", self._end_tokens(tokenizer))
-        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "dtype", token_dtype(tokenizer, self.dtype))
 
     def _end_tokens(self, tokenizer: Any) -> tuple[int, ...]:
         if self.end_of_text is None:
