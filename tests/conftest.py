@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import uuid
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,8 +59,15 @@ def _forked_nodes() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    """A running daemon with one worker. Do not stop or change it: others use it too."""
-    with one_node() as running:
+    """A running daemon with one worker. Do not stop or change it: others use it too.
+
+    It keeps idle connections: one that is closed just as a test sends its next request is the client's to
+    repeat, and clients here repeat nothing.
+    """
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MESHD_IDLE_TIMEOUT", "3600")
+            running = stack.enter_context(one_node())
         yield running
 
 

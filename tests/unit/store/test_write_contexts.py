@@ -49,8 +49,8 @@ SERVICE_WRITES = frozenset(
         "put_tags",
     ]
 )
-CONTEXT_VARIABLES = {"telemetry/logs.py", "util/admission.py", "views/view_kind.py"}
-"""Modules with a ContextVar: it labels log lines or metrics, or says whose share of memory is used."""
+CONTEXT_VARIABLES = {"telemetry/logs.py", "telemetry/tracing.py", "util/admission.py", "views/view_kind.py"}
+"""Modules with a ContextVar: it labels log lines, metrics or spans, or says whose share of memory is used."""
 WRITEBACK_CONTEXT = "origins/write_back.py:_push"
 
 
