@@ -120,15 +120,8 @@ def _powers(spectra: npt.NDArray[np.complex128], exponent: float) -> Doubles:
 
 
 @dataclass(frozen=True, slots=True)
-class _Framed:
+class _Framed(_Framing):
     """An op on a mono sound that is cut into frames."""
-
-    n_fft: int
-    hop: int | None
-    window: int | None
-    shape: Literal["hann", "hamming", "ones"]
-    center: bool
-    padding: Literal["reflect", "zeros"]
 
     @property
     def framing(self) -> _Framing:
