@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import meshsdk as mesh
 from bench.media_row import BUCKET, NAIVE, ROWS, SOUNDS, WORKERS
+from bench.naive_loader import shuffled_rounds
 from bench.steady_rate import serve_rounds
 from meshd.transform.builtin.mel_scale import mel_filters
 from meshd.transform.builtin.sound_resampler import resampler
@@ -100,21 +101,6 @@ def _clip(data: bytes) -> torch.Tensor:
     return clip[:, :, top : top + SIDE, left : left + SIDE]
 
 
-def naive(endpoint: str, media: Media) -> Generator[Iterator[torch.Tensor], None, None]:
-    """Rounds of a DataLoader, whose workers stay."""
-    loader = torch.utils.data.DataLoader(
-        Files(endpoint, media),
-        batch_size=media.batch,
-        shuffle=True,
-        drop_last=True,
-        num_workers=WORKERS,
-        persistent_workers=True,
-        multiprocessing_context="spawn",
-    )
-    while True:
-        yield (batch for _ in iter(int, 1) for batch in loader)
-
-
 def ours(endpoint: str, media: Media) -> Generator[Iterator[torch.Tensor], None, None]:
     """Rounds of a loader, each of a plan of its own."""
     sounds = (
@@ -150,7 +136,11 @@ def main() -> None:
             raise SystemExit(f"no batch of {media.name}: {tuple(batch.shape)}")
         return media.batch
 
-    rounds = naive(endpoint, media) if loader == NAIVE else ours(endpoint, media)
+    rounds = (
+        shuffled_rounds(Files(endpoint, media), media.batch, WORKERS)
+        if loader == NAIVE
+        else ours(endpoint, media)
+    )
     serve_rounds(rounds, look, seconds, server)
 
 

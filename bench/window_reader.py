@@ -17,6 +17,7 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 import meshsdk as mesh
+from bench.naive_loader import shuffled_rounds
 from bench.steady_rate import serve_rounds
 from bench.windows import BATCH, BUCKET, CHANNELS, CHUNK, OURS, WIDTH, WORKERS
 from meshsdk import ops
@@ -55,21 +56,6 @@ class Windows(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # torch is 
         return torch.from_numpy(self._open()[:, begin : begin + WIDTH])
 
 
-def naive(endpoint: str, place: str) -> Generator[Iterator[torch.Tensor], None, None]:
-    """Rounds of a DataLoader, whose workers stay."""
-    loader = torch.utils.data.DataLoader(
-        Windows(endpoint, place),
-        batch_size=BATCH,
-        shuffle=True,
-        drop_last=True,
-        num_workers=WORKERS,
-        persistent_workers=True,
-        multiprocessing_context="spawn",
-    )
-    while True:
-        yield (batch for _ in iter(int, 1) for batch in loader)
-
-
 def ours(endpoint: str, place: str) -> Generator[Iterator[torch.Tensor], None, None]:
     """Rounds of a loader, each of a plan of its own."""
     with mesh.connect(endpoint) as client:
@@ -93,7 +79,9 @@ def main() -> None:
     """Warm up, then a round a line."""
     loader, place, endpoint, seconds, server = *sys.argv[1:4], float(sys.argv[4]), int(sys.argv[5])
     torch.set_num_threads(1)
-    rounds = ours(endpoint, place) if loader == OURS else naive(endpoint, place)
+    rounds = (
+        ours(endpoint, place) if loader == OURS else shuffled_rounds(Windows(endpoint, place), BATCH, WORKERS)
+    )
     serve_rounds(rounds, look, seconds, server)
 
 
