@@ -82,7 +82,7 @@ def copy_part_range(asked: tuple[int, int] | None, size: int) -> tuple[int, int]
     return first, last - first + 1
 
 
-def copy_meta(source: Record, operation: CopyObject, owner: str) -> Meta:
+def copy_meta(source: Record, operation: CopyObject, owner: str, *, through: bool = False) -> Meta:
     """Return the copy's metadata: the source's headers and tags, or those that replace them. A redirect and
     the ACL never come from the source."""
     asked = operation.headers
@@ -101,6 +101,7 @@ def copy_meta(source: Record, operation: CopyObject, owner: str) -> Meta:
         owner,
         dict(source.tags if operation.tags is None else operation.tags),
         operation.acl,
+        through=through,
     )
 
 

@@ -40,6 +40,10 @@ class OriginWriteBack(Protocol):
         """Whether a bucket has an origin."""
         ...
 
+    def writes_through(self, bucket: str) -> bool:
+        """Whether a bucket's origin has a write before it is acknowledged."""
+        ...
+
     async def object_committed(
         self, bucket: str, key: str, record: Record, *, context: WriteContext = INTERNAL_WRITE
     ) -> bool:

@@ -56,7 +56,9 @@ def _matching(stored: PartEntry | None, named: CompletedPart) -> PartEntry:
     return stored
 
 
-def completed_meta(upload: Upload, parts: Sequence[PartEntry], operation: CompleteMultipartUpload) -> Meta:
+def completed_meta(
+    upload: Upload, parts: Sequence[PartEntry], operation: CompleteMultipartUpload, *, through: bool = False
+) -> Meta:
     """Return ETag, checksums and headers of the object. Raises S3Error BadDigest, InvalidRequest when the
     client expects other values."""
     _check_size(parts, operation.object_size)
@@ -71,6 +73,7 @@ def completed_meta(upload: Upload, parts: Sequence[PartEntry], operation: Comple
         upload.owner,
         upload.tags,
         upload.acl,
+        through=through,
     )
 
 

@@ -186,7 +186,8 @@ class UploadService:
                 return self._completed(operation, record)
             upload, arrived = found
             stored = check_parts(arrived, parts)
-            meta = completed_meta(upload, stored, operation)
+            through = self._objects.writes_through(operation.bucket)
+            meta = completed_meta(upload, stored, operation, through=through)
             try:
                 record = await self._replicated.complete_upload(
                     upload,

@@ -64,6 +64,7 @@ class ObjectService:
                     owner=self._versions.owner_for_write(operation.bucket, identity.user_id, operation.acl),
                     tags=dict(operation.tags),
                     acl=operation.acl,
+                    through=self.writes_through(operation.bucket),
                 )
                 self._versions.require_same_bucket(operation.bucket, born)
                 setting = self._versions.versioning_of(operation.bucket)
@@ -90,6 +91,10 @@ class ObjectService:
             if error.code == "NoSuchKey":
                 raise S3Error("NoSuchKey", extra={"Key": key}) from error
             raise
+
+    def writes_through(self, bucket: str) -> bool:
+        """See `OriginWriteBack`."""
+        return self._backed is not None and self._backed.writes_through(bucket)
 
     async def finish_write(
         self, bucket: str, key: str, record: Record, *, context: WriteContext = INTERNAL_WRITE
@@ -137,7 +142,7 @@ class ObjectService:
         rehashed = await add_checksum(self._store, source, operation.checksum_algorithm)
         self._versions.require_same_bucket(bucket, born)
         owner = self._versions.owner_for_write(bucket, identity.user_id, operation.acl)
-        meta = copy_meta(rehashed, operation, owner)
+        meta = copy_meta(rehashed, operation, owner, through=self.writes_through(bucket))
         setting = self._versions.versioning_of(bucket)
         record = await self._replicated.link(
             bucket, key, rehashed, meta, operation.conditions, versioning=setting, context=context

@@ -112,6 +112,11 @@ class BackedService:
         """Whether a bucket has an origin."""
         return self._cache_store.backed_bucket(bucket) is not None
 
+    def writes_through(self, bucket: str) -> bool:
+        """Whether a bucket's origin has a write before it is acknowledged."""
+        backed = self._cache_store.backed_bucket(bucket)
+        return backed is not None and backed.origin is not None and backed.origin.write == "through"
+
     def check(self, operation: ops.Operation) -> None:
         """Raise S3Error for an operation that a backed bucket does not support."""
         if isinstance(operation, ops.ListBuckets | ops.CreateBucket):
@@ -240,13 +245,15 @@ class BackedService:
     ) -> bool:
         """Write an object that was committed to the durable store to its origin; False if it has none.
 
-        Write-through waits, and removes the object again if the origin does not store it. Raises S3Error.
+        Write-through waits, and removes the object again if the origin does not store it. In a bucket that
+        is written `back`, the object stays and is tried again: it may have replaced one that was
+        acknowledged. Raises S3Error.
         """
         backed = self._cache_store.backed_bucket(bucket)
         if backed is None:
             return False
         assert backed.origin is not None
-        if backed.origin.write == "back" and self._survives(bucket, key):
+        if backed.origin.write == "back" and not record.through and self._survives(bucket, key):
             await self._shards.worker_for(bucket, key).forget_object(backed, key)
             self._tasks.spawn(self._behind(backed, key), "push")
             return True
@@ -254,9 +261,10 @@ class BackedService:
             try:
                 await self.write_back_router.write_back(backed, key)
             except OriginError as error:
-                same = Conditions(if_match=(record.etag,))
-                with suppress(ConditionFailedError, ConditionMissingError):  # replaced or removed meanwhile
-                    await self._shared.delete_version(bucket, key, NULL, conditions=same, context=context)
+                if record.through:
+                    same = Conditions(if_match=(record.etag,))
+                    with suppress(ConditionFailedError, ConditionMissingError):  # replaced or removed
+                        await self._shared.delete_version(bucket, key, NULL, conditions=same, context=context)
                 raise s3_error_for(error, key) from error
         return True
 

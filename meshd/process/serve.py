@@ -41,7 +41,7 @@ from meshd.process.rebalance_process import REBALANCE_PROCESS, run_rebalance_pro
 from meshd.process.root_credentials import has_environment_credentials, root_credentials
 from meshd.process.supervisor import Hooks, ProcessStatus, Stage, Supervisor
 from meshd.process.transform_process import run_transform
-from meshd.process.wiring.cache import recover_cache
+from meshd.process.wiring.cache import forget_writes_through, recover_cache
 from meshd.process.worker import run_worker
 from meshd.store.disks.data_dir_guards import mark_index_unreadable, recovery_advice, require_readable_index
 from meshd.store.disks.health_monitor import DiskState
@@ -332,6 +332,7 @@ def _recover(settings: NodeSettings, people: _Accounts) -> None:
         _log.error("versions lost their data with a disk", extra={"number": lost})
     recover_cache(settings.cache_store)
     people.store()
+    forget_writes_through(settings)
 
 
 def _close_stores(settings: NodeSettings) -> None:

@@ -63,6 +63,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     acl: Acl | None = None  # None is `private`
     amended: int = 0  # the stamp of the last change of tags or ACL; 0: never
     broken: bool = False  # in quarantine: its bytes here are damaged; data files do not record this
+    through: bool = (
+        False  # on its way to an origin, and acknowledged only when it is there and no longer here
+    )
 
     @property
     def used_extents(self) -> tuple[Extent, ...]:
@@ -132,6 +135,7 @@ class Meta(msgspec.Struct, frozen=True):
     tags: dict[str, str] = {}
     acl: Acl | None = None
     parts: tuple[Part, ...] = ()  # for a copy: the parts in which the source was uploaded
+    through: bool = False  # see Record
 
 
 class DataFile(msgspec.Struct, frozen=True, array_like=True):

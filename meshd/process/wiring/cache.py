@@ -8,23 +8,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from contextlib import suppress
+from contextlib import closing, suppress
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from meshd.control.buckets import BucketTable
+from meshd.control.factory import open_control
 from meshd.origins.cache.cache_manager import CacheManager
 from meshd.origins.client.origin_api import OriginError
 from meshd.process.periodic_tasks import PeriodicTask
 from meshd.process.wiring.node_context import node_cache_store
-from meshd.store.disks.startup_recovery import recover
+from meshd.store.disks.startup_recovery import is_set_back, recover
 from meshd.store.engine.checkpointer import mark_clean
 from meshd.store.errors import FormatError, StoreError
+from meshd.store.replica.changes import VersionGone
+from meshd.store.store import Store
 from meshd.telemetry import metrics
+from meshd.util.clock import SystemClock
 from meshd.util.directories import sync_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from meshd.config import StoreSettings
+    from meshd.config import NodeSettings, StoreSettings
     from meshd.control.buckets import Bucket
     from meshd.origins.service import BackedService
     from meshd.process.wiring.node_context import NodeContext
@@ -48,6 +55,41 @@ def recover_cache(settings: StoreSettings) -> None:
 def _skip_lost_disk(disk: Path, how: str) -> None:
     """Continue without the disk: the origins have everything that was cached on it."""
     _log.warning("the cache runs without a disk", extra={"disk": str(disk), "why": how})
+
+
+def forget_writes_through(settings: NodeSettings) -> None:
+    """Remove writes that were on their way through to an origin when the power failed, before anything serves
+    or pushes them. Those that were acknowledged are at the origin, or it has what replaced them: the index,
+    which is back at a checkpoint, no longer knows."""
+    if not is_set_back(settings.store):
+        return
+    clock = SystemClock()
+    with closing(open_control(settings, clock)) as control:
+        backed = [bucket.name for bucket in BucketTable(control).list_all() if bucket.origin is not None]
+    with closing(Store.open(settings.store, writer="s", clock=clock)) as store:
+        number = asyncio.run(_forget_writes_through(store, backed))
+    if number:
+        _log.info("writes through to an origin were not finished: they are removed", extra={"number": number})
+
+
+async def _forget_writes_through(store: Store, buckets: Iterable[str]) -> int:
+    number = 0
+    for bucket in buckets:
+        for key in chain.from_iterable(_stored_keys(store, bucket)):
+            record = store.get_stored(bucket, key)
+            if record is not None and record.through:
+                await store.apply_change(VersionGone(bucket, key, "", record.stamp + 1))
+                number += 1
+    return number
+
+
+def _stored_keys(store: Store, bucket: str) -> Iterator[list[str]]:
+    """Return the keys of the objects of a bucket that are stored here permanently, page by page."""
+    after, truncated = "", True
+    while truncated:
+        page = store.list_stored_entries(bucket, "", after, _PAGE)
+        yield [entry.key for entry in page.entries]
+        after, truncated = page.next_after, page.truncated
 
 
 def _remove_all(settings: StoreSettings) -> None:
@@ -77,15 +119,16 @@ def cache_tasks(node: NodeContext, manager: CacheManager, backed: BackedService)
 
 
 async def write_back_dirty(node: NodeContext, backed: BackedService) -> int:
-    """Write objects to their origins that are not there yet; return how many remain."""
+    """Write objects to their origins that are not there yet; return how many remain. A node of a mesh that
+    is back at a checkpoint first learns from the others what was written there since."""
+    if node.store.disk_health.is_set_back and not node.mesh.single_node:
+        return 0
     left, slots = 0, asyncio.Semaphore(_CONCURRENCY)
     for bucket in node.buckets.list_all():
         if bucket.origin is None:
             continue
-        after = ""
-        while True:
-            page = node.store.list_stored_entries(bucket.name, "", after, _PAGE)
-            own = [entry.key for entry in page.entries if node.mesh.is_primary(bucket.name, entry.key)]
+        for keys in _stored_keys(node.store, bucket.name):
+            own = [key for key in keys if node.mesh.is_primary(bucket.name, key)]
             wrong = [
                 why
                 for why in await asyncio.gather(*[_write_back(backed, bucket, k, slots) for k in own])
@@ -95,9 +138,6 @@ async def write_back_dirty(node: NodeContext, backed: BackedService) -> int:
                 told = {"bucket": bucket.name, "objects": len(wrong), "why": wrong[0]}
                 _log.warning("objects could not be written to their origin", extra=told)
             left += len(wrong)
-            if not page.truncated:
-                break
-            after = page.next_after
     metrics.origin_dirty.set(left)
     return left
 

@@ -130,7 +130,7 @@ class DiskHealthMonitor:
         self.index_failed = ""
         self._quarantined_disks: set[int] = set()
         self._lock = asyncio.Lock()
-        self._data_lost = bool(index.get_meta(SET_BACK_KEY))
+        self._data_lost = self.is_set_back
         disks.set_refresh(self.apply_published_changes)
 
     def __repr__(self) -> str:
@@ -161,9 +161,14 @@ class DiskHealthMonitor:
         data_lost, self._data_lost = self._data_lost, False
         return data_lost
 
+    @property
+    def is_set_back(self) -> bool:
+        """Returns True while the index is back at a checkpoint, and not compared with other owners."""
+        return bool(self._index.get_meta(SET_BACK_KEY))
+
     async def forget_loss(self) -> None:
         """Notes that this node has again what other owners have."""
-        if self._index.get_meta(SET_BACK_KEY):
+        if self.is_set_back:
             await self._run(self._forget_set_back)
 
     def _forget_set_back(self) -> None:

@@ -313,6 +313,13 @@ def recover(settings: StoreSettings, missing_policy: MissingDiskPolicy = require
                 failing.attribute_error(error, settings.disks)
 
 
+def is_set_back(settings: StoreSettings) -> bool:
+    """Returns True if the index is back at a checkpoint, and not compared with other owners since. Call it
+    while no process has the store open."""
+    with closing(Index.open(settings)) as index:
+        return bool(index.get_meta(SET_BACK_KEY))
+
+
 def _recover(
     settings: StoreSettings, missing_policy: MissingDiskPolicy, failing: _FailingDisks, *, set_back: bool
 ) -> int:

@@ -64,6 +64,7 @@ class ScannedMember(NamedTuple):
             tags=member.tags,
             acl=member.acl,
             amended=member.amended,
+            through=member.through,
         )
 
 

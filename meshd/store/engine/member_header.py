@@ -69,6 +69,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     tags: dict[str, str] = {}
     acl: Acl | None = None
     amended: int = 0
+    through: bool = False
 
 
 _encoder = msgspec.json.Encoder()

@@ -140,6 +140,7 @@ def make_record(
         version=version_id_of(stamp) if versioning == "Enabled" else "",
         tags=meta.tags,
         acl=meta.acl,
+        through=meta.through,
     )
 
 
@@ -186,6 +187,7 @@ class PutObject(Mutation):
             version=version_id_of(stamp) if self.versioning == "Enabled" else "",
             tags=meta.tags,
             acl=meta.acl,
+            through=meta.through,
         )
         self.staged = self.payload.stage_member(batch, member, stamp)
 

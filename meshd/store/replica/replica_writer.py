@@ -212,6 +212,7 @@ class ApplyVersion(Mutation):
             acl=record.acl,
             amended=record.amended,
             moves=record.moves,
+            through=record.through,
         )
 
     def update_index(self, batch: WriteBatch, txn: Any) -> tuple[Applied, VersionStatus]:

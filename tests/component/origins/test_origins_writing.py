@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from boto3.s3.transfer import TransferConfig
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
+from tests.support.bounded_wait import await_end
 from tests.support.daemons import Daemon
 from tests.support.origin_fixtures import (
     bucket,
@@ -111,6 +114,60 @@ def _reads(client: Any, name: str, key: str) -> bytes:
         return read(client, name, key)
     except ClientError:
         return b""
+
+
+def test_a_power_cut_takes_nothing_back_at_the_origin(origin: Place, tmp_path: Path) -> None:
+    """Of writes on their way through, a checkpoint was taken; the origin got them, and what came after them.
+    Writes that are to be brought there later are in the checkpoint, too, and stay."""
+    write_credentials(tmp_path, origin)
+    through, back = (f"{mode}-{uuid.uuid4().hex[:8]}" for mode in ("through", "back"))
+    relaxed = ["--durability", "relaxed", "--sync-interval", "3600", "--origin-credentials", str(tmp_path)]
+    with Daemon.start(args=relaxed) as daemon:
+        client = bucket(daemon, origin, through)
+        bucket(daemon, origin, back, write="back")
+        origin.faults.delay = 60.0
+        writers = [
+            threading.Thread(target=_put_until_cut, args=(daemon, through, key))
+            for key in ("deleted", "replaced")
+        ]
+        for writer in writers:
+            writer.start()
+        client.put_object(Bucket=back, Key="later", Body=b"later")
+        for name, key in ((through, "deleted"), (through, "replaced"), (back, "later")):
+            eventually(lambda name=name, key=key: is_at_origin(origin, name, key))
+        daemon.kill()
+        for writer in writers:
+            await_end(writer)
+        origin.faults.delay, origin.faults.refuse = 0.0, True
+        daemon.up()  # takes a checkpoint with all three, and no other one for a quarter of an hour
+        origin.faults.refuse = False
+        client = daemon.client()
+        eventually(lambda: _succeeds(client.put_object, Bucket=through, Key="replaced", Body=b"newer"))
+        client.delete_object(Bucket=through, Key="deleted")
+        origin.client.delete_object(Bucket=origin.bucket, Key=f"{back}/later")
+        daemon.kill()
+        (daemon.data_dir / "boot").write_text("checkpoints another")
+        daemon.up()
+        client = daemon.client()
+        assert read(client, through, "replaced") == b"newer"
+        assert code(client.get_object, Bucket=through, Key="deleted") == "NoSuchKey"
+        assert read(client, back, "later") == b"later"
+        eventually(lambda: is_at_origin(origin, back, "later"))
+        assert at_origin(origin, through, "replaced") == b"newer"
+        assert not is_at_origin(origin, through, "deleted")
+
+
+def _put_until_cut(daemon: Daemon, name: str, key: str) -> None:
+    with suppress(BotoCoreError):
+        daemon.client().put_object(Bucket=name, Key=key, Body=b"older")
+
+
+def _succeeds(call: Any, **asked: Any) -> bool:
+    try:
+        call(**asked)
+    except ClientError:  # the origin has been away
+        return False
+    return True
 
 
 def test_write_back_survives_the_origin_and_the_daemon(origin: Place, tmp_path: Path) -> None:
