@@ -75,3 +75,26 @@ export async function loadFrame(address: Address, signal: AbortSignal): Promise<
 export function loadSources(address: Address, signal: AbortSignal): Promise<Sources> {
   return json<Sources>(target(address, "/sources"), { signal });
 }
+
+/** [x, y] of the corners: left upper, right upper, right lower, left lower. */
+export type Corners = [number, number][];
+
+export interface DescribedOp {
+  index: number;
+  op: string;
+  field: string;
+  drawn?: Record<string, unknown>;
+  /** Where the content of an image went; null if it stayed. */
+  moved?: { height: number; width: number; corners: Corners; mirrored: boolean; degrees: number } | null;
+  note?: string;
+}
+
+export interface Draws {
+  ops: DescribedOp[];
+  /** By field: the size of the source, and where the corners of the result lie in it. */
+  images: Record<string, { source: { height: number; width: number }; corners: Corners }>;
+}
+
+export function loadDraws(address: Address, row: number, signal: AbortSignal): Promise<Draws> {
+  return json<Draws>(`${target(address, "/draws")}&row=${row}`, { signal });
+}

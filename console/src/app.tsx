@@ -5,6 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { currentSession, onSessionEnd, renewSession, signIn, signOut, type Session } from "./api";
 import { Loading, Problem } from "./parts";
 import { BucketsPage } from "./pages/buckets";
+import { DatasetsPage } from "./pages/datasets";
 import { InspectorPage } from "./pages/inspector";
 import { JobsPage } from "./pages/jobs";
 import { ObjectsPage } from "./pages/objects";
@@ -24,6 +25,7 @@ function readRoute(): Route {
 const PAGES = [
   { name: "overview", title: "Overview" },
   { name: "buckets", title: "Buckets" },
+  { name: "datasets", title: "Datasets" },
   { name: "batches", title: "Batches" },
   { name: "jobs", title: "Jobs" },
   { name: "users", title: "Users" },
@@ -133,6 +135,8 @@ function Content({ current, route, session }: { current: string; route: Route; s
       ) : (
         <BucketsPage />
       );
+    case "datasets":
+      return <DatasetsPage snapshot={route.path[1] ?? ""} />;
     case "batches":
       return <InspectorPage plan={route.path[1] ?? ""} query={route.query} />;
     case "jobs":

@@ -41,7 +41,7 @@ function half(bits: number): number {
 }
 
 /** Returns the elements of a tensor at its place in the frame; 64-bit integers become numbers. */
-function elements(dtype: string, buffer: ArrayBuffer, start: number, end: number): ArrayLike<number> {
+export function elements(dtype: string, buffer: ArrayBuffer, start: number, end: number): ArrayLike<number> {
   const view = buffer.slice(start, end);
   switch (dtype) {
     case "BOOL":
@@ -168,7 +168,7 @@ export interface Picture {
 function layout(shape: number[]): { h: number; w: number; c: number; strides: [number, number, number] } | null {
   const [first = 0, second = 0, third = 0] = shape;
   const colour = (extent: number): boolean => extent === 1 || extent === 3 || extent === 4;
-  if (shape.length === 2 && first >= 4 && second >= 4) return { h: first, w: second, c: 1, strides: [second, 1, 0] };
+  if (shape.length === 2 && first >= 4 && second >= (first > 4096 ? 16 : 4)) return { h: first, w: second, c: 1, strides: [second, 1, 0] };
   if (shape.length !== 3) return null;
   if (colour(first) && second >= 2 && third >= 2) {
     return { h: second, w: third, c: first, strides: [third, 1, second * third] };
@@ -179,25 +179,34 @@ function layout(shape: number[]): { h: number; w: number; c: number; strides: [n
   return null;
 }
 
-/** Returns a tensor as a picture, pixel for pixel; null if its shape is not one of a picture. */
+const MOST_PIXELS = 1 << 24;
+
+/** Returns a tensor as a picture, pixel for pixel, or an array of two dimensions as a map of colours; null if its
+ * shape is not one of a picture. */
 export function picture(tensor: Tensor): Picture | null {
   const found = layout(tensor.shape);
-  if (!found || !tensor.data.length) return null;
+  if (!found || !tensor.data.length || found.h * found.w > MOST_PIXELS) return null;
   const { h, w, c, strides } = found;
   let offset = 0;
   let scale = 1;
   let scaling = "";
+  const heat = tensor.shape.length === 2 && tensor.dtype !== "U8";
   if (tensor.dtype !== "U8") {
     const { min, max } = range(tensor.data);
     const unit = min >= 0 && max <= 1;
     offset = unit ? 0 : min;
     scale = 255 / (unit ? 1 : max - min || 1);
-    scaling = unit ? "0…1 shown as 0…255" : `${min.toPrecision(3)}…${max.toPrecision(3)} shown as 0…255`;
+    const colours = heat ? "blue to yellow" : "0…255";
+    scaling = unit ? `0…1 shown as ${colours}` : `${min.toPrecision(3)}…${max.toPrecision(3)} shown as ${colours}`;
   }
   const pixels = new Uint8ClampedArray(4 * w * h);
   for (let y = 0, at = 0; y < h; y += 1) {
     for (let x = 0; x < w; x += 1, at += 4) {
       const place = y * strides[0] + x * strides[1];
+      if (heat) {
+        pixels.set(heatColour((tensor.data[place]! - offset) * scale), at);
+        continue;
+      }
       for (let channel = 0; channel < 3; channel += 1) {
         const value = tensor.data[place + (c === 1 ? 0 : channel) * strides[2]]!;
         pixels[at + channel] = (value - offset) * scale;
@@ -206,6 +215,47 @@ export function picture(tensor: Tensor): Picture | null {
     }
   }
   return { width: w, height: h, channels: c, pixels, scaling };
+}
+
+/** The colours of viridis at even distances. */
+const HEAT = [
+  [68, 1, 84],
+  [59, 82, 139],
+  [33, 145, 140],
+  [94, 201, 98],
+  [253, 231, 37],
+] as const;
+
+/** Returns the colour of a value from 0 to 255: RGBA. What is no number is transparent. */
+function heatColour(value: number): [number, number, number, number] {
+  if (!Number.isFinite(value)) return [0, 0, 0, 0];
+  const place = (Math.min(255, Math.max(0, value)) / 255) * (HEAT.length - 1);
+  const low = Math.min(HEAT.length - 2, Math.floor(place));
+  const mixed = (channel: 0 | 1 | 2): number =>
+    HEAT[low]![channel] + (HEAT[low + 1]![channel] - HEAT[low]![channel]) * (place - low);
+  return [mixed(0), mixed(1), mixed(2), 255];
+}
+
+const LEAST_WAVE = 64;
+
+/** Returns the least and the largest value of each of at most `columns` parts of a series of floats, such as a
+ * sound (the first channel of it); null if the tensor is no series. */
+export function wave(tensor: Tensor, columns: number): { low: number; high: number }[] | null {
+  const { dtype, shape, data } = tensor;
+  const [length = 0, channels = 1] = shape;
+  if (!/^B?F/.test(dtype) || shape.length > 2 || channels > 8 || length < LEAST_WAVE) return null;
+  const parts = Math.min(columns, length);
+  return Array.from({ length: parts }, (_, part) => {
+    let low = Infinity;
+    let high = -Infinity;
+    const end = Math.floor(((part + 1) * length) / parts);
+    for (let index = Math.floor((part * length) / parts); index < end; index += 1) {
+      const value = data[index * channels]!;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    }
+    return { low, high };
+  });
 }
 
 export function range(data: ArrayLike<number>): { min: number; max: number; mean: number } {

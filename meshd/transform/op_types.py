@@ -128,6 +128,15 @@ class BoundToType(Protocol):
         ...
 
 
+@runtime_checkable
+class NamesDraws(Protocol):
+    """An op whose draws do not depend on its input."""
+
+    def draws(self, random: KeyedRandom) -> Mapping[str, Any]:
+        """Return what `apply` draws, as JSON values by name."""
+        ...
+
+
 class ImageSize(NamedTuple):
     """The size of an image in pixels; `scales`: whether it can be decoded at a smaller size."""
 

@@ -3,40 +3,18 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { NUMBERS, readAddress, type Address, type Name } from "../address";
-import { json } from "../api";
-import { ago, count } from "../format";
+import { listPlans } from "../documents";
+import { count } from "../format";
 import { Empty, Heading, Loading, Problem, useLoaded } from "../parts";
 import { BatchView } from "./batch";
-import { PlanDetails } from "./plan";
-
-interface Plan {
-  hash: string;
-  snapshot: string;
-  buckets: string[];
-  samples: number;
-  ops: string[];
-  used_ms: number;
-  bytes: number;
-  kept_by: string[];
-}
-
-async function loadPlans(): Promise<Plan[]> {
-  const plans: Plan[] = [];
-  for (let after = ""; plans.length < 5000; ) {
-    const page = await json<{ plans: Plan[]; next: string }>(`/-/documents/plans?limit=1000${after && `&after=${after}`}`);
-    plans.push(...page.plans);
-    if (!page.next) break;
-    after = page.next;
-  }
-  return plans.sort((left, right) => right.used_ms - left.used_ms);
-}
+import { PlanDetails, PlanTable } from "./plan";
 
 export function InspectorPage({ plan, query }: { plan: string; query: URLSearchParams }): JSX.Element {
   return plan ? <Inspector plan={plan} query={query} /> : <Plans />;
 }
 
 function Plans(): JSX.Element {
-  const { value: plans, error } = useLoaded(loadPlans, []);
+  const { value: plans, error } = useLoaded(listPlans, []);
   return (
     <>
       <Heading title="Batches">
@@ -47,36 +25,7 @@ function Plans(): JSX.Element {
       {plans?.length === 0 && (
         <Empty>No plan yet. A training job registers one when it makes its loader: mesh.Loader(ds, …).</Empty>
       )}
-      {plans && plans.length > 0 && (
-        <table class="list">
-          <thead>
-            <tr>
-              <th scope="col">Plan</th>
-              <th scope="col">Dataset</th>
-              <th scope="col" class="number">
-                Samples
-              </th>
-              <th scope="col">Ops</th>
-              <th scope="col">Last used</th>
-            </tr>
-          </thead>
-          <tbody>
-            {plans.map((each) => (
-              <tr key={each.hash}>
-                <td>
-                  <a href={`#/batches/${each.hash}`} class="hash">
-                    {each.hash.slice(0, 12)}
-                  </a>
-                </td>
-                <td>{each.buckets.map((bucket) => `s3://${bucket}`).join(", ")}</td>
-                <td class="number">{count(each.samples)}</td>
-                <td>{each.ops.join(" → ") || "as stored"}</td>
-                <td class="quiet">{ago(each.used_ms)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      )}
+      {plans && plans.length > 0 && <PlanTable plans={plans} />}
     </>
   );
 }

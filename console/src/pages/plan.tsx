@@ -2,7 +2,8 @@
 
 import type { JSX } from "preact";
 import { json } from "../api";
-import { count } from "../format";
+import type { Plan } from "../documents";
+import { ago, count } from "../format";
 import { Loading, Problem, useLoaded } from "../parts";
 
 interface Op {
@@ -17,7 +18,7 @@ interface Described {
   spec: Record<string, unknown> & { ops?: Op[] };
 }
 
-interface BadSample {
+export interface BadSample {
   key: string;
   op: string;
   error: string;
@@ -26,10 +27,14 @@ interface BadSample {
   times: number;
 }
 
+export function loadBad(plan: string, signal: AbortSignal): Promise<BadSample[]> {
+  return json<BadSample[]>(`/-/plans/${plan}/bad`, { signal });
+}
+
 async function load(plan: string, signal: AbortSignal): Promise<{ described: Described; bad: BadSample[] }> {
   const [described, bad] = await Promise.all([
     json<Described>(`/-/plans/${plan}`, { signal }),
-    json<BadSample[]>(`/-/plans/${plan}/bad`, { signal }),
+    loadBad(plan, signal),
   ]);
   return { described, bad };
 }
@@ -66,7 +71,9 @@ function Spec({ described }: { described: Described }): JSX.Element {
       <dl class="facts">
         <div>
           <dt>Snapshot</dt>
-          <dd class="hash">{described.snapshot}</dd>
+          <dd class="hash">
+            <a href={`#/datasets/${described.snapshot}`}>{described.snapshot}</a>
+          </dd>
         </div>
         {Object.entries(rest).map(([name, setting]) => (
           <div key={name}>
@@ -92,9 +99,45 @@ function short(value: unknown): string {
   return text.length > 200 ? `${text.slice(0, 200)} …` : text;
 }
 
+/** Plans with links to their batches. */
+export function PlanTable({ plans }: { plans: Plan[] }): JSX.Element {
+  return (
+    <table class="list">
+      <thead>
+        <tr>
+          <th scope="col">Plan</th>
+          <th scope="col">Dataset</th>
+          <th scope="col" class="number">
+            Samples
+          </th>
+          <th scope="col">Ops</th>
+          <th scope="col">Last used</th>
+        </tr>
+      </thead>
+      <tbody>
+        {plans.map((each) => (
+          <tr key={each.hash}>
+            <td>
+              <a href={`#/batches/${each.hash}`} class="hash">
+                {each.hash.slice(0, 12)}
+              </a>
+            </td>
+            <td>
+              <a href={`#/datasets/${each.snapshot}`}>{each.buckets.map((bucket) => `s3://${bucket}`).join(", ")}</a>
+            </td>
+            <td class="number">{count(each.samples)}</td>
+            <td>{each.ops.join(" → ") || "as stored"}</td>
+            <td class="quiet">{ago(each.used_ms)}</td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
 const SHOWN = 100;
 
-function BadSamples({ bad }: { bad: BadSample[] }): JSX.Element {
+export function BadSamples({ bad }: { bad: BadSample[] }): JSX.Element {
   return (
     <>
       <h2>Samples that could not be used</h2>

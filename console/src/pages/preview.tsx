@@ -1,37 +1,78 @@
-// Preview of an object: pictures, text and JSON. What it is follows from its bytes, never from the type that
+// Preview of an object: pictures, sounds, arrays, tables, archives, text and JSON. What it is follows from its bytes, never from the type that
 // somebody gave it, and markup is shown as text: no object is ever a document of the browser.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { downloadUrl } from "../api";
-import { bytes, time } from "../format";
-import { pictureType } from "../magic";
+import { downloadUrl, encodeKey, json } from "../api";
+import { bytes, count, time } from "../format";
+import { picture, wave } from "../frame";
+import { isArchive, isTable, pictureType, soundType } from "../magic";
+import { isNpy, parseNpy, type Npy } from "../npy";
+import { Picture, Wave } from "../tensors";
 import { Dialog, Loading, Problem, useLoaded } from "../parts";
+import { numbers } from "./row";
 import { head, listTags, listVersions, read, type Entry, type ObjectHead } from "../s3";
 
-const PICTURE_LIMIT = 32 << 20;
+const MEDIA_LIMIT = 32 << 20;
+const ARRAY_LIMIT = 4 << 20;
+const MEMBERS = 200;
 const TEXT_LIMIT = 128 << 10;
 const HEX_LIMIT = 256;
 
 type Content =
-  | { kind: "picture"; blob: Blob }
+  | { kind: "picture" | "sound"; blob: Blob }
+  | { kind: "array"; array: Npy }
+  | { kind: "table"; table: Table }
+  | { kind: "archive"; members: Members }
   | { kind: "text"; text: string; cut: boolean }
-  | { kind: "bytes"; hex: string }
+  | { kind: "bytes"; hex: string; why?: unknown }
   | { kind: "note"; text: string };
+
+interface Table {
+  columns: [string, string][];
+  /** How many columns there are beyond these. */
+  hidden: number;
+  rows: (string | null)[][];
+}
+
+interface Members {
+  kind: string;
+  count: number;
+  members: { name: string; size: number }[];
+}
 
 async function load(bucket: string, entry: Entry): Promise<{ head: ObjectHead; content: Content }> {
   const told = await head(bucket, entry.key);
   if (!told.size) return { head: told, content: { kind: "note", text: "The object is empty." } };
   const first = new Uint8Array(await read(bucket, entry.key, 0, Math.min(told.size, TEXT_LIMIT)));
-  const type = pictureType(first);
+  return { head: told, content: await contentOf(bucket, entry.key, told.size, first) };
+}
+
+async function contentOf(bucket: string, key: string, size: number, first: Uint8Array<ArrayBuffer>): Promise<Content> {
+  const upTo = async (most: number): Promise<ArrayBuffer> =>
+    Math.min(size, most) <= first.length ? first.buffer : read(bucket, key, 0, Math.min(size, most));
+  const picture = pictureType(first);
+  const type = picture || soundType(first);
   if (type) {
-    if (told.size > PICTURE_LIMIT) {
-      return { head: told, content: { kind: "note", text: "The picture is too large to be shown; download it." } };
+    if (size > MEDIA_LIMIT) {
+      return { kind: "note", text: `The ${picture ? "picture" : "sound"} is too large to be shown; download it.` };
     }
-    const whole = told.size <= first.length ? first.buffer : await read(bucket, entry.key, 0, told.size);
-    return { head: told, content: { kind: "picture", blob: new Blob([whole], { type }) } };
+    return { kind: picture ? "picture" : "sound", blob: new Blob([await upTo(MEDIA_LIMIT)], { type }) };
   }
-  return { head: told, content: textOf(first, told.size > first.length) };
+  if (isNpy(first)) return { kind: "array", array: parseNpy(new Uint8Array(await upTo(ARRAY_LIMIT))) };
+  try {
+    if (isTable(first)) {
+      const query = `bucket=${encodeURIComponent(bucket)}&key=${encodeURIComponent(key)}`;
+      return { kind: "table", table: await json<Table>(`/-/preview?${query}`) };
+    }
+    if (isArchive(first)) {
+      const target = `/${bucket}/${encodeKey(key)}?members&max-keys=${MEMBERS}`;
+      return { kind: "archive", members: await json<Members>(target) };
+    }
+  } catch (why) {
+    return { kind: "bytes", hex: hexOf(first.subarray(0, HEX_LIMIT)), why };
+  }
+  return textOf(first, size > first.length);
 }
 
 function textOf(data: Uint8Array, cut: boolean): Content {
@@ -76,7 +117,7 @@ export function PreviewDialog({ bucket, entry, onClose }: {
     <Dialog title={entry.key} onClose={onClose} wide>
       <Problem error={error} />
       {!value && !error && <Loading />}
-      {value && <Preview content={value.content} name={entry.key} />}
+      {value && <Preview content={value.content} bucket={bucket} name={entry.key} />}
       {value && <Facts head={value.head} />}
       {value && <More bucket={bucket} name={entry.key} />}
       <div class="buttons">
@@ -90,8 +131,16 @@ export function PreviewDialog({ bucket, entry, onClose }: {
   );
 }
 
-function Preview({ content, name }: { content: Content; name: string }): JSX.Element {
+function Preview({ content, bucket, name }: { content: Content; bucket: string; name: string }): JSX.Element {
   switch (content.kind) {
+    case "sound":
+      return <SoundPreview blob={content.blob} name={name} />;
+    case "array":
+      return <ArrayPreview array={content.array} name={name} />;
+    case "table":
+      return <TablePreview table={content.table} name={name} />;
+    case "archive":
+      return <ArchivePreview found={content.members} bucket={bucket} name={name} />;
     case "picture":
       return <PicturePreview blob={content.blob} name={name} />;
     case "text":
@@ -105,23 +154,31 @@ function Preview({ content, name }: { content: Content; name: string }): JSX.Ele
       );
     case "bytes":
       return (
-        <pre class="preview hex" tabIndex={0} aria-label={`First bytes of ${name}`}>
-          {content.hex}
-        </pre>
+        <>
+          <Problem error={content.why} />
+          <pre class="preview hex" tabIndex={0} aria-label={`First bytes of ${name}`}>
+            {content.hex}
+          </pre>
+        </>
       );
     default:
       return <p class="quiet">{content.text}</p>;
   }
 }
 
-function PicturePreview({ blob, name }: { blob: Blob; name: string }): JSX.Element {
+function useBlob(blob: Blob): string {
   const [url, setUrl] = useState("");
-  const [extent, setExtent] = useState("");
   useEffect(() => {
     const made = URL.createObjectURL(blob);
     setUrl(made);
     return () => URL.revokeObjectURL(made);
   }, [blob]);
+  return url;
+}
+
+function PicturePreview({ blob, name }: { blob: Blob; name: string }): JSX.Element {
+  const url = useBlob(blob);
+  const [extent, setExtent] = useState("");
   return (
     <figure class="preview picture">
       {url && (
@@ -137,6 +194,121 @@ function PicturePreview({ blob, name }: { blob: Blob; name: string }): JSX.Eleme
       </figcaption>
     </figure>
   );
+}
+
+function SoundPreview({ blob, name }: { blob: Blob; name: string }): JSX.Element {
+  const url = useBlob(blob);
+  const [note, setNote] = useState("");
+  return (
+    <figure class="preview">
+      {url && (
+        <audio
+          controls
+          src={url}
+          aria-label={name}
+          onLoadedMetadata={(event) => setNote(`${event.currentTarget.duration.toFixed(1)} s`)}
+          onError={() => setNote("The browser cannot play this sound.")}
+        />
+      )}
+      <figcaption class="quiet">
+        {blob.type.slice("audio/".length).toUpperCase()} {note}
+      </figcaption>
+    </figure>
+  );
+}
+
+function ArrayPreview({ array, name }: { array: Npy; name: string }): JSX.Element {
+  const { dtype, shape, first, note } = array;
+  const shown = first && picture(first);
+  return (
+    <figure class="preview">
+      {first && shown && <Picture tensor={first} name={name} large />}
+      {first && !shown && wave(first, 1) && <Wave tensor={first} name={name} />}
+      {first && !shown && !wave(first, 1) && <p class="numbers">{numbers(first, 256)}</p>}
+      <figcaption class="quiet">
+        {`${dtype}[${shape.join("×")}]. ${note} ${shown?.scaling ?? ""}`}
+      </figcaption>
+    </figure>
+  );
+}
+
+function TablePreview({ table, name }: { table: Table; name: string }): JSX.Element {
+  return (
+    <>
+      <div class="preview sheet" tabIndex={0} role="region" aria-label={`First rows of ${name}`}>
+        <table class="list">
+          <thead>
+            <tr>
+              {table.columns.map(([column, type]) => (
+                <th key={column} scope="col">
+                  {column} <code>{type}</code>
+                </th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {table.rows.map((row, index) => (
+              <tr key={index}>
+                {row.map((cell, at) => (
+                  <td key={at}>{cell ?? <span class="quiet">null</span>}</td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      <p class="quiet">
+        The first {count(table.rows.length)} rows
+        {table.hidden > 0 && `, without ${count(table.hidden)} further columns`}.
+      </p>
+    </>
+  );
+}
+
+function ArchivePreview({ found, bucket, name }: { found: Members; bucket: string; name: string }): JSX.Element {
+  return (
+    <>
+      <div class="preview sheet" tabIndex={0} role="region" aria-label={`Files in ${name}`}>
+        <table class="list">
+          <thead>
+            <tr>
+              <th scope="col">File</th>
+              <th scope="col" class="number">
+                Size
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {found.members.map((member) => (
+              <tr key={member.name}>
+                <td>
+                  <Member bucket={bucket} archive={name} name={member.name} />
+                </td>
+                <td class="number">{bytes(member.size)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      <p class="quiet">
+        {found.kind}: {count(found.count)} files
+        {found.count > found.members.length && `, of which the first ${count(found.members.length)} are shown`}.
+      </p>
+    </>
+  );
+}
+
+function Member({ bucket, archive, name }: { bucket: string; archive: string; name: string }): JSX.Element {
+  try {
+    const link = downloadUrl(bucket, `${archive}/-/${name}`);
+    return (
+      <a href={link} download={name.split("/").pop() ?? ""}>
+        {name}
+      </a>
+    );
+  } catch {
+    return <>{name}</>; // a browser cannot request its dots
+  }
 }
 
 function Facts({ head: told }: { head: ObjectHead }): JSX.Element {

@@ -11,10 +11,12 @@ from meshd.auth.identities.sts_sessions import SessionRevocation
 from meshd.auth.identities.users import IdentityAdmin
 from meshd.batches.gather import GatherService
 from meshd.batches.op_trials import OpTrials
+from meshd.batches.row_draws import RowDraws
 from meshd.batches.row_sources import RowSources
 from meshd.batches.warm_up.warmer import WarmUpHandlers
 from meshd.cluster.activity import ActivityService
 from meshd.control.cluster_map_store import ClusterMapStore
+from meshd.datasets.table_preview import TablePreviews
 from meshd.documents.admin import DocumentAdmin
 from meshd.objects.buckets.decoded_quota import DecodedQuotas
 from meshd.objects.buckets.replication_factor import ReplicationFactors
@@ -39,6 +41,7 @@ from meshd.server.api.documents import DocumentEndpoint
 from meshd.server.api.jobs import JobEndpoint
 from meshd.server.api.log_level import LogLevelService
 from meshd.server.api.op_catalog import OpCatalogEndpoint, UserModuleEndpoint
+from meshd.server.api.previews import PreviewEndpoint
 from meshd.server.api.role_actions import RoleActions
 from meshd.server.peer.endpoint import peer_routes
 from meshd.store.integrity.verification import ExpiringVerifiedExtents
@@ -131,6 +134,7 @@ def native_routes(
         node.mesh,
         frame_service,
         RowSources(data.batches, data.catalog),
+        RowDraws(data.batches, data.catalog, node.store, node.archives, node.objects),
     )
     routes = [
         *native.routes(),
@@ -141,6 +145,7 @@ def native_routes(
             _backed_admin(node), _copy_counts(node), DecodedQuotas(node.buckets), native
         ).routes(),
         *DocumentEndpoint(_document_admin(node, access, data), native).routes(),
+        *PreviewEndpoint(TablePreviews(data.dataset_access, node.objects), native).routes(),
     ]
     if node.cache_store is not None and manager is not None:  # tests may run without one
         room = node.settings.cache_bytes

@@ -6,6 +6,7 @@ help}}`. Unknown query parameters are refused, because a typing error must not c
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -18,6 +19,7 @@ from urllib.parse import parse_qsl
 from meshd.auth.identity import NO_CONTEXT, Caller
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.frame_address import FrameAddress
+from meshd.datasets.snapshot_statistics import snapshot_statistics
 from meshd.server.api.batch_replies import (
     STATUS,
     entity_headers,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from meshd.auth.identity import Identity
     from meshd.batches.gather import GatherService
     from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator
+    from meshd.batches.row_draws import RowDraws
     from meshd.batches.row_sources import RowSources
     from meshd.batches.service import BatchService
     from meshd.cluster.cluster_view import ClusterView
@@ -93,8 +96,9 @@ class BatchEndpoint:
         mesh: ClusterView | None = None,
         frame_service: LocalFrameService | None = None,
         row_sources: RowSources | None = None,
+        row_draws: RowDraws | None = None,
     ) -> None:
-        self._row_sources = row_sources
+        self._row_sources, self._row_draws = row_sources, row_draws
         self._mesh, self._local_frames = mesh, frame_service
         self._datasets, self._batches, self._gathers = datasets, batches, gathers
         self._views, self._read_costs, self._clock = views, read_costs, clock
@@ -155,14 +159,18 @@ class BatchEndpoint:
         )
 
     async def get_snapshot(self, request: MeshRequest, identity: Identity) -> Reply:
-        (digest,) = _path(request, "/-/snapshots/", 1)
-        document = await self._datasets.snapshot_document(caller_of(request, identity), digest)
+        digest, *what = _path(request, "/-/snapshots/", 1, 2)
+        caller = caller_of(request, identity)
+        if what:
+            _check_end(request, what[0], "statistics")
+            snapshot = await self._datasets.snapshot(caller, digest)
+            return self.reply_json(await asyncio.to_thread(snapshot_statistics, snapshot))
+        document = await self._datasets.snapshot_document(caller, digest)
         return self._reply(200, build_snapshot.CONTENT_TYPE, document)
 
     async def post_read_cost(self, request: MeshRequest, identity: Identity) -> Reply:
         digest, what = _path(request, "/-/snapshots/", 2)
-        if what != "read-cost":
-            raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
+        _check_end(request, what, "read-cost")
         return self.reply_json(
             await self._read_costs.estimate(caller_of(request, identity), digest, await request.read())
         )
@@ -179,21 +187,24 @@ class BatchEndpoint:
                 (await self._batches.plan(caller_of(request, identity), parts[0])).describe()
             )
         if len(parts) == 2:
-            if parts[1] != "bad":
-                raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
+            _check_end(request, parts[1], "bad")
             return self.reply_json(await self._batches.bad_samples(caller_of(request, identity), parts[0]))
         if len(parts) == 4:
-            return await self._get_row_sources(request, identity, parts)
+            return await self._describe_rows(request, identity, parts)
         return await self._get_frame(request, identity, parts)
 
-    async def _get_row_sources(
-        self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]
-    ) -> Reply:
-        """Answer from which objects the rows of a frame are made: `/-/plans/PLAN/EPOCH/STEP/sources`."""
-        if parts[3] != "sources" or self._row_sources is None:
-            raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
+    async def _describe_rows(self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]) -> Reply:
+        """Answer `/-/plans/PLAN/EPOCH/STEP/sources`, from which objects the rows of a frame are made, and
+        `…/draws?row=N`, what the ops drew for one of them."""
+        _check_end(request, parts[3], "sources", "draws")
+        caller = caller_of(request, identity)
+        if parts[3] == "draws" and self._row_draws is not None:
+            query = parse_query(request, (*_NUMBERS, "row"))
+            row = _number(query.get("row", "0"), "row")
+            return self.reply_json(await self._row_draws.describe(caller, _address(parts, query), row))
+        assert self._row_sources is not None
         address = _address(parts, parse_query(request, tuple(_NUMBERS)))
-        return self.reply_json(await self._row_sources.describe(caller_of(request, identity), address))
+        return self.reply_json(await self._row_sources.describe(caller, address))
 
     async def _get_frame(self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]) -> Reply:
         query = parse_query(request, _QUERY)
@@ -232,8 +243,7 @@ class BatchEndpoint:
 
     async def post_rows(self, request: MeshRequest, identity: Identity) -> Reply:
         digest, what = _path(request, "/-/plans/", 2)
-        if what != "rows":
-            raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
+        _check_end(request, what, "rows")
         epoch = _number(parse_query(request, ("epoch",)).get("epoch", "0"), "epoch")
         frame = await self._batches.get_rows(
             caller_of(request, identity), digest, epoch, await request.read()
@@ -346,6 +356,12 @@ def _path(request: MeshRequest, prefix: str, *counts: int) -> tuple[str, ...]:
     if not _HASH.fullmatch(parts[0]):
         raise BatchError("BadRequest", f"{parts[0][:80]!r} is not a hash of 64 lower-case hex digits")
     return parts
+
+
+def _check_end(request: MeshRequest, given: str, *known: str) -> None:
+    """Raise BatchError NoSuchKey unless the last part of a path is a known one."""
+    if given not in known:
+        raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
 
 
 def parse_query(request: MeshRequest, known: tuple[str, ...]) -> dict[str, str]:

@@ -58,10 +58,13 @@ class Grayscale:
         return image(field.shape[0], field.shape[1], 3)
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
-        if not random.chance(self.p):
+        if not self.draws(random)["applied"]:
             return value
         luma = np.asarray(Image.fromarray(value).convert("L"))
         return np.repeat(luma[:, :, None], 3, axis=2)
+
+    def draws(self, random: KeyedRandom) -> dict[str, bool]:
+        return {"applied": random.chance(self.p)}
 
 
 @operation(
@@ -89,19 +92,26 @@ class ColorJitter:
         return field
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
-        strengths = (self.brightness, self.contrast, self.saturation)
-        factors = [random.uniform(max(0.0, 1.0 - strength), 1.0 + strength) for strength in strengths]
-        turn = random.uniform(-self.hue, self.hue)
         picture = Image.fromarray(value)
-        for which in _shuffled(4, random):
-            if which == 3:
-                picture = turn_hue(picture, turn) if self.hue else picture
-            elif strengths[which]:
-                picture = _ENHANCERS[which](picture).enhance(factors[which])
+        for name, drawn in self.draws(random).items():
+            picture = turn_hue(picture, drawn) if name == "hue" else _ENHANCERS[name](picture).enhance(drawn)
         return np.asarray(picture)
 
+    def draws(self, random: KeyedRandom) -> dict[str, float]:
+        """Return the factors, and the turn of the hue, in the order in which they are applied."""
+        strengths = (self.brightness, self.contrast, self.saturation)
+        drawn = [random.uniform(max(0.0, 1.0 - strength), 1.0 + strength) for strength in strengths]
+        drawn.append(random.uniform(-self.hue, self.hue))
+        given = (*strengths, self.hue)
+        return {_CHANGED[which]: drawn[which] for which in _shuffled(4, random) if given[which]}
 
-_ENHANCERS: tuple[Any, ...] = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+
+_CHANGED = ("brightness", "contrast", "saturation", "hue")
+_ENHANCERS: dict[str, Any] = {
+    "brightness": ImageEnhance.Brightness,
+    "contrast": ImageEnhance.Contrast,
+    "saturation": ImageEnhance.Color,
+}
 
 
 def turn_hue(picture: Image.Image, turn: float) -> Image.Image:
@@ -217,9 +227,17 @@ class RandAugment:
         return field
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
-        size = self.strength / (STRENGTHS - 1)
-        for _ in range(self.count):
-            _, change = CHANGES[random.integer(len(CHANGES))]
-            sign = -1.0 if random.chance(0.5) else 1.0
-            value = change(value, sign * size, self.fill)
+        for which, strength in self._drawn(random):
+            value = CHANGES[which][1](value, strength, self.fill)
         return value
+
+    def draws(self, random: KeyedRandom) -> dict[str, list[str]]:
+        return {
+            "changes": [f"{CHANGES[which][0]} {strength:+.2f}" for which, strength in self._drawn(random)]
+        }
+
+    def _drawn(self, random: KeyedRandom) -> list[tuple[int, float]]:
+        size = self.strength / (STRENGTHS - 1)
+        return [
+            (random.integer(len(CHANGES)), -size if random.chance(0.5) else size) for _ in range(self.count)
+        ]

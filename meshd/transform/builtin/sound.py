@@ -276,7 +276,10 @@ class Gain:
         return field
 
     def apply(self, value: Floats, random: KeyedRandom) -> Floats:
-        return value * np.float32(decibels(random.uniform(*self.db)))
+        return value * np.float32(decibels(self.draws(random)["db"]))
+
+    def draws(self, random: KeyedRandom) -> dict[str, float]:
+        return {"db": random.uniform(*self.db)}
 
 
 @operation(

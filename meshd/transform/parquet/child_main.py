@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshd.transform.parquet.row_conversion import RowConverter
+    from meshd.transform.parquet.row_preview import PreviewConverter
     from meshd.transform.parquet.table_conversion import TableConverter
 
 _CPU_SECONDS: Final = 1800
@@ -41,7 +42,7 @@ def main() -> None:
         _send_rows(link, converter, _Source(link, settings["size"]))
 
 
-def _confined(memory: int, kind: str) -> RowConverter | TableConverter:
+def _confined(memory: int, kind: str) -> RowConverter | TableConverter | PreviewConverter:
     """Drop all rights and return the converter. Raises ImportError, OSError."""
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     restrictions.set_resource_limits()
@@ -49,12 +50,14 @@ def _confined(memory: int, kind: str) -> RowConverter | TableConverter:
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
     from meshd.transform.parquet.preload import preload_pyarrow
 
-    made: type[RowConverter | TableConverter]
+    made: type[RowConverter | TableConverter | PreviewConverter]
     if kind == "table":
         from meshd.transform.parquet.table_conversion import TableConverter as made
+    elif kind == "preview":
+        from meshd.transform.parquet.row_preview import PreviewConverter as made
     else:
         from meshd.transform.parquet.row_conversion import RowConverter as made
-    preload_pyarrow(made, arrow=kind == "table")
+    preload_pyarrow(made, arrow=kind != "rows")
     if len(os.listdir("/proc/self/task")) != 1:  # the filter restricts one thread only
         raise restrictions.RestrictionError("pyarrow started a thread")
     restrictions.install_syscall_filter(files=False, last=True)
@@ -62,7 +65,7 @@ def _confined(memory: int, kind: str) -> RowConverter | TableConverter:
     return made()
 
 
-def _send_rows(link: _Link, rows: RowConverter | TableConverter, source: _Source) -> None:
+def _send_rows(link: _Link, rows: RowConverter | TableConverter | PreviewConverter, source: _Source) -> None:
     try:
         for piece in rows.convert(source, source.size):
             link.send_message(DATA, piece)

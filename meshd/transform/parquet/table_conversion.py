@@ -55,11 +55,7 @@ class TableConverter:
 
     def convert(self, source: io.IOBase, size: int) -> Iterator[bytes]:
         """Yield the copy of a file of `size` bytes in pieces. Raises RowsError, and what pyarrow raises."""
-        source.seek(0)
-        arrow = source.read(len(_MAGIC)) == _MAGIC
-        source.seek(0)
-        file = pa.PythonFile(source, mode="r")
-        schema, row_bytes, batches = _open_arrow(file) if arrow else _open_parquet(file)
+        schema, row_bytes, batches = open_table(source)
         refused = self._look(schema)
         count = block_rows_of(row_bytes)
         total = 0
@@ -173,6 +169,15 @@ class _Ids:
             places[self._numbers[value]] = number
         codes = np.concatenate([*self._codes, np.zeros(0, np.int32)])
         return places[codes], StringColumn.from_strings(order)
+
+
+def open_table(source: io.IOBase) -> tuple[pa.Schema, int, Iterator[pa.Table]]:
+    """Open a file of either format: its schema, the mean bytes of a row, and its batches."""
+    source.seek(0)
+    arrow = source.read(len(_MAGIC)) == _MAGIC
+    source.seek(0)
+    file = pa.PythonFile(source, mode="r")
+    return _open_arrow(file) if arrow else _open_parquet(file)
 
 
 def _open_parquet(file: pa.NativeFile) -> tuple[pa.Schema, int, Iterator[pa.Table]]:

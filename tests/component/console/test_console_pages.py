@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 import json
 import re
+import tarfile
+import wave
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -121,6 +125,7 @@ PAGES: Final = {
     "overview": ("/overview", "section[aria-label=Nodes] article"),
     "buckets": ("/buckets", "table"),
     "objects": ("/buckets/photos?prefix=train%2F&flat=1", ".object .name button"),
+    "datasets": ("/datasets", "table a"),
     "plans": ("/batches", "table a"),
     "jobs": ("/jobs", "h2"),
     "users": ("/users", "section.user"),
@@ -137,7 +142,12 @@ def test_every_page_is_there_and_accessible(
 ) -> None:
     with loader_of(daemon, "s3://photos/train", monkeypatch) as loader:
         plan = loader.plan.hash
-    pages = {**PAGES, "batch": (f"/batches/{plan}?batch=24", "ol.rows canvas")}
+    snapshot = json.loads(daemon.request("GET", f"/-/plans/{plan}").body)["snapshot"]
+    pages = {
+        **PAGES,
+        "dataset": (f"/datasets/{snapshot}", ".bars >> nth=1"),
+        "batch": (f"/batches/{plan}?batch=24", "ol.rows canvas"),
+    }
     with open_browser(chromium, daemon, bypass_csp=True, **LOOKS[look]) as browser:
         browser.page.goto(f"{daemon.endpoint}/console")
         browser.page.wait_for_selector("form")
@@ -155,6 +165,7 @@ def test_every_page_is_there_and_accessible(
         browser.page.click("details.plan summary")
         browser.page.click("ol.rows button")
         browser.page.wait_for_selector("dialog .pair canvas")
+        browser.page.wait_for_selector("dialog .marked polygon >> nth=1")
         browser.screenshot(f"row-{look}")
         found["row"] = browser.violations()
     assert {name: each for name, each in found.items() if each} == {}
@@ -187,12 +198,23 @@ def test_batches_are_those_that_a_rank_gets(
     browser.page.click("ol.rows button >> nth=0")
     source = browser.page.locator("dialog .field a").first.inner_text()
     assert source == f"s3://photos/{names[0]}.jpg"
+    drawn = browser.page.locator("[aria-label='What the ops drew for image'] li").all_inner_texts()
+    assert re.fullmatch(r"random_resized_crop took .* pixels from .*, scaled to 96 × 96", drawn[0])
+    assert drawn[1] in ("hflip left it as it was", "hflip swapped left and right")
+    part = browser.page.locator("dialog .marked .part").get_attribute("data-part")
+    assert np.array_equal(np.array(json.loads(part or "")), drawn_corners(daemon, plan, step, 0))
     browser.page.keyboard.press("Escape")
     browser.page.wait_for_selector("dialog", state="detached")
     browser.page.keyboard.press("Shift+ArrowRight")
     browser.page.wait_for_selector("[data-batch*='\"epoch\":1,']")
     browser.page.click("text=Side by side")
     browser.page.wait_for_selector("section[aria-label='Second batch'] canvas")
+
+
+def drawn_corners(daemon: Daemon, plan: str, step: int, row: int) -> Any:
+    """Where the corners of the row's picture lie in its source, as the node says."""
+    answer = daemon.request("GET", f"/-/plans/{plan}/0/{step}/draws?rank=1&world=2&batch={BATCH}&row={row}")
+    return json.loads(answer.body)["images"]["image"]["corners"]
 
 
 def test_long_listings_load_as_they_are_scrolled(browser: Browser) -> None:
@@ -271,6 +293,44 @@ def test_tags_and_versions_of_an_object(daemon: Daemon, browser: Browser) -> Non
     browser.page.keyboard.press("Escape")
 
 
+def test_previews_show_what_objects_hold(daemon: Daemon, browser: Browser) -> None:
+    """Arrays, sounds, tables and archives; the names and texts in them are hostile."""
+    attack = "<img src=x onerror=alert(17)>"
+    array, table, archive, sound = io.BytesIO(), io.BytesIO(), io.BytesIO(), io.BytesIO()
+    np.save(array, np.arange(2 * 8 * 16, dtype=np.float32).reshape(2, 8, 16))
+    pq.write_table(pa.table({"text": [attack, None], "vector": [[0.5, 1.0], [2.0]]}), table)
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        member = tarfile.TarInfo(f"a/{attack}.txt")
+        member.size = 4
+        tar.addfile(member, io.BytesIO(b"text"))
+    with wave.open(sound, "wb") as writer:
+        writer.setparams((1, 2, 8000, 0, "NONE", ""))
+        writer.writeframes(np.zeros(4000, np.int16).tobytes())
+    found = {"array.npy": array, "rows.parquet": table, "files.tar": archive, "sound.bin": sound}
+    for name, data in found.items():
+        daemon.request("PUT", f"/private/shown/{name}", data.getvalue())
+    page = browser.page
+    expected = {
+        "array.npy": ("dialog canvas", "<f4[2×8×16]. The first of its planes is shown."),
+        "rows.parquet": ("dialog td", f"{attack}\t[0.5, 1.0]\nnull\t[2.0]"),
+        "files.tar": ("dialog .sheet a", f"a/{attack}.txt\t4 B"),
+        "sound.bin": ("dialog audio", "WAV 0.5 s"),
+    }
+    for name, (selector, text) in expected.items():
+        browser.show("/buckets/private?prefix=shown%2F", f"button:has-text('{name}')")
+        page.click(f"button:has-text('{name}')")
+        page.wait_for_selector(selector)
+        page.get_by_text(text.partition("\t")[0]).first.wait_for()
+        assert text in page.locator("dialog .preview").first.inner_text()
+        browser.screenshot(f"preview-{name}")
+        if name == "files.tar":
+            with page.expect_download() as download:
+                page.click("dialog .sheet a")
+            assert download.value.path().read_text() == "text"
+        page.keyboard.press("Escape")
+        page.wait_for_selector("dialog", state="detached")
+
+
 def test_a_deletion_says_what_it_would_delete_first(daemon: Daemon, browser: Browser) -> None:
     for name in ("old/a", "old/b", "kept"):
         daemon.request("PUT", f"/private/gone/{name}", b"12345")
@@ -313,6 +373,12 @@ def test_nothing_that_is_stored_is_executed(
     page.click("details.plan summary")
     page.wait_for_selector("details.plan .ops >> text=random_resized_crop")
     assert BROKEN in page.locator("details.plan td").first.inner_text()
+    page.click("details.plan dd a")  # the dataset: names of classes, and what could not be used
+    page.wait_for_selector("section[aria-label^='Samples that plan'] td")
+    assert BROKEN in page.locator("section[aria-label^='Samples that plan'] td").first.inner_text()
+    classes = page.locator("[aria-label='Samples of each class of label']").first.inner_text()
+    assert BROKEN in classes
+    assert ATTACKS[0] in classes
     for selector in (
         "main script",
         "main svg[onload]",
