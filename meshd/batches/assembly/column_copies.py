@@ -59,7 +59,7 @@ def block_fields(
         if field is None:
             return None
         found.append(field)
-    return tuple(found) if any(field.width for field in found) else None
+    return tuple(found)
 
 
 def _stored_field(ops: list[OpSpec], output: FieldOutput) -> StoredField | None:
@@ -90,7 +90,8 @@ class RowPlaces:
         self.fields = fields
         self.fixed = [number for number, field in enumerate(fields) if field.width]
         self.ragged = [number for number, field in enumerate(fields) if not field.width]
-        first = self._columns[self.fixed[0]]
+        first = self._columns[self.fixed[0] if self.fixed else 0]
+        self._first = first
         good = np.ones(snapshot.samples, np.bool_)
         distances: dict[int, int] = {}
         for number, (column, (width, item)) in enumerate(zip(self._columns, fields, strict=True)):
@@ -117,7 +118,7 @@ class RowPlaces:
 
     def objects(self, samples: Numbers) -> npt.NDArray[np.int32]:
         """Return the number of the object of each sample."""
-        return self._columns[self.fixed[0]].object[samples]
+        return self._first.object[samples]
 
     def offsets(self, samples: Numbers) -> dict[int, Numbers]:
         """Return the offsets by number of the field: of fields with a width, or with `distances` of the first
@@ -213,7 +214,7 @@ class ColumnCopies:
             return
         locations = self._pinned.locations(number)
         bounds = np.cumsum([0, *(place.length for place in locations)])
-        found = [(-1, *self._within(bounds, *self._extents(rows)))]
+        found = [(-1, *self._within(bounds, *self._extents(rows)))] if self._places.fixed else []
         for field in self._places.ragged:
             begins = self._offsets[field][rows]
             found.append((field, *self._within(bounds, begins, begins + self._lengths[field][rows])))

@@ -104,9 +104,9 @@ class Files:
     def locations(self, number: int) -> list[Location]:
         return self.extents[number]
 
-    def row(self, number: int, sample: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    def row(self, sample: int, names: list[str]) -> tuple[tuple[tuple[int, ...], ...], ...]:
         fields = []
-        for name in FIELDS:
+        for name in names:
             column = cast("BytesColumn", self.snapshot.fields[name])
             at, left, pieces = int(column.offset[sample]), int(column.length[sample]), []
             for extent in self.extents[int(column.object[sample])]:
@@ -179,7 +179,7 @@ def test_block_is_rows(tmp_path: Path, text: bool, ops: list[dict[str, Any]]) ->
     request = asyncio.run(block_request(copies.work, program, targets))
     frame, done, values = rendered(request, program, sum(sizes))
     one_by_one = tuple(
-        Row(row, row, files.row(row, int(samples[row]))) for row in range(500) if row not in rest
+        Row(row, row, files.row(int(samples[row]), list(FIELDS))) for row in range(500) if row not in rest
     )
     oracle, good, expected_values = rendered(
         RenderRequest(1, "", "", 1, 0, targets, tuple(files.paths), one_by_one), program, sum(sizes)
@@ -198,6 +198,36 @@ def test_block_is_rows(tmp_path: Path, text: bool, ops: list[dict[str, Any]]) ->
         assert not done
         assert 0 < len(good) < len(one_by_one)
         assert not any(frame)
+
+
+@pytest.mark.parametrize("names", [["f"], ["e", "f"]])
+@pytest.mark.parametrize("spread", [6, 60])
+def test_block_of_ragged_fields(tmp_path: Path, names: list[str], spread: int) -> None:
+    files = Files(tmp_path, 9, text=False, spread=spread)
+    snapshot = replace(files.snapshot, fields={name: files.snapshot.fields[name] for name in names})
+    ops = [op for op in OPS if op["field"] in names]
+    program = json.dumps({"spec": {"ops": ops}, "fields": names})
+    outputs = {name: FieldOutput(FIELDS[name][0] or "uint8", None, ndim=1) for name in names}
+    stored = block_fields(parse_spec({"ops": ops}), outputs, mixed=False)
+    assert stored == tuple((0, np.dtype(FIELDS[name][0] or "u1").itemsize) for name in names)
+
+    samples = np.random.default_rng(4).permutation(3 * ROWS)[:500]
+    targets = (None,) * len(names)
+    pinned = cast("PinnedObjects", files)
+    copies = ColumnCopies(RowPlaces(snapshot, stored), pinned, samples, samples, 0)
+    rest = copies.rest
+    assert {row for row in range(500) if samples[row] >= 2 * ROWS} <= set(rest)
+    assert len(rest) < 250
+    request = asyncio.run(block_request(copies.work, program, targets))
+    assert len(request.rows) == 1
+    _, done, values = rendered(request, program, 1)
+    kept = [row for row in range(500) if row not in rest]
+    one_by_one = tuple(Row(row, row, files.row(int(samples[row]), names)) for row in kept)
+    alone = RenderRequest(1, "", "", 1, 0, targets, tuple(files.paths), one_by_one)
+    _, good, expected = rendered(alone, program, 1)
+    assert done == {0}
+    assert good == set(kept)
+    assert [[run[row] for row in kept] for run in values] == expected
 
 
 def test_other_programs_are_rows() -> None:
