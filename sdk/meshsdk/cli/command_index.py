@@ -64,6 +64,7 @@ CHAPTERS = {
         "prefetch": ("prefetch", "Bring a remote store's objects into the cache."),
         "cache": (TOOLS, "Simulate a cache on a trace of reads."),
         "cluster": ("cluster", "The nodes of a mesh: shown, drained, replaced."),
+        "sizing": (TOOLS, "What to buy for a training job, and what bounds it."),
     },
 }
 RENAMED = {"plan": "plans", "snapshot": "snapshots"}

@@ -80,13 +80,13 @@ class NodeSurvey:
 
     def on_start(self) -> None:
         """Called before the first batch is requested: from then on, nodes read ahead."""
-        self._ahead = _reads_ahead(self._told())
+        self._ahead = _reads_ahead(read_counters(self.transport))
 
     def on_run_start(self, run: str) -> None:
         """Called when a run begins. The first run is `fetch`, the second `preprocessing`."""
         if run not in ("fetch", "preprocessing"):
             return
-        told = self._told()
+        told = read_counters(self.transport)
         seconds: dict[str, float] = {}
         for node in told:
             for op, taken in node.sum_by_label("meshd_op_seconds_total", "op").items():
@@ -99,19 +99,6 @@ class NodeSurvey:
             self._ahead = samples - self._ahead[0], seeks - self._ahead[1]
             self._transforms = int(sum(node.sum_of("meshd_processes_up", role="transform") for node in told))
             self._cores = int(sum(node.sum_of("meshd_cores") for node in told))
-
-    def _told(self) -> list[Scrape]:
-        """Returns the present counters of the nodes that answer."""
-        directory = self.transport.router.directory
-        cluster = directory.current()
-        asked = [self.transport.settings.endpoint]
-        if cluster is not None:
-            asked = [directory.endpoint(node) for node in cluster.nodes if node.state == "up"]
-        found = []
-        for endpoint in asked[:_MOST]:
-            with suppress(MeshError):
-                found.append(scrape(endpoint, _PATIENCE))
-        return found
 
     def plan_facts(self, subject: MeasuredPlan, network: Network) -> PlanFacts:
         """Returns what the nodes report about the plan and its source."""
@@ -151,6 +138,20 @@ class NodeSurvey:
         with suppress(MeshError, KeyError, TypeError):
             return bool(bucket) and bool(show_bucket(self.transport, bucket).origin)
         return False
+
+
+def read_counters(transport: Transport) -> list[Scrape]:
+    """Returns the present counters of the nodes that answer."""
+    directory = transport.router.directory
+    cluster = directory.current()
+    asked = [transport.settings.endpoint]
+    if cluster is not None:
+        asked = [directory.endpoint(node) for node in cluster.nodes if node.state == "up"]
+    found = []
+    for endpoint in asked[:_MOST]:
+        with suppress(MeshError):
+            found.append(scrape(endpoint, _PATIENCE))
+    return found
 
 
 def _reads_ahead(told: Iterable[Scrape]) -> tuple[float, float]:

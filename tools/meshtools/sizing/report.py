@@ -1,0 +1,146 @@
+"""Reports of estimates: a table for people, records for programs, charts.
+
+Law: shows numbers of an estimate, computes none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meshtools.sizing.estimate import drives_usd
+from meshtools.svg_chart import Bars, bars_svg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from meshtools.sizing.assumptions import Assumptions
+    from meshtools.sizing.estimate import Estimate
+    from meshtools.sizing.workload import Workload
+
+_UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
+
+
+def bytes_text(size: float) -> str:
+    """Format bytes in units of 1000: `3.2 GB`."""
+    for unit, factor in _UNITS:
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
+def seconds_text(seconds: float) -> str:
+    """Format a duration: `8.7 h`."""
+    for unit, factor in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def head(workload: Workload) -> str:
+    """Return what was asked, in one line."""
+    jobs = "" if workload.jobs == 1 else f", {workload.jobs} jobs{' that share' if workload.sharing else ''}"
+    gpus = ""
+    if workload.gpus:
+        gpus = f", {workload.gpus} GPUs × {bytes_text(workload.bytes_per_gpu_second)}/s"
+    deadline = ""
+    if workload.deadline_seconds is not None:
+        deadline = f", within {seconds_text(workload.deadline_seconds)}"
+    return (
+        f"{bytes_text(workload.data_bytes)} in {workload.samples:.4g} samples of "
+        f"{bytes_text(workload.bytes_per_sample)}{gpus}, {workload.epochs} "
+        f"epoch{'s' * (workload.epochs != 1)}{jobs}{deadline}: "
+        f"{bytes_text(workload.demand_bytes_per_second)}/s a job"
+    )
+
+
+def table(estimates: Sequence[Estimate], assumed: Assumptions) -> Iterator[str]:
+    """Yield the lines of a table of alternatives."""
+    yield (
+        f"{'design':26} {'nodes':>5} {'disks':>6} {'NVMe':>5} {'cores':>6} {'memory':>8} {'25 GbE':>6} "
+        f"{'drives $':>10} {'all $':>10} {'epoch':>8} {'total':>8} {'$/epoch':>8} {'runs':>5}  bound"
+    )
+    for each in estimates:
+        bought, bound = each.hardware, each.bound
+        told = f"{bound.resource} {bound.utilization:.0%}"
+        if each.problems:
+            told += f" ({', '.join(each.problems)})"
+        yield (
+            f"{each.design.name:26} {bought.nodes:5} {bought.rotational_drives:6} {bought.nvme_drives:5} "
+            f"{bought.nodes * bought.cores_per_node:6} "
+            f"{bytes_text(bought.nodes * bought.memory_bytes_per_node):>8} "
+            f"{bought.nodes * bought.nics_per_node:6} {drives_usd(bought, assumed):10,.0f} "
+            f"{each.hardware_usd:10,.0f} {seconds_text(each.epoch_seconds):>8} "
+            f"{seconds_text(each.total_seconds):>8} {each.usd_per_epoch:8.2f} {each.runs:5}  {told}"
+        )
+
+
+def loads_text(each: Estimate) -> Iterator[str]:
+    """Yield how near each resource of an alternative is to its limit."""
+    bought = each.hardware
+    yield (
+        f"{each.design.name}: {bought.nodes} nodes of {bought.cores_per_node} cores, "
+        f"{bytes_text(bought.memory_bytes_per_node)} and {bought.nics_per_node} × 25 GbE; "
+        f"{each.design.copies} copies"
+    )
+    for load in sorted(each.loads, key=lambda load: -load.utilization):
+        if load.limit:
+            yield (
+                f"  {load.resource:8} {load.utilization:6.1%}  "
+                f"{load.needed:,.4g} of {load.limit:,.4g} {load.unit}"
+            )
+    yield (
+        f"  first epoch {seconds_text(each.first_epoch_seconds)}"
+        + (f" after {seconds_text(each.prepare_seconds)} for the view" if each.prepare_seconds else "")
+        + f", later ones {seconds_text(each.epoch_seconds)}; such runs at once: {each.runs}, "
+        f"or {each.sharing_runs} that share; all epochs cost ${each.usd_total:,.2f}"
+    )
+
+
+def record(each: Estimate, assumed: Assumptions) -> dict[str, Any]:
+    """Return an estimate as plain JSON values; units are in the names."""
+    bought = each.hardware
+    return {
+        "design": each.design.name,
+        "copies": each.design.copies,
+        "nodes": bought.nodes,
+        "rotational_drives": bought.rotational_drives,
+        "nvme_drives": bought.nvme_drives,
+        "cores_per_node": bought.cores_per_node,
+        "memory_bytes_per_node": round(bought.memory_bytes_per_node),
+        "nics_per_node": bought.nics_per_node,
+        "drives_usd": round(drives_usd(bought, assumed), 2),
+        "hardware_usd": round(each.hardware_usd, 2),
+        "bytes_per_second": round(each.bytes_per_second),
+        "prepare_seconds": round(each.prepare_seconds, 1),
+        "first_epoch_seconds": round(each.first_epoch_seconds, 1),
+        "epoch_seconds": round(each.epoch_seconds, 1),
+        "total_seconds": round(each.total_seconds, 1),
+        "usd_per_epoch": round(each.usd_per_epoch, 4),
+        "usd_total": round(each.usd_total, 4),
+        "runs": each.runs,
+        "sharing_runs": each.sharing_runs,
+        "bound": each.bound.resource,
+        "utilization": {load.resource: round(load.utilization, 4) for load in each.loads},
+        "problems": list(each.problems),
+    }
+
+
+def plot(estimates: Sequence[Estimate], assumed: Assumptions) -> str:
+    """Return SVG: hardware and drives of each alternative in USD, and its load nearest to the limit."""
+    names = [each.design.name for each in estimates]
+    prices = [each.hardware_usd for each in estimates]
+    drives = [drives_usd(each.hardware, assumed) for each in estimates]
+    bounds = [each.bound for each in estimates]
+    return bars_svg(
+        [
+            Bars("Hardware, USD", [(n, v, f"{v:,.0f}") for n, v in zip(names, prices, strict=True)]),
+            Bars("Drives alone, USD", [(n, v, f"{v:,.0f}") for n, v in zip(names, drives, strict=True)]),
+            Bars(
+                "Nearest to its limit",
+                [
+                    (n, load.utilization, f"{load.resource} {load.utilization:.0%}")
+                    for n, load in zip(names, bounds, strict=True)
+                ],
+            ),
+        ]
+    )
