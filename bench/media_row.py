@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 OURS, NAIVE = "meshsdk", "DataLoader"
 CONTENDERS: Final = (OURS, NAIVE)
 WORKERS: Final = 2
-_SECONDS: Final = 2.0
 _DIFFERENT: Final = 8  # files that are made; all are copies of them
 
 
@@ -81,7 +80,7 @@ def measure(media: Media, server: Server, scale: Scale, say: Callable[[str], Non
 
 
 def _contender(name: str, media: Media, server: Server, scale: Scale) -> StandingContender:
-    seconds, pid = str(min(_SECONDS, scale.seconds)), str(server.child.process.pid)
+    seconds, pid = str(scale.reading), str(server.child.process.pid)
     words = ["bench.media_reader", name, media.name, server.endpoint, seconds, pid]
     return StandingContender(name, words, server)
 

@@ -18,6 +18,7 @@ class Scale:
 
     rounds: int = 5
     seconds: int = 4
+    reading: float = 2.0  # of a loader that stands ready
     small_keys: int = 5_000
     listed_keys: int = 1_000_000
     large_bytes: int = 64 * MIB
@@ -48,6 +49,7 @@ FULL = Scale()
 QUICK = Scale(
     rounds=1,
     seconds=1,
+    reading=0.25,
     small_keys=64,
     listed_keys=2_000,
     large_bytes=4 * MIB,

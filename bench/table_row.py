@@ -28,7 +28,6 @@ CONTENDERS: Final = (OURS, PYARROW)
 LEAST: Final = 1_000_000.0
 BUCKET: Final = "tables"
 COLUMNS, BATCH, GROUP, FILE_ROWS = 12, 8192, 65536, 250_000
-_SECONDS: Final = 2.0
 TEXT: Final = f"""\
 {COLUMNS} columns of float64 without nulls in Parquet files of 250,000 rows (snappy, row groups of
 {GROUP:,}); a batch is {COLUMNS} tensors of {BATCH:,} rows. *{OURS}* is `kind="table"` with `shuffle=True`, a
@@ -52,7 +51,7 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
 
 
 def _contender(name: str, server: Server, scale: Scale) -> StandingContender:
-    seconds, pid = str(min(_SECONDS, scale.seconds)), str(server.child.process.pid)
+    seconds, pid = str(scale.reading), str(server.child.process.pid)
     return StandingContender(name, ["bench.table_reader", name, server.endpoint, seconds, pid], server)
 
 

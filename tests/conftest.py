@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Many programs run beside each other: threads of their own for linear algebra, and a collector of Go's that
 # keeps them small, would cost more than they give.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOGC", "400")
 # Programs inherit that a shell ignores SIGINT for what it runs in the background; tests interrupt some.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,7 @@ def _flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes((data[at] ^ 0x55,)) + data[at + 1 :]
 
 
+@cache
 def hostile_images() -> dict[str, bytes]:
     """By name; none is larger than a few hundred kilobytes."""
     zeros, small = zlib.compress(bytes(_ZEROS), 9), zlib.compress(bytes(8 * 25))
