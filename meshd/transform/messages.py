@@ -41,36 +41,30 @@ FailureKind = Literal["bad", "op", "read", "damaged"]
 
 
 class FieldPlaces(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where some fields of the rows of a part are: field number and distance in bytes from the row's offset.
+    """Where some fields of the rows of a block are: field number and distance in bytes from the row's offset.
 
-    `offsets`: int64[rows] in the file, little-endian. `lengths`: int64[rows], of a single ragged field.
+    `files`: int32[rows], index into the block's `files`; `offsets`: int64[rows] in the file; `lengths`:
+    int64[rows], of a single ragged field. All little-endian.
     """
 
+    files: bytes
     offsets: bytes
     fields: tuple[tuple[int, int], ...]
     lengths: bytes = b""
 
 
-class BlockPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The rows of a block that are in one file. `rows`: int32[n], from the block's first row.
-
-    `path`: index into the request's `paths`.
-    """
-
-    path: int
-    rows: bytes
-    places: tuple[FieldPlaces, ...]
-
-
 class RowBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`count` rows of a frame, of which the parts give some; the others have to be rendered after it.
+    """`count` rows of a frame, some of which are copied; the others have to be rendered after it.
 
-    `widths`: bytes of each field of a row in its file, ordered by name; 0 for a ragged field.
+    `widths`: bytes of each field of a row in its file, ordered by name; 0 for a ragged field. `rows`: int32,
+    the rows to copy, from the block's first row. `files`: indices into the request's `paths`.
     """
 
     count: int
     widths: tuple[int, ...]
-    parts: tuple[BlockPart, ...]
+    rows: bytes
+    files: tuple[int, ...]
+    places: tuple[FieldPlaces, ...]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -44,7 +44,7 @@ class RowWork:
 
     `sources`: for each bytes field, ordered by name. `partner`: the same of the row at position ^ 1, if the
     plan mixes the two and that row exists. `sample`, `partner_sample`: their numbers in the snapshot, -1 if
-    unknown. `block`: many rows, from `row` on, that are copied; `paths`: the file of each of its parts.
+    unknown. `block`: many rows, from `row` on, that are copied; `paths`: its files.
     """
 
     row: int
@@ -255,9 +255,7 @@ class RowSlice:
         def placed_block(work: RowWork) -> RowBlock | None:
             if work.block is None:
                 return None
-            parts = zip(work.block.parts, work.paths, strict=True)
-            moved = tuple(msgspec.structs.replace(part, path=path_index(path)) for part, path in parts)
-            return msgspec.structs.replace(work.block, parts=moved)
+            return msgspec.structs.replace(work.block, files=tuple(map(path_index, work.paths)))
 
         prefixes = self.prefixes
         rows = tuple(

@@ -7,6 +7,7 @@ applied to a block (`COLUMN_OPS`).
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from meshd.transform.source_files import PROC_PREFIX, SourceGoneError
 from meshwire.plan.keyed_random import KeyedRandom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
 FIRST_OP: Final = ("frombuffer", "1")
 COLUMN_OPS: Final = frozenset({("cast", "1"), ("one_hot", "1"), ("gather_columns", "1")})
 """Ops, with their versions, whose result for stacked rows is the stack of their results."""
-_MAPPED_FILES: Final = 64
+_MAPPED_FILES: Final = 1024
 _SPARSE: Final = 4  # fields in a span of more than so many times their bytes are copied one by one
-_SHORT: Final = 16  # bytes of a ragged value up to which indexing each byte is faster than a slice
+_FEW: Final = 16  # ragged values of a file that are copied one by one
+_LONG: Final = 4096  # bytes from which on a ragged value is copied by itself
 _RAGGED_BYTES: Final = 512 << 20
 _NO_DRAWS = KeyedRandom(0, 0, 0)
 
@@ -61,16 +63,18 @@ class BlockCopier:
         SourceGoneError; BadSampleError, or any error of an op, if a row has to be looked at.
         """
         stored = [np.zeros((block.count, width), np.uint8) for width in block.widths]
-        ragged = {number: _Run(block.count) for number, width in enumerate(block.widths) if not width}
-        for part in block.parts:
-            rows = np.frombuffer(part.rows, "<i4")
-            ends = [np.frombuffer(places.offsets, "<i8").max(initial=0) for places in part.places]
-            data = self._file(request.paths[part.path], int(max(ends)))
-            for places in part.places:
-                if places.lengths:
-                    ragged[places.fields[0][0]].add(data, rows, places)
-                else:
-                    _gather(data, rows, places, block.widths, stored)
+        rows, paths = np.frombuffer(block.rows, "<i4"), [request.paths[file] for file in block.files]
+        ragged: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = {}
+        for places in block.places:
+            run = _ByFile(rows, places)
+            if places.lengths:
+                room = ragged[places.fields[0][0]] = run.lengths_of(block.count)
+                for path, some in run.files(paths):
+                    run.copy(self._file(path, run.last(some)), some, room)
+            else:
+                for path, some in run.files(paths):
+                    data = self._file(path, run.last(some))
+                    _gather(data, run.rows[some], run.offsets[some], places.fields, block.widths, stored)
         pause()
         made = {
             number: _stacked(chain, stored[number])
@@ -82,7 +86,7 @@ class BlockCopier:
             assert target is not None
             row_bytes = values.nbytes // max(1, block.count)
             _write(frame_fd, np.ascontiguousarray(values), target[0] + first * row_bytes)
-        return {number: run.joined() for number, run in ragged.items()}
+        return ragged
 
     def _file(self, path: str, last: int) -> npt.NDArray[np.uint8]:
         """Return the bytes of a file, mapped, up to the offset `last` at least if it has grown to that.
@@ -122,60 +126,85 @@ def _map(path: str) -> npt.NDArray[np.uint8]:
 def _gather(
     data: npt.NDArray[np.uint8],
     rows: npt.NDArray[np.int32],
-    places: FieldPlaces,
+    offsets: npt.NDArray[np.int64],
+    fields: tuple[tuple[int, int], ...],
     widths: tuple[int, ...],
     stored: list[npt.NDArray[np.uint8]],
 ) -> None:
-    offsets = np.frombuffer(places.offsets, "<i8")
-    low = min(delta for _, delta in places.fields)
-    span = max(delta + widths[field] for field, delta in places.fields) - low
-    if span > _SPARSE * sum(widths[field] for field, _ in places.fields):
-        for field, delta in places.fields:
+    low = min(delta for _, delta in fields)
+    span = max(delta + widths[field] for field, delta in fields) - low
+    if span > _SPARSE * sum(widths[field] for field, _ in fields):
+        for field, delta in fields:
             stored[field].view(f"V{widths[field]}")[rows, 0] = _cells(data, offsets + delta, widths[field])
         return
     records = _cells(data, offsets + low, span)
     whole = records.view(np.uint8).reshape(rows.size, span)
-    for field, delta in places.fields:
+    for field, delta in fields:
         width = widths[field]
         cell = np.ndarray((rows.size,), f"V{width}", whole, delta - low, (span,))
         stored[field].view(f"V{width}")[rows, 0] = cell
 
 
-class _Run:
-    """The values of a ragged field of a block, in the order of its rows."""
+class _ByFile:
+    """The rows of a block and where some of their fields are, sorted by file."""
 
-    def __init__(self, count: int) -> None:
-        self._lengths = np.zeros(count, np.int64)
-        self._parts: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], npt.NDArray[np.int64]]] = []
+    def __init__(self, rows: npt.NDArray[np.int32], places: FieldPlaces) -> None:
+        files, offsets = np.frombuffer(places.files, "<i4"), np.frombuffer(places.offsets, "<i8")
+        order = np.argsort(files, kind="stable")
+        self._files, self.rows, self.offsets = files[order], rows[order], offsets[order]
+        if places.lengths:
+            self._lengths = np.frombuffer(places.lengths, "<i8")[order]
+            self._ends = self.offsets + self._lengths
+            self._targets = np.zeros(0, np.int64)
 
-    def add(self, data: npt.NDArray[np.uint8], rows: npt.NDArray[np.int32], places: FieldPlaces) -> None:
-        """Add some rows. Raises SourceGoneError for bytes outside the file."""
-        offsets, lengths = np.frombuffer(places.offsets, "<i8"), np.frombuffer(places.lengths, "<i8")
-        if rows.size and (int(offsets.min()) < 0 or int((offsets + lengths).max()) > data.size):
-            raise SourceGoneError("the file is shorter than the rows in it")
-        self._lengths[rows] = lengths
-        self._parts.append((data, rows, offsets))
+    def files(self, paths: list[str]) -> Iterator[tuple[str, slice]]:
+        """Yield each file and its part of the arrays."""
+        cuts = [0, *(np.flatnonzero(self._files[1:] != self._files[:-1]) + 1).tolist(), self._files.size]
+        for start, end in itertools.pairwise(cuts if self._files.size else []):
+            yield paths[self._files[start]], slice(start, end)
 
-    def joined(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """Return the bytes of each row, and all of them. Raises BadSampleError if they are too many."""
-        total = int(self._lengths.sum())
+    def last(self, some: slice) -> int:
+        """Return the greatest offset in a file."""
+        return int(self.offsets[some].max())
+
+    def lengths_of(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """Return the bytes of each of `count` rows, and room for all of them. Raises BadSampleError if they
+        are too many."""
+        lengths = np.zeros(count, np.int64)
+        lengths[self.rows] = self._lengths
+        total = int(lengths.sum())
         if total > _RAGGED_BYTES:
             raise BadSampleError(f"ragged values of {total} bytes")
-        ends = np.cumsum(self._lengths)
-        made = np.empty(total, np.uint8)
-        room = made.data
-        for data, rows, offsets in self._parts:
-            lengths, places = self._lengths[rows], (ends - self._lengths)[rows]
-            if total > _SHORT * self._lengths.size:
-                source = data.data
-                for at, begin, length in zip(
-                    places.tolist(), offsets.tolist(), lengths.tolist(), strict=True
-                ):
-                    room[at : at + length] = source[begin : begin + length]
-                continue
-            within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            made[np.repeat(places, lengths) + within] = data[np.repeat(offsets, lengths) + within]
-        return self._lengths, made
+        self._targets = (np.cumsum(lengths) - lengths)[self.rows]
+        return lengths, np.empty(total, np.uint8)
+
+    def copy(
+        self,
+        data: npt.NDArray[np.uint8],
+        some: slice,
+        values: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]],
+    ) -> None:
+        """Copy the ragged values in one file to their places. Raises SourceGoneError for bytes outside it."""
+        offsets, lengths, targets = self.offsets[some], self._lengths[some], self._targets[some]
+        if int(offsets.min()) < 0 or int(self._ends[some].max()) > data.size:
+            raise SourceGoneError("the file is shorter than the rows in it")
+        made = values[1]
+        single = np.ones(lengths.size, np.bool_)
+        if lengths.size > _FEW:
+            single = lengths >= _LONG
+            classes = np.frexp(lengths)[1]  # of lengths from 2 ** (n - 1) on, below 2 ** n
+            for number in np.unique(classes[~single & (lengths > 0)]).tolist():
+                rows, width = np.flatnonzero(classes == number), 1 << (number - 1)
+                begins, ends = offsets[rows], targets[rows]
+                rooms = np.ndarray((made.size - width + 1,), f"V{width}", made, 0, (1,))
+                rooms[ends] = _cells(data, begins, width)
+                rest = lengths[rows] - width  # the last `width` bytes overlap the first ones
+                if rest.any():
+                    rooms[ends + rest] = _cells(data, begins + rest, width)
+        source, room = data.data, made.data
+        places = zip(*(each[single].tolist() for each in (targets, offsets, lengths)), strict=True)
+        for at, begin, length in places:
+            room[at : at + length] = source[begin : begin + length]
 
 
 def _cells(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.void]:

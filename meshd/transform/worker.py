@@ -356,8 +356,8 @@ class SliceRenderer:
         try:
             runs = self._copier.copy(block, row.row, self._request, self._chains, self._frame_fd, read)
         except Exception as error:  # an op that is at fault for one of the rows can raise anything
-            for part in block.parts:
-                self._copier.forget(self._request.paths[part.path])
+            for file in block.files:
+                self._copier.forget(self._request.paths[file])
             return self._failed(row, 0, "read", "copy", f"{type(error).__name__}: {error}"[:300])
         self._copied += block.count
         for number, (lengths, data) in runs.items():

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from meshd.core.sample_locations import bytes_columns
-from meshd.transform.messages import BlockPart, FieldPlaces, RowBlock
+from meshd.transform.messages import FieldPlaces, RowBlock
 from meshd.transform.render_calls import RowWork
 from meshd.transform.row_blocks import COLUMN_OPS, FIRST_OP
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.snapshot import RecordColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import numpy.typing as npt
 
@@ -37,7 +37,6 @@ FEWEST_ROWS: Final = 64
 _BLOCK_ROWS: Final = 16384
 _RAGGED_BYTES: Final = 4096  # of a row's ragged fields, on average
 _KEPT_SNAPSHOTS: Final = 8
-_MOST_FILES: Final = 1024  # of a block: each costs a few numpy calls
 
 
 class StoredField(NamedTuple):
@@ -192,51 +191,29 @@ class ColumnCopies:
         return (np.flatnonzero(~self._good) + self._first).tolist()
 
     def _add_block(self, start: int, end: int) -> None:
-        paths: list[str] = []
-        parts: list[BlockPart] = []
-        numbers = np.unique(self._objects[start:end])
-        for number in numbers[:_MOST_FILES].tolist():
-            found = np.flatnonzero(self._objects[start:end] == number) + start
-            for path, part in self._object_parts(number, found[self._good[found]], start):
-                paths.append(path)
-                parts.append(part)
-        for number in numbers[_MOST_FILES:].tolist():
-            self._good[start:end] &= self._objects[start:end] != number
-        if parts:
-            block = RowBlock(end - start, tuple(field.width for field in self._places.fields), tuple(parts))
-            position = int(self._positions[start])
-            self.work.append(RowWork(self._first + start, position, (), block=block, paths=tuple(paths)))
-
-    def _object_parts(self, number: int, rows: Numbers, start: int) -> Iterator[tuple[str, BlockPart]]:
-        """Yield the parts of a block that begins at `start`, for its rows in one object."""
-        if self._pinned.is_remote(number):
-            self._good[rows] = False
-            return
-        locations = self._pinned.locations(number)
-        bounds = np.cumsum([0, *(place.length for place in locations)])
-        found = [(-1, *self._within(bounds, *self._extents(rows)))] if self._places.fixed else []
+        files = _Files(self._pinned, self._objects[start:end])
+        rows = np.flatnonzero(files.here & self._good[start:end])
+        found = [(-1, *files.within(rows, *self._extents(rows + start)))] if self._places.fixed else []
         for field in self._places.ragged:
-            begins = self._offsets[field][rows]
-            found.append((field, *self._within(bounds, begins, begins + self._lengths[field][rows])))
-        inside = np.logical_and.reduce([fits for _, _, fits in found])
-        self._good[rows[~inside]] = False
-        for field, which, _ in found:
-            for each in np.unique(which[inside]).tolist():
-                place, some = locations[each], rows[inside & (which == each)]
-                shift = place.offset - int(bounds[each])
-                made = (
-                    self._fixed_places(some, shift) if field < 0 else self._ragged_places(field, some, shift)
-                )
-                yield place.path, BlockPart(-1, (some - start).astype("<i4").tobytes(), made)
-
-    @staticmethod
-    def _within(bounds: Numbers, begins: Numbers, ends: Numbers) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-        """Return the extent in which each range begins, and whether it ends there, too."""
-        last = bounds.size - 2
-        which = np.clip(np.searchsorted(bounds, begins, side="right") - 1, 0, max(0, last))
-        firsts, nexts = bounds[which], bounds[np.minimum(which + 1, bounds.size - 1)]
-        whole = (begins == firsts) & (ends == nexts)  # has a checksum, which rendering verifies
-        return which, (ends <= nexts) & ~whole & (last >= 0)
+            begins = self._offsets[field][rows + start]
+            found.append((field, *files.within(rows, begins, begins + self._lengths[field][rows + start])))
+        inside = np.logical_and.reduce([fits for *_, fits in found])
+        self._good[start:end] = False
+        rows = rows[inside]
+        if not rows.size:
+            return
+        self._good[start + rows] = True
+        places: list[FieldPlaces] = []
+        for field, which, shifts, _ in found:
+            of_file, shift = which[inside].astype("<i4").tobytes(), shifts[inside]
+            if field < 0:
+                places += self._fixed_places(of_file, rows + start, shift)
+            else:
+                places.append(self._ragged_places(of_file, field, rows + start, shift))
+        widths = tuple(field.width for field in self._places.fields)
+        block = RowBlock(end - start, widths, rows.astype("<i4").tobytes(), (), tuple(places))
+        position = int(self._positions[start])
+        self.work.append(RowWork(self._first + start, position, (), block=block, paths=files.paths))
 
     def _extents(self, rows: Numbers) -> tuple[Numbers, Numbers]:
         """Return where the first field of each row with a width begins, and where the last one ends."""
@@ -249,15 +226,15 @@ class ColumnCopies:
         last = max(distance + fields[number].width for number, distance in distances.items())
         return base + min(distances.values()), base + last
 
-    def _ragged_places(self, field: int, rows: Numbers, shift: int) -> tuple[FieldPlaces, ...]:
+    def _ragged_places(self, files: bytes, field: int, rows: Numbers, shift: Numbers) -> FieldPlaces:
         offsets = (self._offsets[field][rows] + shift).astype("<i8").tobytes()
-        return (FieldPlaces(offsets, ((field, 0),), self._lengths[field][rows].astype("<i8").tobytes()),)
+        return FieldPlaces(files, offsets, ((field, 0),), self._lengths[field][rows].astype("<i8").tobytes())
 
-    def _fixed_places(self, rows: Numbers, shift: int) -> tuple[FieldPlaces, ...]:
+    def _fixed_places(self, files: bytes, rows: Numbers, shift: Numbers) -> list[FieldPlaces]:
         """Group fields that are at the same distance from each other in all rows."""
         if self._places.distances is not None:
             base = (self._offsets[self._places.fixed[0]][rows] + shift).astype("<i8").tobytes()
-            return (FieldPlaces(base, tuple(self._places.distances.items())),)
+            return [FieldPlaces(files, base, tuple(self._places.distances.items()))]
         groups: list[tuple[Any, list[tuple[int, int]]]] = []
         for field in self._places.fixed:
             offsets = self._offsets[field][rows]
@@ -268,7 +245,51 @@ class ColumnCopies:
                     break
             else:
                 groups.append((offsets, [(field, 0)]))
-        return tuple(
-            FieldPlaces((base_offsets + shift).astype("<i8").tobytes(), tuple(fields))
+        return [
+            FieldPlaces(files, (base_offsets + shift).astype("<i8").tobytes(), tuple(fields))
             for base_offsets, fields in groups
-        )
+        ]
+
+
+class _Files:
+    """The files of the objects of some rows, as one range of bytes: object after object, extent after extent.
+
+    `here`: bool[rows], those whose object is on this node; `paths`: the different files.
+    """
+
+    def __init__(self, pinned: PinnedObjects, objects: npt.NDArray[np.int32]) -> None:
+        numbers, self._which = np.unique(objects, return_inverse=True)
+        remote = np.fromiter(map(pinned.is_remote, numbers.tolist()), np.bool_, numbers.size)
+        self.here = ~remote[self._which]
+        paths: dict[str, int] = {}
+        owner, files, offsets, lengths = list[int](), list[int](), list[int](), list[int]()
+        for place, number in enumerate(numbers.tolist()):
+            for extent in () if remote[place] else pinned.locations(number):
+                owner.append(place)
+                files.append(paths.setdefault(extent.path, len(paths)))
+                offsets.append(extent.offset)
+                lengths.append(extent.length)
+        self.paths = tuple(paths)
+        self._owner, self._file = np.array(owner, np.int64), np.array(files, np.int64)
+        self._bounds = np.cumsum([0, *lengths])
+        self._first = self._bounds[np.searchsorted(self._owner, np.arange(numbers.size))]
+        self._shift = np.array(offsets, np.int64) - self._bounds[:-1]
+
+    def within(
+        self, rows: Numbers, begins: Numbers, ends: Numbers
+    ) -> tuple[Numbers, Numbers, npt.NDArray[np.bool_]]:
+        """Return for a range of the object of each row: the file in which it begins, the distance from an
+        offset in the object to one in the file, and whether the range is a part of one extent.
+
+        A whole extent has a checksum, which rendering verifies.
+        """
+        if not self._owner.size:
+            return rows, rows, np.zeros(rows.size, np.bool_)
+        owner = self._which[rows]
+        first = self._first[owner]
+        begins, ends = begins + first, ends + first
+        which = np.minimum(np.searchsorted(self._bounds, begins, side="right"), self._owner.size) - 1
+        stop = self._bounds[which + 1]
+        whole = (begins == self._bounds[which]) & (ends == stop)
+        fits = (self._owner[which] == owner) & (ends <= stop) & ~whole
+        return self._file[which], self._shift[which] + first, fits

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Indices = npt.NDArray[np.int64]
 
 ROUNDS = 8
+_FEW = 24  # values left outside, from which on passes over arrays are faster than over one value
 MAX_SAMPLES = 1 << 62
 MAX_WINDOW = 1 << 31
 Shuffle = Literal["global", "blocks", "none"]
@@ -102,10 +103,15 @@ class Feistel:
         """Return the values at positions, int64[k]. Raises IndexError if any is outside 0…n−1."""
         values = self._pass_many(checked_positions(positions, self.n).astype(np.uint64))
         outside = np.flatnonzero(values >= self.n)
-        while outside.size:
+        while outside.size > _FEW:
             again = self._pass_many(values[outside])
             values[outside] = again
             outside = outside[again >= self.n]
+        for place in outside.tolist():
+            value = int(values[place])
+            while value >= self.n:
+                value = self._pass(value)
+            values[place] = value
         return values.astype(np.int64)
 
     def _pass_many(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
