@@ -64,6 +64,7 @@ CHAPTERS = {
         "prefetch": ("prefetch", "Bring a remote store's objects into the cache."),
         "cache": (TOOLS, "Simulate a cache on a trace of reads."),
         "cluster": ("cluster", "The nodes of a mesh: shown, drained, replaced."),
+        "simulate": (TOOLS, "What will happen in a mesh that does not exist yet."),
         "sizing": (TOOLS, "What to buy for a training job, and what bounds it."),
     },
 }

@@ -1,0 +1,176 @@
+"""The simulator: the same seed, the same result; queues by hand; faults; failures against the formula."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.batches.read_ahead.read_cost import SEEK_SECONDS
+from meshsdk.cli import run
+from meshsdk.errors import ConfigurationError
+from meshtools.simulator.durability import expected_losses, simulate_failures
+from meshtools.simulator.epoch import EpochSimulation
+from meshtools.simulator.report import epoch_figures
+from meshtools.simulator.scenario import parse_scenario, read_scenario, shipped_scenarios
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLES = 60_000
+SMALL = """
+[mesh]
+nodes = 6
+nodes_per_rack = 2
+slots = 1024
+lost_seconds = 5
+[data]
+samples = 60_000
+cpu_seconds_per_sample = 0.001
+[jobs]
+batch = 1024
+step_seconds = 0.02
+block_shards = 32
+"""
+
+
+def figures(text: str, **changes: Any) -> dict[str, Any]:
+    found = parse_scenario(text, "test")
+    simulated = EpochSimulation(replace(found, **changes))
+    simulated.run()
+    assert sum(job.samples for job in simulated.jobs) == SAMPLES * found.jobs.count * found.jobs.epochs
+    return epoch_figures(simulated)
+
+
+def test_the_same_seed_gives_the_same_result_and_another_does_not() -> None:
+    first = figures(SMALL)
+    assert first == figures(SMALL)
+    assert first != figures(SMALL, seed=1)
+
+
+def test_one_disk_in_stored_order_by_hand() -> None:
+    # 20,000 samples of 70 KB are 1.4 GB in 20 shards: 7 s of media and at least 20 seeks; compute takes 2 s,
+    # and overlaps.
+    text = """
+    [mesh]
+    nodes = 1
+    copies = 1
+    disks_per_node = 1
+    [data]
+    samples = 20_000
+    [jobs]
+    batch = 1000
+    step_seconds = 0.1
+    shuffle = "none"
+    """
+    simulated = EpochSimulation(parse_scenario(text, "test"))
+    simulated.run()
+    found = epoch_figures(simulated)
+    least = 20_000 * 70_000 / 200e6 + 20 * SEEK_SECONDS
+    assert least <= found["seconds"] <= least * 1.1
+    assert found["disks_busy_most"] > 0.9
+    assert found["read_bytes"] == pytest.approx(1.4e9, rel=0.01)
+
+
+def test_fast_disks_leave_the_compute_as_the_bound() -> None:
+    found = figures(
+        SMALL.replace("nodes_per_rack", "seek_scale = 0\ndisk_bytes_per_second = 5e9\nnodes_per_rack")
+    )
+    assert found["seconds"] == pytest.approx(math.ceil(SAMPLES / 1024) * 0.02, rel=0.1)
+
+
+def test_jobs_that_share_are_prepared_once() -> None:
+    apart = figures(SMALL.replace("[jobs]", "[jobs]\ncount = 4"))
+    shared = figures(SMALL.replace("[jobs]", "[jobs]\ncount = 4\nsharing = true"))
+    assert shared["cores_busy"] * shared["seconds"] == pytest.approx(
+        apart["cores_busy"] * apart["seconds"] / 4, rel=0.01
+    )
+    assert shared["sent_bytes"] == apart["sent_bytes"] == 4 * SAMPLES * 70_000
+
+
+def test_a_lost_rack_stalls_jobs_for_a_lease_and_is_repaired() -> None:
+    fault = '[[fault]]\nkind = "lose"\nat_seconds = 0.3\nfirst = 2\ncount = 2\n'
+    before, found = figures(SMALL), figures(SMALL + fault)
+    assert before["wait_longest_seconds"] < 5
+    assert 9 <= found["wait_longest_seconds"] <= 13  # a lease of 10 s
+    assert found["seconds"] > before["seconds"] + 8
+    assert found["map_changes"] >= 2
+
+
+def test_data_that_is_lost_for_good_is_said_to_be() -> None:
+    one_rack = SMALL.replace("nodes_per_rack = 2", "nodes_per_rack = 6\ncopies = 1")
+    fault = '[[fault]]\nkind = "lose"\nat_seconds = 0.1\nfirst = 2\n'
+    with pytest.raises(ConfigurationError, match="all copies are lost"):
+        figures(one_rack + fault)
+
+
+def test_repair_copies_what_a_node_had() -> None:
+    # Two copies on six nodes: a node has a third of the data.
+    fault = '[[fault]]\nkind = "lose"\nat_seconds = 0\nfirst = 2\ncount = 1\n'
+    slow = SMALL.replace("step_seconds = 0.02", "step_seconds = 1")
+    found = figures(slow + fault)
+    assert found["repairs"][0]["bytes"] == pytest.approx(SAMPLES * 70_000 * 2 / 6, rel=0.15)
+
+
+def test_nodes_that_join_get_their_share() -> None:
+    fault = '[[fault]]\nkind = "join"\nat_seconds = 0.3\ncount = 3\n'
+    found = figures(SMALL.replace("step_seconds = 0.02", "step_seconds = 1") + fault)
+    assert found["repairs"][0]["bytes"] == pytest.approx(SAMPLES * 70_000 * 2 / 3, rel=0.15)
+    assert found["map_changes"] >= 3 + 9
+
+
+def test_a_restart_of_all_racks_loses_no_batch() -> None:
+    fault = '[[fault]]\nkind = "restart"\nat_seconds = 0.5\ncount = 6\nat_once = 2\nseconds = 1\n'
+    found = figures(SMALL + fault)
+    assert found["wait_longest_seconds"] < 10  # no lease has to expire
+    assert found["map_changes"] == 18  # away, returning, complete
+
+
+def test_failures_agree_with_the_formula() -> None:
+    scenario = replace(read_scenario("ten-years"), seed=3)
+    found = simulate_failures(scenario)
+    assert found.expected > 50
+    assert abs(found.lost - found.expected) < 5 * math.sqrt(found.expected) + 0.1 * found.expected
+    assert found.failures == pytest.approx(100 * 12 * 0.1 * 10, rel=0.15)
+    assert expected_losses(3, 0.1, 86_400) < expected_losses(2, 0.1, 86_400) / 1000
+
+
+def test_scenarios_that_ship_can_be_read() -> None:
+    assert {"mission", "epoch-1000", "rack-lost", "join-500", "ten-years"} <= set(shipped_scenarios())
+    for name in shipped_scenarios():
+        assert read_scenario(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("nodes = 6", "nods = 6", "there is no 'nods'; did you mean 'nodes'?"),
+        ("nodes = 6", "nodes = 6.5", "nodes = 6.5: expected int"),
+        ("slots = 1024", "slots = 1000", "slots is a power of two"),
+        ("[data]", "[dta]", "no table 'dta'"),
+        ("batch = 1024", "batch = 0", "at least 1"),
+    ],
+)
+def test_a_wrong_scenario_is_named(old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        parse_scenario(SMALL.replace(old, new), "test")
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    scenario, trace, plot = tmp_path / "mine.toml", tmp_path / "trace.json", tmp_path / "plot.svg"
+    scenario.write_text(SMALL)
+    assert run(["simulate", str(scenario), "--json", "--trace", str(trace), "--plot", str(plot)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["samples_per_second"] > 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    computed = [event for event in events if event["name"] == "compute"]
+    assert len(computed) == 59
+    assert all(event["dur"] == pytest.approx(20_000) for event in computed)
+    assert plot.read_text().startswith("<svg ")
+    assert run(["simulate", "ten-years"]) == 0
+    assert "nines by the formula" in capsys.readouterr().out
+    assert run(["simulate", "no-such"]) == 3

@@ -1,0 +1,338 @@
+"""EpochSimulation: jobs train on a mesh while faults happen; simpy is the engine.
+
+Law: windows are cut as the nodes' scheduler cuts them, from the epoch's order. A batch is prepared when the
+windows of its samples have been read, and a step begins when its batch has arrived.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import simpy
+
+from meshd.batches.read_ahead.extents import window_end
+from meshd.batches.read_ahead.windows import (
+    MAX_WINDOW_ROWS,
+    MIN_WINDOW_BYTES,
+    first_size,
+    fitting_size,
+    next_size,
+)
+from meshsdk.errors import ConfigurationError
+from meshtools.simulator.cluster_model import ClusterModel, added_slots
+from meshtools.simulator.resources import NodeResources
+from meshwire.cluster.routes import slot_of
+from meshwire.plan.shuffle import BlocksOrder, ShuffleSpec, shuffle_order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    import numpy.typing as npt
+
+    from meshtools.simulator.scenario import Fault, Scenario
+    from meshwire.plan.shuffle import SampleOrder
+
+    Integers = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
+    Process = Generator[simpy.Event, Any, None]
+
+
+@dataclass(slots=True, eq=False)
+class _Window:
+    """Positions first…end−1. rows: int64[n], the samples in stored order of shards; shards: int64[k]; done:
+    float64[k], when each has been read; owners: int64[k], the node that reads each."""
+
+    first: int
+    end: int
+    shards: Integers
+    owners: Integers
+    done: Floats
+    bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """The place of a job in an epoch, as a node's scheduler has it."""
+
+    order: SampleOrder
+    next: int
+    size: int
+    windows: deque[_Window] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class JobResult:
+    """What one job saw. waits: of each step, in seconds; starts: when its compute began."""
+
+    starts: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    samples: int = 0
+    end: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time, for the trace: on a track, from `start`, in seconds."""
+
+    track: str
+    name: str
+    start: float
+    seconds: float
+
+
+class EpochSimulation:
+    """Runs a scenario with data and jobs. `on_progress` gets the completed share of all steps."""
+
+    def __init__(self, scenario: Scenario, on_progress: Callable[[float], None] = lambda _: None) -> None:
+        assert scenario.data is not None
+        self.scenario, self._on_progress = scenario, on_progress
+        mesh, self._data = scenario.mesh, scenario.data
+        self.cluster = ClusterModel(mesh)
+        joining = sum(fault.count for fault in scenario.faults if fault.kind == "join")
+        self.nodes = NodeResources(mesh, self._data, mesh.nodes + joining)
+        self._env = simpy.Environment()
+        self._dead = np.zeros(mesh.nodes + joining + 1, np.bool_)
+        self._dead[-1] = True  # the owner of what nobody has, −1
+        self._lost = np.zeros(mesh.slots, np.bool_)  # slots of which all copies are gone
+        self._changed = self._env.event()
+        self._readers: dict[tuple[int, int], _Reader] = {}
+        self._prepared: dict[tuple[int, int], simpy.Process] = {}
+        self._steps_done = 0
+        count = max(1, int(self._data.samples * scenario.jobs.share))
+        per_shard = self._data.samples_per_shard
+        self._starts = np.append(np.arange(0, count, per_shard, dtype=np.int64), count)
+        self._slots = np.array(
+            [slot_of("data", f"shard-{n:07}.tar", mesh.slots) for n in range(self._starts.size - 1)], np.int64
+        )
+        self._owners = self.cluster.read_owners()
+        self.slots_per_node = np.bincount(self.cluster.owners().ravel(), minlength=mesh.nodes)
+        self.jobs = [JobResult() for _ in range(scenario.jobs.count)]
+        self.spans: list[Span] = []
+        self.repairs: list[tuple[str, float, float]] = []
+        """What was copied to nodes: (why, bytes, seconds)."""
+
+    def __repr__(self) -> str:
+        return f"<EpochSimulation {self.scenario.name}>"
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all jobs and epochs."""
+        jobs = self.scenario.jobs
+        return jobs.count * jobs.epochs * -(-int(self._starts[-1]) // jobs.batch)
+
+    def run(self) -> None:
+        """Run until all jobs have ended.
+
+        Raises ConfigurationError if they cannot: all copies of some data are on lost nodes.
+        """
+        training = [self._env.process(self._train(number)) for number in range(self.scenario.jobs.count)]
+        for fault in self.scenario.faults:
+            self._env.process(self._fault(fault))
+        try:
+            self._env.run(until=self._env.all_of(training))
+        except RuntimeError:  # no event is left
+            raise ConfigurationError(
+                "the jobs wait for data of which all copies are lost: use more racks or copies"
+            ) from None
+
+    def _train(self, number: int) -> Process:
+        jobs, result, env = self.scenario.jobs, self.jobs[number], self._env
+        for epoch in range(jobs.epochs):
+            seed = self.scenario.seed + (0 if jobs.sharing else number)
+            reader = self._readers.get((seed, epoch)) or self._open(seed, epoch)
+            self._readers[seed, epoch] = reader
+            steps = -(-reader.order.n // jobs.batch)
+            ready: deque[simpy.Process] = deque()
+            for step in range(steps):
+                while len(ready) < min(jobs.prefetch, steps - step):
+                    ready.append(env.process(self._batch(reader, seed, epoch, step + len(ready))))
+                began = env.now
+                yield ready.popleft()
+                result.waits.append(env.now - began)
+                result.starts.append(env.now)
+                if env.now - began > 1e-3:
+                    self.spans.append(Span(f"job {number}", "wait", began, env.now - began))
+                self.spans.append(Span(f"job {number}", "compute", env.now, jobs.step_seconds))
+                yield env.timeout(jobs.step_seconds)
+                result.samples += min(jobs.batch, reader.order.n - step * jobs.batch)
+                self._steps_done += 1
+                self._on_progress(self._steps_done / self.total_steps)
+        result.end = env.now
+
+    def _open(self, seed: int, epoch: int) -> _Reader:
+        jobs = self.scenario.jobs
+        spec = ShuffleSpec(jobs.shuffle, jobs.block_shards if jobs.shuffle == "blocks" else 0)
+        order = shuffle_order(spec, self._starts, seed, epoch)
+        return _Reader(order, 0, first_size(order, jobs.batch))
+
+    def _batch(self, reader: _Reader, seed: int, epoch: int, step: int) -> Process:
+        """Take the batch of a step from the request to its arrival; jobs that share have it prepared once."""
+        env, jobs = self._env, self.scenario.jobs
+        yield env.timeout(self.scenario.mesh.request_seconds)
+        first = step * jobs.batch
+        end = min(first + jobs.batch, reader.order.n)
+        key = (seed, step + epoch * (1 << 40))
+        made = self._prepared.get(key)
+        if made is None:
+            made = env.process(self._read_rows(reader, first, end))
+            if jobs.sharing:
+                self._prepared[key] = made
+            owners = yield made
+            sent = self.nodes.prepare(env.now, owners, computed=True)
+        else:
+            owners = yield made
+            sent = self.nodes.prepare(env.now, owners, computed=False)
+        size = (end - first) * float(self._data.delivered_bytes_per_sample or self._data.sample_bytes)
+        yield env.timeout(max(sent - env.now, size / jobs.trainer_bytes_per_second))
+
+    def _read_rows(self, reader: _Reader, first: int, end: int) -> Generator[simpy.Event, Any, Integers]:
+        """Wait until the rows first…end−1 have been read, and return the node of each, int64[rows]."""
+        env = self._env
+        self._extend(reader, first, end)
+        samples = reader.order.samples_at(np.arange(first, end, dtype=np.int64))
+        shards = np.searchsorted(self._starts, samples, side="right") - 1
+        parts = [each for each in reader.windows if each.first < end and each.end > first]
+        while True:
+            owners, done = self._rows(parts, first, shards)
+            last = float(done.max())
+            if last > env.now:
+                yield env.timeout(last - env.now)
+            gone = self._dead[owners]
+            if not gone.any():
+                break
+            named = self._owners[self._slots[shards[gone]]]
+            if ((named == owners[gone]) | (named < 0)).any():
+                yield self._changed  # the map still names nodes that do not answer, or none
+            self._read_again(parts)
+        return owners
+
+    @staticmethod
+    def _rows(parts: list[_Window], first: int, shards: Integers) -> tuple[Integers, Floats]:
+        """Return the node of each row of a batch, and when its shard's part of the window has been read."""
+        owners, done = np.empty(shards.size, np.int64), np.empty(shards.size)
+        for part in parts:
+            rows = slice(max(0, part.first - first), part.end - first)
+            place = np.searchsorted(part.shards, shards[rows])
+            owners[rows], done[rows] = part.owners[place], part.done[place]
+        return owners, done
+
+    def _share(self) -> int:
+        """Return the bytes of the epoch that windows of one job may hold, over all nodes."""
+        mesh, jobs = self.scenario.mesh, self.scenario.jobs
+        readers = 1 if jobs.sharing else jobs.count
+        whole = mesh.read_ahead_bytes * (mesh.nodes if mesh.windows == "node" else 1)
+        return int(max(whole, 2 * MIN_WINDOW_BYTES) // readers)
+
+    def _extend(self, reader: _Reader, first: int, end: int) -> None:
+        """Drop windows that are consumed, and add others while they fit."""
+        batch, share = self.scenario.jobs.batch, self._share()
+        while reader.windows and reader.windows[0].end <= first - 2 * batch:
+            reader.windows.popleft()
+        while reader.next < reader.order.n and (
+            reader.next < end
+            or sum(each.bytes for each in reader.windows) + min(reader.size, share // 2) <= share
+        ):
+            window = self._cut(reader, fitting_size(reader.size, share))
+            reader.windows.append(window)
+            reader.next, reader.size = window.end, next_size(reader.order, reader.size, share)
+
+    def _cut(self, reader: _Reader, size: int) -> _Window:
+        """Cut the next window of about `size` bytes, and queue its reads."""
+        order, first, each = reader.order, reader.next, self._data.sample_bytes
+        rows = MAX_WINDOW_ROWS if self.scenario.mesh.windows == "epoch" else order.n
+        count = min(int(1.25 * size / each) + 1, rows, order.n - first)
+        ends = order.window_ends if isinstance(order, BlocksOrder) else None
+        end = window_end(np.full(count, each, np.int64), MIN_WINDOW_BYTES, size, first, ends)
+        samples = np.sort(order.samples_at(np.arange(first, end, dtype=np.int64)))
+        of_sample = np.searchsorted(self._starts, samples, side="right") - 1
+        shards, counts = np.unique(of_sample, return_counts=True)
+        inside, owners = samples - self._starts[of_sample], self._owners[self._slots[shards]]
+        done = np.full(shards.size, self._env.now)
+        there = owners >= 0
+        done[there] = self.nodes.read_shards(
+            self._env.now,
+            shards[there],
+            inside[np.repeat(there, counts)],
+            np.cumsum(counts[there]),
+            owners[there],
+        )
+        return _Window(first, end, shards, owners, done, (end - first) * each)
+
+    def _read_again(self, parts: list[_Window]) -> None:
+        """Read the shards of windows whose nodes are gone from their present owners, whole."""
+        size = self._data.samples_per_shard
+        for part in parts:
+            lost = np.flatnonzero(self._dead[part.owners])
+            owners = self._owners[self._slots[part.shards[lost]]]
+            lost, owners = lost[owners >= 0], owners[owners >= 0]
+            rows = np.tile(np.arange(size, dtype=np.int64), lost.size)
+            ends = np.arange(1, lost.size + 1) * size
+            part.done[lost] = self.nodes.read_shards(self._env.now, part.shards[lost], rows, ends, owners)
+            part.owners[lost] = owners
+
+    def _map_changed(self) -> None:
+        self._owners = np.where(self._lost, -1, self.cluster.read_owners())
+        changed, self._changed = self._changed, self._env.event()
+        changed.succeed()
+
+    def _fault(self, fault: Fault) -> Process:
+        yield self._env.timeout(fault.at_seconds)
+        numbers = range(fault.first, fault.first + fault.count)
+        began = self._env.now
+        if fault.kind == "slow":
+            self.nodes.slow[list(numbers)] *= fault.factor
+            yield self._env.timeout(fault.seconds)
+            self.nodes.slow[list(numbers)] /= fault.factor
+        elif fault.kind == "lose":
+            yield from self._lose(numbers)
+        elif fault.kind == "restart":
+            for first in range(0, fault.count, fault.at_once):
+                yield from self._restart(numbers[first : first + fault.at_once], fault.seconds)
+        else:
+            before = self.cluster.owners()
+            self.cluster.add(fault.count)
+            yield from self._copy(f"{fault.count} nodes joined", before)
+            self.cluster.complete_all()
+            self._map_changed()
+        self.spans.append(Span("faults", f"{fault.kind} {fault.count} nodes", began, self._env.now - began))
+
+    def _lose(self, numbers: range) -> Process:
+        mesh = self.scenario.mesh
+        self._dead[list(numbers)] = True
+        yield self._env.timeout(mesh.lease_seconds)
+        self.cluster.mark_away(numbers)
+        self._map_changed()
+        yield self._env.timeout(mesh.lost_seconds)
+        before = self.cluster.owners()
+        self._lost |= self._dead[before].all(axis=1)
+        self.cluster.give_up(numbers)
+        yield from self._copy(f"{len(numbers)} nodes lost", before)
+        self.cluster.complete_all()
+        self._map_changed()
+
+    def _restart(self, numbers: range, seconds: float) -> Process:
+        """Restart a group: it leaves the map at once, as a node that ends by SIGTERM does."""
+        self.cluster.mark_away(numbers)
+        self._map_changed()
+        self._dead[list(numbers)] = True
+        yield self._env.timeout(seconds)
+        self._dead[list(numbers)] = False
+        self.cluster.bring_back(numbers)
+        self._map_changed()
+
+    def _copy(self, why: str, before: Integers) -> Process:
+        """Copy what nodes own now and did not before, at the rate of repairs; their disks are slower then."""
+        mesh, data = self.scenario.mesh, self._data
+        slot_bytes = data.samples * data.sample_bytes / mesh.slots
+        gained = added_slots(before, self.cluster.owners(), self.nodes.slow.size) * slot_bytes
+        seconds = float(gained.max()) / mesh.repair_bytes_per_second
+        rate = mesh.disks_per_node * mesh.disk_bytes_per_second
+        slower = 1 / max(0.05, 1 - 2 * mesh.repair_bytes_per_second / rate)
+        busy = np.flatnonzero(gained)
+        self.nodes.slow[busy] *= slower
+        self.repairs.append((why, float(gained.sum()), seconds))
+        yield self._env.timeout(seconds)
+        self.nodes.slow[busy] /= slower

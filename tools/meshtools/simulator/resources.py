@@ -1,0 +1,122 @@
+"""NodeResources: disks, processors and ports of all nodes as queues, in arrays.
+
+Law: a queue is served in order of arrival, so that the time at which it is free is all of its state. The
+page cache is known by chunks of shards.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshd.batches.read_ahead.extents import plan_reads
+from meshd.batches.read_ahead.read_cost import cost_of_reads
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from meshd.batches.read_ahead.extents import Reads
+    from meshtools.simulator.scenario import Data, Mesh
+
+    Integers = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
+
+_CHUNKS = 256  # of a shard, in which the page cache is counted
+
+
+class NodeResources:
+    """The queues of `nodes` nodes. All times in seconds. slow: float64[nodes], 1 for a disk of full rate."""
+
+    def __init__(self, mesh: Mesh, data: Data, nodes: int) -> None:
+        self._mesh, self._data = mesh, data
+        self._shard_bytes = float(data.sample_bytes * data.samples_per_shard)
+        self.slow = np.ones(nodes)
+        self._disk_free = np.zeros((nodes, mesh.disks_per_node))
+        self._cpu_free, self._port_free = np.zeros(nodes), np.zeros(nodes)
+        self._uplink_free = np.zeros(-(-nodes // mesh.nodes_per_rack))
+        self.disk_seconds, self.cpu_seconds, self.port_bytes = (
+            np.zeros(nodes),
+            np.zeros(nodes),
+            np.zeros(nodes),
+        )
+        self.seeks = self.read_bytes = self.wanted_bytes = self.samples = self.cached_bytes = 0.0
+        self._cached: list[OrderedDict[int, npt.NDArray[np.bool_]]] = [OrderedDict() for _ in range(nodes)]
+        self._cached_size = np.zeros(nodes)
+
+    def __repr__(self) -> str:
+        return f"<NodeResources of {self.slow.size} nodes>"
+
+    def read_shards(
+        self, now: float, shards: Integers, rows: Integers, ends: Integers, owners: Integers
+    ) -> Floats:
+        """Queue the reads of a window and return when each shard's are done, float64[shards].
+
+        shards: int64[n], ascending; rows: the samples within their shards, shard after shard; ends: int64[n],
+        where each shard's rows end in `rows`; owners: int64[n], the node that reads each.
+        """
+        size = self._data.sample_bytes
+        done = np.empty(shards.size)
+        start = 0
+        for place, (shard, end, node) in enumerate(
+            zip(shards.tolist(), ends.tolist(), owners.tolist(), strict=True)
+        ):
+            inside = rows[start:end]
+            start = end
+            reads = plan_reads(np.zeros(inside.size, np.int64), inside * size, np.full(inside.size, size))
+            missing = self._missing_share(node, shard, reads)
+            cost = cost_of_reads(reads, inside.size, inside.size * size)
+            seconds = cost.seek_seconds * self._mesh.seek_scale + cost.read / self._mesh.disk_bytes_per_second
+            seconds *= self.slow[node] * missing
+            disk = shard % self._mesh.disks_per_node
+            free = max(now, float(self._disk_free[node, disk]))
+            done[place] = self._disk_free[node, disk] = free + seconds
+            self.disk_seconds[node] += seconds
+            self.seeks += cost.seeks * missing
+            self.read_bytes += cost.read * missing
+            self.cached_bytes += inside.size * size * (1 - missing)
+        self.wanted_bytes += rows.size * size
+        self.samples += rows.size
+        return done
+
+    def _missing_share(self, node: int, shard: int, reads: Reads) -> float:
+        """Return the share of these reads of a shard that is not in the page cache, and keep them there; the
+        shard used longest ago gives way."""
+        kept, chunk = self._cached[node], self._shard_bytes / _CHUNKS
+        steps = np.zeros(_CHUNKS + 2, np.int64)
+        np.add.at(steps, np.minimum(reads.offsets // chunk, _CHUNKS).astype(np.int64), 1)
+        ends = (reads.offsets + reads.lengths - 1) // chunk
+        np.add.at(steps, np.minimum(ends, _CHUNKS).astype(np.int64) + 1, -1)
+        wanted = np.cumsum(steps)[:-1] > 0
+        have = kept.pop(shard, None)
+        missing = wanted if have is None else wanted & ~have
+        kept[shard] = wanted if have is None else wanted | have
+        self._cached_size[node] += missing.sum() * chunk
+        while self._cached_size[node] > self._mesh.page_cache_bytes and len(kept) > 1:
+            self._cached_size[node] -= kept.popitem(last=False)[1].sum() * chunk
+        return float(missing.sum() / max(1, wanted.sum()))
+
+    def prepare(self, now: float, owners: Integers, *, computed: bool) -> float:
+        """Queue ops and delivery of rows (int64[rows]: the node of each) and return when all have been sent.
+        computed: False if the rows have been prepared for another job."""
+        nodes, counts = np.unique(owners, return_counts=True)
+        ready = np.full(nodes.size, now)
+        if computed:
+            work = counts * self._data.cpu_seconds_per_sample
+            ready = np.maximum(self._cpu_free[nodes], now) + work / self._mesh.cores_per_node
+            self._cpu_free[nodes] = ready
+            self.cpu_seconds[nodes] += work
+        sent = counts * float(self._data.delivered_bytes_per_sample or self._data.sample_bytes)
+        ready = np.maximum(self._port_free[nodes], ready) + sent / self._mesh.nic_bytes_per_second
+        self._port_free[nodes] = ready
+        self.port_bytes[nodes] += sent
+        last = float(ready.max())
+        if self._mesh.rack_oversubscription > 1:
+            racks, of_rack = np.unique(nodes // self._mesh.nodes_per_rack, return_inverse=True)
+            uplink = self._mesh.nodes_per_rack * self._mesh.nic_bytes_per_second
+            uplink /= self._mesh.rack_oversubscription
+            passed = np.maximum(self._uplink_free[racks], now) + np.bincount(of_rack, sent) / uplink
+            self._uplink_free[racks] = passed
+            last = max(last, float(passed.max()))
+        return last

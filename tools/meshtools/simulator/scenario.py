@@ -1,0 +1,211 @@
+"""Scenarios: a mesh, a dataset, jobs and faults, as TOML.
+
+Law: bytes, seconds and their quotients, as the names say; a name that is not known is an error.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args
+
+import numpy as np
+
+from meshsdk.errors import ConfigurationError, NotFoundError
+from meshwire.strict_json import suggestion
+
+_Table = TypeVar("_Table")
+FaultKind = Literal["lose", "restart", "slow", "join"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The nodes, all alike.
+
+    copies: of every shard; slots: of the map; nodes_per_rack: a rack is a zone. read_ahead_bytes: the setting
+    of a node; page_cache_bytes: memory in which it has what it read. windows: `epoch`, as nodes cut them: by
+    all bytes of the epoch; `node`: by the bytes that a node has itself. rack_oversubscription: sum of the
+    nodes' ports ÷ the uplink. lease_seconds: until the map says that a node is away; lost_seconds: until it
+    is given up, and repair begins; repair_bytes_per_second: of each node."""
+
+    nodes: int
+    copies: int = 2
+    slots: int = 16_384
+    nodes_per_rack: int = 40
+    disks_per_node: int = 12
+    disk_bytes_per_second: float = 200e6
+    seek_scale: float = 1.0
+    read_ahead_bytes: float = 64e9
+    page_cache_bytes: float = 64e9
+    windows: Literal["epoch", "node"] = "epoch"
+    cores_per_node: int = 32
+    nic_bytes_per_second: float = 3.125e9
+    rack_oversubscription: float = 1.0
+    lease_seconds: float = 10.0
+    lost_seconds: float = 600.0
+    repair_bytes_per_second: float = 50e6
+    request_seconds: float = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A dataset of equal samples in tar shards. cpu_seconds_per_sample: of ops and delivery."""
+
+    samples: int
+    sample_bytes: int = 70_000
+    samples_per_shard: int = 1024
+    cpu_seconds_per_sample: float = 0.0
+    delivered_bytes_per_sample: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Jobs that begin together. batch: samples of a step of all ranks; step_seconds: of compute; prefetch:
+    batches requested ahead. shuffle: `blocks` of block_shards shards, `global` or `none`. sharing: all have
+    one plan, and samples are prepared once; else each has a seed of its own. trainer_bytes_per_second: that
+    all hosts of a job receive. share: of the samples that are trained on, from the beginning of the data."""
+
+    count: int = 1
+    epochs: int = 1
+    batch: int = 4096
+    step_seconds: float = 0.1
+    prefetch: int = 8
+    shuffle: Literal["blocks", "global", "none"] = "blocks"
+    block_shards: int = 64
+    sharing: bool = False
+    trainer_bytes_per_second: float = 1e12
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens at `at_seconds` after the start: `lose` nodes for good, `restart` nodes one group after
+    the other, `slow` disks by `factor`, `join` new nodes. first, count: which nodes; at_once: of a group;
+    seconds: how long each group is away, or disks are slow."""
+
+    kind: FaultKind
+    at_seconds: float
+    first: int = 0
+    count: int = 1
+    at_once: int = 1
+    seconds: float = 30.0
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Disks:
+    """Ten years of disk failures instead of an epoch. failures_per_year: of a disk; repair_seconds: until its
+    data has its copies again."""
+
+    years: float = 10.0
+    failures_per_year: float = 0.015
+    repair_seconds: float = 36_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A whole scenario. `disks`: set for durability; else `data` and `jobs` are."""
+
+    name: str
+    mesh: Mesh
+    data: Data | None
+    jobs: Jobs
+    faults: tuple[Fault, ...]
+    disks: Disks | None
+    seed: int = 0
+
+
+def shipped_scenarios() -> list[str]:
+    """Return the names of the scenarios that ship with the package."""
+    found = files("meshtools.simulator").joinpath("scenarios").iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml"))
+
+
+def read_scenario(name: str) -> Scenario:
+    """Read a scenario from a file, or one that ships by its name.
+
+    Raises NotFoundError, ConfigurationError.
+    """
+    path = Path(name)
+    if path.suffix == ".toml" and path.is_file():
+        return parse_scenario(path.read_text(encoding="utf-8"), path.stem)
+    known = shipped_scenarios()
+    if name not in known:
+        raise NotFoundError(
+            f"there is no scenario {name!r}{suggestion(name, known)}; those that ship: {', '.join(known)}",
+            status=404,
+        )
+    shipped = files("meshtools.simulator").joinpath("scenarios").joinpath(f"{name}.toml")
+    return parse_scenario(shipped.read_text(encoding="utf-8"), name)
+
+
+def parse_scenario(text: str, name: str) -> Scenario:
+    """Parse a scenario. Raises ConfigurationError."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{name} is not TOML: {error}") from None
+    known = ("mesh", "data", "jobs", "fault", "disks", "seed")
+    for key in document:
+        if key not in known:
+            raise ConfigurationError(f"{name}: there is no table {key!r}{suggestion(key, known)}")
+    if "mesh" not in document or ("data" in document) == ("disks" in document):
+        raise ConfigurationError(f"{name}: give [mesh], and either [data] or [disks]")
+    found = Scenario(
+        name,
+        _parsed(Mesh, document["mesh"], "mesh"),
+        _parsed(Data, document["data"], "data") if "data" in document else None,
+        _parsed(Jobs, document.get("jobs", {}), "jobs"),
+        tuple(_parsed(Fault, each, "fault") for each in document.get("fault", [])),
+        _parsed(Disks, document["disks"], "disks") if "disks" in document else None,
+        int(document.get("seed", 0)),
+    )
+    _check(found)
+    return found
+
+
+def _parsed(kind: type[_Table], values: dict[str, Any], table: str) -> _Table:
+    """Raises ConfigurationError for names that are not known, values of another type, and values below 0."""
+    known = {field.name: field for field in fields(cast("Any", kind))}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigurationError(f"[{table}]: there is no {name!r}{suggestion(name, known)}")
+        wanted = str(known[name].type)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if wanted == "int":
+            fits = number and isinstance(value, int) and value >= 0
+        elif wanted == "float":
+            fits = number and value >= 0
+        elif wanted == "bool":
+            fits = isinstance(value, bool)
+        else:
+            fits = isinstance(value, str)
+        if not fits:
+            raise ConfigurationError(f"[{table}] {name} = {value!r}: expected {wanted}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ConfigurationError(f"[{table}]: {str(error).partition(') ')[2]}") from None
+
+
+def _check(found: Scenario) -> None:
+    """Raises ConfigurationError for what cannot be simulated."""
+    mesh, jobs = found.mesh, found.jobs
+    positive = (mesh.nodes, mesh.copies, mesh.slots, mesh.nodes_per_rack, mesh.disks_per_node)
+    if min(positive) < 1 or not 1 <= mesh.copies <= min(mesh.nodes, 8):
+        raise ConfigurationError(
+            "[mesh]: nodes, copies, slots, racks and disks are at least 1, copies at most 8"
+        )
+    if mesh.nodes > np.iinfo(np.int16).max or mesh.slots & (mesh.slots - 1):
+        raise ConfigurationError("[mesh]: at most 32,767 nodes; slots is a power of two")
+    if jobs.shuffle not in ("blocks", "global", "none") or min(jobs.count, jobs.batch, jobs.prefetch) < 1:
+        raise ConfigurationError("[jobs]: count, batch and prefetch are at least 1; see docs/simulator.md")
+    if mesh.windows not in ("epoch", "node") or not 0 < jobs.share <= 1:
+        raise ConfigurationError("[mesh] windows is `epoch` or `node`; [jobs] share is above 0 and at most 1")
+    for fault in found.faults:
+        if fault.kind not in get_args(FaultKind):
+            raise ConfigurationError(f"[[fault]] kind = {fault.kind!r}: {', '.join(get_args(FaultKind))}")
+        if fault.kind != "join" and fault.first + fault.count > mesh.nodes:
+            raise ConfigurationError(f"[[fault]] of nodes {fault.first} to {fault.first + fault.count - 1}")
