@@ -73,6 +73,7 @@ SECTIONS = (
             _given("meshsdk.client.native_api.FieldSchema"),
             _given("meshsdk.client.native_api.PlanInfo"),
             _given("meshsdk.datasets.preflight.Preflight"),
+            _given("meshsdk.datasets.default_order.Order"),
             _given("meshsdk.client.read_costs.DiskCost"),
             _given("meshsdk.client.read_costs.OrderCost"),
             Entry("meshwire.dataset.snapshot_stats.SnapshotStats", made=False, members=False),

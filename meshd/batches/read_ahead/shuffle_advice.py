@@ -1,7 +1,6 @@
 """ShuffleAdvisor: what a full shuffle costs this node's rotational disks, said when a plan is registered.
 
-Law: it advises and changes nothing, because all ranks of a job, and the job after a resume, must have one
-order, whatever disk a node of theirs has. A plan never waits long for advice.
+Law: it advises and changes nothing: the plan says which order is meant. A plan never waits long for advice.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ if TYPE_CHECKING:
 
 _PATIENCE: Final = 3.0  # seconds that a registration waits for an estimate
 _REMEMBERED: Final = 256  # snapshots
-_RATIO: Final = 1.3  # of a full shuffle's disk time to that of blocks, below which nothing is said
-_SECONDS: Final = 5.0  # of disk time that blocks would save an epoch, at least
+WORTHWHILE_RATIO: Final = 1.3
+"""Disk time of a full shuffle, relative to that of blocks, below which it is fine."""
+WORTHWHILE_SECONDS: Final = 5.0
+"""Disk time that blocks must save per epoch."""
 
 
 class ShuffleAdvisor:
@@ -62,7 +63,10 @@ class ShuffleAdvisor:
 def note_on_orders(full: Mapping[str, Any], blocks: Mapping[str, Any]) -> str:
     """Return the note for the costs of a full shuffle and of blocks, as `ReadCostEstimator` gives them."""
     least = max(blocks["disk_seconds"], blocks["media_seconds"])
-    if full["disk_seconds"] <= _RATIO * least or full["disk_seconds"] - blocks["disk_seconds"] < _SECONDS:
+    if (
+        full["disk_seconds"] <= WORTHWHILE_RATIO * least
+        or full["disk_seconds"] - blocks["disk_seconds"] < WORTHWHILE_SECONDS
+    ):
         return ""
     return (
         f"an epoch with shuffle=True costs rotational disks {_cost(full)} for {full['media_seconds']:.0f} s "

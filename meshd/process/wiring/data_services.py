@@ -14,6 +14,7 @@ from meshd.auth.dataset_access import DatasetAccess
 from meshd.batches.assembly.stored_sequences import StoredSequences
 from meshd.batches.assets import AssetService
 from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator, StoredCopies
+from meshd.batches.read_ahead.default_order import DefaultOrders
 from meshd.batches.read_ahead.scheduler import ReadScheduler
 from meshd.batches.read_ahead.shuffle_advice import ShuffleAdvisor
 from meshd.batches.read_ahead.window_lookup import WindowLookup
@@ -21,6 +22,7 @@ from meshd.batches.service import BatchService
 from meshd.batches.user_module_registry import UserModules
 from meshd.batches.warm_up.session import WarmUpContext
 from meshd.cluster.replication.primary_writes import WriteForwarder
+from meshd.control.default_orders import DefaultOrderTable
 from meshd.control.jobs import JobTable
 from meshd.control.user_modules import ModuleTable
 from meshd.core.document_store import DocumentStore
@@ -85,6 +87,7 @@ class DataServices:
     assets: AssetService
     batches: BatchService
     read_costs: ReadCostEstimator
+    orders: DefaultOrders
     user_ops: UserModules
 
 
@@ -109,7 +112,9 @@ def data_services(node: NodeContext, access: Authorizer, frames: FrameSource) ->
         node.store, catalog, datasets, readers, frames, assets, node.archives, node.objects,
         stored_sequences(node), ShuffleAdvisor(read_costs),
     )  # fmt: skip
-    return DataServices(frames, catalog, readers, datasets, assets, batches, read_costs, user_ops)
+    table = DefaultOrderTable(node.control)
+    orders = DefaultOrders(datasets, catalog, read_costs, table, node.mesh, node.peers, node.clock)
+    return DataServices(frames, catalog, readers, datasets, assets, batches, read_costs, orders, user_ops)
 
 
 def stored_sequences(node: NodeContext) -> StoredSequences:

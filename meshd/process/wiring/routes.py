@@ -130,6 +130,7 @@ def native_routes(
         gathers,
         definitions,
         data.read_costs,
+        data.orders,
         node.clock,
         node.mesh,
         frame_service,
@@ -171,6 +172,7 @@ def native_routes(
         *routes,
         *ActivityEndpoint(activity, node.clock).routes(),
         *peer_routes(node.mesh, node.clock, activity),
+        *peer_routes(node.mesh, node.clock, data.orders),
         *peer_routes(
             node.mesh,
             node.clock,

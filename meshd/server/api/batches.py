@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from meshd.auth.identity import Identity
     from meshd.batches.gather import GatherService
     from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator
+    from meshd.batches.read_ahead.default_order import DefaultOrders
     from meshd.batches.row_draws import RowDraws
     from meshd.batches.row_sources import RowSources
     from meshd.batches.service import BatchService
@@ -92,6 +93,7 @@ class BatchEndpoint:
         gathers: GatherService,
         views: ViewDefinitions,
         read_costs: ReadCostEstimator,
+        orders: DefaultOrders,
         clock: Clock,
         mesh: ClusterView | None = None,
         frame_service: LocalFrameService | None = None,
@@ -102,6 +104,7 @@ class BatchEndpoint:
         self._mesh, self._local_frames = mesh, frame_service
         self._datasets, self._batches, self._gathers = datasets, batches, gathers
         self._views, self._read_costs, self._clock = views, read_costs, clock
+        self._orders = orders
         self._works, self._streams = Admission(MAX_CONCURRENT_REQUESTS), Admission(MAX_STREAM_BYTES)
 
     def __repr__(self) -> str:
@@ -113,7 +116,7 @@ class BatchEndpoint:
         return [
             HttpRoute("POST", "/-/snapshots", guarded(bounded(self.create_snapshot))),
             HttpRoute("GET", "/-/snapshots/", guarded(self.get_snapshot)),
-            HttpRoute("POST", "/-/snapshots/", guarded(bounded(self.post_read_cost))),
+            HttpRoute("POST", "/-/snapshots/", guarded(bounded(self.post_to_snapshot))),
             HttpRoute("POST", "/-/plans", guarded(bounded(self.create_plan))),
             HttpRoute("GET", "/-/plans/", guarded(self.get_plan)),
             HttpRoute("POST", "/-/plans/", guarded(self.post_rows)),
@@ -168,12 +171,11 @@ class BatchEndpoint:
         document = await self._datasets.snapshot_document(caller, digest)
         return self._reply(200, build_snapshot.CONTENT_TYPE, document)
 
-    async def post_read_cost(self, request: MeshRequest, identity: Identity) -> Reply:
+    async def post_to_snapshot(self, request: MeshRequest, identity: Identity) -> Reply:
         digest, what = _path(request, "/-/snapshots/", 2)
-        _check_end(request, what, "read-cost")
-        return self.reply_json(
-            await self._read_costs.estimate(caller_of(request, identity), digest, await request.read())
-        )
+        _check_end(request, what, "read-cost", "order")
+        answer = self._orders.choose if what == "order" else self._read_costs.estimate
+        return self.reply_json(await answer(caller_of(request, identity), digest, await request.read()))
 
     async def create_plan(self, request: MeshRequest, identity: Identity) -> Reply:
         return self.reply_json(

@@ -175,6 +175,7 @@ def preflight(session: Session, opened: Opening, batch: int | None, world: int, 
         batch_bytes=found.batch_bytes,
         seconds=round(found.seconds, 4),
         notes=list(found.notes),
+        order=str(found.order),
         **({} if found.disk_cost is None else {"disk_cost": asdict(found.disk_cost)}),
     )
 

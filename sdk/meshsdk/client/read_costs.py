@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from meshsdk.client.transport import Transport
 
 _PATIENCE = 30.0  # deadline in seconds
-_UNKNOWN = ("MethodNotAllowed", "NoSuchKey")  # answers of nodes of an earlier release
+UNKNOWN_CALL = ("MethodNotAllowed", "NoSuchKey")
+"""Codes with which nodes of an earlier release answer a call that they do not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def fetch_disk_cost(transport: Transport, snapshot: str, batch: int | None = Non
     except (BusyError, DeadlineError):
         return None
     except ServerError as error:
-        if error.code in _UNKNOWN:
+        if error.code in UNKNOWN_CALL:
             return None
         raise
     return read_answer(lambda: _disk_cost(answer), "read cost")

@@ -17,6 +17,7 @@ import numpy as np
 from meshsdk.byte_sizes import format_size
 from meshsdk.client.read_costs import fetch_disk_cost
 from meshsdk.datasets.batch import Ragged
+from meshsdk.datasets.default_order import find_order
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, PreflightError
 from meshsdk.ops.annotation_ops import JOINT_OPS
 from meshwire.formats.content_sniffing import ContentHint, identify_content, identify_numbers
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from meshsdk.client.native_api import FieldSchema
     from meshsdk.client.read_costs import DiskCost
+    from meshsdk.datasets.default_order import Order
     from meshsdk.datasets.sample_sequence import SampleSequence
 
 ROWS = 8
@@ -55,6 +57,7 @@ class Preflight:
         notes: what looks wrong, and what to do about it.
         disk_cost: what orders cost the rotational disks of the node that answered (DiskCost); None if it has
             none, or no sample of this dataset on them.
+        order: the order of a loader without `shuffle`.
     """
 
     samples: int
@@ -66,6 +69,7 @@ class Preflight:
     bad: tuple[str, ...]
     notes: tuple[str, ...]
     disk_cost: DiskCost | None = None
+    order: Order | None = None
 
     def __str__(self) -> str:
         good = self.rows - len(self.bad)
@@ -78,6 +82,7 @@ class Preflight:
                 *(f"  {name}: {field}" for name, field in self.schema.items()),
                 f"  a row takes {format_size(self.row_bytes)}{mean}{each}",
                 *(f"note: {note}" for note in self.notes),
+                *([] if self.order is None else [f"a loader without shuffle= has {self.order}"]),
                 *([] if self.disk_cost is None else [str(self.disk_cost)]),
             ]
         )
@@ -97,6 +102,7 @@ def preflight(
     if ds.packing is not None:
         ds = ds.unpacked()
     ds = ds.quiet()
+    order = find_order(ds, None, global_batch)
     schema = _schema(ds)
     picks = sorted({int(pick) for pick in np.linspace(0, len(ds) - 1, min(max(rows, 1), len(ds)))})
     found, bad = _prepared(ds, picks)
@@ -117,7 +123,9 @@ def preflight(
     # The order of a mix depends on its weights, which the estimate does not know.
     cost = None if ds.mixing else fetch_disk_cost(ds.client.transport, ds.snapshot.hash, global_batch)
     seconds = time.monotonic() - began
-    return Preflight(len(ds), schema, len(picks), row_bytes, batch_bytes, seconds, told, tuple(notes), cost)
+    return Preflight(
+        len(ds), schema, len(picks), row_bytes, batch_bytes, seconds, told, tuple(notes), cost, order
+    )
 
 
 def _schema(ds: SampleSequence) -> Mapping[str, FieldSchema]:

@@ -207,8 +207,16 @@ def checked_cache(cache: str | int) -> int | None:
     return found
 
 
-def oversized_batch_hint(batch: int, positions: int, tail: str) -> str:
-    """Return the warning for a batch that is larger than an epoch; "" for others."""
+def checked_steps(steps: int, batch: int, positions: int, tail: str) -> str:
+    """Return the warning for a batch that is larger than an epoch; "" for others. `steps`: of an epoch.
+
+    Raises ConfigurationError for an epoch without a step.
+    """
+    if steps == 0:
+        raise ConfigurationError(
+            f"an epoch of {positions} rows has no full batch of {batch}, and tail='drop' leaves the rest "
+            "out: lower global_batch, or use tail='pad'"
+        )
     if batch <= positions or tail != "pad":
         return ""
     return (

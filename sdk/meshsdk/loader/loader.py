@@ -11,19 +11,19 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
 from meshsdk.client.native_api import bad_samples
-from meshsdk.datasets.batch import POSITIONS, STATUS, as_tuple
-from meshsdk.errors import ClosedError, ConfigurationError
+from meshsdk.datasets.default_order import find_order
+from meshsdk.errors import ClosedError
 from meshsdk.loader.arguments import (
     FOREIGN_ARGUMENTS,
     check_rank_unchanged,
     checked_dataset,
+    checked_steps,
     explain_foreign_arguments,
     lost_position_hint,
-    oversized_batch_hint,
 )
 from meshsdk.loader.epoch_iterator import Position
 from meshsdk.loader.loader_setup import (
@@ -31,8 +31,9 @@ from meshsdk.loader.loader_setup import (
     TRACE_LIMIT,
     checked_arguments,
     make_setup,
+    order_of_state,
 )
-from meshsdk.loader.plain_loader import PlainLoader
+from meshsdk.loader.plain_loader import tuple_loader
 from meshsdk.meters import LoaderReporter, Meter
 from meshsdk.tools_package import LOADER_HOOKS, load_tool
 from meshwire.plan.plan_spec import LoaderState
@@ -45,11 +46,13 @@ if TYPE_CHECKING:
     from meshsdk.client.native_api import BadSample
     from meshsdk.datasets.batch import Batch
     from meshsdk.datasets.dataset import Dataset
+    from meshsdk.datasets.default_order import Order
     from meshsdk.datasets.shuffle import LengthBuckets, Shuffle
     from meshsdk.loader.epoch_iterator import EpochIterator
     from meshsdk.loader.loader_setup import LoaderArguments, MeasuredPlan
     from meshsdk.loader.mapped_loader import MappedLoader
     from meshsdk.loader.output_stage import Normalize
+    from meshsdk.loader.plain_loader import PlainLoader
     from meshsdk.loader.torch_iterable import LoaderIterable
     from meshsdk.meters import LoaderStats
 
@@ -70,7 +73,8 @@ class Loader:
             the number of ranks.
         seed: integer that determines the order and the draws of random ops.
         shuffle: True or "global" (any sample at any position), `mesh.Blocks(shards=S)` (sequential reads), or
-            False (stored order). The order is a function of seed and epoch.
+            False (stored order). The order is a function of seed and epoch. Default: blocks if the samples
+            are on rotational disks and a full shuffle is slow there, else a full shuffle (`loader.order`).
         buckets: `mesh.LengthBuckets(field)` to group rows of similar length.
         tail: what to do with the incomplete last batch of an epoch: "pad" it with rows of status 3, "drop"
             it, or return it smaller ("ragged").
@@ -116,7 +120,7 @@ class Loader:
         global_batch: int,
         *,
         seed: int = 0,
-        shuffle: Shuffle = True,
+        shuffle: Shuffle | None = None,
         buckets: LengthBuckets | None = None,
         tail: Literal["pad", "drop", "ragged"] = "pad",
         on_bad: Literal["substitute", "raise", "mask", "drop"] = "substitute",
@@ -143,25 +147,22 @@ class Loader:
         self._arguments = found = checked_arguments(given)
         self.rank, self.world, self.device = found.rank, found.world, found.device
         self.global_batch = found.global_batch
-        self.report = name = os.environ.get("MESH_REPORT", "") if report is None else report
-        self._meter = Meter()
-        reporter = LoaderReporter(name, self.stats) if name else None
-        self._feed, self._arena = make_setup(dataset, found, self._meter, name, reporter)
-        self.plan, self._watchers = self._feed.addresses.plan, self._feed.watchers
-        self._transport = dataset.client.transport
-        state = LoaderState(self.plan.hash, dataset.snapshot.hash, found.seed)
-        self._place = Position(state, self.plan.positions, self.global_batch, tail)
+        self.report = os.environ.get("MESH_REPORT", "") if report is None else report
+        self._meter, self._transport = Meter(), dataset.client.transport
+        self._set_up(find_order(dataset, shuffle, found.global_batch, found.deadline))
         self._pass: EpochIterator | None = None
-        self._moves = 0
-        self._resumed = False
-        self._closed = False
-        if len(self) == 0:
-            raise ConfigurationError(
-                f"an epoch of {self.plan.positions} rows has no full batch of {self.global_batch}, and "
-                "tail='drop' leaves the rest out: lower global_batch, or use tail='pad'"
-            )
-        if told := oversized_batch_hint(self.global_batch, self.plan.positions, tail):
+        self._moves, self._resumed, self._closed = 0, False, False
+        if told := checked_steps(len(self), self.global_batch, self.plan.positions, tail):
             _log.warning("%s", told)
+
+    def _set_up(self, order: Order) -> None:
+        self.order, name = order, self.report
+        self._arguments = given = replace(self._arguments, shuffle=order.shuffle)
+        reporter = LoaderReporter(name, self.stats) if name else None
+        self._feed, self._arena = make_setup(self.dataset, given, self._meter, name, reporter)
+        self.plan, self._watchers = self._feed.addresses.plan, self._feed.watchers
+        state = LoaderState(self.plan.hash, self.dataset.snapshot.hash, given.seed)
+        self._place = Position(state, self.plan.positions, self.global_batch, given.tail)
 
     # --- position ---------------------------------------------------------------------------------
 
@@ -202,10 +203,15 @@ class Loader:
 
         The state may come from another number of ranks and another global batch. Raises StateMismatchError if
         the plan, snapshot or seed differs (`.field` names it), and ConfigurationError if it is not a state.
+        Without `shuffle=` the loader takes over the order of the state.
 
         Example:
             loader.load_state_dict(checkpoint["loader"])
         """
+        if self.order.reason and (order := order_of_state(self.dataset, self._arguments, self.plan, state)):
+            self._end_pass()
+            self._watchers.close()
+            self._set_up(order)
         self._move(self._place.after_resume(state))
         self._resumed = True
 
@@ -312,15 +318,7 @@ class Loader:
             for images, labels in loader.as_tuples("image", "label"):
                 train_step(images, labels)
         """
-        known = (*self.plan.fields, POSITIONS, STATUS)
-        unknown = [name for name in fields if name not in known]
-        if unknown or not fields:
-            wrong = f"no field {unknown[0]!r}" if unknown else "no fields given"
-            raise ConfigurationError(
-                f"as_tuples: {wrong}; a batch has {', '.join(known)}. Example: "
-                "loader.as_tuples('image', 'label')"
-            )
-        return PlainLoader(self, partial(as_tuple, names=fields))
+        return tuple_loader(self, self.plan.fields, fields)
 
     def map(
         self, function: Callable[..., R], *, workers: int = 1, processes: bool = False
@@ -439,7 +437,8 @@ class Loader:
         state = "closed" if self._closed else "running" if self._pass is not None else "idle"
         return (
             f"Loader({self.dataset.snapshot.source}, epoch {self.epoch}, step {self.step} of {len(self)}, "
-            f"global batch {self.global_batch}, rank {self.rank} of {self.world}, {state}, {self._arena!r})"
+            f"global batch {self.global_batch}, rank {self.rank} of {self.world}, "
+            f"shuffle={self.order.shuffle!r}, {state}, {self._arena!r})"
         )
 
 

@@ -19,6 +19,7 @@ from meshsdk.client.arena import Arena
 from meshsdk.client.native_api import register_plan
 from meshsdk.client.settings import checked_seconds
 from meshsdk.datasets.batch import read_frame
+from meshsdk.datasets.default_order import Order, shuffle_of_plan
 from meshsdk.datasets.plan_notes import log_notes
 from meshsdk.loader.arguments import (
     arena_bytes,
@@ -39,7 +40,7 @@ from meshsdk.loader.output_stage import device_name, make_stage
 from meshsdk.loader.prefetcher import FetchSpec
 from meshsdk.loader.stats_page import describe, open_page
 from meshsdk.tools_package import LOADER_HOOKS, find_tool, load_tool
-from meshwire.plan.plan_spec import step_count
+from meshwire.plan.plan_spec import LoaderState, PlanError, step_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -268,11 +269,12 @@ _log = logging.getLogger("meshsdk")
 
 @dataclass(frozen=True, slots=True)
 class LoaderArguments:
-    """The checked arguments of `Loader` except the dataset, with rank and world resolved."""
+    """The checked arguments of `Loader` except the dataset, with rank and world resolved. `shuffle`: None
+    until the order is chosen."""
 
     global_batch: int
     seed: int
-    shuffle: Shuffle
+    shuffle: Shuffle | None
     buckets: LengthBuckets | None
     tail: Tail
     on_bad: Literal["substitute", "raise", "mask", "drop"]
@@ -295,7 +297,7 @@ class LoaderArguments:
         """Return the plan's document. Raises ConfigurationError, which names the invalid value."""
         return dataset.spec(
             seed=self.seed,
-            shuffle=self.shuffle,
+            shuffle=True if self.shuffle is None else self.shuffle,
             tail=self.tail,
             on_bad=self.on_bad,
             max_bad=self.max_bad,
@@ -323,6 +325,27 @@ def checked_arguments(given: Mapping[str, Any]) -> LoaderArguments:
         "device": device_name(given["device"]),
     }
     return LoaderArguments(**{**given, **found})
+
+
+def order_of_state(
+    dataset: Dataset, arguments: LoaderArguments, present: PlanInfo, state: Mapping[str, Any] | str | bytes
+) -> Order | None:
+    """Return the order with which a loader of these arguments has the plan of a state; None if it has that
+    plan at present, or more than its order differs."""
+    try:
+        loaded = LoaderState.from_json(state)
+        loaded.check(plan=loaded.plan, snapshot=dataset.snapshot.hash, seed=arguments.seed)
+    except (PlanError, TypeError, ValueError):
+        return None  # `Position.after_resume` says what is wrong
+    if loaded.plan == present.hash:
+        return None
+    transport = dataset.client.transport
+    order = Order(shuffle_of_plan(transport, loaded.plan), "the order of the state")
+    changed = replace(arguments, shuffle=order.shuffle)
+    found = register_plan(
+        transport, dataset.snapshot.hash, changed.plan_spec(dataset), changed.global_batch, changed.deadline
+    )
+    return order if found.hash == loaded.plan else None
 
 
 def make_setup(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from meshsdk.datasets.batch import as_dict
+from meshsdk.datasets.batch import POSITIONS, STATUS, as_dict, as_tuple
+from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from meshsdk.datasets.batch import Batch
 
@@ -48,3 +50,16 @@ class PlainLoader:
 
     def __repr__(self) -> str:
         return f"PlainLoader({self.loader!r})"
+
+
+def tuple_loader(loader: ResumableLoader, known: Iterable[str], fields: Sequence[str]) -> PlainLoader:
+    """Wrap a loader so that its batches are tuples of these fields, of those `known` and the positions and
+    status. Raises ConfigurationError for another field."""
+    names = (*known, POSITIONS, STATUS)
+    unknown = [name for name in fields if name not in names]
+    if unknown or not fields:
+        wrong = f"no field {unknown[0]!r}" if unknown else "no fields given"
+        raise ConfigurationError(
+            f"as_tuples: {wrong}; a batch has {', '.join(names)}. Example: loader.as_tuples('image', 'label')"
+        )
+    return PlainLoader(loader, partial(as_tuple, names=fields))

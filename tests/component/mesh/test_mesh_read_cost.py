@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshd.batches.read_ahead import default_order
 from meshd.store.disks import disk_type
 from meshwire.dataset.snapshot import Snapshot
 from tests.component.mesh.test_mesh_batches import COUNT, fill
@@ -49,3 +51,34 @@ def test_the_nodes_together_have_every_copy(wires: list[Mesh], source: str) -> N
 
 def size_of(wire: Mesh, snapshot: str) -> int:
     return Snapshot.from_bytes(wire.call("GET", f"/-/snapshots/{snapshot}").body).total_bytes
+
+
+def test_a_mesh_of_mixed_disks_has_one_default_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """n2 alone is rotational; the toy's costs are taken for worthwhile. Every node tells the same order, also
+    to those that ask at once, and after n2 has gone."""
+    monkeypatch.setattr(disk_type, "is_rotational", lambda device: True)
+    monkeypatch.setattr(
+        disk_type.RotationalDisks, "any_of", lambda disks, roots: any("n2" in str(root) for root in roots)
+    )
+    for name, value in {"WORTHWHILE_RATIO": 0, "WORTHWHILE_SECONDS": -1, "_MAX_RUNS": 100}.items():
+        monkeypatch.setattr(default_order, name, value)
+    with MeshCrew(3, COPIES) as crew, ThreadPoolExecutor(6) as pool:
+        fill(crew)
+        wires = [Mesh(one.endpoint, *ROOT) for one in crew.nodes for _ in range(2)]
+        snapshot = wires[0].snapshot("s3://pictures/shards", fields=FIELDS)["snapshot"]
+
+        def ask(wire: Mesh) -> dict[str, Any]:
+            return dict(wire.ok(wire.post(f"/-/snapshots/{snapshot}/order", {"batch": 8})))
+
+        elsewhere = wires[0].snapshot("s3://pictures/train", fields=FIELDS)["snapshot"]
+        first, *others = list(pool.map(ask, wires))
+        assert first["shuffle"] == {"kind": "blocks", "shards": 6}
+        assert "rotational disks of n2 " in first["reason"]
+        assert others == [first] * 5
+        crew.kill(1)
+        assert ask(wires[0]) == ask(wires[-1]) == first
+        answer = wires[0].ok(wires[0].post(f"/-/snapshots/{elsewhere}/order", {}))
+        assert (answer["shuffle"], answer["distance"]) == ({"kind": "global"}, 1)
+        assert answer["reason"].endswith("; n2 did not answer")
+        for wire in wires:
+            wire.close()
