@@ -76,13 +76,14 @@ class Preflight:
         ragged = any(field.shape is None for field in self.schema.values())
         mean = f" on average, over the {good} tried" if ragged else ""
         each = f"; a rank's batch takes {format_size(self.batch_bytes)}" if self.batch_bytes else ""
+        plain = self.order is None or (self.order.shuffle is True and self.disk_cost is None)
         return "\n".join(
             [
                 f"{self.samples} samples; {good} of {self.rows} tried can be prepared",
                 *(f"  {name}: {field}" for name, field in self.schema.items()),
                 f"  a row takes {format_size(self.row_bytes)}{mean}{each}",
                 *(f"note: {note}" for note in self.notes),
-                *([] if self.order is None else [f"a loader without shuffle= has {self.order}"]),
+                *([] if plain else [f"a loader without shuffle= has {self.order}"]),
                 *([] if self.disk_cost is None else [str(self.disk_cost)]),
             ]
         )

@@ -23,7 +23,7 @@ import meshsdk as mesh
 from meshsdk import ops
 from meshsdk.client.http_connection import Connection
 from tests.component.sdk import test_sdk_scripted
-from tests.component.sdk.test_sdk_scripted import labels, loader, sockets, threads
+from tests.component.sdk.test_sdk_scripted import ORDER, labels, loader, sockets, threads
 from tests.support.bounded_wait import await_end
 from tests.support.shared_memory import await_no_more, segments
 
@@ -75,6 +75,8 @@ class CannedMesh:
             connection.sendall(self.frame)
         elif head.startswith(b"POST /-/plans"):
             connection.sendall(_answer(json.dumps(self.scripted.register(json.loads(body))).encode()))
+        elif head.startswith(b"POST") and b"/order " in head.partition(b"\r\n")[0]:
+            connection.sendall(_answer(json.dumps(ORDER).encode()))
         elif head.startswith(b"POST"):
             connection.sendall(_answer(json.dumps(self.scripted.summary()).encode()))
         else:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 SAMPLES = 103
 SIDE = 8
 SNAPSHOT = "5a" * 32
+ORDER = {"shuffle": {"kind": "global"}, "reason": "no disks", "distance": 1, "runs": 1}
 
 
 class ScriptedMesh:
@@ -148,6 +149,8 @@ def _handler(server: ScriptedMesh) -> type[BaseHTTPRequestHandler]:
                 return
             if path == "/-/snapshots":
                 self._json(200, server.summary())
+            elif path.endswith("/order"):
+                self._json(200, ORDER)
             elif path == "/-/plans":
                 self._json(200, server.register(body))
             else:
@@ -175,6 +178,9 @@ def _handler(server: ScriptedMesh) -> type[BaseHTTPRequestHandler]:
             if server.down:
                 fault = "busy"
             server.gate.wait(60)
+            if path.count("/") == 3:
+                self._json(200, {"spec": plan_spec.spec_document(server.plans[path.split("/")[3]])})
+                return
             _, _, _, plan, epoch, step = path.split("/")
             if int(step) in server.away:
                 fault = "busy"
