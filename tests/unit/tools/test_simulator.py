@@ -52,6 +52,12 @@ def test_the_same_seed_gives_the_same_result_and_another_does_not() -> None:
     assert first != figures(SMALL, seed=1)
 
 
+def test_small_windows_read_all_that_is_wanted_and_gaps_once() -> None:
+    found = figures(SMALL.replace("[data]", "read_ahead_bytes = 128e6\n[data]"))
+    assert found["seeks_per_sample"] > 0.01
+    assert 1 <= found["read_over_wanted"] <= 1.1
+
+
 def test_one_disk_in_stored_order_by_hand() -> None:
     # 20,000 samples of 70 KB are 1.4 GB in 20 shards: 7 s of media and at least 20 seeks; compute takes 2 s,
     # and overlaps.

@@ -1,7 +1,7 @@
 """NodeResources: disks, processors and ports of all nodes as queues, in arrays.
 
 Law: a queue is served in order of arrival, so that the time at which it is free is all of its state. The
-page cache is known by chunks of shards.
+page cache is known by samples.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
 
-_CHUNKS = 256  # of a shard, in which the page cache is counted
-
 
 class NodeResources:
     """The queues of `nodes` nodes. All times in seconds. slow: float64[nodes], 1 for a disk of full rate."""
 
     def __init__(self, mesh: Mesh, data: Data, nodes: int) -> None:
         self._mesh, self._data = mesh, data
-        self._shard_bytes = float(data.sample_bytes * data.samples_per_shard)
         self.slow = np.ones(nodes)
         self._disk_free = np.zeros((nodes, mesh.disks_per_node))
         self._cpu_free, self._port_free = np.zeros(nodes), np.zeros(nodes)
@@ -83,18 +80,19 @@ class NodeResources:
     def _missing_share(self, node: int, shard: int, reads: Reads) -> float:
         """Return the share of these reads of a shard that is not in the page cache, and keep them there; the
         shard used longest ago gives way."""
-        kept, chunk = self._cached[node], self._shard_bytes / _CHUNKS
-        steps = np.zeros(_CHUNKS + 2, np.int64)
-        np.add.at(steps, np.minimum(reads.offsets // chunk, _CHUNKS).astype(np.int64), 1)
-        ends = (reads.offsets + reads.lengths - 1) // chunk
-        np.add.at(steps, np.minimum(ends, _CHUNKS).astype(np.int64) + 1, -1)
+        kept, size, count = self._cached[node], self._data.sample_bytes, self._data.samples_per_shard
+        ends = reads.offsets + reads.lengths
+        begins = np.append(True, reads.offsets[1:] != ends[:-1])  # of runs of reads without a gap
+        steps = np.zeros(count + 1, np.int64)
+        np.add.at(steps, np.minimum(-(-reads.offsets[begins] // size), count), 1)
+        np.add.at(steps, np.minimum(ends[np.append(begins[1:], True)] // size, count), -1)
         wanted = np.cumsum(steps)[:-1] > 0
         have = kept.pop(shard, None)
         missing = wanted if have is None else wanted & ~have
         kept[shard] = wanted if have is None else wanted | have
-        self._cached_size[node] += missing.sum() * chunk
+        self._cached_size[node] += float(missing.sum()) * size
         while self._cached_size[node] > self._mesh.page_cache_bytes and len(kept) > 1:
-            self._cached_size[node] -= kept.popitem(last=False)[1].sum() * chunk
+            self._cached_size[node] -= float(kept.popitem(last=False)[1].sum()) * size
         return float(missing.sum() / max(1, wanted.sum()))
 
     def prepare(self, now: float, owners: Integers, *, computed: bool) -> float:
