@@ -5,6 +5,7 @@ Law: every change is one of `meshwire.cluster.transitions`, every owner one of `
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,17 +87,28 @@ class ClusterModel:
             self._become(transitions.join_node(self.map, self._node(number)))
 
     def complete_all(self) -> None:
-        """All nodes report that they have the data of their share."""
-        for node in self.map.nodes:
-            if self.map.must_sync(node.node_id):
-                self._become(transitions.mark_complete(self.map, node.node_id))
+        """All nodes report that they have the data of their share; the last report ends the rebalance.
 
-    def _become(self, cluster: ClusterMap) -> None:
+        The reports before it change nothing but their own node, so they become one map here, and are counted.
+        """
+        if not self.map.is_rebalancing:
+            return
+        version = self.map.version
+        told = [node.node_id for node in self.map.nodes if node.stores and node.state not in ("away", "down")]
+        first = set(told[:-1])
+        nodes = tuple(
+            replace(node, complete=version) if node.node_id in first else node for node in self.map.nodes
+        )
+        self._become(replace(self.map, version=version + len(first), nodes=nodes), len(first))
+        self._become(transitions.mark_complete(self.map, told[-1], version))
+
+    def _become(self, cluster: ClusterMap, changes: int = 1) -> None:
         if cluster is self.map:
             return
         self.map = cluster
-        self.changes += 1
-        self.sent_bytes += self.map_bytes * len(cluster.nodes) / self._mesh.nodes * len(cluster.nodes)
+        count = len(cluster.nodes)
+        self.changes += changes
+        self.sent_bytes += changes * self.map_bytes * count / self._mesh.nodes * count
 
 
 def node_name(number: int) -> str:
