@@ -36,8 +36,10 @@ INCARNATIONS_PREFIX: Final = "births/"
 `meshd.datasets.bucket_incarnations`."""
 SHARED_PREFIXES: Final = ("snapshots/", "plans/", "assets/", "packs/", INCARNATIONS_PREFIX)
 """Prefixes of documents that are named by their content, so a name means the same on every node."""
-INDEX_PREFIXES: Final = ("lines/", "tfrecords/", "mds/", "parquet/", "tables/")
-"""Prefixes of sample indexes of files: local to the node and rebuilt on demand."""
+RESULTS_PREFIX: Final = "opened/"
+"""Prefix of results of snapshot builds; see `meshd.datasets.build_results`."""
+INDEX_PREFIXES: Final = ("lines/", "tfrecords/", "mds/", "parquet/", "tables/", RESULTS_PREFIX)
+"""Prefixes of sample indexes of files, and of builds: local to the node and rebuilt on demand."""
 T = TypeVar("T")
 
 

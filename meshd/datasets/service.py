@@ -11,6 +11,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from meshd.core.api_errors import BatchError, in_progress
+from meshd.datasets.build_results import BuildResults, request_name, result_name
 from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
 from meshd.datasets.mds import MdsSources
 from meshd.datasets.parquet_row_copies import ParquetFiles, parquet_files
@@ -40,7 +41,7 @@ from meshwire.strict_json import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from meshd.auth.dataset_access import DatasetAccess
     from meshd.auth.identity import Caller
@@ -121,6 +122,7 @@ class DatasetService:
         self.parquets = ParquetFiles(store, catalog, archives, objects, self._capacity)
         self.tables = TableFiles(store, catalog, archives, objects, self._capacity)
         self._long: LongRunningCalls[None] = LongRunningCalls("datasets")
+        self._results = BuildResults(catalog)
         self._listed: tuple[str, object] = "", None
         self.tfrecords, self._mds = (
             TfrecordIndexer(store, catalog, archives, objects),
@@ -136,32 +138,58 @@ class DatasetService:
         Raises BatchError: BadRequest, InvalidPlan, NoSuchBucket, AccessDenied, NoSuchSnapshot, NoSuchKey (no
         samples), BadSample (an inconsistent archive), Busy.
         """
-        began: object = None
         births = self.births.freeze_incarnations()
         try:
             document = read_json(body)
             if isinstance(document, dict) and "from" in document:
                 built = await self._structures.derive_snapshot(caller, parse_derivation(document))
-            else:
-                began = self._objects.revision(())
-                built = await self._made(caller, document)
+                return await self._registered(caller, built, births)
+            return await self._open_source(caller, document, births)
         except EmptySnapshotError as error:
             raise BatchError(
                 "NoSuchKey", str(error), help=_EMPTY.get(error.path, _EMPTY["source"])
             ) from error
         except PlanError as error:
             raise invalid_plan(error) from error
-        await self._readers.require_snapshot(caller, built.snapshot)
-        still = began == self._objects.revision(built.snapshot.objects.buckets)
-        await self.add_snapshot(built.snapshot, births(built.snapshot.objects.buckets))
-        if still:
-            self._listed = built.snapshot.hash, self._objects.revision(())
-        return {
-            **built.snapshot.summary(),
-            "kind": built.snapshot.kind,
-            "skipped": built.skipped,
-            "examples": list(built.examples),
-        }
+
+    async def _open_source(
+        self, caller: Caller, document: Any, births: Callable[[Iterable[str]], BucketIncarnations]
+    ) -> dict[str, Any]:
+        source, kind, fields, options = _parse(document)
+        self._readers.require_listing(caller, source)
+        began, request = self._objects.revision([source.bucket]), request_name(source, kind, fields, options)
+        whole = self._readers.reads_whole_bucket(caller, source.bucket)
+        found = self._results.find_unchanged(request, began) if whole else None
+        if found is None:
+            listing = await self._list(source)
+            scanned = [key for key, _ in _scanned(listing, kind, fields)]
+            await self._readers.require_keys(caller, source.bucket, scanned)
+            name = await asyncio.to_thread(result_name, request, listing)
+            found = self._results.find(name)
+            if found is None:
+                built = await self._build(listing, source, kind, fields, options)
+                still = began == self._objects.revision([source.bucket])
+                answer = await self._registered(caller, built, births)
+                await self._results.add(name, answer)
+                if still:
+                    self._listed = built.snapshot.hash, self._objects.revision(())
+                return answer
+            if not whole:
+                await self._readers.require_snapshot(caller, await self._catalog.snapshot(found["snapshot"]))
+            self._results.record_listing(request, began, name)
+        await self.births.record_snapshot(found["snapshot"], births([source.bucket]))
+        self._listed = found["snapshot"], began
+        return found
+
+    async def _registered(
+        self, caller: Caller, built: SnapshotBuild, births: Callable[[Iterable[str]], BucketIncarnations]
+    ) -> dict[str, Any]:
+        """Store a snapshot, and return the answer to the request for it. Raises BatchError AccessDenied."""
+        snapshot = built.snapshot
+        await self._readers.require_snapshot(caller, snapshot)
+        await self.add_snapshot(snapshot, births(snapshot.objects.buckets))
+        more = {"kind": snapshot.kind, "skipped": built.skipped, "examples": list(built.examples)}
+        return {**snapshot.summary(), **more}
 
     async def add_snapshot(self, snapshot: Snapshot, births: BucketIncarnations) -> None:
         """Store a snapshot that was created from buckets of these incarnations. Raises BatchError Busy."""
@@ -200,22 +228,15 @@ class DatasetService:
         newest = max((record.modified for _, record in listing), default=0)
         return await self._built(listing, source, kind, fields), newest
 
-    async def _made(self, caller: Caller, document: Any) -> SnapshotBuild:
-        source, kind, fields, options = _parse(document)
-        self._readers.require_listing(caller, source)
-        return await self._build(caller, source, kind, fields, options)
-
     async def _build(
         self,
-        caller: Caller,
+        listing: Sequence[tuple[str, Record]],
         source: Source,
         kind: Kind,
         fields: Mapping[str, FieldSpec],
         options: TableOptions = _DEFAULTS,
     ) -> SnapshotBuild:
-        listing = await self._list(source)
         scanned = _scanned(listing, kind, fields)
-        await self._readers.require_keys(caller, source.bucket, [key for key, _ in scanned])
         if kind in _READ_THROUGH and scanned:
             await self._patiently(listing, source, kind, fields)
         if kind == "table":

@@ -271,7 +271,7 @@ view_result_bytes = gauge(
 documents_collected = counter(
     "meshd_documents_collected_total",
     "Unused documents that were removed; kind is snapshots, plans, assets, packs or, on this node "
-    "only, bad, lengths, lines, tfrecords, mds, parquet or tables.",
+    "only, bad, lengths, lines, tfrecords, mds, parquet, tables or opened.",
     "kind",
 )
 documents = gauge(

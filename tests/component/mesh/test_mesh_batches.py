@@ -19,6 +19,8 @@ import pytest
 from msgspec.structs import replace
 
 from meshd.core.document_store import RESERVED_BUCKET
+from meshd.datasets.build_results import BuildResults
+from meshd.datasets.service import DatasetService
 from meshd.documents.inventory import UsageFile
 from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.process.periodic_tasks import document_collector
@@ -324,3 +326,51 @@ def test_what_no_node_has_used_for_long_goes_from_all(crew: MeshCrew) -> None:
         assert wire.call("GET", f"/-/plans/{used}/0/0?batch=16").status == 200
     assert rest[0].plan(snapshot, CROP, 16, seed=102, on_bad="mask")["plan"] == unused
     assert {wire.call("GET", f"/-/plans/{unused}/0/0?batch=16").status for wire in (first, *rest)} == {200}
+
+
+@pytest.mark.parametrize("kind", ["lines", "objects"])
+def test_opening_again_sees_every_change(
+    crew: MeshCrew, lone: MeshCrew, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = list[str]()
+    build: Any = DatasetService._build
+
+    def counted(self: Any, listing: Any, source: Any, *rest: Any) -> Any:
+        builds.append(str(source))
+        return build(self, listing, source, *rest)
+
+    monkeypatch.setattr(DatasetService, "_build", counted)
+    for nodes in (wires(crew), wires(lone)):
+        first, last, folder = nodes[0], nodes[-1], f"again-{kind}"
+
+        def opened(nodes: list[Mesh] = nodes, folder: str = folder) -> dict[str, Any]:
+            """What every node says three times, and says after it has built the snapshot again."""
+            builds.clear()
+            source, fields = f"s3://pictures/{folder}/", {"text": {"ext": ["txt"]}}
+            answers = [node.snapshot(source, fields, kind=kind) for node in nodes for _ in range(3)]
+            assert len(builds) <= len(nodes)
+            with monkeypatch.context() as patched:
+                patched.setattr(BuildResults, "find", lambda self, name: None)
+                answers.append(nodes[0].snapshot(source, fields, kind=kind))
+            assert all(answer == answers[0] for answer in answers)
+            return answers[0]
+
+        for name in "ab":
+            assert first.call("PUT", f"/pictures/{folder}/{name}.txt", b"1\n2\n").status == 200
+        before = opened()
+        assert opened() == before
+        assert len(builds) == 1  # the one that was made to compare with
+        assert last.call("PUT", f"/pictures/{folder}/c.txt", b"3\n").status == 200
+        added = opened()
+        assert added["objects"] == 3
+        assert last.call("PUT", f"/pictures/{folder}/b.txt", b"9\n8\n").status == 200  # of the same size
+        replaced_one = opened()
+        assert replaced_one["samples"] == added["samples"]
+        assert replaced_one["snapshot"] != added["snapshot"]
+        assert last.call("DELETE", f"/pictures/{folder}/b.txt").status == 204
+        assert opened()["objects"] == 2
+        assert last.call("DELETE", f"/pictures/{folder}/c.txt").status == 204
+        assert last.call("PUT", f"/pictures/{folder}/b.txt", b"1\n2\n").status == 200
+        builds.clear()
+        assert opened() == before  # what it was: no node builds it again
+        assert len(builds) == 1

@@ -102,11 +102,11 @@ async def _archives() -> None:
     archives.get_index = slow  # type: ignore[method-assign, assignment]
     source, fields = Source("b", ""), parse_fields({"text": {"ext": ["txt"]}})
     with pytest.raises(BatchError, match=r"files of s3://b/ are being indexed: \d+% done"):
-        await service._build(cast("Any", None), source, "auto", fields)
+        await service._build(listing, source, "auto", fields)
     await begun.wait()
     with pytest.raises(BatchError, match="50% done") as told:
-        await service._build(cast("Any", None), source, "auto", fields)
+        await service._build(listing, source, "auto", fields)
     assert told.value.detail == {"progress": 0.5}
     free.set()
     service._long._max_wait = 30.0
-    assert (await service._build(cast("Any", None), source, "auto", fields)).snapshot.samples == len(listing)
+    assert (await service._build(listing, source, "auto", fields)).snapshot.samples == len(listing)

@@ -1,0 +1,69 @@
+"""What `open` of many samples costs, first and again: `python -m bench.open_cost --samples 10000000`.
+
+The source has ten files of lines, or one object a sample (`--kind objects`). CPU seconds and memory are
+those of all processes of the daemon; memory counts shared pages once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Final
+
+from bench.processes import cpu_seconds, memory_bytes
+from tests.support.daemons import Daemon
+
+_FILES: Final = 10
+_ADDED: Final = 1000
+_RETRY: Final = (202, 429, 503)
+
+
+def main() -> None:
+    """Print a line for each `open`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=1_000_000)
+    parser.add_argument("--kind", choices=("lines", "objects"), default="lines")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--checkout", type=Path, help="another checkout, whose daemon is measured")
+    given = parser.parse_args()
+    daemon = Daemon(None, (), {}, given.workers)
+    daemon.checkout = given.checkout
+    with daemon:
+        daemon.up()
+        client = daemon.client()
+        client.create_bucket(Bucket="many")
+        each, count = (given.samples // _FILES, _FILES) if given.kind == "lines" else (1, given.samples)
+        for number in range(count):
+            client.put_object(Bucket="many", Key=f"{number:09}.txt", Body=_lines(number, each))
+        for note in ("first", "again", "again", "again"):
+            _open(daemon, given.kind, note)
+        client.put_object(Bucket="many", Key="added.txt", Body=_lines(0, _ADDED))
+        for note in ("one file added", "again", "again"):
+            _open(daemon, given.kind, note)
+        client.close()
+        daemon.restart()
+        for note in ("after a restart", "again"):
+            _open(daemon, given.kind, note)
+
+
+def _lines(number: int, count: int) -> bytes:
+    return b"".join(b"%d\n" % (number * count + line) for line in range(count))
+
+
+def _open(daemon: Daemon, kind: str, note: str) -> None:
+    wanted = {"source": "s3://many", "kind": kind, "fields": {"text": {"ext": ["txt"]}}}
+    began, used = time.monotonic(), cpu_seconds(daemon.pid)
+    answer = daemon.request("POST", "/-/snapshots", json.dumps(wanted).encode())
+    while answer.status in _RETRY:
+        time.sleep(0.1)
+        answer = daemon.request("POST", "/-/snapshots", json.dumps(wanted).encode())
+    took, cpu = time.monotonic() - began, cpu_seconds(daemon.pid) - used
+    found = json.loads(answer.body)
+    cost = f"{took:8.3f} s {cpu:8.2f} s of CPU {memory_bytes(daemon.pid) >> 20:6} MiB"
+    print(f"{note:16} {found['samples']:>11,} samples {cost}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
