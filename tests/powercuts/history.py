@@ -72,13 +72,14 @@ class History:
 @dataclass
 class Report:
     """Of all cuts: acknowledged changes, the slowest start, what was wrong, the reads that were refused for
-    damage, and the cuts while data moved or was repaired."""
+    damage, the cuts while data moved or was repaired, and the jobs that a cut interrupted."""
 
     cuts: int = 0
     acknowledged: int = 0
     slowest: float = 0.0
     damaged: int = 0
     moving: int = 0
+    interrupted: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def add(self, problem: str) -> None:
@@ -92,6 +93,7 @@ class Report:
         )
         head += f", {self.damaged} reads refused" if self.damaged else ""
         head += f", {self.moving} cuts while data moved" if self.moving else ""
+        head += f", {self.interrupted} jobs interrupted" if self.interrupted else ""
         return "\n".join([head, *self.wrong])
 
 

@@ -80,6 +80,7 @@ class Scene:
             self._live(self._daemon(self.mount), seconds, disk)
         self.report.cuts += 1
         self.report.acknowledged = sum(traffic.acknowledged for traffic in self._traffic)
+        self.report.interrupted = sum(traffic.interrupted for traffic in self._traffic)
         as_after_a_boot(self.source)
 
     def _live(self, daemon: Daemon, seconds: float, disk: int = 0) -> None:
@@ -174,6 +175,8 @@ class Scene:
         time.sleep(seconds)
         daemon.pause()
         self._cut_at = time.monotonic()
+        for traffic in self._traffic:
+            traffic.cut_off()
         daemon.kill()
         ended.set()
         for writer in writers:

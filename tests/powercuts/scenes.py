@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from tests.powercuts import job_traffic
 from tests.powercuts.mesh_scene import MeshScene
 from tests.powercuts.movement_scene import MovementScene, RollingScene
 from tests.powercuts.origin_traffic import Loads, WriteBack, WriteThrough
@@ -40,6 +41,7 @@ _DAEMONS: Final[dict[str, dict[str, Any]]] = {
     "usage": {"kinds": ["objects", "versions", "uploads", "usage"]},
     "write-back": {"kinds": ["write-back", "write-through"]},
     "loads": {"kinds": ["loads", "derived"]},
+    "jobs": {"kinds": ["jobs"], "args": job_traffic.ARGUMENTS},
 }
 _STORES: Final[dict[str, dict[str, Any]]] = {"store": {}, "syncs": {"failing_syncs": True}}
 _MESHES: Final[dict[str, tuple[type[MeshScene], list[str]]]] = {
@@ -49,7 +51,7 @@ _MESHES: Final[dict[str, tuple[type[MeshScene], list[str]]]] = {
     "rolling": (RollingScene, ["stock", "objects", "conditional"]),
 }
 SCENES: Final = (*_DAEMONS, *_STORES, *_MESHES)
-_KINDS: Final = {**KINDS, "usage": Usage}
+_KINDS: Final = {**KINDS, "usage": Usage, "jobs": job_traffic.Jobs}
 _AT_ORIGIN: Final[dict[str, Callable[[Place], Traffic]]] = {
     "write-back": WriteBack,
     "write-through": WriteThrough,
@@ -96,7 +98,7 @@ class Stage:
             traffic=self._traffic(kinds),
             relaxed=relaxed,
             options=[*own, *options],
-            args=self._arguments(kinds),
+            args=[*self._arguments(kinds), *asked.pop("args", ())],
             **asked,
         )
 

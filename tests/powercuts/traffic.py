@@ -38,13 +38,13 @@ def digest(body: bytes) -> str:
 
 
 class Traffic:
-    """One kind. `histories` by name; `acknowledged` counts changes."""
+    """One kind. `histories` by name; `acknowledged` counts changes; `interrupted`: jobs that ran at a cut."""
 
     bucket = ""
 
     def __init__(self) -> None:
         self.histories: dict[str, History] = {}
-        self.acknowledged = 0
+        self.acknowledged = self.interrupted = 0
         self._counting = threading.Lock()
 
     def prepare(self, daemon: Daemon, client: Any) -> None:
@@ -53,6 +53,9 @@ class Traffic:
     def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
         """One change by the writer of this number. Raises ClientError, BotoCoreError, OSError."""
         raise NotImplementedError
+
+    def cut_off(self) -> None:
+        """The power fails now."""
 
     def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
         """What is there now; None if nothing is."""
