@@ -98,10 +98,11 @@ e2e: $(STAMP) $(BIN)/helm ## what `make images` built, and the chart on the clus
 	@$(BIN)/python -m tests.e2e.images
 	@$(BIN)/python -m tests.e2e $(ARGS)
 
-reference: $(STAMP) ## write what is generated: a part of docs/ops.md, the chart's CRDs, docs/resources.md, docs/api.md
+reference: $(STAMP) ## write what is generated: a part of docs/ops.md, the chart's CRDs, docs/resources.md, docs/api.md, the types of the console
 	@$(BIN)/python tests/docs/ops_page.py
 	@$(BIN)/python tests/docs/api_page.py
 	@$(BIN)/python tests/docs/kubernetes_pages.py
+	@$(BIN)/python tests/docs/console_types.py
 	@$(BIN)/python tests/docs/values_page.py
 
 format: $(STAMP) ## apply the formatter

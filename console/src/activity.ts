@@ -3,28 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { json } from "./api";
 import type { Point } from "./parts";
-
-export interface Loader {
-  samples: number;
-  seconds: number;
-  waited: number;
-  stalls: Record<string, number>;
-}
-
-export interface NodeActivity {
-  /** Milliseconds since 1970. */
-  time: number;
-  totals: Record<string, number>;
-  gauges: Record<string, number>;
-  loaders: Record<string, Loader>;
-  history?: Record<string, number[]>;
-}
-
-export interface Activity {
-  node: string;
-  nodes: Record<string, NodeActivity>;
-  silent: string[];
-}
+import type { Activity, NodeActivity } from "./schema";
 
 export const HOUR = 3_600_000;
 const STEP = 10_000;

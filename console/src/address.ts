@@ -2,6 +2,7 @@
 
 import { json, request } from "./api";
 import { parseFrame, type Frame } from "./frame";
+import type { Draws, Sources } from "./schema";
 
 export interface Address {
   plan: string;
@@ -16,29 +17,6 @@ export const NUMBERS = ["epoch", "step", "rank", "world", "batch"] as const;
 export type Name = (typeof NUMBERS)[number];
 
 const DEFAULTS: Record<Name, number> = { epoch: 0, step: 0, rank: 0, world: 1, batch: 32 };
-
-export interface Source {
-  bucket: string;
-  key: string;
-  offset: number;
-  length: number;
-  size: number;
-}
-
-export interface RowSource {
-  position: number;
-  sample: number;
-  name: string;
-  pad: boolean;
-  labels: Record<string, { value: number; class: string }>;
-  sources: Record<string, Source>;
-}
-
-export interface Sources {
-  steps: number;
-  samples: number;
-  rows: RowSource[];
-}
 
 /** Reads an address from a query; the names of a second one have a prefix. */
 export function readAddress(plan: string, query: URLSearchParams, prefix = ""): Address {
@@ -74,25 +52,6 @@ export async function loadFrame(address: Address, signal: AbortSignal): Promise<
 
 export function loadSources(address: Address, signal: AbortSignal): Promise<Sources> {
   return json<Sources>(target(address, "/sources"), { signal });
-}
-
-/** [x, y] of the corners: left upper, right upper, right lower, left lower. */
-export type Corners = [number, number][];
-
-export interface DescribedOp {
-  index: number;
-  op: string;
-  field: string;
-  drawn?: Record<string, unknown>;
-  /** Where the content of an image went; null if it stayed. */
-  moved?: { height: number; width: number; corners: Corners; mirrored: boolean; degrees: number } | null;
-  note?: string;
-}
-
-export interface Draws {
-  ops: DescribedOp[];
-  /** By field: the size of the source, and where the corners of the result lie in it. */
-  images: Record<string, { source: { height: number; width: number }; corners: Corners }>;
 }
 
 export function loadDraws(address: Address, row: number, signal: AbortSignal): Promise<Draws> {

@@ -13,6 +13,8 @@ export interface Session {
   expires: number;
   node: string;
   single_node: boolean;
+  /** The URL of a Grafana; empty if there is none. */
+  grafana: string;
 }
 
 export class ApiError extends Error {
@@ -61,6 +63,13 @@ export async function signIn(accessKey: string, secretKey: string, token: string
   if (!response.ok) throw await errorOf(response);
   return remember((await response.json()) as Session);
 }
+
+/** Whether people can sign in at an identity provider. */
+export async function hasProvider(): Promise<boolean> {
+  return (await fetch(`${BASE}/oidc/`, { cache: "no-store" })).status === 204;
+}
+
+export const PROVIDER_SIGN_IN = `${BASE}/oidc/begin`;
 
 export async function renewSession(): Promise<Session> {
   const response = await fetch(`${BASE}/session`, { method: "PATCH", headers: { "x-mesh-console": csrf } });

@@ -2,15 +2,18 @@
 
 import type { JSX, TargetedEvent } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { currentSession, onSessionEnd, renewSession, signIn, signOut, type Session } from "./api";
+import { currentSession, hasProvider, onSessionEnd, PROVIDER_SIGN_IN, renewSession, signIn, signOut, type Session } from "./api";
 import { Loading, Problem } from "./parts";
+import { AuditPage } from "./pages/audit";
 import { BucketsPage } from "./pages/buckets";
 import { DatasetsPage } from "./pages/datasets";
 import { InspectorPage } from "./pages/inspector";
 import { JobsPage } from "./pages/jobs";
 import { ObjectsPage } from "./pages/objects";
+import { OpsPage } from "./pages/ops";
 import { OverviewPage } from "./pages/overview";
 import { UsersPage } from "./pages/users";
+import { ViewsPage } from "./pages/views";
 
 export interface Route {
   path: string[];
@@ -27,8 +30,11 @@ const PAGES = [
   { name: "buckets", title: "Buckets" },
   { name: "datasets", title: "Datasets" },
   { name: "batches", title: "Batches" },
+  { name: "views", title: "Views" },
+  { name: "ops", title: "Ops" },
   { name: "jobs", title: "Jobs" },
   { name: "users", title: "Users" },
+  { name: "audit", title: "Audit" },
 ] as const;
 
 const RENEW_EVERY = 5 * 60_000;
@@ -131,7 +137,7 @@ function Content({ current, route, session }: { current: string; route: Route; s
   switch (current) {
     case "buckets":
       return route.path[1] ? (
-        <ObjectsPage key={route.path[1]} bucket={route.path[1]} query={route.query} />
+        <ObjectsPage key={route.path[1]} bucket={route.path[1]} query={route.query} root={session.root} />
       ) : (
         <BucketsPage />
       );
@@ -139,6 +145,12 @@ function Content({ current, route, session }: { current: string; route: Route; s
       return <DatasetsPage snapshot={route.path[1] ?? ""} />;
     case "batches":
       return <InspectorPage plan={route.path[1] ?? ""} query={route.query} />;
+    case "views":
+      return <ViewsPage />;
+    case "ops":
+      return <OpsPage />;
+    case "audit":
+      return <AuditPage />;
     case "jobs":
       return <JobsPage />;
     case "users":
@@ -151,8 +163,10 @@ function Content({ current, route, session }: { current: string; route: Route; s
 function SignIn({ notice, onSignIn }: { notice: string; onSignIn(session: Session): void }): JSX.Element {
   const [error, setError] = useState<unknown>(null);
   const [busy, setBusy] = useState(false);
+  const [provider, setProvider] = useState(false);
   useEffect(() => {
     document.title = "Sign in · Shardmesh";
+    hasProvider().then(setProvider, () => {});
   }, []);
   const submit = (event: TargetedEvent<HTMLFormElement, SubmitEvent>): void => {
     event.preventDefault();
@@ -173,6 +187,13 @@ function SignIn({ notice, onSignIn }: { notice: string; onSignIn(session: Sessio
           <Logo /> Shardmesh
         </h1>
         {notice && <p role="status">{notice}</p>}
+        {provider && (
+          <p>
+            <a class="button primary" href={PROVIDER_SIGN_IN}>
+              Sign in with your organization
+            </a>
+          </p>
+        )}
         <label>
           Access key
           <input name="access" autocomplete="username" autocapitalize="none" spellcheck={false} required />

@@ -1,31 +1,11 @@
 // Documents that the mesh stores: plans and snapshots that the key may see.
 
 import { json } from "./api";
-
-interface Stored {
-  hash: string;
-  buckets: string[];
-  bytes: number;
-  /** Milliseconds since 1970; null if it does not expire. */
-  used_ms: number;
-  expires_ms: number | null;
-  kept_by: string[];
-}
-
-export interface Plan extends Stored {
-  snapshot: string;
-  samples: number;
-  ops: string[];
-}
-
-export interface Snapshot extends Stored {
-  source: string;
-  kind: string;
-}
+import type { StoredDocument, StoredPlan, StoredSnapshot } from "./schema";
 
 const MOST = 5000;
 
-async function listed<T extends Stored>(kind: "plans" | "snapshots"): Promise<T[]> {
+async function listed<T extends StoredDocument>(kind: "plans" | "snapshots"): Promise<T[]> {
   const found: T[] = [];
   for (let after = ""; found.length < MOST; ) {
     const page = await json<Record<string, T[]> & { next: string }>(
@@ -39,7 +19,7 @@ async function listed<T extends Stored>(kind: "plans" | "snapshots"): Promise<T[
 }
 
 /** Returns the plans, those used last first; at most 5,000. */
-export const listPlans = (): Promise<Plan[]> => listed<Plan>("plans");
+export const listPlans = (): Promise<StoredPlan[]> => listed<StoredPlan>("plans");
 
 /** Returns the snapshots, those used last first; at most 5,000. */
-export const listSnapshots = (): Promise<Snapshot[]> => listed<Snapshot>("snapshots");
+export const listSnapshots = (): Promise<StoredSnapshot[]> => listed<StoredSnapshot>("snapshots");

@@ -59,14 +59,16 @@ export function useLoaded<T>(load: (signal: AbortSignal) => Promise<T>, keys: re
   return { value: state.value, error: state.error, reload: () => setTimes(times + 1) };
 }
 
-export function Meter({ label, used, total, text }: {
+export function Meter({ label, used, total, text, goal }: {
   label: string;
+  /** Whether it is good that it is full. */
+  goal?: boolean;
   used: number;
   total: number;
   text: string;
 }): JSX.Element {
   const share = total > 0 ? Math.min(1, used / total) : 0;
-  const level = share > 0.95 ? "bad" : share > 0.85 ? "warn" : "";
+  const level = goal ? "" : share > 0.95 ? "bad" : share > 0.85 ? "warn" : "";
   return (
     <div class="meter">
       <span class="meter-label">

@@ -9,6 +9,7 @@ from meshd.config.options import OPTIONS, Option, cores, parse_control, parse_li
 from meshd.config.settings import (
     ClusterSettings,
     ConfigError,
+    ConsoleOidc,
     ControlAddress,
     DiskType,
     Durability,
@@ -25,6 +26,7 @@ __all__ = [
     "OPTIONS",
     "ClusterSettings",
     "ConfigError",
+    "ConsoleOidc",
     "ControlAddress",
     "DiskType",
     "Durability",

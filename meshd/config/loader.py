@@ -15,6 +15,7 @@ from meshd.config.options import OPTIONS, RENAMED, env_name
 from meshd.config.settings import (
     ClusterSettings,
     ConfigError,
+    ConsoleOidc,
     ControlAddress,
     HttpSettings,
     NodeSettings,
@@ -159,6 +160,8 @@ def _assemble(values: Mapping[str, object], warnings: tuple[str, ...]) -> NodeSe
         drain_timeout=value["drain-timeout"],
         sigv2=value["sigv2"],
         console=value["console"],
+        console_grafana=value["console-grafana"],
+        console_oidc=_console_oidc(value),
     )
     return NodeSettings(
         node_id=value["node-id"],
@@ -220,6 +223,13 @@ def _connections(value: Mapping[str, Any]) -> int:
             f"least {workers}, or use fewer workers"
         )
     return wanted // workers
+
+
+def _console_oidc(value: Mapping[str, Any]) -> ConsoleOidc | None:
+    role, client = value["console-oidc-role"], value["console-oidc-client"]
+    if bool(role) != bool(client):
+        raise ConfigError("console-oidc-role and console-oidc-client belong together: set both, or neither")
+    return ConsoleOidc(role, client, value["console-oidc-secret"]) if role else None
 
 
 def _tombstone_ttl(value: Mapping[str, Any]) -> float:

@@ -224,6 +224,12 @@ def parse_traces_url(text: object) -> str:
     return match[1] + (path or "/v1/traces")
 
 
+def parse_page_url(text: object) -> str:
+    if not re.fullmatch(r"https?://[A-Za-z0-9._:\[\]-]{1,255}(/[A-Za-z0-9._~/-]*)?", str(text)):
+        raise ValueError("expected a URL such as https://grafana.example.org, without credentials or a query")
+    return str(text)
+
+
 def parse_share(text: object) -> float:
     with contextlib.suppress(ValueError):
         value = float(str(text))
@@ -305,6 +311,10 @@ OPTIONS: Mapping[str, Option] = {
         Option("drain-timeout", parse_seconds, lambda: 30.0),
         Option("sigv2", parse_sigv2, lambda: "presigned"),
         Option("console", parse_switch, lambda: False),
+        Option("console-grafana", parse_page_url, lambda: ""),
+        Option("console-oidc-role", parse_name, lambda: ""),
+        Option("console-oidc-client", str, lambda: ""),
+        Option("console-oidc-secret", parse_path, lambda: None),
         Option("hang-timeout", parse_seconds, lambda: 60.0),
         Option("workers", parse_positive, lambda: min(4, cores())),
         Option("transform-workers", parse_positive, cores),

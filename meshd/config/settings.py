@@ -76,6 +76,16 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsoleOidc:
+    """Sign-in to the console by OpenID Connect. `role`: the role that people get, whose provider signs them
+    in; `client_id`: the console's name there; `secret`: a file with its secret, None for a public client."""
+
+    role: str
+    client_id: str
+    secret: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HttpSettings:
     """The S3 and native endpoint. Times in seconds, sizes in bytes."""
 
@@ -110,6 +120,10 @@ class HttpSettings:
     (also the Authorization header, which leaves most of a request unsigned), or `off`."""
     console: bool = False
     """Whether the node serves the web console at `/console`."""
+    console_grafana: str = ""
+    """The URL of a Grafana that the console links to."""
+    console_oidc: ConsoleOidc | None = None
+    """How people sign in to the console at an identity provider; None: by access keys alone."""
     backlog: int = 1024
     """Connections that the kernel queues for the listening socket."""
 

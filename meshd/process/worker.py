@@ -27,6 +27,7 @@ from meshd.process.wiring.routes import admin_routes, native_routes
 from meshd.process.wiring.services import peer_services, server_services
 from meshd.server.accept_balancer import Acceptor
 from meshd.server.api.health import health_routes
+from meshd.server.api.openapi import openapi_route
 from meshd.server.http_server import build_server, drain_server
 from meshd.server.local_handover import LocalFrameService
 from meshd.server.request import flush_request_counters
@@ -132,6 +133,7 @@ async def _serve_node(
             exemplars=node.settings.tracing is not None,
         )
         routes += native + admin_routes(node, deps.sessions) + mesh.routes()
+        routes.append(openapi_route(routes, node.clock))
         if sockets.tls is not None:
             start_periodic_tasks([_tls_refresh_task(sockets.tls)], background)
         _handle_sighup(audit, sockets.tls)

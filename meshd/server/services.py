@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from meshd.reads.archive_members import MemberService
     from meshd.reads.copy_source import RemoteCopySources
     from meshd.reads.near_cache_reader import NearCacheReader
+    from meshd.server.console.oidc_sign_in import OidcSignIn
     from meshd.server.peer.endpoint import PeerAuthenticator
     from meshd.server.proxy.fan_out import FanOut
     from meshd.server.proxy.forwarder import Forwarder
@@ -83,6 +84,8 @@ class ServerServices:
     bucket_changes: ChangeBroadcast | None = None
     peer_authenticator: PeerAuthenticator | None = None
     """Authenticates other nodes; None where there are none."""
+    console_oidc: OidcSignIn | None = None
+    """Sign-in to the console at an identity provider; None where that is not configured."""
     console_sessions: ConsoleSessions | None = None
     """Sessions of the web console; None where it is off."""
     region: str = "us-east-1"

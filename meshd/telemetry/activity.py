@@ -64,6 +64,8 @@ _LOADERS: Final[Mapping[str, str]] = {
     "meshd_loader_samples_total": "samples",
     "meshd_loader_seconds_total": "seconds",
     "meshd_loader_waited_seconds_total": "waited",
+    "meshd_loader_epochs": "epochs",
+    "meshd_loader_epoch_samples": "epoch_samples",
 }
 _STALLS: Final = "meshd_loader_stall_seconds_total"
 _HISTORY: Final = ("requests", "bytes_in", "bytes_out", "rows", "frames_hit", "frames_joined", "frames_miss")
@@ -88,7 +90,7 @@ def collect_activity() -> dict[str, Any]:
             gauges[named[metric]] += value
         elif metric in _LOADERS or metric == _STALLS:
             loader = loaders.setdefault(
-                labels["loader"], {"samples": 0.0, "seconds": 0.0, "waited": 0.0, "stalls": {}}
+                labels["loader"], {**dict.fromkeys(_LOADERS.values(), 0.0), "stalls": {}}
             )
             if metric == _STALLS:
                 loader["stalls"][labels["stage"]] = value

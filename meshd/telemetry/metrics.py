@@ -307,6 +307,15 @@ loader_stalls = counter(
     "loader",
     "stage",
 )
+loader_epochs = gauge(
+    "meshd_loader_epochs",
+    "Where a training loop is in its data: epochs, with the share of the current one.",
+    "loader",
+    mode="mostrecent",
+)
+loader_epoch_samples = gauge(
+    "meshd_loader_epoch_samples", "Samples of an epoch of a training loop.", "loader", mode="mostrecent"
+)
 frames_handed = counter(
     "meshd_frames_handed_total",
     "Batch frames handed to jobs on this host as shared memory instead of being sent.",

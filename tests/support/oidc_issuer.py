@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import secrets
 import threading
 import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import parse_qsl, urlencode
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -90,6 +93,8 @@ class OidcIssuer:
     def __init__(self, tls: SSLContext | None = None) -> None:
         self.keys = [SigningKey("first")]
         self.documents: dict[str, Responder] = {}
+        self.person = "ann"
+        self.begun: dict[str, dict[str, str]] = {}
         self.asked: list[str] = []
         self.stopping = threading.Event()
         owner = self
@@ -99,6 +104,11 @@ class OidcIssuer:
                 owner.asked.append(self.path)
                 with suppress(OSError):
                     owner.documents.get(self.path, owner.respond)(self)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                with suppress(OSError):
+                    owner.exchange_code(self, dict(parse_qsl(body)))
 
             def log_message(self, format: str, *args: Any) -> None:
                 """Nothing."""
@@ -129,10 +139,35 @@ class OidcIssuer:
         """A valid token, signed with the newest key."""
         return self.keys[-1].sign(claims(self.url, subject, **more))
 
+    def authorize(self, handler: BaseHTTPRequestHandler, asked: dict[str, str]) -> None:
+        """Sign `person` in at once, and send the browser back with a code."""
+        code = secrets.token_urlsafe(8)
+        self.begun[code] = asked
+        back = f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}"
+        send(handler, "", status=302, headers={"Location": back})
+
+    def exchange_code(self, handler: BaseHTTPRequestHandler, asked: dict[str, str]) -> None:
+        """Answer an ID token for a code, once, to whom has the verifier."""
+        begun = self.begun.pop(asked.get("code", ""), {})
+        digest = hashlib.sha256(asked.get("code_verifier", "").encode()).digest()
+        same = ("client_id", "redirect_uri")
+        if begun.get("code_challenge") != encoded(digest) or any(begun[name] != asked[name] for name in same):
+            send(handler, json.dumps({"error": "invalid_grant"}), status=400)
+            return
+        token = self.token(self.person, aud=begun["client_id"], nonce=begun["nonce"])
+        send(handler, json.dumps({"id_token": token, "token_type": "Bearer"}))
+
     def respond(self, handler: BaseHTTPRequestHandler) -> None:
         """What an honest issuer answers."""
         if handler.path == DISCOVERY:
-            send(handler, json.dumps({"issuer": self.url, "jwks_uri": self.url + KEYS}))
+            document = {"issuer": self.url, "jwks_uri": self.url + KEYS}
+            document |= {
+                "authorization_endpoint": f"{self.url}/authorize",
+                "token_endpoint": f"{self.url}/token",
+            }
+            send(handler, json.dumps(document))
+        elif handler.path.startswith("/authorize?"):
+            self.authorize(handler, dict(parse_qsl(handler.path.partition("?")[2])))
         elif handler.path == KEYS:
             send(handler, key_set(*self.keys))
         else:

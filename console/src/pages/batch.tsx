@@ -2,10 +2,11 @@
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { loadFrame, loadSources, type Address, type Loaded, type RowSource, type Sources } from "../address";
+import { loadFrame, loadSources, type Address, type Loaded } from "../address";
 import { picture, text, wave, type Field } from "../frame";
 import { bytes, count } from "../format";
 import { Loading, Problem } from "../parts";
+import type { RowSource, Sources } from "../schema";
 import { Picture, Wave } from "../tensors";
 import { numbers, RowDialog, typeName } from "./row";
 

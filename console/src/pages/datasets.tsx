@@ -2,34 +2,11 @@
 
 import type { JSX } from "preact";
 import { json } from "../api";
-import { listPlans, listSnapshots, type Plan } from "../documents";
+import { listPlans, listSnapshots } from "../documents";
 import { ago, bytes, count, percent } from "../format";
 import { Empty, Heading, Loading, Problem, useLoaded } from "../parts";
-import { BadSamples, loadBad, PlanTable, type BadSample } from "./plan";
-
-interface FieldStatistics {
-  kind: "bytes" | "label";
-  dtype?: string;
-  shape?: number[];
-  classes?: number;
-  counts?: [string, number][];
-  bytes?: number;
-  least?: number;
-  most?: number;
-  histogram?: [number, number][];
-}
-
-interface Statistics {
-  snapshot: string;
-  source: string;
-  kind: string;
-  samples: number;
-  shards: number;
-  objects: number;
-  bytes: number;
-  buckets: string[];
-  fields: Record<string, FieldStatistics>;
-}
+import type { BadSample, FieldStatistics, Statistics, StoredPlan } from "../schema";
+import { BadSamples, loadBad, PlanTable } from "./plan";
 
 export function DatasetsPage({ snapshot }: { snapshot: string }): JSX.Element {
   return snapshot ? <Dataset snapshot={snapshot} /> : <Datasets />;
@@ -78,7 +55,7 @@ function Datasets(): JSX.Element {
 }
 
 interface Known {
-  plans: Plan[];
+  plans: StoredPlan[];
   bad: { plan: string; samples: BadSample[] }[];
 }
 

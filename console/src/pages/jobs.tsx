@@ -2,25 +2,11 @@
 
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import type { Activity, Loader } from "../activity";
 import { request } from "../api";
 import { ago, bytes, count, duration, percent } from "../format";
 import { useLive } from "../live";
-import { Empty, Heading, Loading, Problem } from "../parts";
-
-interface Job {
-  id: string;
-  kind: string;
-  state: string;
-  owner: string;
-  node: string;
-  created_ms: number;
-  progress: { bytes: number; bytes_total: number; rate: number };
-  eta_s?: number;
-  failed: number;
-  failures: { name: string; error: string }[];
-  error: string;
-}
+import { Empty, Heading, Loading, Meter, Problem } from "../parts";
+import type { Activity, Job, Jobs, LoaderActivity } from "../schema";
 
 const WATCHED = ["/-/activity", "/-/jobs"];
 const WINDOW = 30_000;
@@ -28,7 +14,7 @@ const WINDOW = 30_000;
 export function JobsPage(): JSX.Element {
   const { documents, trouble } = useLive(WATCHED);
   const activity = documents["/-/activity"] as Activity | undefined;
-  const jobs = (documents["/-/jobs"] as { jobs?: Job[]; error?: { message: string } } | undefined)?.jobs;
+  const jobs = (documents["/-/jobs"] as Partial<Jobs> | undefined)?.jobs;
   const loops = useLoops(activity);
   return (
     <>
@@ -43,7 +29,7 @@ export function JobsPage(): JSX.Element {
         {!activity && <Loading />}
         {activity && loops.length === 0 && (
           <Empty>
-            No loop has reported yet. A loader reports what it waits for when its report has a name: mesh.Loader(ds, …,
+            No loop has reported yet. A loader reports what it waits for when its report has a name: mesh.LoaderActivity(ds, …,
             report="resnet").
           </Empty>
         )}
@@ -64,19 +50,21 @@ export function JobsPage(): JSX.Element {
 
 interface Loop {
   name: string;
-  total: Loader;
+  total: LoaderActivity;
   /** What happened lately; null while there is nothing to compare with. */
-  recent: Loader | null;
+  recent: LoaderActivity | null;
+  /** Seconds of the clock in which it happened. */
+  elapsed: number;
   nodes: string[];
 }
 
 /** Returns the loops with what they did in the last half minute. */
 function useLoops(activity: Activity | undefined): Loop[] {
-  const kept = useRef<{ time: number; loops: Record<string, Loader> }[]>([]);
+  const kept = useRef<{ time: number; loops: Record<string, LoaderActivity> }[]>([]);
   const [found, setFound] = useState<Loop[]>([]);
   useEffect(() => {
     if (!activity) return;
-    const loops: Record<string, Loader> = {};
+    const loops: Record<string, LoaderActivity> = {};
     const where: Record<string, string[]> = {};
     for (const [id, node] of Object.entries(activity.nodes)) {
       for (const [name, loader] of Object.entries(node.loaders ?? {})) {
@@ -92,6 +80,7 @@ function useLoops(activity: Activity | undefined): Loop[] {
         name,
         total,
         recent: before[name] && kept.current.length > 1 ? add(total, before[name], -1) : null,
+        elapsed: (now - kept.current[0]!.time) / 1000,
         nodes: where[name] ?? [],
       })),
     );
@@ -99,13 +88,15 @@ function useLoops(activity: Activity | undefined): Loop[] {
   return found;
 }
 
-function add(left: Loader | undefined, right: Loader, sign: 1 | -1): Loader {
+function add(left: LoaderActivity | undefined, right: LoaderActivity, sign: 1 | -1): LoaderActivity {
   const stalls = { ...left?.stalls };
   for (const [stage, seconds] of Object.entries(right.stalls ?? {})) stalls[stage] = (stalls[stage] ?? 0) + sign * seconds;
   return {
     samples: (left?.samples ?? 0) + sign * right.samples,
     seconds: (left?.seconds ?? 0) + sign * right.seconds,
     waited: (left?.waited ?? 0) + sign * right.waited,
+    epochs: sign > 0 ? Math.max(left?.epochs ?? 0, right.epochs) : (left?.epochs ?? 0),
+    epoch_samples: Math.max(left?.epoch_samples ?? 0, right.epoch_samples),
     stalls,
   };
 }
@@ -143,6 +134,7 @@ function LoopCard({ loop }: { loop: Loop }): JSX.Element {
           <div key={stage} class={`fill stage-${stage}`} style={{ width: `${100 * share(seconds)}%` }} />
         ))}
       </div>
+      {loop.total.epoch_samples > 0 && <Epoch loop={loop} active={active} />}
       <ul class="legend">
         <li>
           <span class="key training" aria-hidden="true" /> Training {percent(1 - waiting)}
@@ -160,6 +152,14 @@ function LoopCard({ loop }: { loop: Loop }): JSX.Element {
       </p>
     </article>
   );
+}
+
+function Epoch({ loop, active }: { loop: Loop; active: boolean }): JSX.Element {
+  const { epochs, epoch_samples: samples } = loop.total;
+  const share = epochs % 1;
+  const rate = active && loop.elapsed > 0 ? loop.recent!.samples / loop.elapsed : 0;
+  const left = rate > 0 ? `, ${duration(((1 - share) * samples) / rate)} to its end` : "";
+  return <Meter goal label={`Epoch ${Math.floor(epochs)}`} used={share} total={1} text={`${percent(share)} of ${count(samples)} samples${left}`} />;
 }
 
 function JobTable({ jobs }: { jobs: Job[] }): JSX.Element {

@@ -8,12 +8,17 @@ import { Empty, Heading, Problem } from "../parts";
 import type { Entry } from "../s3";
 import { DeleteDialog } from "./delete";
 import { PreviewDialog } from "./preview";
+import { SettingsDialog } from "./settings";
 import { UploadPanel, useUploads } from "./uploads";
 
 const ROW = 34;
 const OVERSCAN = 10;
 
-export function ObjectsPage({ bucket, query }: { bucket: string; query: URLSearchParams }): JSX.Element {
+export function ObjectsPage({ bucket, query, root }: {
+  bucket: string;
+  query: URLSearchParams;
+  root: boolean;
+}): JSX.Element {
   const prefix = query.get("prefix") ?? "";
   const after = query.get("after") ?? "";
   const flat = query.get("flat") === "1";
@@ -22,6 +27,7 @@ export function ObjectsPage({ bucket, query }: { bucket: string; query: URLSearc
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const [opened, setOpened] = useState<Entry | null>(null);
   const [removing, setRemoving] = useState(false);
+  const [settings, setSettings] = useState(false);
   const [over, setOver] = useState(false);
   useEffect(() => setSelected(new Set()), [prefix, flat]);
   const go = (change: Record<string, string>): void => {
@@ -53,6 +59,9 @@ export function ObjectsPage({ bucket, query }: { bucket: string; query: URLSearc
       }}
     >
       <Heading title={bucket}>
+        <button type="button" onClick={() => setSettings(true)}>
+          Settings
+        </button>
         <label class="button primary">
           Upload
           <input
@@ -104,6 +113,7 @@ export function ObjectsPage({ bucket, query }: { bucket: string; query: URLSearc
         onToggle={toggle}
         onOpen={(entry) => (entry.folder ? go({ prefix: entry.key, after: "" }) : setOpened(entry))}
       />
+      {settings && <SettingsDialog bucket={bucket} root={root} onClose={() => setSettings(false)} />}
       {opened && <PreviewDialog bucket={bucket} entry={opened} onClose={() => setOpened(null)} />}
       {removing && (
         <DeleteDialog

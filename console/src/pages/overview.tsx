@@ -1,55 +1,28 @@
 // Overview: the nodes, what they hold and do, what moves, and what needs attention, in words.
 
 import type { JSX } from "preact";
-import { HOUR, hitRatio, useRates, type Activity, type NodeActivity } from "../activity";
+import { HOUR, hitRatio, useRates } from "../activity";
 import type { Session } from "../api";
 import { bytes, count, duration, percent } from "../format";
 import { useLive } from "../live";
+import type { Activity, Cluster, ClusterNode, NodeActivity, Rebalance } from "../schema";
 import { Chart, Heading, Loading, Meter } from "../parts";
-
-interface ClusterNode {
-  id: string;
-  state: string;
-  leaving: boolean;
-  endpoint: string;
-  zone: string;
-  rack: string;
-  roles: string[];
-  silent: boolean;
-  absent: boolean;
-  refused: string;
-  only_copies: boolean;
-  drain: unknown;
-}
-
-interface Rebalance {
-  bytes_total: number;
-  bytes_moved: number;
-  eta_seconds?: number;
-  takers: string[];
-  blocked_by: string;
-}
-
-interface Cluster {
-  error?: { message: string; help?: string };
-  node: string;
-  version: number;
-  copies: number;
-  rebalancing: boolean;
-  rebalance: Rebalance;
-  under_replicated: number;
-  control: string;
-  clocks_agree: boolean;
-  nodes: ClusterNode[];
-}
 
 const WATCHED_BY_ROOT = ["/-/activity", "/-/cluster"];
 const WATCHED = ["/-/activity"];
 
+/** The dashboards of the chart, which keep more than an hour. */
+const DASHBOARDS = {
+  "shardmesh-cluster": "the mesh",
+  "shardmesh-nodes": "the nodes",
+  "shardmesh-training": "training",
+  "shardmesh-datasets": "datasets",
+};
+
 export function OverviewPage({ session }: { session: Session }): JSX.Element {
   const { documents, trouble } = useLive(session.root ? WATCHED_BY_ROOT : WATCHED);
   const activity = documents["/-/activity"] as Activity | undefined;
-  const told = documents["/-/cluster"] as Cluster | undefined;
+  const told = documents["/-/cluster"] as (Cluster & { error?: unknown }) | undefined;
   const cluster = told && !told.error ? told : undefined;
   const rates = useRates(activity);
   if (!activity) return trouble ? <Stale trouble={trouble} /> : <Loading />;
@@ -65,6 +38,18 @@ export function OverviewPage({ session }: { session: Session }): JSX.Element {
             : `${nodes.length === 1 ? "One node answers" : `${nodes.length} nodes answer`}`}
         </p>
       </Heading>
+      {session.grafana && (
+        <p>
+          In Grafana:{" "}
+          {Object.entries(DASHBOARDS).map(([name, title]) => (
+            <>
+              <a href={`${session.grafana.replace(/\/$/, "")}/d/${name}`} target="_blank" rel="noopener noreferrer">
+                {title}
+              </a>{" "}
+            </>
+          ))}
+        </p>
+      )}
       {trouble && <Stale trouble={trouble} />}
       <section aria-label="State" class="alerts">
         {alerts.length === 0 ? (
@@ -178,7 +163,7 @@ function Movement({ rebalance }: { rebalance: Rebalance }): JSX.Element {
   return (
     <section aria-label="Movement" class="notice">
       <h2>Data moves between the nodes</h2>
-      <Meter label="Moved" used={moved} total={total} text={`${bytes(moved)} of ${bytes(total)}, as far as known`} />
+      <Meter goal label="Moved" used={moved} total={total} text={`${bytes(moved)} of ${bytes(total)}, as far as known`} />
       <p>
         {blocked
           ? `It waits: ${blocked}.`

@@ -2,9 +2,9 @@
 
 import type { JSX } from "preact";
 import { json } from "../api";
-import type { Plan } from "../documents";
 import { ago, count } from "../format";
 import { Loading, Problem, useLoaded } from "../parts";
+import type { BadSample, PlanDescription, StoredPlan } from "../schema";
 
 interface Op {
   op: string;
@@ -12,28 +12,13 @@ interface Op {
   args?: Record<string, unknown>;
 }
 
-interface Described {
-  plan: string;
-  snapshot: string;
-  spec: Record<string, unknown> & { ops?: Op[] };
-}
-
-export interface BadSample {
-  key: string;
-  op: string;
-  error: string;
-  position: number;
-  epoch: number;
-  times: number;
-}
-
 export function loadBad(plan: string, signal: AbortSignal): Promise<BadSample[]> {
   return json<BadSample[]>(`/-/plans/${plan}/bad`, { signal });
 }
 
-async function load(plan: string, signal: AbortSignal): Promise<{ described: Described; bad: BadSample[] }> {
+async function load(plan: string, signal: AbortSignal): Promise<{ described: PlanDescription; bad: BadSample[] }> {
   const [described, bad] = await Promise.all([
-    json<Described>(`/-/plans/${plan}`, { signal }),
+    json<PlanDescription>(`/-/plans/${plan}`, { signal }),
     loadBad(plan, signal),
   ]);
   return { described, bad };
@@ -55,8 +40,8 @@ export function PlanDetails({ plan }: { plan: string }): JSX.Element {
   );
 }
 
-function Spec({ described }: { described: Described }): JSX.Element {
-  const { ops = [], ...rest } = described.spec;
+function Spec({ described }: { described: PlanDescription }): JSX.Element {
+  const { ops = [], ...rest } = described.spec as { ops?: Op[] } & Record<string, unknown>;
   return (
     <>
       <ol class="ops">
@@ -100,7 +85,7 @@ function short(value: unknown): string {
 }
 
 /** Plans with links to their batches. */
-export function PlanTable({ plans }: { plans: Plan[] }): JSX.Element {
+export function PlanTable({ plans }: { plans: StoredPlan[] }): JSX.Element {
   return (
     <table class="list">
       <thead>

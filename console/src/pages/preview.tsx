@@ -10,6 +10,7 @@ import { isArchive, isTable, pictureType, soundType } from "../magic";
 import { isNpy, parseNpy, type Npy } from "../npy";
 import { Picture, Wave } from "../tensors";
 import { Dialog, Loading, Problem, useLoaded } from "../parts";
+import type { TablePreview as TablePreviewed } from "../schema";
 import { numbers } from "./row";
 import { head, listTags, listVersions, read, type Entry, type ObjectHead } from "../s3";
 
@@ -22,18 +23,11 @@ const HEX_LIMIT = 256;
 type Content =
   | { kind: "picture" | "sound"; blob: Blob }
   | { kind: "array"; array: Npy }
-  | { kind: "table"; table: Table }
+  | { kind: "table"; table: TablePreviewed }
   | { kind: "archive"; members: Members }
   | { kind: "text"; text: string; cut: boolean }
   | { kind: "bytes"; hex: string; why?: unknown }
   | { kind: "note"; text: string };
-
-interface Table {
-  columns: [string, string][];
-  /** How many columns there are beyond these. */
-  hidden: number;
-  rows: (string | null)[][];
-}
 
 interface Members {
   kind: string;
@@ -63,7 +57,7 @@ async function contentOf(bucket: string, key: string, size: number, first: Uint8
   try {
     if (isTable(first)) {
       const query = `bucket=${encodeURIComponent(bucket)}&key=${encodeURIComponent(key)}`;
-      return { kind: "table", table: await json<Table>(`/-/preview?${query}`) };
+      return { kind: "table", table: await json<TablePreviewed>(`/-/preview?${query}`) };
     }
     if (isArchive(first)) {
       const target = `/${bucket}/${encodeKey(key)}?members&max-keys=${MEMBERS}`;
@@ -75,7 +69,7 @@ async function contentOf(bucket: string, key: string, size: number, first: Uint8
   return textOf(first, size > first.length);
 }
 
-function textOf(data: Uint8Array, cut: boolean): Content {
+export function textOf(data: Uint8Array, cut: boolean): Content {
   // A character may be cut at the end of what was read.
   const text = new TextDecoder("utf-8").decode(data);
   const strange = (text.match(/[\0-\x08\x0e-\x1f\ufffd]/g) ?? []).length;
@@ -217,7 +211,7 @@ function SoundPreview({ blob, name }: { blob: Blob; name: string }): JSX.Element
   );
 }
 
-function ArrayPreview({ array, name }: { array: Npy; name: string }): JSX.Element {
+export function ArrayPreview({ array, name }: { array: Npy; name: string }): JSX.Element {
   const { dtype, shape, first, note } = array;
   const shown = first && picture(first);
   return (
@@ -232,7 +226,7 @@ function ArrayPreview({ array, name }: { array: Npy; name: string }): JSX.Elemen
   );
 }
 
-function TablePreview({ table, name }: { table: Table; name: string }): JSX.Element {
+function TablePreview({ table, name }: { table: TablePreviewed; name: string }): JSX.Element {
   return (
     <>
       <div class="preview sheet" tabIndex={0} role="region" aria-label={`First rows of ${name}`}>

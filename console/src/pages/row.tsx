@@ -2,12 +2,13 @@
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { loadDraws, type Address, type Corners, type DescribedOp, type Draws, type RowSource } from "../address";
+import { loadDraws, type Address } from "../address";
 import { picture, range, text, wave, type Field, type Tensor } from "../frame";
 import { bytes, count, scalar } from "../format";
 import { pictureType } from "../magic";
 import { Dialog, Problem, useLoaded } from "../parts";
 import { read } from "../s3";
+import type { DrawnOp, Draws, Movement, RowSource, ShownPart } from "../schema";
 import { Picture, Wave } from "../tensors";
 
 export function typeName(dtype: string, shape: number[] | null): string {
@@ -116,7 +117,9 @@ function FieldDetail({ field, index, source, draws }: {
   );
 }
 
-function wordsOf({ moved, drawn, note }: DescribedOp): string {
+type Corner = [number, number];
+
+function wordsOf({ moved, drawn, note }: DrawnOp): string {
   const parts = [
     moved === null ? "left it as it was" : moved ? motionOf(moved) : "",
     Object.entries(drawn ?? {})
@@ -127,8 +130,8 @@ function wordsOf({ moved, drawn, note }: DescribedOp): string {
   return parts.filter(Boolean).join(" ");
 }
 
-function motionOf({ corners, height, width, mirrored, degrees }: NonNullable<DescribedOp["moved"]>): string {
-  const [first, second, , last] = corners as [Corners[0], Corners[0], Corners[0], Corners[0]];
+function motionOf({ corners, height, width, mirrored, degrees }: Movement): string {
+  const [first, second, , last] = corners as [Corner, Corner, Corner, Corner];
   if (mirrored) {
     if (second[1] !== first[1]) return "mirrored and turned it";
     return second[0] < first[0] ? "swapped left and right" : "swapped top and bottom";
@@ -149,7 +152,7 @@ function SourcePicture({ bucket, name, offset, length, image }: {
   offset: number;
   length: number;
   /** Which part of it the row shows, if that is known. */
-  image: Draws["images"][string] | undefined;
+  image: ShownPart | undefined;
 }): JSX.Element | null {
   const [url, setUrl] = useState("");
   useEffect(() => {

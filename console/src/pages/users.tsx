@@ -4,6 +4,8 @@ import type { JSX, TargetedEvent } from "preact";
 import { useState } from "preact/hooks";
 import { json } from "../api";
 import { Dialog, Empty, Heading, Loading, Problem, useLoaded } from "../parts";
+import type { Policy } from "../policy";
+import { PolicyWords } from "./settings";
 
 interface User {
   user_id: string;
@@ -23,7 +25,7 @@ interface Key {
   last_used?: string;
 }
 
-async function all<T>(what: "users" | "keys"): Promise<T[]> {
+async function all<T>(what: "users" | "keys" | "policies"): Promise<T[]> {
   const found: T[] = [];
   for (let after = ""; found.length < 10_000; ) {
     const query = `limit=1000${after && `&after=${encodeURIComponent(after)}`}`;
@@ -35,9 +37,13 @@ async function all<T>(what: "users" | "keys"): Promise<T[]> {
   return found;
 }
 
-async function load(): Promise<{ users: User[]; keys: Key[] }> {
-  const [users, keys] = await Promise.all([all<User>("users"), all<Key>("keys")]);
-  return { users, keys };
+interface NamedPolicy {
+  name: string;
+}
+
+async function load(): Promise<{ users: User[]; keys: Key[]; policies: NamedPolicy[] }> {
+  const [users, keys, policies] = await Promise.all([all<User>("users"), all<Key>("keys"), all<NamedPolicy>("policies")]);
+  return { users, keys, policies };
 }
 
 export function UsersPage(): JSX.Element {
@@ -76,6 +82,14 @@ export function UsersPage(): JSX.Element {
           onFailure={setFailure}
         />
       ))}
+      {value && value.policies.length > 0 && (
+        <section aria-label="Policies">
+          <h2>Policies</h2>
+          {value.policies.map(({ name }) => (
+            <PolicyDetails key={name} name={name} />
+          ))}
+        </section>
+      )}
       {adding && <NewUser onClose={() => setAdding(false)} onDone={reload} />}
       {made && (
         <Dialog title="A new key" onClose={() => setMade(null)}>
@@ -185,6 +199,30 @@ function UserCard({ user, keys, run, onMade, onFailure }: {
         </div>
       )}
     </section>
+  );
+}
+
+/** A policy, which is requested when somebody wants to see it. */
+function PolicyDetails({ name }: { name: string }): JSX.Element {
+  const [open, setOpen] = useState(false);
+  return (
+    <details class="more" onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>{name}</summary>
+      {open && <PolicyText name={name} />}
+    </details>
+  );
+}
+
+function PolicyText({ name }: { name: string }): JSX.Element {
+  const { value, error } = useLoaded(
+    (signal) => json<{ policy: Policy }>(`/-/admin/policies/${encodeURIComponent(name)}`, { signal }),
+    [name],
+  );
+  return (
+    <>
+      <Problem error={error} />
+      {value && <PolicyWords policy={value.policy} />}
+    </>
   );
 }
 

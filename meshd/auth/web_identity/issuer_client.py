@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
-from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode, urlsplit
 
 from meshd.auth.web_identity.key_set import MAX_KEY_SET_BYTES, KeySetError, parse_key_set
 from meshd.rpc.http_connection import HttpConnection
@@ -21,6 +22,7 @@ from meshd.util.timeouts import timeout
 from meshwire.strict_json import PlanError, read_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from urllib.parse import SplitResult
 
     from meshd.auth.web_identity.key_set import KeySet
@@ -41,7 +43,7 @@ async def fetch_key_set(provider: IdentityProvider) -> KeySet:
     """Return the present keys of a provider. Raises IssuerError."""
     url, restricted = provider.jwks_uri, False
     if not url:
-        url = await _discover(provider)
+        url = await _key_set_url(provider)
         restricted = urlsplit(url).netloc != urlsplit(provider.issuer).netloc
     body = await _fetch(url, provider, MAX_KEY_SET_BYTES, public_only=restricted)
     try:
@@ -50,20 +52,62 @@ async def fetch_key_set(provider: IdentityProvider) -> KeySet:
         raise IssuerError(f"{url}: {error}") from None
 
 
-async def _discover(provider: IdentityProvider) -> str:
-    """Return the URL of the keys."""
-    where = provider.issuer.rstrip("/") + _DISCOVERY
-    body = await _fetch(where, provider, _MAX_DISCOVERY_BYTES, public_only=False)
+@dataclass(frozen=True, slots=True)
+class SignInEndpoints:
+    """Where an issuer signs people in, and where it exchanges codes for tokens."""
+
+    authorization: str
+    token: str
+
+
+async def discover_sign_in(provider: IdentityProvider) -> SignInEndpoints:
+    """Return the endpoints for signing in by a code. Raises IssuerError."""
+    document = await _discover(provider)
+    found = [document.get(f"{name}_endpoint") for name in ("authorization", "token")]
+    for url in found:
+        if not isinstance(url, str):
+            raise IssuerError(f"{provider.issuer} does not say where it signs people in")
+        check_url(url, allow_http=provider.allow_http)
+    return SignInEndpoints(*map(str, found))
+
+
+async def exchange_code(provider: IdentityProvider, url: str, fields: Mapping[str, str]) -> str:
+    """Return the ID token that a token endpoint gives for a code (RFC 6749, 4.1.3). Raises IssuerError."""
+    restricted = urlsplit(url).netloc != urlsplit(provider.issuer).netloc
+    body = await _fetch(
+        url, provider, _MAX_DISCOVERY_BYTES, public_only=restricted, form=urlencode(fields).encode()
+    )
+    token = _parsed(url, body).get("id_token")
+    if not isinstance(token, str):
+        raise IssuerError(f"{url}: the answer has no ID token")
+    return token
+
+
+async def _key_set_url(provider: IdentityProvider) -> str:
+    url = (await _discover(provider)).get("jwks_uri")
+    if not isinstance(url, str):
+        raise IssuerError(f"{provider.issuer}{_DISCOVERY} does not say where the keys are (jwks_uri)")
+    return url
+
+
+def _parsed(where: str, body: bytes) -> dict[str, Any]:
     try:
         document = read_json(body.decode("utf-8"))
     except (PlanError, UnicodeDecodeError):
-        raise IssuerError(f"{where} is not a JSON document") from None
-    if not isinstance(document, dict) or document.get("issuer") != provider.issuer:
+        document = None
+    if not isinstance(document, dict):
+        raise IssuerError(f"{where} is not a JSON document")
+    return document
+
+
+async def _discover(provider: IdentityProvider) -> dict[str, Any]:
+    """Return the discovery document."""
+    where = provider.issuer.rstrip("/") + _DISCOVERY
+    body = await _fetch(where, provider, _MAX_DISCOVERY_BYTES, public_only=False)
+    document = _parsed(where, body)
+    if document.get("issuer") != provider.issuer:
         raise IssuerError(f"{where} describes another issuer; it must be exactly that of the provider")
-    url = document.get("jwks_uri")
-    if not isinstance(url, str):
-        raise IssuerError(f"{where} does not say where the keys are (jwks_uri)")
-    return url
+    return document
 
 
 def check_url(url: str, *, allow_http: bool) -> SplitResult:
@@ -84,11 +128,15 @@ def _is_plain(url: str) -> bool:
     return url.isascii() and url.isprintable() and " " not in url and len(url) <= 2048
 
 
-async def _fetch(url: str, provider: IdentityProvider, limit: int, *, public_only: bool) -> bytes:
+async def _fetch(
+    url: str, provider: IdentityProvider, limit: int, *, public_only: bool, form: bytes | None = None
+) -> bytes:
+    """GET a document, or POST a form."""
     try:
         where = check_url(url, allow_http=provider.allow_http)
         async with timeout(FETCH_TIMEOUT):
-            return await _get(where, _tls_context(provider.ca), limit, public_only=public_only)
+            tls = _tls_context(provider.ca)
+            return await _request(where, tls, limit, public_only=public_only, form=form)
     except IssuerError as error:
         raise IssuerError(f"{url[:200]!r}: {error}") from None
     except TimeoutError:
@@ -103,7 +151,9 @@ def _tls_context(ca: str) -> ssl.SSLContext:
     return ssl.create_default_context(cadata=ca or None)
 
 
-async def _get(where: SplitResult, tls: ssl.SSLContext, limit: int, *, public_only: bool) -> bytes:
+async def _request(
+    where: SplitResult, tls: ssl.SSLContext, limit: int, *, public_only: bool, form: bytes | None
+) -> bytes:
     loop = asyncio.get_running_loop()
     host, secure = where.hostname or "", where.scheme == "https"
     port = where.port or (443 if secure else 80)
@@ -118,9 +168,12 @@ async def _get(where: SplitResult, tls: ssl.SSLContext, limit: int, *, public_on
     try:
         target = (where.path or "/") + (f"?{where.query}" if where.query else "")
         document = _Document(limit)
-        head = f"GET {target} HTTP/1.1\r\nHost: {where.netloc}\r\nAccept: application/json\r\n"
-        head += "User-Agent: meshd\r\nConnection: close\r\n\r\n"
-        connection.send_request(document, head.encode("ascii"), patience=FETCH_TIMEOUT)
+        head = f"{'GET' if form is None else 'POST'} {target} HTTP/1.1\r\nHost: {where.netloc}\r\n"
+        head += "Accept: application/json\r\nUser-Agent: meshd\r\nConnection: close\r\n"
+        if form is not None:
+            head += f"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {len(form)}\r\n"
+        sent = f"{head}\r\n".encode("ascii") + (form or b"")
+        connection.send_request(document, sent, patience=FETCH_TIMEOUT)
         return await document.received
     finally:
         connection.abort()

@@ -33,6 +33,7 @@ from meshd.process.wiring.services import document_inventory, document_reference
 from meshd.reads.peer_read_service import FrameHandlers, PeerReadService
 from meshd.server.api.activity import ActivityEndpoint
 from meshd.server.api.admin import AdminEndpoint, StsEndpoint
+from meshd.server.api.audit_action import AuditAction
 from meshd.server.api.backed_buckets import BackedBucketEndpoint, CacheResidencyEndpoint
 from meshd.server.api.batches import BatchEndpoint
 from meshd.server.api.cluster import ClusterEndpoint
@@ -47,6 +48,7 @@ from meshd.server.peer.endpoint import peer_routes
 from meshd.store.integrity.verification import ExpiringVerifiedExtents
 from meshd.telemetry import logs
 from meshd.telemetry.activity import ActivityHistory
+from meshd.telemetry.audit_tail import AuditTail
 from meshd.views.definitions import ViewDefinitions
 from meshd.views.peer_handlers import ViewResultHandlers
 from meshd.views.transform_results import TransformResultMaker
@@ -69,7 +71,8 @@ def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRou
     loudness = LogLevelService(own.node_id, own.log_level, logs.runtime_level, node.clock, notify_supervisor)
     policies = PolicyAdmin(node.identities, node.clock)
     roles = RoleActions(RoleAdmin(node.identities, node.key_usage, node.clock), revoking)
-    admin = AdminEndpoint(identities, policies, revoking, loudness, node.clock, roles.table())
+    more = {**roles.table(), **AuditAction(own.node_id, AuditTail(own.audit_log)).table()}
+    admin = AdminEndpoint(identities, policies, revoking, loudness, node.clock, more)
     maps, census = ClusterMapStore(node.control), document_inventory(node)
     cluster = ClusterAdmin(
         node.mesh,

@@ -27,6 +27,7 @@ from meshd.process.wiring.data_services import view_kinds
 from meshd.process.wiring.node_context import node_access
 from meshd.reads.archive_members import MemberService
 from meshd.reads.near_cache_reader import NearCacheReader
+from meshd.server.console.oidc_sign_in import OidcSignIn
 from meshd.server.peer.endpoint import PeerAuthenticator
 from meshd.server.services import ServerServices
 from meshd.views.definitions import ViewDefinitions
@@ -76,10 +77,14 @@ def server_services(
     views = view_reader(node, access, data)
     secret = ClusterSecret(node.control)
     sessions = CredentialService(node.identities, secret, node.key_usage, node.clock)
+    web_identity = WebIdentityExchange(node.identities.roles, sessions, KeyCache(node.clock), node.clock)
+    console_sessions = None
+    if node.settings.http.console:
+        console_sessions = ConsoleSessions(sessions, secret.derive_key, node.clock)
     return ServerServices(
         access=access,
         sessions=sessions,
-        web_identity=WebIdentityExchange(node.identities.roles, sessions, KeyCache(node.clock), node.clock),
+        web_identity=web_identity,
         buckets=mesh.buckets,
         bucket_table=node.buckets,
         reader=ObjectReader(node.store, versions),
@@ -103,9 +108,17 @@ def server_services(
         nearby_reader=NearCacheReader(node.objects, versions),
         resume_read=node.objects.resumer.resume_response,
         peer_authenticator=PeerAuthenticator(secret.derive_key, node.clock),
-        console_sessions=ConsoleSessions(sessions, secret.derive_key, node.clock)
-        if node.settings.http.console
-        else None,
+        console_sessions=console_sessions,
+        console_oidc=None
+        if console_sessions is None or node.settings.http.console_oidc is None
+        else OidcSignIn(
+            node.settings.http.console_oidc,
+            node.identities.roles,
+            web_identity,
+            console_sessions,
+            secret.derive_key,
+            node.clock,
+        ),
         region=node.settings.region,
         forwarder=mesh.forwarder,
         fan_out=mesh.fan_out,

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
+from meshd.server.api import reply_types
 from meshd.server.api.admin import json_reply
+from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class ActivityEndpoint:
         """Return the routes; all of them require a signature."""
         return [HttpRoute("GET", "/-/activity", self._get)]
 
+    @operation("/-/activity", "What each node counts", query=("history",), reply=reply_types.Activity)
     async def _get(self, request: MeshRequest, identity: Identity) -> Reply:
         """Answer the numbers; with `?history=1`, the last hour of each node, too."""
         query = dict(parse_qsl(request.raw_path.partition("?")[2], max_num_fields=64))

@@ -8,7 +8,8 @@ and fields are refused, because a typing error must not widen anybody's rights.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
@@ -18,6 +19,7 @@ from meshd.auth.identities.sts_sessions import SessionRequest
 from meshd.auth.identities.users import KeyChange, NewKey, NewUser, UserChange
 from meshd.control.control_api import ControlError
 from meshd.server.api.log_level import LevelDuration
+from meshd.server.described import Operation, describe_as, operation
 from meshd.server.native_routes import HttpRoute
 from meshd.server.response import Reply
 from meshwire.sigv4 import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD, Claim
@@ -115,7 +117,25 @@ class AdminEndpoint:
     def routes(self) -> list[HttpRoute]:
         """Return the routes; all of them require a signature."""
         methods = sorted({method for method, _ in self._table})
-        return [HttpRoute(method, _PREFIX, self._administer) for method in methods]
+        return [
+            HttpRoute(method, _PREFIX, describe_as(partial(self._administer), self._operations(method)))
+            for method in methods
+        ]
+
+    def _operations(self, method: str) -> tuple[Operation, ...]:
+        """Describe the actions of the table."""
+        accepts: Literal["json"] | None = "json" if method in ("POST", "PUT", "PATCH") else None
+        return tuple(
+            Operation(
+                _PREFIX + _named(place),
+                action.__name__.strip("_").replace("_", " ").capitalize(),
+                known,
+                accepts=accepts,
+                status=201 if method == "POST" else 200,
+            )
+            for (other, place), (action, known) in self._table.items()
+            if other == method
+        )
 
     async def _administer(self, request: MeshRequest, identity: Identity) -> Reply:
         try:
@@ -236,6 +256,17 @@ class AdminEndpoint:
         return self._clock.now_ms() // 1000
 
 
+def _named(place: str) -> str:
+    """Return a path with a name in braces for each `*`: `users/*` is `users/{user}`."""
+    parts = place.split("/")
+    for number in range(1, len(parts), 2):
+        parts[number] = f"{{{_SINGULAR.get(parts[number - 1], parts[number - 1].rstrip('s'))}}}"
+    return "/".join(parts)
+
+
+_SINGULAR = {"policies": "policy", "log-level": "level"}
+
+
 def check_root(identity: Identity) -> None:
     if not identity.root or identity.session is not None:
         what = "temporary credentials may not" if identity.session else "only root may"
@@ -344,6 +375,7 @@ class StsEndpoint:
             HttpRoute("GET", "/-/whoami", self._whoami),
         ]
 
+    @operation("/-/sts", "Temporary credentials", accepts="json")
     async def _sts(self, request: MeshRequest, identity: Identity) -> Reply:
         try:
             check_fully_signed(request)
@@ -353,6 +385,7 @@ class StsEndpoint:
             return admin_error_reply(request, error, self._now())
         return json_reply(200, document, self._now())
 
+    @operation("/-/whoami", "Who signed the request")
     async def _whoami(self, request: MeshRequest, identity: Identity) -> Reply:
         if request.method == "HEAD":
             return admin_error_reply(request, AdminError("MethodNotAllowed", "use GET"), self._now())

@@ -13,7 +13,9 @@ import msgspec
 
 from meshd.core.api_errors import BatchError
 from meshd.objects.buckets.decoded_quota import FIELD
+from meshd.server.api import reply_types
 from meshd.server.api.batches import parse_query
+from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class BackedBucketEndpoint:
             HttpRoute("PATCH", _BUCKETS_PREFIX, guarded(self.change)),
         ]
 
+    @operation("/-/buckets", "Buckets with an origin, a replication factor or a quota")
     async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         found = [*self._admin.list_all(identity), *self._counts.list_buckets(identity)]
@@ -64,17 +67,20 @@ class BackedBucketEndpoint:
     def _owner(self, name: str) -> BackedAdmin | ReplicationFactors:
         return self._admin if self._counts.is_backed(name) else self._counts
 
+    @operation("/-/buckets/{bucket}", "Such a bucket")
     async def show(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         name = _bucket_name(request)
         return self._native.reply_json(self._quotas.added(self._owner(name).show(identity, name)))
 
+    @operation("/-/buckets/{bucket}", "Create such a bucket", accepts="json")
     async def create(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         document = _document(await request.read())
         owner = self._admin if "url" in document else self._counts
         return self._native.reply_json(await owner.create(identity, _bucket_name(request), document))
 
+    @operation("/-/buckets/{bucket}", "Change such a bucket", accepts="json")
     async def change(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         document, name = _document(await request.read()), _bucket_name(request)
@@ -116,6 +122,13 @@ class CacheResidencyEndpoint:
             HttpRoute("DELETE", _RESIDENCE_PREFIX, guarded(self.evict)),
         ]
 
+    @operation("/-/residence/", "What the node stores")
+    @operation(
+        "/-/residence/{bucket}",
+        "Objects of a bucket on this node",
+        query=("prefix",),
+        reply=reply_types.Residence,
+    )
     async def count(self, request: MeshRequest, identity: Identity) -> Reply:
         """Answer `?prefix=PREFIX`; without a bucket, the usage of the whole node."""
         if not _resident_bucket(request):
@@ -125,6 +138,7 @@ class CacheResidencyEndpoint:
             await self._residence.count_bucket(identity, _resident_bucket(request), prefix)
         )
 
+    @operation("/-/residence/{bucket}", "Evict what is cached from an origin", query=("prefix",))
     async def evict(self, request: MeshRequest, identity: Identity) -> Reply:
         prefix = parse_query(request, ("prefix",)).get("prefix", "")
         return self._native.reply_json(

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -20,6 +20,7 @@ from meshd.auth.identity import NO_CONTEXT, Caller
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.frame_address import FrameAddress
 from meshd.datasets.snapshot_statistics import snapshot_statistics
+from meshd.server.api import reply_types
 from meshd.server.api.batch_replies import (
     STATUS,
     entity_headers,
@@ -27,6 +28,7 @@ from meshd.server.api.batch_replies import (
     send_stream,
     store_batch_error,
 )
+from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
 from meshd.server.response import Reply, map_headers
 from meshd.store.errors import StoreError
@@ -41,6 +43,7 @@ from meshwire.http_values.mesh_headers import (
     parse_report,
     parse_sample_cache,
 )
+from meshwire.plan.plan_spec import step_count
 from meshwire.strict_json import PlanError, checked_choice, suggestion
 
 if TYPE_CHECKING:
@@ -55,12 +58,14 @@ if TYPE_CHECKING:
     from meshd.batches.service import BatchService
     from meshd.cluster.cluster_view import ClusterView
     from meshd.core.frame_address import Frame
+    from meshd.core.plan_record import Plan
     from meshd.datasets.service import DatasetService
     from meshd.server.local_handover import LocalFrameService
     from meshd.server.request import MeshRequest, RequestTrace
     from meshd.server.response import Header
     from meshd.util.clock import Clock
     from meshd.views.definitions import ViewDefinitions
+    from meshwire.http_values.mesh_headers import LoaderReport
 
 _log = logging.getLogger(__name__)
 MAX_CONCURRENT_REQUESTS = 32
@@ -130,6 +135,7 @@ class BatchEndpoint:
         """Bound the concurrency of a handler that holds a thread or much memory. Beyond the bound callers get
         Busy, except those who have less than an even share."""
 
+        @wraps(handler)
         async def bound(request: MeshRequest, identity: Identity) -> Reply:
             with _admission(self._works, identity, 1, "requests of this kind"):
                 return await handler(request, identity)
@@ -139,6 +145,7 @@ class BatchEndpoint:
     def handle_errors(self, handler: Handler) -> Handler:
         """Turn the errors of a handler into the protocol's documents."""
 
+        @wraps(handler)
         async def guard(request: MeshRequest, identity: Identity) -> Reply:
             refuse = partial(self._refusal, request.trace)
             if request.method == "HEAD":
@@ -156,11 +163,18 @@ class BatchEndpoint:
 
         return guard
 
+    @operation("/-/snapshots", "Pin a dataset", accepts="json")
     async def create_snapshot(self, request: MeshRequest, identity: Identity) -> Reply:
         return self.reply_json(
             await self._datasets.create_snapshot(caller_of(request, identity), await request.read())
         )
 
+    @operation("/-/snapshots/{snapshot}", "A snapshot as it is stored", content="bytes")
+    @operation(
+        "/-/snapshots/{snapshot}/statistics",
+        "Samples of each class, and sizes by powers of two",
+        reply=reply_types.Statistics,
+    )
     async def get_snapshot(self, request: MeshRequest, identity: Identity) -> Reply:
         digest, *what = _path(request, "/-/snapshots/", 1, 2)
         caller = caller_of(request, identity)
@@ -171,17 +185,40 @@ class BatchEndpoint:
         document = await self._datasets.snapshot_document(caller, digest)
         return self._reply(200, build_snapshot.CONTENT_TYPE, document)
 
+    @operation("/-/snapshots/{snapshot}/read-cost", "What an order of reading would cost", accepts="json")
+    @operation("/-/snapshots/{snapshot}/order", "The order of loaders without shuffle=", accepts="json")
     async def post_to_snapshot(self, request: MeshRequest, identity: Identity) -> Reply:
         digest, what = _path(request, "/-/snapshots/", 2)
         _check_end(request, what, "read-cost", "order")
         answer = self._orders.choose if what == "order" else self._read_costs.estimate
         return self.reply_json(await answer(caller_of(request, identity), digest, await request.read()))
 
+    @operation("/-/plans", "Register what is done with the samples of a snapshot", accepts="json")
     async def create_plan(self, request: MeshRequest, identity: Identity) -> Reply:
         return self.reply_json(
             await self._batches.register_plan(caller_of(request, identity), await request.read())
         )
 
+    @operation("/-/plans/{plan}", "A plan with its spec", reply=reply_types.PlanDescription)
+    @operation("/-/plans/{plan}/bad", "Samples that could not be used", reply=list[reply_types.BadSample])
+    @operation(
+        "/-/plans/{plan}/{epoch}/{step}",
+        "The batch of a rank at a step, as safetensors",
+        query=_QUERY,
+        content="bytes",
+    )
+    @operation(
+        "/-/plans/{plan}/{epoch}/{step}/sources",
+        "The sample and the bytes behind each row of a batch",
+        query=tuple(_NUMBERS),
+        reply=reply_types.Sources,
+    )
+    @operation(
+        "/-/plans/{plan}/{epoch}/{step}/draws",
+        "What the ops drew for a row of a batch",
+        query=(*_NUMBERS, "row"),
+        reply=reply_types.Draws,
+    )
     async def get_plan(self, request: MeshRequest, identity: Identity) -> Reply:
         parts = _path(request, "/-/plans/", 1, 2, 3, 4)
         if len(parts) == 1:
@@ -210,9 +247,12 @@ class BatchEndpoint:
 
     async def _get_frame(self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]) -> Reply:
         query = parse_query(request, _QUERY)
-        _note_report(request)
         form = checked_choice(query.get("format", "tensors"), "format", _FORMATS)
         address = _address(parts, query)
+        report = parse_report(request.headers.get(LOADER_REPORT_HEADER))
+        if report is not None:
+            plan = await self._batches.plan(caller_of(request, identity), address.plan)
+            _note_report(report, address, plan)
         tracing.add_attributes(
             {"shardmesh.plan": parts[0], "shardmesh.epoch": address.epoch, "shardmesh.step": address.step}
         )
@@ -243,6 +283,13 @@ class BatchEndpoint:
         share = query.get("share", "")
         return await self._batches.get_frame(caller, address, share=share, kept_bytes=kept_bytes)
 
+    @operation(
+        "/-/plans/{plan}/rows",
+        "Chosen samples, in the requested order",
+        query=("epoch",),
+        accepts="json",
+        content="bytes",
+    )
     async def post_rows(self, request: MeshRequest, identity: Identity) -> Reply:
         digest, what = _path(request, "/-/plans/", 2)
         _check_end(request, what, "rows")
@@ -252,19 +299,23 @@ class BatchEndpoint:
         )
         return await send_frame(request, frame, self._now(), self.location_headers(), self._local_frames)
 
+    @operation("/-/gather", "Many ranges and objects in one stream", accepts="json", content="bytes")
     async def gather(self, request: MeshRequest, identity: Identity) -> Reply:
         body = await request.read()
         with _admission(self._streams, identity, STREAM_BYTES + len(body) * _ITEM_FACTOR, _STREAMS):
             outgoing = await self._gathers.gather(caller_of(request, identity), body)
             return await send_stream(request, outgoing, self._now(), self.location_headers())
 
+    @operation("/-/views", "Create a view, or confirm that it is there", accepts="json")
     async def create_view(self, request: MeshRequest, identity: Identity) -> Reply:
         return self.reply_json(await self._views.create(caller_of(request, identity), await request.read()))
 
+    @operation("/-/views", "The views of the caller", query=("bucket",), reply=reply_types.Views)
     async def list_views(self, request: MeshRequest, identity: Identity) -> Reply:
         bucket = parse_query(request, ("bucket",)).get("bucket", "")
         return self.reply_json({"views": self._views.list_all(caller_of(request, identity), bucket)})
 
+    @operation("/-/views/{view}", "A view", reply=reply_types.View)
     async def get_view(self, request: MeshRequest, identity: Identity) -> Reply:
         name = request.raw_path.partition("?")[0].removeprefix("/-/views/")
         return self.reply_json(self._views.describe(caller_of(request, identity), name))
@@ -317,17 +368,17 @@ def _kept_bytes(request: MeshRequest) -> int | None:
     return parse_sample_cache(request.headers.get(SAMPLE_CACHE_HEADER))
 
 
-def _note_report(request: MeshRequest) -> None:
-    """Count what the loader reports about itself, if it does."""
-    report = parse_report(request.headers.get(LOADER_REPORT_HEADER))
-    if report is None:
-        return
+def _note_report(report: LoaderReport, address: FrameAddress, plan: Plan) -> None:
+    """Count what the loader reports about itself, and where it is in the epoch."""
     loader = metrics.loader_label(report.name)
     metrics.loader_samples.labels(loader).inc(report.samples)
     metrics.loader_seconds.labels(loader).inc(report.seconds)
     metrics.loader_waited.labels(loader).inc(report.waited)
     for stage, seconds in report.stalls.items():
         metrics.loader_stalls.labels(loader, stage).inc(seconds)
+    steps = step_count(plan.positions, address.batch, address.origin, plan.spec.tail)
+    metrics.loader_epochs.labels(loader).set(address.epoch + min(1.0, address.step / max(1, steps)))
+    metrics.loader_epoch_samples.labels(loader).set(plan.positions)
 
 
 @contextmanager

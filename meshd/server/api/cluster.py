@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from meshd.auth.identities.admin_responses import AdminError
 from meshd.control.control_api import ControlError
+from meshd.server.api import reply_types
 from meshd.server.api.admin import (
     admin_error_reply,
     check_fully_signed,
@@ -19,6 +20,7 @@ from meshd.server.api.admin import (
     read_document,
 )
 from meshd.server.api.cluster_admin import NodeChange
+from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
 
 if TYPE_CHECKING:
@@ -52,10 +54,12 @@ class ClusterEndpoint:
             HttpRoute("POST", _NODES, self._change),
         ]
 
+    @operation("/-/map", "The cluster map")
     async def _map(self, request: MeshRequest, identity: Identity) -> Reply:
         document = {"node": self._mesh.node_id, "map": json.loads(self._mesh.current_map().to_json())}
         return await self._respond(request, lambda: _immediate(document))
 
+    @operation("/-/cluster", "The nodes, and what moves between them", reply=reply_types.Cluster)
     async def _status(self, request: MeshRequest, identity: Identity) -> Reply:
         return await self._respond(request, lambda: self._status_document(identity))
 
@@ -63,6 +67,7 @@ class ClusterEndpoint:
         check_root(identity)
         return await self._admin.status()
 
+    @operation("/-/cluster/nodes/{node}", "Change what a node does", body=NodeChange)
     async def _change(self, request: MeshRequest, identity: Identity) -> Reply:
         return await self._respond(request, lambda: self._apply_change(request, identity))
 

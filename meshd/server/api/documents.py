@@ -7,11 +7,14 @@ answers the same, with a `Deprecation` header (RFC 9745), for one release.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from meshd.core.api_errors import BatchError
 from meshd.documents.admin import KINDS, MAX_PAGE
+from meshd.server.api import reply_types
 from meshd.server.api.batches import caller_of, parse_query
+from meshd.server.described import describe_as, operation, operations_of
 from meshd.server.native_routes import HttpRoute
 from meshd.server.response import Reply
 
@@ -46,6 +49,20 @@ class DocumentEndpoint:
             HttpRoute(method, EARLIER_PREFIX, _deprecated(handler)) for method, handler in handlers.items()
         ]
 
+    @operation(
+        f"{PREFIX}plans",
+        "The plans that the caller may see",
+        query=("after", "limit"),
+        reply=reply_types.Plans,
+    )
+    @operation(
+        f"{PREFIX}snapshots",
+        "The snapshots that the caller may see",
+        query=("after", "limit"),
+        reply=reply_types.Snapshots,
+    )
+    @operation(f"{PREFIX}plans/{{plan}}", "A plan as a document")
+    @operation(f"{PREFIX}snapshots/{{snapshot}}", "A snapshot as a document")
     async def get(self, request: MeshRequest, identity: Identity) -> Reply:
         """Answer a page of a kind, or one document."""
         kind, digest = _document_path(request)
@@ -61,6 +78,8 @@ class DocumentEndpoint:
             raise BatchError("BadRequest", "after must be the hash in `next` of the preceding page")
         return self._native.reply_json(await self._documents.list_documents(caller, kind, after, int(limit)))
 
+    @operation(f"{PREFIX}plans/{{plan}}", "Remove a plan", query=("force",))
+    @operation(f"{PREFIX}snapshots/{{snapshot}}", "Remove a snapshot", query=("force",))
     async def remove(self, request: MeshRequest, identity: Identity) -> Reply:
         """Remove a document; with `?force=1` also one that was used recently."""
         kind, digest = _document_path(request)
@@ -85,7 +104,11 @@ def _deprecated(handler: Handler) -> Handler:
             reply.add_headers(_DEPRECATION, ("Link", f'<{PREFIX}{path}>; rel="successor-version"'))
         return reply
 
-    return answer
+    earlier = [
+        replace(each, path=each.path.replace(PREFIX, EARLIER_PREFIX), deprecated=True)
+        for each in operations_of(handler)
+    ]
+    return describe_as(answer, tuple(earlier))
 
 
 def _document_path(request: MeshRequest) -> tuple[Kind, str]:

@@ -9,6 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from meshd.cluster.peer_checks import MAP_VERSION_HEADER
+from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
 from meshd.server.request import flush_request_counters
 from meshd.server.response import Reply
@@ -38,13 +39,16 @@ def health_routes(
         headers = [("Content-Type", kind), ("Cache-Control", "no-store"), ("Content-Length", str(len(body)))]
         return Reply(status, [*headers, *more], body, clock.now_ms() // 1000)
 
+    @operation("/-/healthy", "Whether the process runs", content="text")
     async def healthy(_: MeshRequest) -> Reply:
         return reply(200, b"healthy\n", (MAP_VERSION_HEADER, str(map_version())))
 
+    @operation("/-/ready", "Whether the node should get traffic", content="text")
     async def ready(_: MeshRequest) -> Reply:
         reason = trouble()
         return reply(503 if reason else 200, f"{reason or 'ready'}\n".encode())
 
+    @operation("/metrics", "Metrics for Prometheus", content="text")
     async def scrape(request: MeshRequest) -> Reply:
         flush_request_counters()
         render, kind = metric_registry.render_metrics, metric_registry.CONTENT_TYPE

@@ -9,7 +9,9 @@ import re
 from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import BatchError
+from meshd.server.api import reply_types
 from meshd.server.api.batches import caller_of, parse_query
+from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
 
 if TYPE_CHECKING:
@@ -41,16 +43,19 @@ class JobEndpoint:
             HttpRoute("DELETE", _PREFIX, guarded(self.cancel)),
         ]
 
+    @operation("/-/jobs", "Start a job", accepts="json", reply=reply_types.Job)
     async def start(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         return self._native.reply_json(
             await self._service.start(caller_of(request, identity), await request.read())
         )
 
+    @operation("/-/jobs", "The jobs of the caller", reply=reply_types.Jobs)
     async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         return self._native.reply_json({"jobs": self._service.list_all(caller_of(request, identity))})
 
+    @operation("/-/jobs/{job}", "A job", query=("wait",), reply=reply_types.Job)
     async def show(self, request: MeshRequest, identity: Identity) -> Reply:
         """Answer a job; with `?wait=SECONDS`, once it has ended or after that time."""
         wait = parse_query(request, ("wait",)).get("wait", "0")
@@ -59,6 +64,7 @@ class JobEndpoint:
         caller = caller_of(request, identity)
         return self._native.reply_json(await self._service.wait(caller, _job_id(request), float(wait)))
 
+    @operation("/-/jobs/{job}", "Cancel a job", query=("pause",), reply=reply_types.Job)
     async def cancel(self, request: MeshRequest, identity: Identity) -> Reply:
         """Cancel a job; with `?pause=1` it can be started again."""
         pause = parse_query(request, ("pause",)).get("pause", "0")

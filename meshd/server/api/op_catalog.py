@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from meshd.core.api_errors import BatchError
+from meshd.server.api import reply_types
 from meshd.server.api.batches import caller_of, parse_query
+from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
 from meshd.server.response import Reply
 from meshd.transform import op_docs, registry
@@ -48,9 +50,11 @@ class OpCatalogEndpoint:
             HttpRoute("GET", f"{OPS_PREFIX}/", guarded(self.show)),
         ]
 
+    @operation("/-/ops", "The op library", reply=reply_types.Ops)
     async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         return self._json({"ops": op_docs.list_ops(self._user_ops.definitions())})
 
+    @operation("/-/ops/{op}", "An op with its arguments")
     async def show(self, request: MeshRequest, identity: Identity) -> Reply:
         name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{OPS_PREFIX}/"))
         try:
@@ -86,6 +90,7 @@ class UserModuleEndpoint:
             HttpRoute("DELETE", f"{MODULES_PREFIX}/", guarded(self.remove)),
         ]
 
+    @operation("/-/modules", "Push a module", query=("name", "draft"), accepts="text")
     async def push(self, request: MeshRequest, identity: Identity) -> Reply:
         """Push a module: `?name=NAME`; with `draft=1` it can be used only by its version."""
         query = parse_query(request, ("name", "draft"))
@@ -97,10 +102,12 @@ class UserModuleEndpoint:
             await self._user_ops.push(caller, query.get("name", ""), source, draft=draft)
         )
 
+    @operation("/-/modules", "The modules of users", reply=reply_types.Modules)
     async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         return self._native.reply_json({"modules": self._user_ops.list_all(caller_of(request, identity))})
 
+    @operation("/-/modules/{module}", "Remove a module, or one build of it", query=("version",))
     async def remove(self, request: MeshRequest, identity: Identity) -> Reply:
         """Remove a module; with `?version=sha256:HEX` only that build."""
         version = parse_query(request, ("version",)).get("version", "")
@@ -109,6 +116,9 @@ class UserModuleEndpoint:
             await self._user_ops.remove(caller_of(request, identity), name, version)
         )
 
+    @operation(
+        "/-/modules/test", "Try ops on objects; nothing is stored", accepts="json", reply=reply_types.Trial
+    )
     async def test(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         return self._native.reply_json(

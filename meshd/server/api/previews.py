@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from meshd.server.api import reply_types
 from meshd.server.api.batches import caller_of, parse_query
+from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
 
 if TYPE_CHECKING:
@@ -29,6 +31,12 @@ class PreviewEndpoint:
         bounded = self._native.limit_concurrency(self.table)
         return [HttpRoute("GET", "/-/preview", self._native.handle_errors(bounded))]
 
+    @operation(
+        "/-/preview",
+        "The first rows of a Parquet or Arrow file",
+        query=("bucket", "key"),
+        reply=reply_types.TablePreview,
+    )
     async def table(self, request: MeshRequest, identity: Identity) -> Reply:
         """Answer the first rows of a Parquet or Arrow file."""
         query = parse_query(request, ("bucket", "key"))

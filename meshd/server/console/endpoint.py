@@ -18,6 +18,7 @@ import msgspec
 from meshd.control.control_api import ControlError
 from meshd.core.error_mapping import control_error_to_s3
 from meshd.server.console.event_stream import EventStreams
+from meshd.server.console.oidc_sign_in import COOKIE_SECONDS
 from meshd.server.console.signed_request import SessionSigner
 from meshd.server.console.static_files import CONFINEMENT, NOT_BUILT, StaticFiles
 from meshd.server.request import RequestTrace, request_head
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from meshd.auth.identities.console_sessions import ConsoleSession, ConsoleSessions
+    from meshd.server.console.oidc_sign_in import OidcSignIn
     from meshd.server.native_routes import NativeRoutes, OpenHandler
     from meshd.server.request import MeshRequest
     from meshd.server.response import Header
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "/-/console"
+_OIDC: Final = f"{PREFIX}/oidc/"
 _API, _DOWNLOAD, _ASSETS = f"{PREFIX}/api/", f"{PREFIX}/download/", f"{PREFIX}/assets/"
 CSRF_HEADER: Final = "x-mesh-console"
 _METHODS: Final = ("GET", "HEAD", "POST", "PATCH", "DELETE")
@@ -99,7 +102,8 @@ class ConsoleEndpoint:
     async def _send(self, request: MeshRequest, making: Awaitable[Reply]) -> Reply:
         path = request.raw_path.partition("?")[0]
         # Who signs in is audited, and what a session does; files and pages are not.
-        audit = self._deps.audit if path == f"{PREFIX}/session" else None
+        signs_in = path in (f"{PREFIX}/session", f"{_OIDC}callback")
+        audit = self._deps.audit if signs_in else None
         trace = RequestTrace(self._deps.clock, audit, request.remote)
         trace.operation = _operation(request.method, path)
         trace.target, request.trace = path, trace
@@ -132,6 +136,8 @@ class ConsoleEndpoint:
             return self._reply_with(302, b"", ("Location", f"{PREFIX}/"))
         if path == f"{PREFIX}/session":
             return await self._session(request)
+        if path.startswith(_OIDC) and method == "GET" and self._deps.console_oidc is not None:
+            return await self._oidc(request, path.removeprefix(_OIDC), self._deps.console_oidc)
         if path == f"{PREFIX}/events" and method == "GET":
             cookie = self._cookie(request)
             self._check_page(request, self._sessions.open(cookie))
@@ -210,9 +216,36 @@ class ConsoleEndpoint:
             "expires": session.expires,
             "node": self._deps.mesh.node_id,
             "single_node": self._deps.mesh.single_node,
+            "grafana": self._deps.http.console_grafana,
         }
         kind = ("Content-Type", "application/json")
         return self._reply_with(200, msgspec.json.encode(document), kind, *_SHORT, *more)
+
+    async def _oidc(self, request: MeshRequest, what: str, oidc: OidcSignIn) -> Reply:
+        """`begin`: send the browser to the identity provider; `callback`: it comes back from there.
+
+        The cookie of a sign-in is SameSite=Lax, since the browser comes back from another site.
+        """
+        host, scheme = request.headers.get("host", ""), "https" if request.secure else "http"
+        name, callback = f"{self._cookie_name(request)}-oidc", f"{scheme}://{host}{_OIDC}callback"
+        secure = "; Secure" if request.secure else ""
+        attributes = f"Path={_OIDC}; HttpOnly; SameSite=Lax{secure}"
+        if what == "begin":
+            target, cookie = await oidc.begin(callback)
+            kept = ("Set-Cookie", f"{name}={cookie}; Max-Age={COOKIE_SECONDS}; {attributes}")
+            return self._reply_with(302, b"", ("Location", target), kept, *_SHORT)
+        if what == "":  # a page asks whether there is such a sign-in
+            return self._reply_with(204, b"", *_SHORT)
+        if what != "callback":
+            raise S3Error("NoSuchKey", "There is nothing here.")
+        found = SimpleCookie(request.headers.get("cookie", "")).get(name)
+        query = request.raw_path.partition("?")[2]
+        cookie = await oidc.finish(query, "" if found is None else found.value, callback)
+        identity = self._sessions.open(cookie).identity
+        request.trace.identity, request.trace.access_key = identity, identity.access_key
+        ended = ("Set-Cookie", f"{name}=; Max-Age=0; {attributes}")
+        kept = self._set_cookie(request, cookie)
+        return self._reply_with(302, b"", ("Location", f"{PREFIX}/"), ended, kept, *_SHORT)
 
     @staticmethod
     def _cookie_name(request: MeshRequest) -> str:
@@ -267,8 +300,11 @@ class ConsoleEndpoint:
 
     def _refuse(self, request: MeshRequest, error: S3Error) -> Reply:
         request.trace.code = error.code
-        document = {"error": {"code": error.code, "message": error.message}}
         more = tuple(error.headers.items())
+        if request.raw_path.startswith(_OIDC):  # a person sees it, not the page
+            text = ("Content-Type", "text/plain; charset=utf-8")
+            return self._reply_with(error.status, f"{error.message}\n".encode(), text, *_SHORT, *more)
+        document = {"error": {"code": error.code, "message": error.message}}
         kind = ("Content-Type", "application/json")
         return self._reply_with(error.status, msgspec.json.encode(document), kind, *_SHORT, *more)
 
@@ -283,7 +319,7 @@ async def _failed(error: S3Error) -> Reply:
 
 def _operation(method: str, path: str) -> str:
     """Return the name under which a request is counted: one of few, whatever clients send."""
-    named = (f"{PREFIX}/", f"{PREFIX}/session", f"{PREFIX}/events")
+    named = (f"{PREFIX}/", f"{PREFIX}/session", f"{PREFIX}/events", f"{_OIDC}begin", f"{_OIDC}callback")
     below = (each for each in (_ASSETS, _API, _DOWNLOAD) if path.startswith(each))
     place = path if path in named else next(below, PREFIX)
     return f"{method if method in _METHODS else 'OTHER'} {place}"

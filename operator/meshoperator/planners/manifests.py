@@ -75,6 +75,9 @@ def daemon_settings(cluster: Cluster) -> dict[str, Any]:
         "log-format": "json",
         "origin-credentials": _ORIGINS,
     }
+    if spec.console.enabled:
+        found["console"] = "on"
+        found |= {"console-grafana": spec.console.grafana} if spec.console.grafana else {}
     if spec.tracing:
         found |= {"trace-endpoint": spec.tracing.endpoint, "trace-ratio": spec.tracing.ratio}
     if spec.s3.domains:

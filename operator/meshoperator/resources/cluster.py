@@ -262,6 +262,20 @@ class Tracing(Part, frozen=True, kw_only=True):
     ] = 0.01
 
 
+class Console(Part, frozen=True, kw_only=True):
+    """The web console of the daemons."""
+
+    enabled: Annotated[bool, Meta(description="Whether each daemon serves it at `/console`.")] = False
+    grafana: Annotated[
+        str,
+        Meta(
+            max_length=512,
+            pattern=r"^(https?://[A-Za-z0-9._:-]+(/[A-Za-z0-9._~/-]*)?)?$",
+            description="URL of a Grafana that it links to.",
+        ),
+    ] = ""
+
+
 class MeshClusterSpec(Part, frozen=True, kw_only=True):
     """A mesh: its daemons, their nodes and disks."""
 
@@ -325,6 +339,7 @@ class MeshClusterSpec(Part, frozen=True, kw_only=True):
         Meta(description="Whether volumes and keys are kept when the MeshCluster is deleted."),
     ] = "Retain"
     metrics: Annotated[Metrics, Meta(description="Monitoring.")] = Metrics()
+    console: Annotated[Console, Meta(description="The web console.")] = Console()
     tracing: Annotated[Tracing, Meta(description="Traces over OpenTelemetry. Default: none.")] | None = None
     network_policy: Annotated[NetworkPolicy, Meta(description="Isolation.")] = NetworkPolicy()
     pod_template: (

@@ -10,16 +10,19 @@ import wave
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
+import jsonschema
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from openapi_spec_validator import validate
 from PIL import Image
 
 import meshsdk as mesh
 from meshdemo.photographs import photographs
 from meshsdk import ops
 from tests.support.console_browser import open_browser, require_console, running_chromium
+from tests.support.console_client import ConsoleClient
 from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
@@ -66,8 +69,10 @@ def png(seed: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon.start(args=["--console", "on", "--durability", "relaxed"]) as running:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    audit = tmp_path_factory.mktemp("audit") / "audit.log"
+    more = ["--audit-log", str(audit), "--console-grafana", "http://127.0.0.1:1/grafana"]
+    with Daemon.start(args=["--console", "on", "--durability", "relaxed", *more]) as running:
         s3 = running.client()
         for bucket in ("photos", "many", "hostile", "private"):
             s3.create_bucket(Bucket=bucket)
@@ -127,8 +132,11 @@ PAGES: Final = {
     "objects": ("/buckets/photos?prefix=train%2F&flat=1", ".object .name button"),
     "datasets": ("/datasets", "table a"),
     "plans": ("/batches", "table a"),
+    "views": ("/views", "h1"),
+    "ops": ("/ops", "section[aria-label=Library] td"),
     "jobs": ("/jobs", "h2"),
     "users": ("/users", "section.user"),
+    "audit": ("/audit", "td"),
 }
 LOOKS: Final = {
     "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
@@ -169,6 +177,50 @@ def test_every_page_is_there_and_accessible(
         browser.screenshot(f"row-{look}")
         found["row"] = browser.violations()
     assert {name: each for name, each in found.items() if each} == {}
+
+
+def test_the_schema_of_the_native_api_says_what_the_node_answers(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_of(daemon, "s3://photos/train", monkeypatch) as loader:
+        plan = loader.plan.hash
+    document = json.loads(ConsoleClient.of(daemon).send("GET", "/-/openapi.json").body)
+    validate(document)
+    snapshot = json.loads(daemon.request("GET", f"/-/plans/{plan}").body)["snapshot"]
+    known = {
+        "plan": plan,
+        "snapshot": snapshot,
+        "epoch": "0",
+        "step": "0",
+        "bucket": "photos",
+        "op": "resize",
+    }
+    operations = [
+        (path, method.upper(), said)
+        for path, each in document["paths"].items()
+        for method, said in each.items()
+    ]
+    assert len(operations) > 70
+    checked = 0
+    for path, method, said in operations:
+        assert "{rest}" not in path, "a handler has no description: @operation"
+        target = re.sub(r"\{(\w+)\}", lambda found: known.get(found[1], "absent"), path)
+        if method == "DELETE":
+            target = target.replace(plan, "0" * 64).replace(snapshot, "0" * 64)
+        answer = daemon.request(method, target, b"" if method in ("GET", "DELETE") else b"?")
+        text = answer.body.decode(errors="replace").lower()
+        assert "there is nothing at" not in text, f"no route answers {method} {path}"
+        assert answer.status not in (405, 500), f"{method} {path}: {text}"
+        shape = said["responses"].get("200", {}).get("content", {}).get("application/json", {}).get("schema")
+        if method == "GET" and shape and answer.status == 200:
+            schema = {**shape, "components": document["components"]}
+            jsonschema.validate(json.loads(answer.body), schema)
+            checked += 1
+        for parameter in said["parameters"]:
+            if method == "GET" and parameter["in"] == "query":
+                told = daemon.request("GET", f"{target}?{parameter['name']}=1").body.decode(errors="replace")
+                assert "unknown query parameter" not in told, f"{path} does not know {parameter['name']}"
+    assert checked > 15
 
 
 def test_batches_are_those_that_a_rank_gets(
@@ -329,6 +381,62 @@ def test_previews_show_what_objects_hold(daemon: Daemon, browser: Browser) -> No
             assert download.value.path().read_text() == "text"
         page.keyboard.press("Escape")
         page.wait_for_selector("dialog", state="detached")
+
+
+def test_settings_policies_and_the_audit_log_in_words(daemon: Daemon, browser: Browser) -> None:
+    attack = "<img src=x onerror=alert(18)>"
+    s3 = daemon.client()
+    statement = {
+        "Sid": "x",
+        "Effect": "Allow",
+        "Principal": "*",
+        "Action": ["s3:GetObject", "s3:ListBucket"],
+        "Resource": ["arn:aws:s3:::photos", f"arn:aws:s3:::photos/{attack}*"],
+        "Condition": {"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}},
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    s3.put_bucket_policy(Bucket="photos", Policy=policy)
+    s3.put_bucket_tagging(Bucket="photos", Tagging={"TagSet": [{"Key": "team", "Value": "vision"}]})
+    s3.close()
+    page = browser.page
+    browser.show("/buckets/photos", "button:has-text('Settings')")
+    page.click("button:has-text('Settings')")
+    page.wait_for_selector("dialog >> text=On vm")
+    words = (
+        "Everybody, also without a key, may read objects and list the names, on bucket photos and "
+        f"objects of photos that begin with {attack}, if the client's address is in 10.0.0.0/8."
+    )
+    assert words in page.locator("dialog .words").inner_text()
+    assert page.locator("dialog .tag").last.inner_text() == "team: vision"
+    browser.screenshot("settings")
+    assert browser.violations() == []
+    page.keyboard.press("Escape")
+    browser.show("/audit", "td")
+    page.fill("[name=wanted]", "PutBucketPolicy")
+    page.click("button:has-text('Show')")
+    page.wait_for_selector("tbody tr")
+    assert "s3://photos/" in page.locator("tbody tr").first.inner_text()
+
+
+def test_an_op_is_tried_on_an_object(daemon: Daemon, browser: Browser) -> None:
+    found = json.loads(daemon.request("GET", "/-/ops").body)["ops"]
+    assert len(found) > 20
+    s3 = daemon.client()
+    name = s3.list_objects_v2(Bucket="photos", MaxKeys=1)["Contents"][0]["Key"]
+    s3.close()
+    page = browser.page
+    browser.show("/ops", "section[aria-label=Library] td")
+    page.fill("[name=sample]", f"s3://photos/{name}")
+    page.fill("[name=ops]", '[{"op": "decode"}, {"op": "resize", "args": {"size": [20, 30]}}]')
+    page.click("button:has-text('Run')")
+    page.wait_for_selector("[aria-label=Result] canvas")
+    browser.screenshot("trial")
+    canvas = page.locator("[aria-label=Result] canvas")
+    assert (canvas.get_attribute("width"), canvas.get_attribute("height")) == ("30", "20")
+    assert "the same the second time" in page.locator("[aria-label=Result]").inner_text()
+    page.fill("[name=ops]", '[{"op": "decode"}, {"op": "<b>no such op</b>"}]')
+    page.click("button:has-text('Run')")
+    page.wait_for_selector(".problem:has-text('<b>no such op</b>')")
 
 
 def test_a_deletion_says_what_it_would_delete_first(daemon: Daemon, browser: Browser) -> None:

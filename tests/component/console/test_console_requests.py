@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 
 from tests.support.console_client import PREFIX, ConsoleClient, message_of
 from tests.support.daemons import Daemon
+from tests.support.oidc_issuer import OidcIssuer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +26,15 @@ READ_ONLY = {
 
 
 @pytest.fixture(scope="module")
+def issuer() -> Iterator[OidcIssuer]:
+    with OidcIssuer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon.start(args=["--console", "on"], workers=2) as running:
+    oidc = ["--console-oidc-role", "people", "--console-oidc-client", "console"]
+    with Daemon.start(args=["--console", "on", *oidc], workers=2) as running:
         client = running.client()
         for name in ("shown", "private"):
             client.create_bucket(Bucket=name)
@@ -237,3 +246,75 @@ def test_a_node_stops_although_pages_are_open(page: ConsoleClient) -> None:
             connection.request("GET", f"{PREFIX}/events?watch=/-/activity", headers=headers)
             assert connection.getresponse().status == 200
             assert other.stop(timeout=30) == 0
+
+
+@pytest.fixture
+def people(page: ConsoleClient, issuer: OidcIssuer) -> None:
+    """The role of the sign-in: ann may read one bucket."""
+    page.json("PUT", "/-/admin/policies/look", READ_ONLY)
+    provider = {"name": "company", "issuer": issuer.url, "audiences": ["console"], "allow_http": True}
+    condition = {"claim": "sub", "values": ["ann"]}
+    role = {"name": "people", "provider": "company", "policies": ["look"], "conditions": [condition]}
+    for kind, document in (("idps", provider), ("roles", role)):
+        assert page.api("POST", f"/-/admin/{kind}", json.dumps(document).encode()).status in (201, 409)
+
+
+def begin(browser: ConsoleClient) -> tuple[str, str]:
+    """Where the provider sends the browser back to, and its cookie."""
+    answer = browser.send("GET", f"{PREFIX}/oidc/begin")
+    assert answer.status == 302, answer.body
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=Lax", f"Path={PREFIX}/oidc/"} <= set(cookie.split("; "))
+    where = urlsplit(answer.headers["location"])
+    with contextlib.closing(
+        http.client.HTTPConnection(str(where.hostname), where.port, timeout=30)
+    ) as issuer:
+        issuer.request("GET", f"{where.path}?{where.query}")
+        back = urlsplit(str(issuer.getresponse().getheader("location")))
+    return f"{back.path}?{back.query}", cookie.partition(";")[0]
+
+
+@pytest.mark.usefixtures("people")
+def test_people_sign_in_at_their_provider(daemon: Daemon, issuer: OidcIssuer) -> None:
+    browser = ConsoleClient.of(daemon)
+    assert browser.send("GET", f"{PREFIX}/oidc/").status == 204
+    back, browser.cookie = begin(browser)
+    answer = browser.send("GET", back)
+    assert (answer.status, answer.headers["location"]) == (302, f"{PREFIX}/")
+    name, _, value = answer.headers["set-cookie"].partition(";")[0].partition("=")
+    browser.cookie = f"{name}={value}"
+    session = json.loads(browser.send("GET", f"{PREFIX}/session").body)
+    browser.csrf = session["csrf"]
+    assert session["root"] is False
+    assert browser.api("GET", "/shown?list-type=2").status == 200
+    assert browser.api("GET", "/private?list-type=2").status == 403
+
+
+@pytest.mark.usefixtures("people")
+def test_a_sign_in_ends_in_the_browser_in_which_it_began_once(daemon: Daemon, issuer: OidcIssuer) -> None:
+    browser = ConsoleClient.of(daemon)
+    back, cookie = begin(browser)
+    _, other = begin(browser)
+    for wrong in ("", other, cookie[:-4] + "AAAA"):
+        browser.cookie = wrong
+        assert browser.send("GET", back).status == 403
+    browser.cookie = cookie
+    assert browser.send("GET", back.replace("state=", "state=x")).status == 403
+    assert browser.send("GET", back).status == 302
+    assert browser.send("GET", back).status == 503  # the code is used
+
+
+@pytest.mark.usefixtures("people")
+@pytest.mark.parametrize("fault", ["another person", "another nonce", "another client"])
+def test_a_token_that_is_not_for_this_sign_in_is_refused(
+    daemon: Daemon, issuer: OidcIssuer, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = {"another nonce": {"nonce": "other"}, "another client": {"aud": "other"}}.get(fault, {})
+    token = issuer.token
+    monkeypatch.setattr(issuer, "token", lambda subject, **more: token(subject, **{**more, **changed}))
+    monkeypatch.setattr(issuer, "person", "eve" if fault == "another person" else "ann")
+    browser = ConsoleClient.of(daemon)
+    back, browser.cookie = begin(browser)
+    answer = browser.send("GET", back)
+    assert (answer.status, "set-cookie" in answer.headers) == (403, False), answer.body
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"

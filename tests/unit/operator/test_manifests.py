@@ -150,6 +150,15 @@ def test_daemons_send_traces_where_the_mesh_says() -> None:
     assert "trace-endpoint" not in yaml.safe_load(settings["data"]["k0"])
 
 
+def test_daemons_serve_the_console_if_the_mesh_says_so() -> None:
+    grafana = "https://grafana.example.org"
+    (settings,) = found(cluster(console={"enabled": True, "grafana": grafana}), "ConfigMap")
+    told = yaml.safe_load(settings["data"]["k0"])
+    assert (told["console"], told["console-grafana"]) == ("on", grafana)
+    (settings,) = found(cluster(), "ConfigMap")
+    assert "console" not in yaml.safe_load(settings["data"]["k0"])
+
+
 def test_a_pod_may_be_evicted_while_the_mesh_is_settled() -> None:
     for settled, number in ((True, 1), (False, 0)):
         (budget,) = found(cluster(), "PodDisruptionBudget", settled=settled)

@@ -1,0 +1,103 @@
+// Audit: the last requests that this node answered, from its audit log. For root.
+
+import type { JSX } from "preact";
+import { useState } from "preact/hooks";
+import { json } from "../api";
+import { bytes, time } from "../format";
+import { Empty, Heading, Loading, Problem, useLoaded } from "../parts";
+
+interface Entry {
+  time: string;
+  request_id: string;
+  remote: string;
+  operation: string;
+  status: number;
+  ms: number;
+  user?: string;
+  access_key?: string;
+  bucket?: string;
+  key?: string;
+  path?: string;
+  code?: string;
+  bytes_in?: number;
+  bytes_out?: number;
+}
+
+const LIMIT = 300;
+
+export function AuditPage(): JSX.Element {
+  const [wanted, setWanted] = useState("");
+  const { value, error, reload } = useLoaded(
+    (signal) =>
+      json<{ node: string; entries: Entry[] }>(
+        `/-/admin/audit?limit=${LIMIT}${wanted && `&containing=${encodeURIComponent(wanted)}`}`,
+        { signal },
+      ),
+    [wanted],
+  );
+  return (
+    <>
+      <Heading title="Audit">
+        <button type="button" onClick={reload}>
+          Load again
+        </button>
+      </Heading>
+      <form
+        class="filters"
+        role="search"
+        onSubmit={(event) => {
+          event.preventDefault();
+          setWanted((event.currentTarget.elements.namedItem("wanted") as HTMLInputElement).value.trim());
+        }}
+      >
+        <label>
+          Lines that contain
+          <input name="wanted" autocapitalize="none" spellcheck={false} placeholder="a user, a bucket, a code" />
+        </label>
+        <button type="submit">Show</button>
+      </form>
+      <Problem error={error} />
+      {!value && !error && <Loading />}
+      {value?.entries.length === 0 && <Empty>No such request lately.</Empty>}
+      {value && value.entries.length > 0 && (
+        <>
+          <p class="quiet">The last requests that {value.node} answered, the latest first; other nodes have their own.</p>
+          <table class="list">
+            <thead>
+              <tr>
+                <th scope="col">When</th>
+                <th scope="col">Who</th>
+                <th scope="col">What</th>
+                <th scope="col">Answer</th>
+                <th scope="col" class="number">
+                  Bytes
+                </th>
+              </tr>
+            </thead>
+            <tbody>
+              {value.entries.map((entry) => (
+                <tr key={entry.request_id}>
+                  <td class="quiet" title={entry.time}>
+                    {time(entry.time)}
+                  </td>
+                  <td>
+                    {entry.user ?? "nobody"} <span class="quiet">{entry.remote}</span>
+                  </td>
+                  <td class="long">
+                    {entry.operation}{" "}
+                    <span class="quiet">{entry.bucket ? `s3://${entry.bucket}/${entry.key ?? ""}` : entry.path}</span>
+                  </td>
+                  <td>
+                    <span class={`tag ${entry.status >= 500 ? "bad" : entry.status >= 400 ? "warn" : ""}`}>{entry.status}</span>{" "}
+                    {entry.code} <span class="quiet">{entry.ms.toFixed(1)} ms</span>
+                  </td>
+                  <td class="number">{bytes((entry.bytes_in ?? 0) + (entry.bytes_out ?? 0))}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,132 @@
+// Settings of a bucket: its policy in words, versions and tags, and, for root, its origin and what is cached here.
+
+import type { JSX } from "preact";
+import { ApiError, json, request, xml } from "../api";
+import { bytes, count, duration, percent } from "../format";
+import type { Residence } from "../schema";
+import { Dialog, Loading, Problem, useLoaded } from "../parts";
+import { policyWords, type Policy } from "../policy";
+
+interface Origin {
+  name: string;
+  url?: string;
+  copies?: number;
+  write?: string;
+}
+
+interface Settings {
+  policy: Policy | null;
+  versioning: string;
+  tags: [string, string][];
+}
+
+/** Returns what is there, and null for what a bucket does not have. */
+async function ifThere<T>(work: Promise<T>, ...absent: string[]): Promise<T | null> {
+  try {
+    return await work;
+  } catch (error) {
+    if (error instanceof ApiError && absent.includes(error.code)) return null;
+    throw error;
+  }
+}
+
+async function loadSettings(bucket: string): Promise<Settings> {
+  const [policy, versioning, tags] = await Promise.all([
+    ifThere(request(`/${bucket}?policy`).then((response) => response.json() as Promise<Policy>), "NoSuchBucketPolicy"),
+    xml(`/${bucket}?versioning`),
+    ifThere(xml(`/${bucket}?tagging`), "NoSuchTagSet"),
+  ]);
+  const set = tags?.children.find((each) => each.name === "TagSet")?.all("Tag") ?? [];
+  return {
+    policy,
+    versioning: versioning.text("Status"),
+    tags: set.map((tag) => [tag.text("Key"), tag.text("Value")]),
+  };
+}
+
+async function loadPlace(bucket: string): Promise<{ origin: Origin | null; here: Residence }> {
+  const [origin, here] = await Promise.all([
+    ifThere(json<Origin>(`/-/buckets/${bucket}`), "NoSuchBucket", "BadRequest", "NoSuchKey"),
+    json<Residence>(`/-/residence/${bucket}`),
+  ]);
+  return { origin, here };
+}
+
+export function SettingsDialog({ bucket, root, onClose }: {
+  bucket: string;
+  root: boolean;
+  onClose(): void;
+}): JSX.Element {
+  const { value, error } = useLoaded(() => loadSettings(bucket), [bucket]);
+  return (
+    <Dialog title={`Settings of ${bucket}`} onClose={onClose} wide>
+      <Problem error={error} />
+      {!value && !error && <Loading />}
+      {value && (
+        <>
+          <h3>Who may use it</h3>
+          <p class="quiet">The owner, root, and whom a policy of their own allows.</p>
+          {value.policy ? <PolicyWords policy={value.policy} /> : <p>It has no policy.</p>}
+          <h3>Versions</h3>
+          <p>
+            {value.versioning === "Enabled"
+              ? "Replaced and deleted objects are kept as versions."
+              : value.versioning === "Suspended"
+                ? "New versions are no longer kept; older ones are still there."
+                : "Replaced and deleted objects are gone."}
+          </p>
+          <h3>Tags</h3>
+          <p>
+            {value.tags.length === 0 && "It has no tags."}
+            {value.tags.map(([name, tag]) => (
+              <span class="tag" key={name}>
+                {name}: {tag}
+              </span>
+            ))}
+          </p>
+        </>
+      )}
+      {root && <Place bucket={bucket} />}
+    </Dialog>
+  );
+}
+
+export function PolicyWords({ policy }: { policy: Policy }): JSX.Element {
+  return (
+    <>
+      <ul class="words">
+        {policyWords(policy).map(({ effect, text }, index) => (
+          <li key={index}>
+            <span class={`tag ${effect === "Allow" ? "good" : "bad"}`}>{effect === "Allow" ? "allowed" : "refused"}</span> {text}
+          </li>
+        ))}
+      </ul>
+      <details>
+        <summary>As JSON</summary>
+        <pre class="preview" tabIndex={0} aria-label="The policy as JSON">
+          {JSON.stringify(policy, null, 2)}
+        </pre>
+      </details>
+    </>
+  );
+}
+
+function Place({ bucket }: { bucket: string }): JSX.Element {
+  const { value, error } = useLoaded(() => loadPlace(bucket), [bucket]);
+  const reads = (value?.here.hits ?? 0) + (value?.here.misses ?? 0);
+  return (
+    <>
+      <h3>Where it is</h3>
+      <Problem error={error} />
+      {value?.origin?.url && <p class="long">Its origin is {value.origin.url}; objects are cached as they are read.</p>}
+      {value?.origin?.copies && <p>Each object has {count(value.origin.copies)} copies.</p>}
+      {value && (
+        <p>
+          On {value.here.node}: {count(value.here.objects)} objects, {bytes(value.here.bytes)}
+          {reads > 0 && `; ${percent((value.here.hits ?? 0) / reads)} of the recent reads found their bytes here`}
+          {value.here.idle_s !== undefined && value.here.idle_s > 0 && `; last read ${duration(value.here.idle_s)} ago`}.
+        </p>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,124 @@
+// Policies in plain words: who may do what with which objects, statement by statement.
+
+type OneOrMany<T> = T | T[];
+
+interface Statement {
+  Sid?: string;
+  Effect: "Allow" | "Deny";
+  Principal?: "*" | { AWS?: OneOrMany<string>; CanonicalUser?: OneOrMany<string> };
+  NotPrincipal?: unknown;
+  Action?: OneOrMany<string>;
+  NotAction?: OneOrMany<string>;
+  Resource?: OneOrMany<string>;
+  NotResource?: OneOrMany<string>;
+  Condition?: Record<string, Record<string, OneOrMany<string | number | boolean>>>;
+}
+
+export interface Policy {
+  Statement?: OneOrMany<Statement>;
+}
+
+const many = <T>(value: OneOrMany<T> | undefined): T[] => (value === undefined ? [] : [value].flat() as T[]);
+
+const ACTIONS: Record<string, string> = {
+  "*": "do everything",
+  "s3:*": "do everything with S3",
+  "s3:GetObject": "read objects",
+  "s3:GetObjectVersion": "read versions of objects",
+  "s3:PutObject": "store objects",
+  "s3:DeleteObject": "delete objects",
+  "s3:DeleteObjectVersion": "delete versions of objects for good",
+  "s3:ListBucket": "list the names",
+  "s3:ListBucketVersions": "list the versions",
+  "s3:ListAllMyBuckets": "list the buckets",
+  "s3:GetBucketLocation": "see where the bucket is",
+  "s3:CreateBucket": "create buckets",
+  "s3:DeleteBucket": "delete buckets",
+  "s3:GetBucketPolicy": "read the bucket's policy",
+  "s3:PutBucketPolicy": "change the bucket's policy",
+  "s3:GetObjectTagging": "read the tags of objects",
+  "s3:PutObjectTagging": "change the tags of objects",
+  "s3:AbortMultipartUpload": "give up uploads",
+  "s3:ListMultipartUploadParts": "list the parts of uploads",
+  "s3:ListBucketMultipartUploads": "list the uploads",
+  "mesh:PushOp": "push ops",
+  "mesh:ListOps": "list ops",
+  "mesh:DeleteOp": "remove ops",
+};
+
+const COMPARISONS: Record<string, string> = {
+  StringEquals: "is",
+  StringNotEquals: "is not",
+  StringLike: "is like",
+  StringNotLike: "is not like",
+  IpAddress: "is in",
+  NotIpAddress: "is not in",
+  Bool: "is",
+  DateLessThan: "is before",
+  DateGreaterThan: "is after",
+  NumericLessThan: "is less than",
+  NumericLessThanEquals: "is at most",
+  NumericGreaterThan: "is more than",
+  Null: "is missing:",
+};
+
+const KEYS: Record<string, string> = {
+  "aws:SourceIp": "the client's address",
+  "aws:SecureTransport": "the connection by TLS",
+  "aws:CurrentTime": "the time",
+  "aws:username": "the user",
+  "s3:prefix": "the prefix that is listed",
+  "s3:max-keys": "the number of names asked for",
+};
+
+function joined(parts: string[], word: string): string {
+  return parts.length < 2 ? (parts[0] ?? "") : `${parts.slice(0, -1).join(", ")} ${word} ${parts[parts.length - 1]}`;
+}
+
+function who({ Principal, NotPrincipal }: Statement): string {
+  if (NotPrincipal !== undefined) return `Everybody except ${JSON.stringify(NotPrincipal)}`;
+  if (Principal === undefined) return "Who has this policy";
+  if (Principal === "*") return "Everybody, also without a key,";
+  const names = [...many(Principal.AWS), ...many(Principal.CanonicalUser)];
+  if (names.includes("*")) return "Everybody, also without a key,";
+  return joined(names.map((name) => name.replace(/^arn:aws:iam::[^:]*:/, "").replace(/^user\//, "user ")), "and");
+}
+
+function where({ Resource, NotResource }: Statement): string {
+  const named = (arn: string): string => {
+    const path = arn.replace(/^arn:aws:s3:::/, "");
+    if (path === "*") return "everything";
+    const [bucket, ...rest] = path.split("/");
+    const key = rest.join("/");
+    if (!rest.length) return `bucket ${bucket}`;
+    if (key === "*") return `all objects of ${bucket}`;
+    return /^[^*?]*\*$/.test(key) ? `objects of ${bucket} that begin with ${key.slice(0, -1)}` : `s3://${path}`;
+  };
+  if (NotResource !== undefined) return `everything but ${joined(many(NotResource).map(named), "and")}`;
+  return joined(many(Resource).map(named), "and");
+}
+
+function when({ Condition = {} }: Statement): string {
+  const found = Object.entries(Condition).flatMap(([comparison, keys]) =>
+    Object.entries(keys).map(([key, values]) => {
+      const plain = comparison.replace(/^(ForAnyValue|ForAllValues):/, "").replace(/IfExists$/, "");
+      return `${KEYS[key] ?? key} ${COMPARISONS[plain] ?? plain} ${joined(many(values).map(String), "or")}`;
+    }),
+  );
+  return joined(found, "and");
+}
+
+/** Returns a sentence for each statement. Nothing is left out: what has no words here is quoted. */
+export function policyWords(policy: Policy): { effect: "Allow" | "Deny"; text: string }[] {
+  return many(policy.Statement).map((statement) => {
+    const words = (actions: string[]): string[] => actions.map((action) => ACTIONS[action] ?? action);
+    const what =
+      statement.NotAction !== undefined
+        ? `do everything except ${joined(words(many(statement.NotAction)), "and")}`
+        : joined(words(many(statement.Action)), "and");
+    const condition = when(statement);
+    const may = statement.Effect === "Allow" ? "may" : "may never";
+    const text = `${who(statement)} ${may} ${what}, on ${where(statement) || "the bucket"}${condition && `, if ${condition}`}.`;
+    return { effect: statement.Effect, text };
+  });
+}
