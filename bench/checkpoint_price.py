@@ -1,4 +1,4 @@
-"""The price of checkpoints: PUT 10 KiB with `durability: relaxed`, with a checkpoint four times a second
+"""The price of checkpoints: PUT 10 KiB with `durability: relaxed`, with a checkpoint twice a second
 against none for a day. Two daemons take turns.
 
 The figure is CPU time for a PUT, of all threads of a daemon, in nanoseconds of the scheduler: other programs
@@ -29,7 +29,7 @@ _CONNECTIONS = 16
 _KEYS = 64
 _BODY = random.Random(1).randbytes(10 << 10)
 _OFF = 86_400
-_PER_SECOND = 4  # checkpoints, with a sync-interval of a second
+_PER_SECOND = 2  # checkpoints, with a sync-interval of a second
 _RATES = (1000, 2000, 4000)
 BUCKET = "price"
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshd.periodic_tasks")
 _ROLES = ("supervisor", "worker", "coordinator", "transform", "rebalancer")
-_CHECKPOINTS_PER_INTERVAL = 4  # so that one that takes long is still in time
+_CHECKPOINTS_PER_INTERVAL = 2  # so that one that takes long is still in time
 _COMPACTION_SHARE = 0.5  # below this share of dead bytes, a rewrite costs more than it frees
 
 

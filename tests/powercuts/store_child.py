@@ -100,7 +100,7 @@ def _take_checkpoints(store: Store) -> None:
         except OSError:
             os._exit(LOST)
         shared_counters.record_checkpoint(0, store.checkpointer.synced_before)
-        threading.Event().wait(SYNC_SECONDS / 4)
+        threading.Event().wait(SYNC_SECONDS / 2)
 
 
 def work(command: dict[str, Any]) -> None:
