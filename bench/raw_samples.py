@@ -1,0 +1,57 @@
+"""CPU of the daemon for a sample without ops: `python -m bench.raw_samples --files 10 --lines 40000`.
+
+The samples are lines of 60 bytes, shuffled, in batches of 1,024. CPU seconds are those of all processes of
+the daemon, over two epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+import meshsdk as mesh
+from bench.processes import cpu_seconds
+from tests.support.daemons import Daemon
+
+_ROWS: Final = 1024
+
+
+def main() -> None:
+    """Print samples a second and microseconds of CPU a sample for each epoch."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", type=int, default=10)
+    parser.add_argument("--lines", type=int, default=40_000, help="of each file")
+    parser.add_argument("--checkout", type=Path, help="another checkout, whose daemon is measured")
+    given = parser.parse_args()
+    daemon = Daemon(None, (), {}, 1)
+    daemon.checkout = given.checkout
+    with daemon:
+        daemon.up()
+        client = daemon.client()
+        client.create_bucket(Bucket="many")
+        for file in range(given.files):
+            numbers = range(file * given.lines, (file + 1) * given.lines)
+            body = b"".join(b"%059d\n" % number for number in numbers)
+            client.put_object(Bucket="many", Key=f"{file:09}.txt", Body=body)
+        client.close()
+        os.environ |= {
+            "MESH_ENDPOINT": daemon.endpoint,
+            "AWS_ACCESS_KEY_ID": daemon.access_key,
+            "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+        }
+        samples = mesh.open("s3://many", fields={"text": "txt"}, kind="lines")
+        loader = mesh.Loader(samples, global_batch=_ROWS, shuffle=True, seed=1)
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            began, used = time.monotonic(), cpu_seconds(daemon.pid)
+            rows = _ROWS * sum(1 for _ in loader)
+            took, cpu = time.monotonic() - began, cpu_seconds(daemon.pid) - used
+            cost = f"{cpu / rows * 1e6:.1f} us of CPU a sample"
+            print(f"{rows:,} samples, {rows / took:,.0f}/s, {cost}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
