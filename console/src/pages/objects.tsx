@@ -176,15 +176,17 @@ function ObjectTable({ rows, prefix, selected, onToggle, onOpen }: {
   const measure = (): void => {
     if (box.current) setView({ top: box.current.scrollTop, height: box.current.clientHeight });
   };
+  // The box is another one, at its top, after a listing that began anew.
+  const empty = rows.count === 0;
   useEffect(() => {
     measure();
     addEventListener("resize", measure);
     return () => removeEventListener("resize", measure);
-  }, []);
+  }, [empty]);
   const first = Math.max(0, Math.floor(view.top / ROW) - OVERSCAN);
   const last = Math.min(rows.count, Math.ceil((view.top + view.height) / ROW) + OVERSCAN);
   useEffect(() => rows.show(first, last), [first, last, rows.count]);
-  if (rows.count === 0) {
+  if (empty) {
     if (rows.error) return <></>;
     return rows.more || rows.loading ? (
       <p class="loading" role="status">

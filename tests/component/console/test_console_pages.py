@@ -280,6 +280,7 @@ def test_long_listings_load_as_they_are_scrolled(browser: Browser) -> None:
     browser.page.fill("[name=after]", "0001200")
     browser.page.click("text=Show >> nth=-1")
     browser.page.wait_for_selector("text=99 names")
+    browser.page.wait_for_selector("button:has-text('0001201')")
 
 
 def test_files_are_uploaded_in_parts_that_go_on_after_a_cut(
