@@ -119,7 +119,7 @@ function Place({ bucket }: { bucket: string }): JSX.Element {
       <h3>Where it is</h3>
       <Problem error={error} />
       {value?.origin?.url && <p class="long">Its origin is {value.origin.url}; objects are cached as they are read.</p>}
-      {value?.origin?.copies && <p>Each object has {count(value.origin.copies)} copies.</p>}
+      {value?.origin?.copies && <p>Copies of each object: {count(value.origin.copies)}.</p>}
       {value && (
         <p>
           On {value.here.node}: {count(value.here.objects)} objects, {bytes(value.here.bytes)}
