@@ -250,7 +250,9 @@ def test_batches_are_those_that_a_rank_gets(
     browser.page.click("ol.rows button >> nth=0")
     source = browser.page.locator("dialog .field a").first.inner_text()
     assert source == f"s3://photos/{names[0]}.jpg"
-    drawn = browser.page.locator("[aria-label='What the ops drew for image'] li").all_inner_texts()
+    told = browser.page.locator("[aria-label='What the ops drew for image'] li")
+    told.first.wait_for()
+    drawn = told.all_inner_texts()
     assert re.fullmatch(r"random_resized_crop took .* pixels from .*, scaled to 96 × 96", drawn[0])
     assert drawn[1] in ("hflip left it as it was", "hflip swapped left and right")
     part = browser.page.locator("dialog .marked .part").get_attribute("data-part")
