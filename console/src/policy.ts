@@ -59,7 +59,6 @@ const COMPARISONS: Record<string, string> = {
   NumericLessThan: "is less than",
   NumericLessThanEquals: "is at most",
   NumericGreaterThan: "is more than",
-  Null: "is missing:",
 };
 
 const KEYS: Record<string, string> = {
@@ -81,6 +80,7 @@ function who({ Principal, NotPrincipal }: Statement): string {
   if (Principal === "*") return "Everybody, also without a key,";
   const names = [...many(Principal.AWS), ...many(Principal.CanonicalUser)];
   if (names.includes("*")) return "Everybody, also without a key,";
+  if (!names.length) return JSON.stringify(Principal);
   return joined(names.map((name) => name.replace(/^arn:aws:iam::[^:]*:/, "").replace(/^user\//, "user ")), "and");
 }
 
@@ -98,11 +98,18 @@ function where({ Resource, NotResource }: Statement): string {
   return joined(many(Resource).map(named), "and");
 }
 
+const SETS: Record<string, string> = { "ForAnyValue:": "one value of ", "ForAllValues:": "every value of " };
+
 function when({ Condition = {} }: Statement): string {
   const found = Object.entries(Condition).flatMap(([comparison, keys]) =>
     Object.entries(keys).map(([key, values]) => {
-      const plain = comparison.replace(/^(ForAnyValue|ForAllValues):/, "").replace(/IfExists$/, "");
-      return `${KEYS[key] ?? key} ${COMPARISONS[plain] ?? plain} ${joined(many(values).map(String), "or")}`;
+      const [, set = "", plain = "", exists = ""] = /^(For(?:Any|All)Values?:)?(.*?)(IfExists)?$/.exec(comparison) ?? [];
+      const name = `${SETS[set] ?? set}${KEYS[key] ?? key}`;
+      const given = many(values).map(String);
+      if (plain === "Null") return `${name} is ${joined(given.map((each) => (each === "true" ? "missing" : "there")), "or")}`;
+      // A request that does not have the key passes these: a sentence without that would tell of less than is allowed.
+      const absent = exists || set === "ForAllValues:" ? " (or there is none)" : "";
+      return `${name} ${COMPARISONS[plain] ?? plain} ${joined(given, "or")}${absent}`;
     }),
   );
   return joined(found, "and");

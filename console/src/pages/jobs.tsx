@@ -29,7 +29,7 @@ export function JobsPage(): JSX.Element {
         {!activity && <Loading />}
         {activity && loops.length === 0 && (
           <Empty>
-            No loop has reported yet. A loader reports what it waits for when its report has a name: mesh.LoaderActivity(ds, …,
+            No loop has reported yet. A loader reports what it waits for when its report has a name: mesh.Loader(ds, …,
             report="resnet").
           </Empty>
         )}

@@ -397,7 +397,13 @@ def test_settings_policies_and_the_audit_log_in_words(daemon: Daemon, browser: B
         "Resource": ["arn:aws:s3:::photos", f"arn:aws:s3:::photos/{attack}*"],
         "Condition": {"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}},
     }
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    absent_keys_pass = {
+        "BoolIfExists": {"aws:SecureTransport": "true"},
+        "Null": {"s3:prefix": "false"},
+        "ForAllValues:StringLike": {"s3:RequestObjectTagKeys": "a*"},
+    }
+    more = {**statement, "Sid": "y", "Effect": "Deny", "Condition": absent_keys_pass}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement, more]})
     s3.put_bucket_policy(Bucket="photos", Policy=policy)
     s3.put_bucket_tagging(Bucket="photos", Tagging={"TagSet": [{"Key": "team", "Value": "vision"}]})
     s3.close()
@@ -409,7 +415,14 @@ def test_settings_policies_and_the_audit_log_in_words(daemon: Daemon, browser: B
         "Everybody, also without a key, may read objects and list the names, on bucket photos and "
         f"objects of photos that begin with {attack}, if the client's address is in 10.0.0.0/8."
     )
-    assert words in page.locator("dialog .words").inner_text()
+    told = page.locator("dialog .words").inner_text()
+    assert words in told
+    for part in (
+        "the connection by TLS is true (or there is none)",
+        "the prefix that is listed is there",
+        "every value of s3:RequestObjectTagKeys is like a* (or there is none)",
+    ):
+        assert part in told
     assert page.locator("dialog .tag").last.inner_text() == "team: vision"
     browser.screenshot("settings")
     assert browser.violations() == []
