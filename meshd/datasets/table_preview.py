@@ -58,7 +58,8 @@ class TablePreviews:
             raise BatchError(code, f"no object {url}")
         blocking = BlockingObjects(self._objects)
         found = await asyncio.to_thread(_read, blocking, bucket, key, record)
-        return msgspec.to_builtins(found)  # type: ignore[no-any-return]
+        answer: dict[str, Any] = msgspec.to_builtins(found)
+        return answer
 
 
 def _read(objects: BlockingObjects, bucket: str, key: str, record: Record) -> _Preview:

@@ -35,7 +35,10 @@ class AuditTail:
         return self._path is not None
 
     def read(self, limit: int, containing: str) -> list[dict[str, Any]]:
-        """Return at most `limit` entries, the latest first, whose line contains a text. Blocking."""
+        """Return at most `limit` entries, the latest first, whose line contains a text (blocking).
+
+        Raises OSError if the log is there and cannot be read.
+        """
         found: list[dict[str, Any]] = []
         left, wanted = MOST_BYTES, containing.encode(errors="surrogateescape")
         for name in () if self._path is None else (str(self._path), f"{self._path}.1"):
@@ -56,7 +59,7 @@ def _last_bytes(name: str, most: int) -> bytes:
             start = max(0, os.fstat(file.fileno()).st_size - most)
             file.seek(start)
             data = file.read(most)
-    except OSError:
+    except FileNotFoundError:
         return b""
     return data.partition(b"\n")[2] if start else data
 

@@ -38,5 +38,9 @@ class AuditAction:
                 "this node has no audit log in a file",
                 help="set audit-log to a path; a log on the standard output is where that is collected",
             )
-        found = await asyncio.to_thread(self._tail.read, read_limit(query), query.get("containing", ""))
+        limit, containing = read_limit(query), query.get("containing", "")
+        try:
+            found = await asyncio.to_thread(self._tail.read, limit, containing)
+        except OSError as error:
+            raise AdminError("Unavailable", f"the audit log cannot be read: {error.strerror}") from error
         return 200, {"node": self._node_id, "entries": found}
