@@ -247,7 +247,9 @@ class TransformPool:
         order, rows = item.call.order, item.rows
         if self._decoded is not None:
             fields = len(rows[0].sources)
-            item.prefixes = self._decoded.order(order.program, order.samples, len(rows), fields, writer)
+            item.prefixes = self._decoded.order(
+                order.program, order.samples, len(rows), fields, writer, in_advance=order.prefixes_only
+            )
 
     def on_writer_lost(self, writer: object, sent: Sequence[RowSlice]) -> None:
         """Note that a process died: nothing more is appended for these slices."""

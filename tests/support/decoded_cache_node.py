@@ -152,7 +152,7 @@ class DecodedCacheNode:
                     tries -= 1
                     item = RowSlice(call, left)
                     item.prefixes = self.cache.order(
-                        spec.program, samples, len(left), len(left[0].sources), "writer"
+                        spec.program, samples, len(left), len(left[0].sources), "writer", in_advance=True
                     )
                     sent = msgspec.json.encode(item.to_request(1, with_text=True))
                     request = msgspec.json.decode(sent, type=RenderRequest)
@@ -162,7 +162,7 @@ class DecodedCacheNode:
                     result = RenderResult()
                     result.add_kept(item, reply)
                     if item.prefixes is not None and reply.prefixes is not None:
-                        self.cache.on_reply(item.prefixes, reply.prefixes)
+                        self.cache.on_reply(item.prefixes, reply.prefixes, in_advance=True)
                     for row, (verdict, _) in result.kept.items():
                         found[order[row]] = verdict
                     failed = {failure.row for failure in reply.failures}

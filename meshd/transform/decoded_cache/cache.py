@@ -129,9 +129,19 @@ class DecodedCache:
         return tuple(self._by_number.values())
 
     def order(
-        self, program: str, samples: SampleSet | None, rows: int, fields: int, writer: object
+        self,
+        program: str,
+        samples: SampleSet | None,
+        rows: int,
+        fields: int,
+        writer: object,
+        *,
+        in_advance: bool = False,
     ) -> SliceOrder | None:
-        """Return what to do for a slice that `writer` renders; None: as if there were no cache."""
+        """Return what to do for a slice that `writer` renders; None: as if there were no cache.
+
+        `in_advance`: no batch waits for it, so results are stored even while writing is slow.
+        """
         if samples is None or samples.limit == 0 or not self.has_room:
             return None
         key = program, samples.snapshot
@@ -146,7 +156,7 @@ class DecodedCache:
             return SliceOrder(key, writer, rows, (MEASURE,) * fields, ((),) * fields, {}, {})
         if not any(state.fields):
             return None
-        return self._order(key, state, rows, writer)
+        return self._order(key, state, rows, writer, in_advance)
 
     def find_all(self, program: str, snapshot: str, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return for which samples every field of the program has an entry, so that their files are most
@@ -193,12 +203,15 @@ class DecodedCache:
             for number, choice in enumerate(state.fields)
         )
 
-    def _order(self, key: tuple[str, str], state: _PlanState, rows: int, writer: object) -> SliceOrder:
+    def _order(
+        self, key: tuple[str, str], state: _PlanState, rows: int, writer: object, in_advance: bool
+    ) -> SliceOrder:
         now, segments, shares = self._clock(), dict[int, "Segment"](), dict[int, float]()
         bounds: dict[int, str] = {}
         for table in state.tables:
             table.last_used = now
-            segment = self._segment(table, state, writer, now)
+            paused = now < max(self._paused_until, 0.0 if in_advance else table.paused_until)
+            segment = self._segment(table, state, writer, now, paused)
             if isinstance(segment, str):
                 bounds[table.number] = segment
             else:
@@ -210,12 +223,14 @@ class DecodedCache:
         )
         return SliceOrder(key, writer, rows, steps, tables, segments, shares, bounds)
 
-    def _segment(self, table: Table, state: _PlanState, writer: object, now: float) -> Segment | str:
+    def _segment(
+        self, table: Table, state: _PlanState, writer: object, now: float, paused: bool
+    ) -> Segment | str:
         """Return the segment that `writer` appends results of the table to, or why none are to be stored."""
         found = self._segments.open_segment(writer, table)
         if found is not None:
             return found
-        if now < max(table.paused_until, self._paused_until):
+        if paused:
             return WRITE_PAUSE
         size, most, quota = self._segments.segment_bytes, state.samples.limit, self._quota(table.bucket)
         if table.saved <= 0 or (table.limit is not None and table.bytes + size > table.limit):
@@ -306,7 +321,7 @@ class DecodedCache:
             metrics.decoded_cache_reads.labels("hit").inc(use.hits)
             metrics.decoded_cache_reads.labels("miss").inc(0 if in_advance else use.made)
             metrics.decoded_cache_saved.inc(max(0.0, use.hits * used.cost.value - use.hit_seconds))
-            used.record_use(use, now)
+            used.record_use(use, now, in_advance=in_advance)
             if used.is_slow(now):
                 self._shrink(used, now)
         self._learn(order, report.costs)

@@ -143,15 +143,17 @@ class Table:
         self.entries -= int(np.count_nonzero(inside))
         self._segment[inside] = -1
 
-    def record_use(self, use: TableUse, now: float) -> None:
-        """Record what a slice did with the table."""
+    def record_use(self, use: TableUse, now: float, *, in_advance: bool = False) -> None:
+        """Record what a slice did with the table. `in_advance`: no batch waited for its writes."""
         self.last_used = now
         self.cost.add(use.made_seconds, use.made)
         self.size.add(use.made_bytes, use.made)
         self.reading.add(use.hit_seconds, use.hits)
-        self.writing.add(use.store_seconds, use.stores)
         self._judgement.reads += use.hits
         self._judgement.seconds += use.hit_seconds
+        if in_advance:
+            return
+        self.writing.add(use.store_seconds, use.stores)
         if use.stores and self.writing.value > self._cost > 0:
             self.paused_until = now + PAUSE_SECONDS
             self.writing = Mean()

@@ -78,7 +78,7 @@ def test_the_first_epoch_decodes_nothing_and_no_byte_differs(daemon: Daemon, exp
     found = warm(daemon, plan)
     assert found["state"] == "done", found
     report = found["report"]
-    assert report["stored"] + report["there"] == SAMPLES
+    assert report["stored"] + report["there"] == SAMPLES, report
     assert SAMPLES * 320 * 240 * 3 < report["bytes"] <= counted(daemon, "bytes")
     assert report["cpu_seconds"] > 0
     assert report["left_out"] == report["bad"] == report["refused"] == {}

@@ -257,8 +257,23 @@ def test_entries_that_take_longer_to_write_than_to_compute_are_not_written_for_a
     slow = table()
     slow.record_use(TableUse(7, stores=10, store_seconds=0.005), 1.0)
     assert slow.paused_until == 0
+    slow.record_use(TableUse(7, stores=10, store_seconds=0.5), 2.0, in_advance=True)
+    assert slow.paused_until == 0, "nobody waited for these writes"
     slow.record_use(TableUse(7, stores=10, store_seconds=0.5), 2.0)
     assert slow.paused_until > 2.0
+
+
+def test_a_warm_up_stores_everything_while_batches_do_not_write(node: DecodedCacheNode) -> None:
+    node.store.segment_bytes = MIB
+    hits(node, 0)
+    for each in node.cache.tables:
+        each.paused_until = 1e9
+    before = len(kept(node))
+    hits(node, 1)
+    assert len(kept(node)) < SAMPLES, "a batch begins no segment during the pause"
+    assert len(kept(node)) - before <= MIB // BYTES + 1
+    node.warm(TEXT, 0, range(SAMPLES))
+    assert len(kept(node)) == SAMPLES
 
 
 def test_the_prefix_that_saves_most_in_an_epoch_is_chosen() -> None:
