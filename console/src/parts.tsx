@@ -59,11 +59,13 @@ export function useLoaded<T>(load: (signal: AbortSignal) => Promise<T>, keys: re
   return { value: state.value, error: state.error, reload: () => setTimes(times + 1) };
 }
 
-export function Meter({ label, used, total, text, goal }: {
+export function Meter({ label, used, total, text, goal, ahead = 0 }: {
   label: string;
   /** Whether it is good that it is full. */
   goal?: boolean;
   used: number;
+  /** What comes after it, in the same unit. */
+  ahead?: number;
   total: number;
   text: string;
 }): JSX.Element {
@@ -76,6 +78,7 @@ export function Meter({ label, used, total, text, goal }: {
       </span>
       <div class="bar" role="img" aria-label={`${label}: ${text}`}>
         <div class={`fill ${level}`} style={{ width: `${100 * share}%` }} />
+        {ahead > 0 && <div class="fill ahead" style={{ width: `${100 * Math.min(1 - share, ahead / total)}%` }} />}
       </div>
     </div>
   );

@@ -109,12 +109,13 @@ export interface Jobs {
   jobs: Job[];
 }
 
-/** What a loader reports: seconds of its loop and of waiting, by cause; `epochs` is where it is in its data. */
+/** What a loader reports: seconds of its loop and of waiting, by cause; `epochs` is how far its loop is in the data, `epochs_requested` what it has requested. */
 export interface LoaderActivity {
   samples: number;
   seconds: number;
   waited: number;
   epochs: number;
+  epochs_requested: number;
   epoch_samples: number;
   stalls: Record<string, number>;
 }

@@ -65,6 +65,7 @@ _LOADERS: Final[Mapping[str, str]] = {
     "meshd_loader_seconds_total": "seconds",
     "meshd_loader_waited_seconds_total": "waited",
     "meshd_loader_epochs": "epochs",
+    "meshd_loader_epochs_requested": "epochs_requested",
     "meshd_loader_epoch_samples": "epoch_samples",
 }
 _STALLS: Final = "meshd_loader_stall_seconds_total"

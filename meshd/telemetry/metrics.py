@@ -309,7 +309,13 @@ loader_stalls = counter(
 )
 loader_epochs = gauge(
     "meshd_loader_epochs",
-    "Where a training loop is in its data: epochs, with the share of the current one.",
+    "How far a training loop is: epochs, with the share of the current one that it has received.",
+    "loader",
+    mode="mostrecent",
+)
+loader_requested = gauge(
+    "meshd_loader_epochs_requested",
+    "How far the loader of a training loop has requested data, in epochs.",
     "loader",
     mode="mostrecent",
 )

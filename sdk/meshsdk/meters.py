@@ -17,8 +17,10 @@ from meshsdk.errors import ConfigurationError
 from meshwire.frame.tensor_frame import Status
 from meshwire.http_values.mesh_headers import (
     LOADER_NAME,
+    LOADER_POSITION_HEADER,
     LOADER_REPORT_HEADER,
     FrameTiming,
+    LoaderPosition,
     LoaderReport,
     ServerTiming,
 )
@@ -239,6 +241,8 @@ class Meter:
     parted: int = 0
     receiving: float = 0.0
     frames: dict[str, int] = field(default_factory=dict)
+    reached: tuple[int, int] = (-1, 0)
+    """The epoch of the last batch that the loop received, and the step after it."""
     _began: float | None = None
     _steady: float = 0.0
     _steady_waited: float = 0.0
@@ -370,21 +374,26 @@ _EVERY: Final = 1.0  # minimum seconds between reports
 class LoaderReporter:
     """Makes the report headers of one loader, on any thread. Raises ConfigurationError for a bad name."""
 
-    def __init__(self, name: str, stats: Callable[[], LoaderStats]) -> None:
+    def __init__(
+        self, name: str, stats: Callable[[], LoaderStats], reached: Callable[[], tuple[int, int]]
+    ) -> None:
         if LOADER_NAME.fullmatch(name) is None:
             raise ConfigurationError(
                 f"report={name!r}: expected a name for this job in the metrics, of up to 63 letters, digits "
                 "and . _ - /"
             )
-        self._name, self._stats = name, stats
+        self._name, self._stats, self._reached = name, stats, reached
         self._sent: LoaderStats | None = None
         self._due = 0.0
 
     def __repr__(self) -> str:
         return f"<LoaderReporter {self._name}>"
 
-    def headers(self) -> Mapping[str, str]:
-        """Return the headers to add to a request: at most one report per second, otherwise none."""
+    def headers(self, epoch: int, origin: int, batch: int) -> Mapping[str, str]:
+        """Return the headers to add to a request: at most one report per second, otherwise none.
+
+        `epoch`: the one that is being read; `origin`: the position of its step 0; `batch`: samples of a step.
+        """
         now = time.monotonic()
         if now < self._due:
             return {}
@@ -401,4 +410,9 @@ class LoaderReporter:
         preprocessing = gained("preprocessing", waited)
         fetch = gained("fetch", waited - preprocessing)
         report = LoaderReport(self._name, samples, waited, seconds, preprocessing, fetch)
-        return {LOADER_REPORT_HEADER: report.to_header()}
+        at, steps = self._reached()
+        position = LoaderPosition(epoch, origin + (steps * batch if at == epoch else 0))
+        return {
+            LOADER_REPORT_HEADER: report.to_header(),
+            LOADER_POSITION_HEADER: position.to_header(),
+        }

@@ -56,36 +56,50 @@ interface Loop {
   /** Seconds of the clock in which it happened. */
   elapsed: number;
   nodes: string[];
+  /** How far the loop is, and what its loader has requested, in epochs. */
+  epochs: number;
+  requested: number;
 }
 
 /** Returns the loops with what they did in the last half minute. */
 function useLoops(activity: Activity | undefined): Loop[] {
-  const kept = useRef<{ time: number; loops: Record<string, LoaderActivity> }[]>([]);
+  const kept = useRef<{ time: number; loops: Record<string, LoaderActivity>; parts: Parts }[]>([]);
   const [found, setFound] = useState<Loop[]>([]);
   useEffect(() => {
     if (!activity) return;
     const loops: Record<string, LoaderActivity> = {};
-    const where: Record<string, string[]> = {};
+    const parts: Parts = {};
     for (const [id, node] of Object.entries(activity.nodes)) {
       for (const [name, loader] of Object.entries(node.loaders ?? {})) {
         loops[name] = add(loops[name], loader, 1);
-        (where[name] ??= []).push(id);
+        (parts[name] ??= {})[id] = loader;
       }
     }
     const now = Date.now();
-    kept.current = [...kept.current.filter(({ time }) => time > now - WINDOW), { time: now, loops }];
-    const before = kept.current[0]!.loops;
+    kept.current = [...kept.current.filter(({ time }) => time > now - WINDOW), { time: now, loops, parts }];
+    const { loops: before, parts: earlier } = kept.current[0]!;
     setFound(
       Object.entries(loops).map(([name, total]) => ({
         name,
         total,
         recent: before[name] && kept.current.length > 1 ? add(total, before[name], -1) : null,
         elapsed: (now - kept.current[0]!.time) / 1000,
-        nodes: where[name] ?? [],
+        nodes: Object.keys(parts[name]!),
+        ...reached(parts[name]!, earlier[name] ?? {}),
       })),
     );
   }, [activity]);
   return found;
+}
+
+type Parts = Record<string, Record<string, LoaderActivity>>;
+
+/** Where a loop is: nodes to which it reported lately know that, the others what it, or an earlier run, reached before. */
+function reached(now: Record<string, LoaderActivity>, before: Record<string, LoaderActivity>): { epochs: number; requested: number } {
+  const lately = Object.entries(now).filter(([id, loader]) => loader.seconds !== before[id]?.seconds);
+  const told = lately.length ? lately.map(([, loader]) => loader) : Object.values(now);
+  const epochs = Math.max(...told.map((loader) => loader.epochs));
+  return { epochs, requested: Math.max(epochs, ...told.map((loader) => loader.epochs_requested)) };
 }
 
 function add(left: LoaderActivity | undefined, right: LoaderActivity, sign: 1 | -1): LoaderActivity {
@@ -95,7 +109,8 @@ function add(left: LoaderActivity | undefined, right: LoaderActivity, sign: 1 | 
     samples: (left?.samples ?? 0) + sign * right.samples,
     seconds: (left?.seconds ?? 0) + sign * right.seconds,
     waited: (left?.waited ?? 0) + sign * right.waited,
-    epochs: sign > 0 ? Math.max(left?.epochs ?? 0, right.epochs) : (left?.epochs ?? 0),
+    epochs: 0,
+    epochs_requested: 0,
     epoch_samples: Math.max(left?.epoch_samples ?? 0, right.epoch_samples),
     stalls,
   };
@@ -155,11 +170,23 @@ function LoopCard({ loop }: { loop: Loop }): JSX.Element {
 }
 
 function Epoch({ loop, active }: { loop: Loop; active: boolean }): JSX.Element {
-  const { epochs, epoch_samples: samples } = loop.total;
+  const { epochs, requested } = loop;
+  const samples = loop.total.epoch_samples;
   const share = epochs % 1;
+  const ahead = Math.min(1, requested - Math.floor(epochs)) - share;
   const rate = active && loop.elapsed > 0 ? loop.recent!.samples / loop.elapsed : 0;
   const left = rate > 0 ? `, ${duration(((1 - share) * samples) / rate)} to its end` : "";
-  return <Meter goal label={`Epoch ${Math.floor(epochs)}`} used={share} total={1} text={`${percent(share)} of ${count(samples)} samples${left}`} />;
+  const prefetched = ahead > 0.005 ? `, ${percent(ahead)} prefetched` : "";
+  return (
+    <Meter
+      goal
+      label={`Epoch ${Math.floor(epochs)}`}
+      used={share}
+      ahead={ahead}
+      total={1}
+      text={`${percent(share)} of ${count(samples)} samples${prefetched}${left}`}
+    />
+  );
 }
 
 function JobTable({ jobs }: { jobs: Job[] }): JSX.Element {

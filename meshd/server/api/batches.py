@@ -28,22 +28,20 @@ from meshd.server.api.batch_replies import (
     send_stream,
     store_batch_error,
 )
+from meshd.server.api.loader_reports import note_report
 from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
 from meshd.server.response import Reply, map_headers
 from meshd.store.errors import StoreError
-from meshd.telemetry import metrics, tracing
+from meshd.telemetry import tracing
 from meshd.util.admission import Admission, AdmissionRejectedError
 from meshwire.dataset import build_snapshot
 from meshwire.frame import tensor_frame
 from meshwire.http_values import mesh_headers
 from meshwire.http_values.mesh_headers import (
-    LOADER_REPORT_HEADER,
     SAMPLE_CACHE_HEADER,
-    parse_report,
     parse_sample_cache,
 )
-from meshwire.plan.plan_spec import step_count
 from meshwire.strict_json import PlanError, checked_choice, suggestion
 
 if TYPE_CHECKING:
@@ -58,14 +56,12 @@ if TYPE_CHECKING:
     from meshd.batches.service import BatchService
     from meshd.cluster.cluster_view import ClusterView
     from meshd.core.frame_address import Frame
-    from meshd.core.plan_record import Plan
     from meshd.datasets.service import DatasetService
     from meshd.server.local_handover import LocalFrameService
     from meshd.server.request import MeshRequest, RequestTrace
     from meshd.server.response import Header
     from meshd.util.clock import Clock
     from meshd.views.definitions import ViewDefinitions
-    from meshwire.http_values.mesh_headers import LoaderReport
 
 _log = logging.getLogger(__name__)
 MAX_CONCURRENT_REQUESTS = 32
@@ -222,9 +218,9 @@ class BatchEndpoint:
     async def get_plan(self, request: MeshRequest, identity: Identity) -> Reply:
         parts = _path(request, "/-/plans/", 1, 2, 3, 4)
         if len(parts) == 1:
-            return self.reply_json(
-                (await self._batches.plan(caller_of(request, identity), parts[0])).describe()
-            )
+            plan = await self._batches.plan(caller_of(request, identity), parts[0])
+            note_report(request.headers, plan)
+            return self.reply_json(plan.describe())
         if len(parts) == 2:
             _check_end(request, parts[1], "bad")
             return self.reply_json(await self._batches.bad_samples(caller_of(request, identity), parts[0]))
@@ -249,10 +245,9 @@ class BatchEndpoint:
         query = parse_query(request, _QUERY)
         form = checked_choice(query.get("format", "tensors"), "format", _FORMATS)
         address = _address(parts, query)
-        report = parse_report(request.headers.get(LOADER_REPORT_HEADER))
-        if report is not None:
+        if request.headers.get(mesh_headers.LOADER_REPORT_HEADER):
             plan = await self._batches.plan(caller_of(request, identity), address.plan)
-            _note_report(report, address, plan)
+            note_report(request.headers, plan, address)
         tracing.add_attributes(
             {"shardmesh.plan": parts[0], "shardmesh.epoch": address.epoch, "shardmesh.step": address.step}
         )
@@ -366,19 +361,6 @@ def _address(parts: tuple[str, ...], query: Mapping[str, str]) -> FrameAddress:
 def _kept_bytes(request: MeshRequest) -> int | None:
     """Return how much may be kept of the plan's decoded samples; None if the node decides."""
     return parse_sample_cache(request.headers.get(SAMPLE_CACHE_HEADER))
-
-
-def _note_report(report: LoaderReport, address: FrameAddress, plan: Plan) -> None:
-    """Count what the loader reports about itself, and where it is in the epoch."""
-    loader = metrics.loader_label(report.name)
-    metrics.loader_samples.labels(loader).inc(report.samples)
-    metrics.loader_seconds.labels(loader).inc(report.seconds)
-    metrics.loader_waited.labels(loader).inc(report.waited)
-    for stage, seconds in report.stalls.items():
-        metrics.loader_stalls.labels(loader, stage).inc(seconds)
-    steps = step_count(plan.positions, address.batch, address.origin, plan.spec.tail)
-    metrics.loader_epochs.labels(loader).set(address.epoch + min(1.0, address.step / max(1, steps)))
-    metrics.loader_epoch_samples.labels(loader).set(plan.positions)
 
 
 @contextmanager

@@ -312,13 +312,14 @@ class Jobs(Reply, frozen=True, kw_only=True):
 
 
 class LoaderActivity(Reply, frozen=True, kw_only=True):
-    """What a loader reports: seconds of its loop and of waiting, by cause; `epochs` is where it is in its
-    data."""
+    """What a loader reports: seconds of its loop and of waiting, by cause; `epochs` is how far its loop is in
+    the data, `epochs_requested` what it has requested."""
 
     samples: float
     seconds: float
     waited: float
     epochs: float
+    epochs_requested: float
     epoch_samples: float
     stalls: dict[str, float]
 

@@ -218,8 +218,16 @@ class FrameRequests:
     def frame_request(self, epoch: int, step: int, origin: int) -> Request:
         """Return the request for a frame, with the job's report if that is due."""
         request = self.bare_request(epoch, step, origin)
-        reported = self.reporter.headers() if self.reporter is not None else None
+        reported = self._report(epoch, origin)
         return replace(request, headers={**request.headers, **reported}) if reported else request
+
+    def bare_report(self, epoch: int, origin: int) -> Request | None:
+        """Return a request that only reports, if that is due: for the plan, which every node has."""
+        reported = self._report(epoch, origin)
+        return Request("GET", f"/-/plans/{self.plan.hash}", headers=reported) if reported else None
+
+    def _report(self, epoch: int, origin: int) -> Mapping[str, str]:
+        return {} if self.reporter is None else self.reporter.headers(epoch, origin, self.batch)
 
     def split_request(self, epoch: int, origin: int) -> SplitRequest | None:
         """Return how to request an epoch's frames in parts; None if they must not be split."""
@@ -254,6 +262,7 @@ class EpochIterator:
         interpreter_exit.close_at_exit(self)
         self.consumer: threading.Thread | None = None
         self._transport = transport
+        meter.reached = epoch, order.steps.start
         self._delivery = Prefetcher(transport, order, arena)
         self._stage = stage
         self._meter = meter
@@ -297,6 +306,7 @@ class EpochIterator:
         if self._traces is not None:
             self._traces.end_batch(self._steps[self._given], clock, now)
         self._given += 1
+        meter.reached = batch.epoch, batch.step + 1
         good = meter.stand_ins == 0
         meter.add_rows(batch.status)
         if good and meter.stand_ins:

@@ -158,7 +158,7 @@ class Loader:
     def _set_up(self, order: Order) -> None:
         self.order, name = order, self.report
         self._arguments = given = replace(self._arguments, shuffle=order.shuffle)
-        reporter = LoaderReporter(name, self.stats) if name else None
+        reporter = LoaderReporter(name, self.stats, lambda: self._meter.reached) if name else None
         self._feed, self._arena = make_setup(self.dataset, given, self._meter, name, reporter)
         self.plan, self._watchers = self._feed.addresses.plan, self._feed.watchers
         state = LoaderState(self.plan.hash, self.dataset.snapshot.hash, given.seed)

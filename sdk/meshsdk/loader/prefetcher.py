@@ -26,6 +26,7 @@ from meshsdk.client.transport import InFlightRequests
 from meshsdk.datasets.batch import Frame, open_frame
 from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshError
 from meshsdk.loader import interpreter_exit
+from meshsdk.loader.remaining_reports import report_rest
 from meshsdk.loader.split_frames import SplitPlanner
 from meshsdk.meters import Arrival, Tally
 from meshwire.http_values.mesh_headers import HANDOVER_TICKET_HEADER, parse_timing
@@ -60,6 +61,7 @@ class FetchSpec:
         deadline: seconds for which a step is retried.
         named: returns the step number that the frame of a step carries.
         parts: how to request frames in parts; None to request whole frames.
+        report: returns a request that only reports, if that is due; for when no frame is left to request.
     """
 
     ask: Callable[[int], Request]
@@ -70,6 +72,7 @@ class FetchSpec:
     deadline: float = 600.0
     named: Callable[[int], int] = operator.index
     parts: SplitRequest | None = None
+    report: Callable[[], Request | None] | None = None
 
 
 class WantedFrame(NamedTuple):
@@ -115,6 +118,8 @@ class PrefetchWorker:
                 self._send_ahead()
                 self._receive(self._wait())
                 self.tally.cpu = time.thread_time()
+            if self._order.report is not None:
+                report_rest(self, self._transport, self._order.report, len(self._order.steps))
         except BaseException as error:  # noqa: BLE001, RUF100 - passed to the consumer, which raises it
             self.out.put(error)
         finally:

@@ -119,6 +119,29 @@ def parse_report(header: str | None) -> LoaderReport | None:
     return report if report.waited <= report.seconds and known <= report.waited + _ROUNDED else None
 
 
+LOADER_POSITION_HEADER: Final = "x-mesh-loader-at"
+"""Beside a report. A header of its own, since nodes of earlier releases ignore a report with more entries."""
+_POSITION = re.compile(r"epoch=([0-9]{1,9});position=([0-9]{1,12})")
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderPosition:
+    """What the training loop has received: `position` samples of `epoch`, over all ranks."""
+
+    epoch: int
+    position: int
+
+    def to_header(self) -> str:
+        """Format the header value."""
+        return f"epoch={self.epoch};position={self.position}"
+
+
+def parse_position(header: str | None) -> LoaderPosition | None:
+    """Parse the position, or return None if there is none or it is invalid."""
+    found = None if header is None else _POSITION.fullmatch(header)
+    return None if found is None else LoaderPosition(int(found[1]), int(found[2]))
+
+
 SAMPLE_CACHE_HEADER: Final = "x-mesh-cache"
 """In requests for frames: how many bytes of decoded samples a node may keep for the plan; `off` for none."""
 _CACHE_LIMIT = re.compile(r"[0-9]{1,18}")

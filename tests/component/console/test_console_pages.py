@@ -20,7 +20,8 @@ from PIL import Image
 
 import meshsdk as mesh
 from meshdemo.photographs import photographs
-from meshsdk import ops
+from meshsdk import meters, ops
+from tests.support.bounded_wait import await_true
 from tests.support.console_browser import open_browser, require_console, running_chromium
 from tests.support.console_client import ConsoleClient
 from tests.support.daemons import Daemon
@@ -263,6 +264,31 @@ def test_batches_are_those_that_a_rank_gets(
     browser.page.wait_for_selector("[data-batch*='\"epoch\":1,']")
     browser.page.click("text=Side by side")
     browser.page.wait_for_selector("section[aria-label='Second batch'] canvas")
+
+
+def test_a_loop_is_as_far_as_what_it_has_received(
+    daemon: Daemon, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loader has the whole epoch at once."""
+    monkeypatch.setattr(meters, "_EVERY", 0.0)
+
+    def told() -> dict[str, float]:
+        (node,) = json.loads(daemon.request("GET", "/-/activity").body)["nodes"].values()
+        found: dict[str, float] = node["loaders"].get("far-ahead", {})
+        return found
+
+    with loader_of(daemon, "s3://photos/train", monkeypatch, report="far-ahead") as loader:
+        steps = len(loader)
+        batches = iter(loader)
+        next(batches)
+        await_true(lambda: sum(loader.stats().frames.values()) == steps)
+        next(batches)  # nothing is left to request: its own request tells
+        await_true(lambda: told().get("samples", 0) > 0)
+        assert 0 < told()["epochs"] <= 2 / steps < told()["epochs_requested"] == 1
+        browser.show("/jobs", "article[aria-label='Loop far-ahead'] .meter")
+        browser.screenshot("loop-ahead")
+        shown = browser.page.locator("article[aria-label='Loop far-ahead'] .meter").inner_text()
+        assert re.search(r"Epoch 0 (25|50).% of 32 samples, (75|50).% prefetched", shown), shown
 
 
 def drawn_corners(daemon: Daemon, plan: str, step: int, row: int) -> Any:

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from meshd.telemetry import metric_registry, metrics
 from meshsdk.errors import ConfigurationError
 from meshsdk.meters import LoaderReporter, Meter
-from meshwire.http_values.mesh_headers import LOADER_REPORT_HEADER, LoaderReport, parse_report
+from meshwire.http_values.mesh_headers import (
+    LOADER_POSITION_HEADER,
+    LOADER_REPORT_HEADER,
+    LoaderPosition,
+    LoaderReport,
+    parse_position,
+    parse_report,
+)
 
 
 @given(
@@ -52,23 +59,26 @@ def test_an_older_loader_does_not_say_what_it_waited_for() -> None:
 )
 def test_nonsense_is_no_report(header: str | None) -> None:
     assert parse_report(header) is None
+    assert parse_position(header) is None
 
 
 def test_a_reporter_tells_what_is_new_and_not_too_often() -> None:
     stats = Meter(samples=10, seconds=4.0, waited=1.0, fetch=0.25).snapshot(None, 0)
-    reporter = LoaderReporter("resnet", lambda: stats)
-    assert parse_report(reporter.headers()[LOADER_REPORT_HEADER]) == LoaderReport(
-        "resnet", 10, 1.0, 4.0, fetch=0.25
-    )
+    reporter = LoaderReporter("resnet", lambda: stats, lambda: (3, 5))
+    headers = reporter.headers(3, 4, 100)
+    assert parse_report(headers[LOADER_REPORT_HEADER]) == LoaderReport("resnet", 10, 1.0, 4.0, fetch=0.25)
+    assert parse_position(headers[LOADER_POSITION_HEADER]) == LoaderPosition(3, 504)
     stats = replace(stats, samples=30, seconds=5.0)
-    assert reporter.headers() == {}
+    assert reporter.headers(3, 4, 100) == {}
     reporter._due = 0.0
-    assert parse_report(reporter.headers()[LOADER_REPORT_HEADER]) == LoaderReport("resnet", 20, 0.0, 1.0)
+    headers = reporter.headers(4, 4, 100)  # of whose batches the loop has none yet
+    assert parse_report(headers[LOADER_REPORT_HEADER]) == LoaderReport("resnet", 20, 0.0, 1.0)
+    assert parse_position(headers[LOADER_POSITION_HEADER]) == LoaderPosition(4, 4)
 
 
 def test_names_are_checked_where_they_are_given() -> None:
     with pytest.raises(ConfigurationError, match="report='my job'"):
-        LoaderReporter("my job", lambda: Meter().snapshot(None, 0))
+        LoaderReporter("my job", lambda: Meter().snapshot(None, 0), lambda: (0, 0))
 
 
 def test_labels_are_bounded() -> None:

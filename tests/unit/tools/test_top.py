@@ -282,6 +282,8 @@ meshd_loader_seconds_total{{loader="far"}} {0}
 meshd_loader_waited_seconds_total{{loader="far"}} {1}
 meshd_loader_stall_seconds_total{{loader="far",stage="fetch"}} {1}
 meshd_loader_stall_seconds_total{{loader="far",stage="network"}} 0
+meshd_loader_epochs{{loader="far"}} 2.5
+meshd_loader_epoch_samples{{loader="far"}} 900
 """
 
 
@@ -327,6 +329,7 @@ def test_nodes_and_the_jobs_that_report_to_them() -> None:
     [far] = screen().reported
     assert far.name == "far"
     assert [far.rate, far.stall, far.fetch, far.network] == pytest.approx([45, 1 / 9, 1 / 9, 0])
+    assert [far.epochs, far.left] == pytest.approx([2.5, 10])
 
 
 def test_one_screen_and_one_document() -> None:
@@ -340,6 +343,8 @@ def test_one_screen_and_one_document() -> None:
         "50%",
         "no answer",
         "far",
+        "2, 50%",
+        "0:00:10",
         "a note",
         "CPU",
         "computing",

@@ -6,6 +6,7 @@ out, never those that identify a row.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group
@@ -171,10 +172,14 @@ def _jobs(found: Sequence[JobRates]) -> Table:
 
 
 def _reported(found: Sequence[ReportedJob]) -> Table:
-    table = _table("reported to the nodes", "samples/s", "stall", "network", "prep", "fetch")
+    table = _table(
+        "reported to the nodes", "samples/s", "stall", "network", "prep", "fetch", "epoch", "to its end"
+    )
     for job in found:
         parts = _share(job.network), _share(job.preprocessing), _share(job.fetch)
-        table.add_row(job.name, f"{job.rate:,.0f}", _bad(job.stall), *parts)
+        place = "–" if job.epochs is None else f"{int(job.epochs)}, {job.epochs % 1:.0%}"
+        left = "–" if job.left is None else f"{timedelta(seconds=round(job.left))}"
+        table.add_row(job.name, f"{job.rate:,.0f}", _bad(job.stall), *parts, place, left)
     return table
 
 

@@ -67,7 +67,8 @@ class NodeRates:
 @dataclass(frozen=True, slots=True)
 class ReportedJob:
     """A job that reports to the nodes (`Loader(…, report=NAME)`), over all its ranks, between two snapshots:
-    samples per second, and shares of its time."""
+    samples per second, and shares of its time. `epochs`: how far the loop is in its data, None if unknown;
+    `left`: seconds to the end of the epoch at this rate."""
 
     name: str
     rate: float
@@ -75,6 +76,8 @@ class ReportedJob:
     network: float = 0.0
     preprocessing: float = 0.0
     fetch: float = 0.0
+    epochs: float | None = None
+    left: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -176,16 +179,33 @@ def loader_reports(before: Sequence[NodeSnapshot], after: Sequence[NodeSnapshot]
     stages = {
         stage: _gained(before, after, "meshd_loader_stall_seconds_total", stage=stage) for stage in _STAGES
     }
-    return [
-        ReportedJob(
-            name,
-            samples.get(name, 0.0) / max(seconds, 1e-6),
-            waited.get(name, 0.0) / passed[name],
-            **{stage: gained.get(name, 0.0) / passed[name] for stage, gained in stages.items()},
-        )
-        for name in sorted(passed)
-        if passed[name] > 0
-    ]
+    found = []
+    for name in sorted(passed):
+        if passed[name] <= 0:
+            continue
+        rate = samples.get(name, 0.0) / max(seconds, 1e-6)
+        shares = {stage: gained.get(name, 0.0) / passed[name] for stage, gained in stages.items()}
+        epochs, positions = _place(before, after, name)
+        left = (1 - epochs % 1) * positions / rate if epochs is not None and positions and rate else None
+        waiting = waited.get(name, 0.0) / passed[name]
+        found.append(ReportedJob(name, rate, waiting, **shares, epochs=epochs, left=left))
+    return found
+
+
+def _place(
+    before: Sequence[NodeSnapshot], after: Sequence[NodeSnapshot], loader: str
+) -> tuple[float | None, float]:
+    """Returns how far a loop is, in epochs, and the samples of an epoch, by the nodes to which it reported
+    between the snapshots; others may know an earlier run of it."""
+    found: list[tuple[float, float]] = []
+    for was, now in zip(before, after, strict=True):
+        if was.told is None or now.told is None:
+            continue
+        passed = (each.sum_of("meshd_loader_seconds_total", loader=loader) for each in (was.told, now.told))
+        if len(set(passed)) == 2 and loader in now.told.sum_by_label("meshd_loader_epochs", "loader"):
+            positions = now.told.sum_of("meshd_loader_epoch_samples", loader=loader)
+            found.append((now.told.sum_of("meshd_loader_epochs", loader=loader), positions))
+    return max(found, default=(None, 0.0))
 
 
 def _gained(

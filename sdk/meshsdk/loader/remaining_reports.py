@@ -1,0 +1,54 @@
+"""Reports while the loop works through frames that have all arrived, when no request is left to carry them.
+
+Law: a report is sent once. Its failure is not an error, and the next report contains its time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from meshsdk.errors import MeshError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshsdk.client.request import Request
+    from meshsdk.client.transport import InFlightRequests, Transport
+
+_AFTER_LAST: Final = 1.0  # seconds in which the loop may use its last frame
+
+
+class Worker(Protocol):
+    """The prefetch thread: `taken` frames went to the loop."""
+
+    flights: InFlightRequests[Any]
+    closing: bool
+    taken: int
+
+
+def report_rest(
+    worker: Worker, transport: Transport, report: Callable[[], Request | None], count: int
+) -> None:
+    """Report until the loop has taken all of its `count` frames, or the worker is closing."""
+    last = False
+    while not worker.closing and not last:
+        last = worker.taken >= count
+        for flight in worker.flights.answered(_AFTER_LAST if last else None) or ():
+            _finish(worker, transport, flight)
+        if not worker.closing and not worker.flights and (request := report()) is not None:
+            try:
+                worker.flights.send_request(None, request, transport.router.choose_endpoint(request, set()))
+            except MeshError:
+                continue
+
+
+def _finish(worker: Worker, transport: Transport, flight: Any) -> None:
+    keep = False
+    try:
+        response = transport.receive(flight.connection, flight.request)
+        response.read()
+        keep = response.reusable
+    except MeshError:
+        pass
+    finally:
+        worker.flights.finish_request(flight, keep=keep)
