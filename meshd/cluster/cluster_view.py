@@ -14,6 +14,8 @@ from contextlib import aclosing
 from math import ceil, inf
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from meshd.control.cluster_map_store import TOPIC, ClusterMapStore
 from meshd.rpc.peer_client import StaleMapError
 from meshd.util.timeouts import timeout
@@ -22,6 +24,8 @@ from meshwire.cluster.routes import COMPLETE_STATES, slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    import numpy.typing as npt
 
     from meshd.control.control_api import ControlStore
     from meshd.util.clock import Clock
@@ -252,6 +256,17 @@ class ClusterView:
             cluster = self.current_map()
             readers = self._routes_of(cluster, len(cluster.nodes)).route_of_key(bucket, key).read_set[:1]
         return Route(found.primary, readers, found.write_set)
+
+    def slots_read_here(self, bucket: str, *, first_only: bool) -> npt.NDArray[np.bool_]:
+        """Returns bool[slots]: the slots of whose names `route_for` has this node in the read set;
+        `first_only`: at its head."""
+        found, writes = self.bucket_routes(bucket), "" if self._writes_of is None else self._writes_of(bucket)
+        homes = self._available_homes(bucket) if writes == "off" else ()
+        if homes:
+            heads = [home.node_id == self.node_id for home in homes]
+            whole = np.resize(np.array(heads), found.slots)
+            return whole if first_only else np.full(found.slots, any(heads))
+        return found.reader_slots(self.node_id, first_only=first_only or bool(writes))
 
     def _available_homes(self, bucket: str) -> tuple[Node, ...]:
         """Returns the home nodes of a bucket that are available."""

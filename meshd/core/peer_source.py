@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
     from meshd.core.memory_frames import MemoryAccount
     from meshd.store.records import Location
 
@@ -97,6 +100,11 @@ class PeerSource(Protocol):
         is, of those that use the same map."""
         ...
 
+    def slots_read_here(self, bucket: str, *, first_only: bool) -> npt.NDArray[np.bool_] | None:
+        """Returns bool[slots] under the current map: the slots of a bucket that may be read from this node;
+        `first_only`: for which it is the first to be asked. None: all, since there are no other nodes."""
+        ...
+
     async def fetch_parts(self, parts: Sequence[ObjectRange], memory: MemoryAccount) -> FetchedRanges:
         """Fetches these bytes with one call per node; falls back to another replica for bytes that a node
         cannot supply."""
@@ -120,6 +128,9 @@ class _SingleNode:
 
     def is_first_replica(self, bucket: str, key: str) -> bool:
         return True
+
+    def slots_read_here(self, bucket: str, *, first_only: bool) -> npt.NDArray[np.bool_] | None:
+        return None
 
     async def fetch_parts(self, parts: Sequence[ObjectRange], memory: MemoryAccount) -> FetchedRanges:
         raise AssertionError("there are no other nodes")

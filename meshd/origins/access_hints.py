@@ -99,7 +99,9 @@ class PlanReadHints:
     def __repr__(self) -> str:
         return f"<PlanHints {len(self._epochs)} plans told>"
 
-    def frame_requested(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
+    def frame_requested(
+        self, plan: Plan, snapshot: Snapshot, address: FrameAddress, *, in_parts: bool = False
+    ) -> None:
         """Note that a frame of a plan is being built. Takes microseconds; longer work runs in the
         background."""
         if not self._buckets.has_backed_buckets() or max(snapshot.samples, plan.positions) > _MOST:

@@ -30,6 +30,9 @@ from meshd.rpc.peer_client import PeerRefusedError
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import BucketTable
     from meshd.core.frame_address import FrameSource
@@ -152,6 +155,10 @@ class RemoteObjects:
         """Whether this node is asked first for an object; see `PeerSource.is_first_replica`."""
         readers = self._mesh.route_for(bucket, key).read_set
         return bool(readers) and readers[0].node_id == self._mesh.node_id
+
+    def slots_read_here(self, bucket: str, *, first_only: bool) -> npt.NDArray[np.bool_] | None:
+        """The slots of a bucket that this node reads; see `PeerSource.slots_read_here`."""
+        return None if self._mesh.single_node else self._mesh.slots_read_here(bucket, first_only=first_only)
 
     async def find(self, bucket: str, key: str) -> Record | None:
         """Return the current object's record from the node that has it. Raises BatchError Busy."""

@@ -85,8 +85,10 @@ MIN_BUILDING_BYTES = 256 << 20
 class ReadHints(Protocol):
     """Receives hints about which plans are read, and how far."""
 
-    def frame_requested(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
-        """Note that a frame is being built. Returns at once."""
+    def frame_requested(
+        self, plan: Plan, snapshot: Snapshot, address: FrameAddress, *, in_parts: bool = False
+    ) -> None:
+        """Note that a frame is being built; `in_parts`: the node's rows of it. Returns at once."""
         ...
 
 
@@ -214,7 +216,7 @@ class Assembler:
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         require_parts(plan)
-        await self._read_batch_ahead(plan, snapshot, whole)
+        await self._read_batch_ahead(plan, snapshot, whole, in_parts=True)
         with self._admission(count_rows(whole, plan), 0):
             rows = self._row_lookup.rows_at(whole, plan, snapshot)
             places = await own_rows(self._context.remote, snapshot, rows, address.version)
@@ -248,10 +250,12 @@ class Assembler:
             self._cache.put(address, frame)
         return frame
 
-    async def _read_batch_ahead(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
+    async def _read_batch_ahead(
+        self, plan: Plan, snapshot: Snapshot, address: FrameAddress, *, in_parts: bool = False
+    ) -> None:
         """Pass the request on as a hint, and wait until the bytes of its batch have been read ahead."""
         for hints in self._hints:
-            hints.frame_requested(plan, snapshot, address)
+            hints.frame_requested(plan, snapshot, address, in_parts=in_parts)
         if self._read_ahead is not None:
             with tracing.stage("read ahead"):
                 await self._read_ahead.wait_until_read(address)

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.read_ahead.read_cost import ReadCost, cost_of_reads
 from meshd.batches.read_ahead.windows import (
+    MAX_WINDOW_SPAN,
     MIN_WINDOW_BYTES,
     cut_window,
     first_size,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from meshd.auth.identity import Caller
+    from meshd.batches.read_ahead.own_samples import OwnSamples
     from meshd.batches.read_ahead.window_lookup import WindowLookup
     from meshd.batches.read_ahead.windows import CutWindow, Integers
     from meshd.datasets.service import DatasetService
@@ -103,11 +106,19 @@ class StoredCopies:
 
 class ReadCostEstimator:
     """Answers what orders cost; one per worker, one estimate at a time. `lookup`: None if the node has no
-    rotational disk; `budget`: bytes of page cache that windows may use."""
+    rotational disk; `budget`: bytes of page cache that windows may use; `own`: finds the samples that the
+    node reads itself."""
 
-    def __init__(self, datasets: DatasetService, lookup: WindowLookup | None, node: str, budget: int) -> None:
+    def __init__(
+        self,
+        datasets: DatasetService,
+        lookup: WindowLookup | None,
+        node: str,
+        budget: int,
+        own: OwnSampleFinder | None = None,
+    ) -> None:
         self._datasets, self._lookup, self._node = datasets, lookup, node
-        self._share = max(budget, 2 * MIN_WINDOW_BYTES)
+        self._share, self._own = max(budget, 2 * MIN_WINDOW_BYTES), own or OwnSampleFinder()
         self._turn = asyncio.Semaphore(1)
 
     def __repr__(self) -> str:
@@ -145,39 +156,46 @@ class ReadCostEstimator:
     async def _of_order(
         self, lookup: WindowLookup, snapshot: Snapshot, shuffle: ShuffleSpec | None, batch: int
     ) -> dict[str, Any]:
+        own = self._own.find(snapshot, in_parts=True)
         if shuffle is None:
-            shuffle = ShuffleSpec("blocks", fitting_shards(snapshot, fitting_size(self._share, self._share)))
+            size = int(fitting_size(self._share, self._share) / (own.fraction or 1 if own else 1))
+            shuffle = ShuffleSpec("blocks", fitting_shards(snapshot, size))
         order = await asyncio.to_thread(shuffle_order, shuffle, snapshot.shard_starts, _SEED, 0)
-        total, looked_up, windows, largest = ReadCost(), 0, 0, 0
-        cuts = _Cuts(snapshot, order, batch, self._share)
+        total, covered, windows, largest = ReadCost(), 0.0, 0, 0
+        cuts = _Cuts(snapshot, order, batch, self._share, own)
         async for window, samples in cuts.windows():
             cost = ReadCost()
             of_samples = await asyncio.to_thread(_total_bytes, snapshot, samples)
             for part in await lookup.cold_reads(snapshot, samples):
                 fraction = part.wanted / of_samples if of_samples else 0.0
                 cost += cost_of_reads(part.reads, fraction * samples.size, part.wanted)
-            total, looked_up = total + cost, looked_up + samples.size
+            total += cost
+            covered += (window.end - window.first) * samples.size / (window.samples.size or 1)
+            covered += 0 if window.samples.size else window.end - window.first
             windows, largest = windows + 1, max(largest, window.bytes)
-        scaled = total.scaled(order.n / looked_up) if looked_up else total
+        scaled = total.scaled(order.n / covered) if covered else total
         return {
             "shuffle": shuffle_document(shuffle),
             **scaled.document(),
             "windows": windows,
             "window_bytes": largest,
-            "estimated": looked_up < order.n,
+            "estimated": covered < order.n - 0.5,
             "randomness": await asyncio.to_thread(_randomness, snapshot, order),
         }
 
 
 class _Cuts:
-    """The windows of an epoch that an estimate looks up."""
+    """The windows of an epoch that an estimate looks up. `own`: the node's samples; None: all."""
 
-    def __init__(self, snapshot: Snapshot, order: SampleOrder, batch: int, share: int) -> None:
+    def __init__(
+        self, snapshot: Snapshot, order: SampleOrder, batch: int, share: int, own: OwnSamples | None
+    ) -> None:
         self._snapshot, self._order, self._batch, self._share = snapshot, order, batch, share
+        self._own, self._fraction = own, own.fraction if own else 1.0
 
     async def windows(self) -> AsyncIterator[tuple[CutWindow, Integers]]:
         """Yield windows, each with those of its samples that are looked up."""
-        order, size = self._order, first_size(self._order, self._batch)
+        order, size = self._order, first_size(self._order, self._batch * self._fraction)
         if not self._is_small():
             async for found in self._spread():
                 yield found
@@ -185,7 +203,7 @@ class _Cuts:
         first = 0
         while first < order.n:
             cut = await asyncio.to_thread(
-                cut_window, self._snapshot, order, first, fitting_size(size, self._share)
+                cut_window, self._snapshot, order, first, fitting_size(size, self._share), self._own
             )
             yield cut, cut.samples
             first, size = cut.end, next_size(order, size, self._share)
@@ -196,24 +214,25 @@ class _Cuts:
         return fitting_size(whole, self._share)
 
     def _is_small(self) -> bool:
-        typical = self._steady_size()
+        typical, whole = self._steady_size(), self._snapshot.total_bytes * self._fraction
         if isinstance(self._order, BlocksOrder):
-            block = self._snapshot.total_bytes // max(1, self._order.window_ends.size)
+            block = int(whole) // max(1, self._order.window_ends.size)
             typical = min(typical, max(block, MIN_WINDOW_BYTES))
-        few = self._snapshot.total_bytes <= MAX_WINDOWS * typical
-        return few and self._order.n <= MAX_ROWS
+        few = self._order.n * self._fraction <= MAX_ROWS and self._order.n <= MAX_WINDOW_SPAN
+        return few and whole <= MAX_WINDOWS * typical
 
     async def _spread(self) -> AsyncIterator[tuple[CutWindow, Integers]]:
         """Yield windows at even distances; of each a run of its samples in stored order."""
         order, size = self._order, self._steady_size()
         rows = max(1, int(size * order.n / max(1, self._snapshot.total_bytes)))
-        count = min(_SPREAD, max(1, MAX_ROWS // rows))
+        span = min(MAX_WINDOW_SPAN, rows / (self._fraction or 1))
+        count = max(1, min(_SPREAD, MAX_ROWS // rows, int(MAX_WINDOW_SPAN / span)))
         most = MAX_ROWS // count
         for number in range(count):
             first = order.n * number // count
             if isinstance(order, BlocksOrder):
                 first = _block_start(order, first)
-            cut = await asyncio.to_thread(cut_window, self._snapshot, order, first, size)
+            cut = await asyncio.to_thread(cut_window, self._snapshot, order, first, size, self._own)
             samples = np.sort(cut.samples)
             skipped = int((samples.size - most) * (number + 0.5) / count)
             yield cut, samples if samples.size <= most else samples[skipped : skipped + most]

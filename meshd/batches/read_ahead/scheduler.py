@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork
+from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.read_ahead.windows import (
     MIN_WINDOW_BYTES,
     cut_window,
@@ -68,7 +69,7 @@ class _Window:
 class _Cursor:
     """The place of one reader of an epoch. `windows`: in order and adjacent, those not yet consumed; `start`:
     the first position that had a window; `next`: the first after it that has none; `size`: bytes of the next
-    window; `started`: a frame was requested."""
+    window; `in_parts`: each node builds its own rows; `started`: a frame was requested."""
 
     plan: Plan
     snapshot: Snapshot
@@ -82,6 +83,7 @@ class _Cursor:
     used: float
     windows: deque[_Window] = field(default_factory=deque)
     growing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    in_parts: bool = False
     started: bool = False
     extending: bool = False
     dropped: bool = False
@@ -106,13 +108,18 @@ class ReadScheduler:
     """Reads ahead for all plans of a node. Use on one event loop only; `aclose` at the end.
 
     `budget`: bytes of page cache that windows may use at a time; `decoded`: has samples whose bytes are not
-    needed.
+    needed; `own`: finds the samples that the node reads itself.
     """
 
     def __init__(
-        self, lookup: WindowLookup, clock: Clock, budget: int, decoded: DecodedCache | None = None
+        self,
+        lookup: WindowLookup,
+        clock: Clock,
+        budget: int,
+        decoded: DecodedCache | None = None,
+        own: OwnSampleFinder | None = None,
     ) -> None:
-        self._decoded = decoded
+        self._decoded, self._own = decoded, own or OwnSampleFinder()
         self._lookup, self._clock, self._budget = lookup, clock, max(budget, 2 * MIN_WINDOW_BYTES)
         self._cursors: list[_Cursor] = []
         self._readers: dict[int, DiskReader] = {}
@@ -121,30 +128,33 @@ class ReadScheduler:
     def __repr__(self) -> str:
         return f"<ReadScheduler {len(self._cursors)} cursors, {self._held()} of {self._budget} bytes>"
 
-    def frame_requested(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
-        """Note that a frame is being built: this is the reader's place. Returns at once.
+    def frame_requested(
+        self, plan: Plan, snapshot: Snapshot, address: FrameAddress, *, in_parts: bool = False
+    ) -> None:
+        """Note that a frame is being built: this is the reader's place. `in_parts`: other nodes build other
+        rows of it. Returns at once.
 
         When the last window of an epoch is planned, the first one of the next epoch is, too.
         """
         try:
-            self._note_request(plan, snapshot, address)
+            self._note_request(plan, snapshot, address, in_parts)
         except Exception:  # the builder reports what is wrong with the plan
             _log.exception("the batches of a plan are not read ahead")
 
-    def _note_request(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
+    def _note_request(self, plan: Plan, snapshot: Snapshot, address: FrameAddress, in_parts: bool) -> None:
         first = address.origin + address.step * address.batch
         self._drop_idle()
         cursor = self._find(plan.hash, address.epoch, first)
         if cursor is None:
             start = max(address.origin, first - _IN_FLIGHT * address.batch)
-            cursor = self._begin(plan, snapshot, address.epoch, start, address.batch)
-        cursor.used, cursor.started = self._clock.monotonic(), True
+            cursor = self._begin(plan, snapshot, address.epoch, start, address.batch, in_parts)
+        cursor.used, cursor.started, cursor.in_parts = self._clock.monotonic(), True, in_parts
         cursor.furthest = max(cursor.furthest, first)
         while cursor.windows and cursor.windows[0].end <= cursor.furthest - _BEHIND * cursor.batch:
             cursor.windows.popleft()
         self._extend(cursor)
         if cursor.next >= cursor.order.n and self._find(plan.hash, address.epoch + 1, 0) is None:
-            self._extend(self._begin(plan, snapshot, address.epoch + 1, 0, address.batch))
+            self._extend(self._begin(plan, snapshot, address.epoch + 1, 0, address.batch, in_parts))
 
     async def wait_until_read(self, address: FrameAddress) -> None:
         """Wait until the bytes of a frame's batch have been read ahead; at once if none are to be."""
@@ -199,11 +209,15 @@ class ReadScheduler:
     def _find(self, plan: str, epoch: int, first: int) -> _Cursor | None:
         return next((each for each in self._cursors if each.covers(plan, epoch, first)), None)
 
-    def _begin(self, plan: Plan, snapshot: Snapshot, epoch: int, first: int, batch: int) -> _Cursor:
+    def _begin(
+        self, plan: Plan, snapshot: Snapshot, epoch: int, first: int, batch: int, in_parts: bool
+    ) -> _Cursor:
         """Begin at a position with a window that costs no more than the seeks of one batch would."""
-        order = snapshot_order(plan.spec, snapshot, epoch)
-        size, now = first_size(order, batch), self._clock.monotonic()
-        cursor = _Cursor(plan, snapshot, epoch, order, first, first, size, batch, first, now)
+        order, own = snapshot_order(plan.spec, snapshot, epoch), self._own.find(snapshot, in_parts=in_parts)
+        size, now = first_size(order, batch * (own.fraction if own else 1)), self._clock.monotonic()
+        cursor = _Cursor(
+            plan, snapshot, epoch, order, first, first, size, batch, first, now, in_parts=in_parts
+        )
         if len(self._cursors) == MAX_CURSORS:
             self._drop(min(self._cursors, key=lambda each: each.used))
         self._cursors.append(cursor)
@@ -251,7 +265,8 @@ class ReadScheduler:
     async def _add_window(self, cursor: _Cursor) -> None:
         """Add the next window and start to read it. The caller holds `growing`."""
         size = fitting_size(cursor.size, self._share())
-        cut = await asyncio.to_thread(cut_window, cursor.snapshot, cursor.order, cursor.next, size)
+        own = self._own.find(cursor.snapshot, in_parts=cursor.in_parts)
+        cut = await asyncio.to_thread(cut_window, cursor.snapshot, cursor.order, cursor.next, size, own)
         window = _Window(cut.first, cut.end, cut.bytes)
         cursor.next = cut.end
         cursor.size = next_size(cursor.order, cursor.size, self._budget)
@@ -262,7 +277,8 @@ class ReadScheduler:
 
     async def _add_window_before(self, cursor: _Cursor, first: int) -> None:
         """Add a window from a late request to where the reader began. The caller holds `growing`."""
-        cut = await asyncio.to_thread(window_between, cursor.snapshot, cursor.order, first, cursor.start)
+        own = self._own.find(cursor.snapshot, in_parts=cursor.in_parts)
+        cut = await asyncio.to_thread(window_between, cursor.snapshot, cursor.order, first, cursor.start, own)
         window = _Window(first, cursor.start, cut.bytes)
         cursor.start = first
         if not cursor.dropped:

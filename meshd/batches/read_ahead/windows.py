@@ -1,6 +1,7 @@
 """Windows: where the epoch's samples are cut into runs whose bytes are read together.
 
-Law: pure. Windows are adjacent, in the order of the epoch, and each sample is in one of them.
+Law: pure. Windows are adjacent, in the order of the epoch, and each sample is in one of them. In a mesh a
+window is as large as the bytes that this node reads itself: other nodes' samples count for nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from meshwire.plan.shuffle import BlocksOrder, StoredOrder
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from meshd.batches.read_ahead.own_samples import OwnSamples
     from meshwire.dataset.snapshot import Snapshot
     from meshwire.plan.shuffle import SampleOrder
 
@@ -25,12 +27,15 @@ if TYPE_CHECKING:
 SEEK_BYTES: Final = 2_400_000
 """Bytes that a disk of 200 MB/s reads in the time of one seek and half a turn, 12 ms."""
 MIN_WINDOW_BYTES: Final = 32 << 20
-MAX_WINDOW_ROWS: Final = 1 << 18  # bounds the memory and time of looking up a window
+MAX_WINDOW_ROWS: Final = 1 << 18
+"""A node's own samples in a window: bounds the memory and time of looking up a window."""
+MAX_WINDOW_SPAN: Final = 1 << 24
+"""Positions in a window: bounds the time of finding a node's own samples, some 0.3 µs each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutWindow:
-    """Positions first…end−1 of an epoch. `samples`: int64[end − first], the samples at these positions;
+    """Positions first…end−1 of an epoch. `samples`: int64[n], those at these positions that the node reads;
     `bytes`: their size."""
 
     first: int
@@ -39,9 +44,11 @@ class CutWindow:
     bytes: int
 
 
-def first_size(order: SampleOrder, batch: int) -> int:
-    """Return the bytes of a reader's first window: it costs no more than the seeks of one batch would."""
-    return MIN_WINDOW_BYTES if isinstance(order, StoredOrder) else max(MIN_WINDOW_BYTES, batch * SEEK_BYTES)
+def first_size(order: SampleOrder, batch: float) -> int:
+    """Return the bytes of a reader's first window: it costs no more than the seeks of one batch would.
+    `batch`: rows of a batch that the node reads."""
+    least = 0 if isinstance(order, StoredOrder) else int(batch * SEEK_BYTES)
+    return max(MIN_WINDOW_BYTES, least)
 
 
 def next_size(order: SampleOrder, size: int, budget: int) -> int:
@@ -55,30 +62,54 @@ def fitting_size(size: int, share: int) -> int:
     return min(size, max(MIN_WINDOW_BYTES, share // 2))
 
 
-def cut_window(snapshot: Snapshot, order: SampleOrder, first: int, size: int) -> CutWindow:
-    """Return the window that begins at position `first` and has about `size` bytes, or one sample.
+def cut_window(
+    snapshot: Snapshot, order: SampleOrder, first: int, size: int, own: OwnSamples | None = None
+) -> CutWindow:
+    """Return the window that begins at position `first`, and in which about `size` bytes, or one sample, are
+    the node's `own`; None: all are.
 
     It ends where a block of the shuffle ends, if that leaves at least MIN_WINDOW_BYTES.
     """
-    columns = bytes_columns(snapshot).values()
-    mean = max(1.0, sum(float(column.length.mean()) for column in columns))
-    count = min(int(1.25 * size / mean) + 1, MAX_WINDOW_ROWS, order.n - first)
-    samples, lengths = _samples_between(snapshot, order, first, first + count)
+    if own is not None and not own.fraction:
+        return CutWindow(first, order.n, np.empty(0, np.int64), 0)
+    mean = max(1.0, sum(float(column.length.mean()) for column in bytes_columns(snapshot).values()))
+    rows = min(int(1.25 * size / mean / (own.fraction if own else 1.0)) + 1, MAX_WINDOW_ROWS)
+    last, end, held, count = min(order.n, first + MAX_WINDOW_SPAN), first, 0, 0
+    found = []
+    while end < last and held <= size and count < MAX_WINDOW_ROWS:
+        found.append(_own_between(snapshot, order, end, min(last, end + rows), own))
+        end, held = min(last, end + rows), held + int(found[-1][2].sum())
+        count += found[-1][0].size
+    positions, samples, lengths = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    if count > MAX_WINDOW_ROWS:
+        end = int(positions[MAX_WINDOW_ROWS])
+        positions, lengths = positions[:MAX_WINDOW_ROWS], lengths[:MAX_WINDOW_ROWS]
     ends = order.window_ends if isinstance(order, BlocksOrder) else None
-    end = window_end(lengths, MIN_WINDOW_BYTES, size, first, ends)
-    return CutWindow(first, end, samples[: end - first], int(lengths[: end - first].sum()))
+    end = window_end(positions, lengths, MIN_WINDOW_BYTES, size, first, end, ends)
+    count = int(np.searchsorted(positions, end))
+    return CutWindow(first, end, samples[:count], int(lengths[:count].sum()))
 
 
-def window_between(snapshot: Snapshot, order: SampleOrder, first: int, end: int) -> CutWindow:
+def window_between(
+    snapshot: Snapshot, order: SampleOrder, first: int, end: int, own: OwnSamples | None = None
+) -> CutWindow:
     """Return the window of the positions first…end−1, whatever its size."""
-    samples, lengths = _samples_between(snapshot, order, first, end)
+    _, samples, lengths = _own_between(snapshot, order, first, end, own)
     return CutWindow(first, end, samples, int(lengths.sum()))
 
 
-def _samples_between(
-    snapshot: Snapshot, order: SampleOrder, first: int, end: int
-) -> tuple[Integers, Integers]:
-    """Return the samples at the positions first…end−1 and their sizes in bytes: int64[n], int64[n]."""
-    samples = order.samples_at(np.arange(first, end, dtype=np.int64))
+def _own_between(
+    snapshot: Snapshot, order: SampleOrder, first: int, end: int, own: OwnSamples | None
+) -> tuple[Integers, Integers, Integers]:
+    """Return the node's samples at the positions first…end−1: their positions, themselves and their sizes in
+    bytes: int64[n] each."""
+    positions = np.arange(first, end, dtype=np.int64)
+    samples = order.samples_at(positions)
+    if own is not None:
+        kept = own.includes(samples)
+        positions, samples = positions[kept], samples[kept]
     columns = bytes_columns(snapshot).values()
-    return samples, np.sum([column.length[samples] for column in columns], axis=0, dtype=np.int64)
+    lengths = np.zeros(samples.size, np.int64)
+    for column in columns:
+        lengths += column.length[samples]
+    return positions, samples, lengths

@@ -15,6 +15,7 @@ from meshd.batches.assembly.stored_sequences import StoredSequences
 from meshd.batches.assets import AssetService
 from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator, StoredCopies
 from meshd.batches.read_ahead.default_order import DefaultOrders
+from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.read_ahead.scheduler import ReadScheduler
 from meshd.batches.read_ahead.shuffle_advice import ShuffleAdvisor
 from meshd.batches.read_ahead.window_lookup import WindowLookup
@@ -128,7 +129,8 @@ def read_scheduler(node: NodeContext, decoded: DecodedCache | None) -> ReadSched
     if not disks.any_of(node.settings.store.disks):
         return None
     lookup = WindowLookup(node.store, node.archives, disks, node.objects)
-    return ReadScheduler(lookup, node.clock, _read_ahead_budget(node), decoded)
+    own = OwnSampleFinder(node.objects)
+    return ReadScheduler(lookup, node.clock, _read_ahead_budget(node), decoded, own)
 
 
 def warm_up_context(
@@ -146,7 +148,7 @@ def _read_cost_estimator(node: NodeContext, datasets: DatasetService) -> ReadCos
     if disks.any_of(node.settings.store.disks):
         lookup = WindowLookup(node.store, StoredCopies(node.store), disks, LOOKUP_ONLY)
     budget = _read_ahead_budget(node)
-    return ReadCostEstimator(datasets, lookup, node.settings.node_id, budget)
+    return ReadCostEstimator(datasets, lookup, node.settings.node_id, budget, OwnSampleFinder(node.objects))
 
 
 def _read_ahead_budget(node: NodeContext) -> int:

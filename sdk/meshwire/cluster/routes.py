@@ -86,7 +86,7 @@ class Routes:
         self._rows = np.hstack(tables)
         self._made: dict[bytes, Route] = {}
         self._groups: list[tuple[Route, npt.NDArray[np.intp]]] | None = None
-        self._decided: dict[str, npt.NDArray[np.bool_]] = {}
+        self._decided: dict[tuple[str, bool], npt.NDArray[np.bool_]] = {}
 
     def __repr__(self) -> str:
         return f"<Routes of map {self.version}, {self._present.table.shape[1]} copies>"
@@ -115,14 +115,18 @@ class Routes:
 
     def primary_slots(self, node_id: str) -> npt.NDArray[np.bool_]:
         """bool[slots]: the slots of which a node is the primary."""
-        found = self._decided.get(node_id)
+        return self.reader_slots(node_id, first_only=True)
+
+    def reader_slots(self, node_id: str, *, first_only: bool = False) -> npt.NDArray[np.bool_]:
+        """bool[slots]: the slots in whose read set a node is; `first_only`: at its head, as the primary."""
+        found = self._decided.get((node_id, first_only))
         if found is None:
             found = np.zeros(self.slots, np.bool_)
             for route, slots in self.slots_by_route():
-                if route.primary is not None and route.primary.node_id == node_id:
-                    found[slots] = True
+                readers = route.read_set[:1] if first_only else route.read_set
+                found[slots] = any(node.node_id == node_id for node in readers)
             found.flags.writeable = False
-            self._decided[node_id] = found
+            self._decided[node_id, first_only] = found
         return found
 
     def _make(self, slot: int) -> Route:

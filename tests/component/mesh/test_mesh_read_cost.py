@@ -1,4 +1,4 @@
-"""What an order costs the nodes of a mesh: each answers for the samples on its own disks."""
+"""What an order costs the nodes of a mesh: each answers for the samples that it reads from its own disks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wires() -> Iterator[list[Mesh]]:
 
 
 @pytest.mark.parametrize("source", ["train", "shards"])
-def test_the_nodes_together_have_every_copy(wires: list[Mesh], source: str) -> None:
+def test_the_nodes_together_read_every_sample_once(wires: list[Mesh], source: str) -> None:
     snapshot = wires[0].snapshot(f"s3://pictures/{source}", fields=FIELDS)["snapshot"]
     shuffles = [{"kind": "global"}, {"kind": "none"}]
     answers = [
@@ -43,9 +43,9 @@ def test_the_nodes_together_have_every_copy(wires: list[Mesh], source: str) -> N
     ]
     assert [answer["node"] for answer in answers] == ["n1", "n2", "n3"]
     orders = [order for answer in answers for order in answer["orders"]]
-    assert sum(order["bytes"] for order in orders) == 2 * COPIES * size_of(wires[0], snapshot)
+    assert sum(order["bytes"] for order in orders) == 2 * size_of(wires[0], snapshot)
     # A node's samples are told by the bytes that it has of them.
-    assert sum(order["samples"] for order in orders) == pytest.approx(2 * COPIES * COUNT, abs=12)
+    assert sum(order["samples"] for order in orders) == pytest.approx(2 * COUNT, abs=12)
     assert all(order["bytes"] < size_of(wires[0], snapshot) for order in orders)
 
 

@@ -63,6 +63,9 @@ class Others:
     def is_first_replica(self, bucket: str, key: str) -> bool:
         return False
 
+    def slots_read_here(self, bucket: str, *, first_only: bool) -> None:
+        return None
+
     def has_peer_copies(self, bucket: str, key: str) -> bool:
         return True
 

@@ -102,6 +102,25 @@ def test_this_node_is_asked_for_what_it_came_to_read_meanwhile() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("homes", [(), ("n3", "n1"), ("n2",)])
+@pytest.mark.parametrize("writes", ["", "through", "off"])
+def test_the_slots_that_are_read_here_are_those_of_the_routes(writes: str, homes: tuple[str, ...]) -> None:
+    async def run() -> None:
+        control = MemoryControl(SystemClock())
+        await ClusterMapStore(control).update_map(lambda _: _cluster("n1", "n2", "n3"))
+        mesh = ClusterView(
+            "n1", control, lambda bucket: 0, writes_of=lambda bucket: writes, homes_of=lambda bucket: homes
+        )
+        first, all_of_it = (mesh.slots_read_here("b", first_only=first) for first in (True, False))
+        for number in range(300):
+            readers = mesh.route_for("b", f"k{number}").read_set
+            slot = slot_of("b", f"k{number}", mesh.current_map().slots)
+            assert first[slot] == (readers[0].node_id == "n1")
+            assert all_of_it[slot] == ("n1" in [node.node_id for node in readers])
+
+    asyncio.run(run())
+
+
 def test_a_search_asks_every_replica_in_each_round_and_then_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_selection, "_ROUNDS", 2)
     monkeypatch.setattr(replica_selection, "_PAUSE", 0.01)

@@ -16,6 +16,7 @@ import simpy
 from meshd.batches.read_ahead.extents import window_end
 from meshd.batches.read_ahead.windows import (
     MAX_WINDOW_ROWS,
+    MAX_WINDOW_SPAN,
     MIN_WINDOW_BYTES,
     first_size,
     fitting_size,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True, eq=False)
 class _Window:
     """Positions first…end−1. rows: int64[n], the samples in stored order of shards; shards: int64[k]; done:
-    float64[k], when each has been read; owners: int64[k], the node that reads each."""
+    float64[k], when each has been read; owners: int64[k], the node that reads each; bytes: of each node."""
 
     first: int
     end: int
@@ -166,7 +167,7 @@ class EpochSimulation:
         jobs = self.scenario.jobs
         spec = ShuffleSpec(jobs.shuffle, jobs.block_shards if jobs.shuffle == "blocks" else 0)
         order = shuffle_order(spec, self._starts, seed, epoch)
-        return _Reader(order, 0, first_size(order, jobs.batch))
+        return _Reader(order, 0, first_size(order, jobs.batch / self.scenario.mesh.nodes))
 
     def _batch(self, reader: _Reader, seed: int, epoch: int, step: int) -> Process:
         """Take the batch of a step from the request to its arrival; jobs that share have it prepared once."""
@@ -220,11 +221,10 @@ class EpochSimulation:
         return owners, done
 
     def _share(self) -> int:
-        """Return the bytes of the epoch that windows of one job may hold, over all nodes."""
+        """Return the bytes that windows of one job may hold on each node."""
         mesh, jobs = self.scenario.mesh, self.scenario.jobs
         readers = 1 if jobs.sharing else jobs.count
-        whole = mesh.read_ahead_bytes * (mesh.nodes if mesh.windows == "node" else 1)
-        return int(max(whole, 2 * MIN_WINDOW_BYTES) // readers)
+        return int(max(mesh.read_ahead_bytes, 2 * MIN_WINDOW_BYTES) // readers)
 
     def _extend(self, reader: _Reader, first: int, end: int) -> None:
         """Drop windows that are consumed, and add others while they fit."""
@@ -240,12 +240,17 @@ class EpochSimulation:
             reader.next, reader.size = window.end, next_size(reader.order, reader.size, share)
 
     def _cut(self, reader: _Reader, size: int) -> _Window:
-        """Cut the next window of about `size` bytes, and queue its reads."""
+        """Cut the next window, of about `size` bytes on each node, and queue its reads. All nodes have an
+        equal share here, so their windows end at the same positions."""
         order, first, each = reader.order, reader.next, self._data.sample_bytes
-        rows = MAX_WINDOW_ROWS if self.scenario.mesh.windows == "epoch" else order.n
-        count = min(int(1.25 * size / each) + 1, rows, order.n - first)
+        nodes = self.scenario.mesh.nodes
+        rows = min(int(1.25 * size / each) + 1, MAX_WINDOW_ROWS) * nodes
+        last = first + min(rows, MAX_WINDOW_SPAN, order.n - first)
         ends = order.window_ends if isinstance(order, BlocksOrder) else None
-        end = window_end(np.full(count, each, np.int64), MIN_WINDOW_BYTES, size, first, ends)
+        positions = np.arange(first, last, dtype=np.int64)
+        lengths = np.full(positions.size, each, np.int64)
+        least, most = MIN_WINDOW_BYTES * nodes, size * nodes
+        end = window_end(positions, lengths, least, most, first, last, ends)
         samples = np.sort(order.samples_at(np.arange(first, end, dtype=np.int64)))
         of_sample = np.searchsorted(self._starts, samples, side="right") - 1
         shards, counts = np.unique(of_sample, return_counts=True)
@@ -259,7 +264,7 @@ class EpochSimulation:
             np.cumsum(counts[there]),
             owners[there],
         )
-        return _Window(first, end, shards, owners, done, (end - first) * each)
+        return _Window(first, end, shards, owners, done, (end - first) * each // nodes)
 
     def _read_again(self, parts: list[_Window]) -> None:
         """Read the shards of windows whose nodes are gone from their present owners, whole."""

@@ -25,9 +25,8 @@ class Mesh:
     """The nodes, all alike.
 
     copies: of every shard; slots: of the map; nodes_per_rack: a rack is a zone. read_ahead_bytes: the setting
-    of a node; page_cache_bytes: memory in which it has what it read. windows: `epoch`, as nodes cut them: by
-    all bytes of the epoch; `node`: by the bytes that a node has itself. rack_oversubscription: sum of the
-    nodes' ports ÷ the uplink. lease_seconds: until the map says that a node is away; lost_seconds: until it
+    of a node; page_cache_bytes: memory in which it has what it read. rack_oversubscription: sum of the nodes'
+    ports ÷ the uplink. lease_seconds: until the map says that a node is away; lost_seconds: until it
     is given up, and repair begins; repair_bytes_per_second: of each node."""
 
     nodes: int
@@ -39,7 +38,6 @@ class Mesh:
     seek_scale: float = 1.0
     read_ahead_bytes: float = 64e9
     page_cache_bytes: float = 64e9
-    windows: Literal["epoch", "node"] = "epoch"
     cores_per_node: int = 32
     nic_bytes_per_second: float = 3.125e9
     rack_oversubscription: float = 1.0
@@ -202,8 +200,8 @@ def _check(found: Scenario) -> None:
         raise ConfigurationError("[mesh]: at most 32,767 nodes; slots is a power of two")
     if jobs.shuffle not in ("blocks", "global", "none") or min(jobs.count, jobs.batch, jobs.prefetch) < 1:
         raise ConfigurationError("[jobs]: count, batch and prefetch are at least 1; see docs/simulator.md")
-    if mesh.windows not in ("epoch", "node") or not 0 < jobs.share <= 1:
-        raise ConfigurationError("[mesh] windows is `epoch` or `node`; [jobs] share is above 0 and at most 1")
+    if not 0 < jobs.share <= 1:
+        raise ConfigurationError("[jobs] share is above 0 and at most 1")
     for fault in found.faults:
         if fault.kind not in get_args(FaultKind):
             raise ConfigurationError(f"[[fault]] kind = {fault.kind!r}: {', '.join(get_args(FaultKind))}")
