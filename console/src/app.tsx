@@ -94,6 +94,9 @@ function Shell({ session, onSignOut }: { session: Session; onSignOut(): void }):
     return () => removeEventListener("hashchange", change);
   }, []);
   const current = route.path[0] || "overview";
+  useEffect(() => {
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+  }, [current]);
   return (
     <div class="shell">
       <a class="skip" href="#main" onClick={(event) => {

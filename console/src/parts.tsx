@@ -1,6 +1,7 @@
 // Parts of pages: messages, charts, meters, dialogs.
 
-import type { ComponentChildren, JSX, TargetedEvent } from "preact";
+import { cloneElement, toChildArray } from "preact";
+import type { ComponentChildren, JSX, TargetedEvent, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError } from "./api";
 
@@ -81,6 +82,40 @@ export function Meter({ label, used, total, text, goal, ahead = 0 }: {
         {ahead > 0 && <div class="fill ahead" style={{ width: `${100 * Math.min(1 - share, ahead / total)}%` }} />}
       </div>
     </div>
+  );
+}
+
+interface Cell {
+  children?: ComponentChildren;
+  role?: string;
+  "data-column"?: string;
+}
+
+/**
+ * A table, whose rows are cards on a phone: there each cell says the name of its column. `head` has these names, with "#"
+ * before those of numbers, and "" for actions; children are its `tr`.
+ */
+export function Table({ head, children }: { head: string[]; children: ComponentChildren }): JSX.Element {
+  const names = head.map((name) => name.replace("#", ""));
+  const cell = (each: VNode<Cell>, at: number): VNode =>
+    cloneElement(each, { role: "cell", "data-column": names[at] });
+  return (
+    <table class="list" role="table">
+      <thead role="rowgroup">
+        <tr role="row">
+          {head.map((name, at) => (
+            <th key={name} role="columnheader" scope="col" class={name.startsWith("#") ? "number" : ""}>
+              {names[at] || <span class="hidden">Actions</span>}
+            </th>
+          ))}
+        </tr>
+      </thead>
+      <tbody role="rowgroup">
+        {(toChildArray(children) as VNode<Cell>[]).map((row) =>
+          cloneElement(row, { role: "row" }, (toChildArray(row.props.children) as VNode<Cell>[]).map(cell)),
+        )}
+      </tbody>
+    </table>
   );
 }
 

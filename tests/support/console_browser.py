@@ -88,7 +88,7 @@ class Browser:
         """Keep a picture of the page, if that is asked for."""
         folder = os.environ.get(SCREENSHOTS)
         if folder:
-            self.page.screenshot(path=str(Path(folder) / f"{name}.png"))
+            self.page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { json } from "../api";
 import { bytes, time } from "../format";
-import { Empty, Heading, Loading, Problem, useLoaded } from "../parts";
+import { Empty, Heading, Loading, Problem, Table, useLoaded } from "../parts";
 
 interface Entry {
   time: string;
@@ -62,40 +62,27 @@ export function AuditPage(): JSX.Element {
       {value && value.entries.length > 0 && (
         <>
           <p class="quiet">The last requests that {value.node} answered, the latest first; other nodes have their own.</p>
-          <table class="list">
-            <thead>
-              <tr>
-                <th scope="col">When</th>
-                <th scope="col">Who</th>
-                <th scope="col">What</th>
-                <th scope="col">Answer</th>
-                <th scope="col" class="number">
-                  Bytes
-                </th>
+          <Table head={["When", "Who", "What", "Answer", "#Bytes"]}>
+            {value.entries.map((entry) => (
+              <tr key={entry.request_id}>
+                <td class="quiet" title={entry.time}>
+                  {time(entry.time)}
+                </td>
+                <td>
+                  {entry.user ?? "nobody"} <span class="quiet">{entry.remote}</span>
+                </td>
+                <td class="long">
+                  {entry.operation}{" "}
+                  <span class="quiet">{entry.bucket ? `s3://${entry.bucket}/${entry.key ?? ""}` : entry.path}</span>
+                </td>
+                <td>
+                  <span class={`tag ${entry.status >= 500 ? "bad" : entry.status >= 400 ? "warn" : ""}`}>{entry.status}</span>{" "}
+                  {entry.code} <span class="quiet">{entry.ms.toFixed(1)} ms</span>
+                </td>
+                <td class="number">{bytes((entry.bytes_in ?? 0) + (entry.bytes_out ?? 0))}</td>
               </tr>
-            </thead>
-            <tbody>
-              {value.entries.map((entry) => (
-                <tr key={entry.request_id}>
-                  <td class="quiet" title={entry.time}>
-                    {time(entry.time)}
-                  </td>
-                  <td>
-                    {entry.user ?? "nobody"} <span class="quiet">{entry.remote}</span>
-                  </td>
-                  <td class="long">
-                    {entry.operation}{" "}
-                    <span class="quiet">{entry.bucket ? `s3://${entry.bucket}/${entry.key ?? ""}` : entry.path}</span>
-                  </td>
-                  <td>
-                    <span class={`tag ${entry.status >= 500 ? "bad" : entry.status >= 400 ? "warn" : ""}`}>{entry.status}</span>{" "}
-                    {entry.code} <span class="quiet">{entry.ms.toFixed(1)} ms</span>
-                  </td>
-                  <td class="number">{bytes((entry.bytes_in ?? 0) + (entry.bytes_out ?? 0))}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
+            ))}
+          </Table>
         </>
       )}
     </>

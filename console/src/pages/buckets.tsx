@@ -3,7 +3,7 @@
 import type { JSX, TargetedEvent } from "preact";
 import { useState } from "preact/hooks";
 import { time } from "../format";
-import { Dialog, Empty, Heading, Loading, Problem, useLoaded } from "../parts";
+import { Dialog, Empty, Heading, Loading, Problem, Table, useLoaded } from "../parts";
 import { createBucket, deleteBucket, listBuckets } from "../s3";
 
 export function BucketsPage(): JSX.Element {
@@ -21,32 +21,21 @@ export function BucketsPage(): JSX.Element {
       {!buckets && !error && <Loading />}
       {buckets?.length === 0 && <Empty>This key sees no bucket yet.</Empty>}
       {buckets && buckets.length > 0 && (
-        <table class="list">
-          <thead>
-            <tr>
-              <th scope="col">Name</th>
-              <th scope="col">Created</th>
-              <th scope="col">
-                <span class="hidden">Actions</span>
-              </th>
+        <Table head={["Name", "Created", ""]}>
+          {buckets.map(({ name, created }) => (
+            <tr key={name}>
+              <td>
+                <a href={`#/buckets/${encodeURIComponent(name)}`}>{name}</a>
+              </td>
+              <td class="quiet">{time(created)}</td>
+              <td class="actions">
+                <button type="button" class="plain" onClick={() => setRemoving(name)} aria-label={`Delete ${name}`}>
+                  Delete
+                </button>
+              </td>
             </tr>
-          </thead>
-          <tbody>
-            {buckets.map(({ name, created }) => (
-              <tr key={name}>
-                <td>
-                  <a href={`#/buckets/${encodeURIComponent(name)}`}>{name}</a>
-                </td>
-                <td class="quiet">{time(created)}</td>
-                <td class="actions">
-                  <button type="button" class="plain" onClick={() => setRemoving(name)} aria-label={`Delete ${name}`}>
-                    Delete
-                  </button>
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+          ))}
+        </Table>
       )}
       {adding && <NewBucket onClose={() => setAdding(false)} onDone={reload} />}
       {removing && <RemoveBucket name={removing} onClose={() => setRemoving("")} onDone={reload} />}

@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { json } from "../api";
 import { listPlans, listSnapshots } from "../documents";
 import { ago, bytes, count, percent } from "../format";
-import { Empty, Heading, Loading, Problem, useLoaded } from "../parts";
+import { Empty, Heading, Loading, Problem, Table, useLoaded } from "../parts";
 import type { BadSample, FieldStatistics, Statistics, StoredPlan } from "../schema";
 import { BadSamples, loadBad, PlanTable } from "./plan";
 
@@ -25,30 +25,20 @@ function Datasets(): JSX.Element {
         <Empty>No dataset yet. mesh.open("s3://BUCKET/PREFIX", …), or mesh snapshot, makes the first snapshot.</Empty>
       )}
       {snapshots && snapshots.length > 0 && (
-        <table class="list">
-          <thead>
-            <tr>
-              <th scope="col">Snapshot</th>
-              <th scope="col">Source</th>
-              <th scope="col">Samples are</th>
-              <th scope="col">Last used</th>
+        <Table head={["Snapshot", "Source", "Samples are", "Last used"]}>
+          {snapshots.map((each) => (
+            <tr key={each.hash}>
+              <td>
+                <a href={`#/datasets/${each.hash}`} class="hash">
+                  {each.hash.slice(0, 12)}
+                </a>
+              </td>
+              <td class="long">{each.source}</td>
+              <td>{each.kind}</td>
+              <td class="quiet">{ago(each.used_ms)}</td>
             </tr>
-          </thead>
-          <tbody>
-            {snapshots.map((each) => (
-              <tr key={each.hash}>
-                <td>
-                  <a href={`#/datasets/${each.hash}`} class="hash">
-                    {each.hash.slice(0, 12)}
-                  </a>
-                </td>
-                <td class="long">{each.source}</td>
-                <td>{each.kind}</td>
-                <td class="quiet">{ago(each.used_ms)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+          ))}
+        </Table>
       )}
     </>
   );

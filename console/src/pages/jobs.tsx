@@ -5,7 +5,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { request } from "../api";
 import { ago, bytes, count, duration, percent } from "../format";
 import { useLive } from "../live";
-import { Empty, Heading, Loading, Meter, Problem } from "../parts";
+import { Empty, Heading, Loading, Meter, Problem, Table } from "../parts";
 import type { Activity, Job, Jobs, LoaderActivity } from "../schema";
 
 const WATCHED = ["/-/activity", "/-/jobs"];
@@ -197,65 +197,51 @@ function JobTable({ jobs }: { jobs: Job[] }): JSX.Element {
   return (
     <>
       <Problem error={error} />
-      <table class="list">
-        <thead>
-          <tr>
-            <th scope="col">Job</th>
-            <th scope="col">State</th>
-            <th scope="col">Progress</th>
-            <th scope="col">Owner</th>
-            <th scope="col">Begun</th>
-            <th scope="col">
-              <span class="hidden">Actions</span>
-            </th>
+      <Table head={["Job", "State", "Progress", "Owner", "Begun", ""]}>
+        {jobs.map((job) => (
+          <tr key={job.id}>
+            <td>
+              {job.kind} <span class="hash quiet">{job.id.slice(0, 8)}</span>
+            </td>
+            <td>
+              <span class={`tag ${job.state === "failed" ? "bad" : job.state === "done" ? "good" : ""}`}>{job.state}</span>
+              {(job.error || job.failures[0]) && (
+                <details>
+                  <summary>{job.failed ? `${count(job.failed)} sources were not read` : "Why"}</summary>
+                  {job.error && <p>{job.error}</p>}
+                  <ul>
+                    {job.failures.slice(0, 5).map((failure) => (
+                      <li key={failure.name}>
+                        {failure.name}: {failure.error}
+                      </li>
+                    ))}
+                  </ul>
+                </details>
+              )}
+            </td>
+            <td>
+              <progress
+                max={job.progress.bytes_total || 1}
+                value={job.state === "done" ? job.progress.bytes_total || 1 : job.progress.bytes}
+                aria-label={`Progress of ${job.kind} ${job.id.slice(0, 8)}`}
+              />{" "}
+              <span class="quiet">
+                {bytes(job.progress.bytes)}
+                {job.eta_s !== undefined && job.eta_s !== null && `, ${duration(job.eta_s)} to go`}
+              </span>
+            </td>
+            <td>{job.owner}</td>
+            <td class="quiet">{ago(job.created_ms)}</td>
+            <td class="actions">
+              {["waiting", "running", "queued"].includes(job.state) && (
+                <button type="button" class="plain" onClick={() => cancel(job)} aria-label={`Cancel ${job.kind} ${job.id.slice(0, 8)}`}>
+                  Cancel
+                </button>
+              )}
+            </td>
           </tr>
-        </thead>
-        <tbody>
-          {jobs.map((job) => (
-            <tr key={job.id}>
-              <td>
-                {job.kind} <span class="hash quiet">{job.id.slice(0, 8)}</span>
-              </td>
-              <td>
-                <span class={`tag ${job.state === "failed" ? "bad" : job.state === "done" ? "good" : ""}`}>{job.state}</span>
-                {(job.error || job.failures[0]) && (
-                  <details>
-                    <summary>{job.failed ? `${count(job.failed)} sources were not read` : "Why"}</summary>
-                    {job.error && <p>{job.error}</p>}
-                    <ul>
-                      {job.failures.slice(0, 5).map((failure) => (
-                        <li key={failure.name}>
-                          {failure.name}: {failure.error}
-                        </li>
-                      ))}
-                    </ul>
-                  </details>
-                )}
-              </td>
-              <td>
-                <progress
-                  max={job.progress.bytes_total || 1}
-                  value={job.state === "done" ? job.progress.bytes_total || 1 : job.progress.bytes}
-                  aria-label={`Progress of ${job.kind} ${job.id.slice(0, 8)}`}
-                />{" "}
-                <span class="quiet">
-                  {bytes(job.progress.bytes)}
-                  {job.eta_s !== undefined && job.eta_s !== null && `, ${duration(job.eta_s)} to go`}
-                </span>
-              </td>
-              <td>{job.owner}</td>
-              <td class="quiet">{ago(job.created_ms)}</td>
-              <td class="actions">
-                {["waiting", "running", "queued"].includes(job.state) && (
-                  <button type="button" class="plain" onClick={() => cancel(job)} aria-label={`Cancel ${job.kind} ${job.id.slice(0, 8)}`}>
-                    Cancel
-                  </button>
-                )}
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+        ))}
+      </Table>
     </>
   );
 }

@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { json } from "../api";
 import { ago, bytes } from "../format";
 import { isNpy, parseNpy } from "../npy";
-import { Empty, Heading, Loading, Problem, useLoaded } from "../parts";
+import { Empty, Heading, Loading, Problem, Table, useLoaded } from "../parts";
 import type { Module, Modules as PushedModules, Ops, Trial as TrialReply, TrialResult as TrialRow } from "../schema";
 import { ArrayPreview, textOf } from "./preview";
 
@@ -36,33 +36,24 @@ export function OpsPage(): JSX.Element {
           <input type="search" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
         </label>
         {found && (
-          <table class="list">
-            <thead>
-              <tr>
-                <th scope="col">Op</th>
-                <th scope="col">What it does</th>
-                <th scope="col">Arguments</th>
+          <Table head={["Op", "What it does", "Arguments"]}>
+            {found.map((op) => (
+              <tr key={op.op}>
+                <td>
+                  <strong>{op.op}</strong>
+                </td>
+                <td>
+                  {op.summary}
+                  {op.takes && (
+                    <p class="quiet">
+                      {op.takes} → {op.gives}
+                    </p>
+                  )}
+                </td>
+                <td>{op.arguments.join(", ")}</td>
               </tr>
-            </thead>
-            <tbody>
-              {found.map((op) => (
-                <tr key={op.op}>
-                  <td>
-                    <strong>{op.op}</strong>
-                  </td>
-                  <td>
-                    {op.summary}
-                    {op.takes && (
-                      <p class="quiet">
-                        {op.takes} → {op.gives}
-                      </p>
-                    )}
-                  </td>
-                  <td>{op.arguments.join(", ")}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
+            ))}
+          </Table>
         )}
       </section>
     </>
@@ -71,33 +62,23 @@ export function OpsPage(): JSX.Element {
 
 function Modules({ modules }: { modules: Module[] }): JSX.Element {
   return (
-    <table class="list">
-      <thead>
-        <tr>
-          <th scope="col">Module</th>
-          <th scope="col">Ops</th>
-          <th scope="col">Build</th>
-          <th scope="col">Pushed</th>
-        </tr>
-      </thead>
-      <tbody>
-        {modules.flatMap(({ module, version, builds }) =>
-          builds.map((build) => (
-            <tr key={`${module} ${build.version}`}>
-              <td>
-                {module} {build.version === version && <span class="tag good">latest</span>}
-                {build.draft && <span class="tag">draft</span>}
-              </td>
-              <td>{build.ops.join(", ")}</td>
-              <td class="hash">{build.version.replace("sha256:", "").slice(0, 12)}</td>
-              <td class="quiet">
-                {ago(build.pushed_ms)} by {build.pushed_by}
-              </td>
-            </tr>
-          )),
-        )}
-      </tbody>
-    </table>
+    <Table head={["Module", "Ops", "Build", "Pushed"]}>
+      {modules.flatMap(({ module, version, builds }) =>
+        builds.map((build) => (
+          <tr key={`${module} ${build.version}`}>
+            <td>
+              {module} {build.version === version && <span class="tag good">latest</span>}
+              {build.draft && <span class="tag">draft</span>}
+            </td>
+            <td>{build.ops.join(", ")}</td>
+            <td class="hash">{build.version.replace("sha256:", "").slice(0, 12)}</td>
+            <td class="quiet">
+              {ago(build.pushed_ms)} by {build.pushed_by}
+            </td>
+          </tr>
+        )),
+      )}
+    </Table>
   );
 }
 

@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { json } from "../api";
 import { ago, count } from "../format";
-import { Loading, Problem, useLoaded } from "../parts";
+import { Loading, Problem, Table, useLoaded } from "../parts";
 import type { BadSample, PlanDescription, StoredPlan } from "../schema";
 
 interface Op {
@@ -87,36 +87,23 @@ function short(value: unknown): string {
 /** Plans with links to their batches. */
 export function PlanTable({ plans }: { plans: StoredPlan[] }): JSX.Element {
   return (
-    <table class="list">
-      <thead>
-        <tr>
-          <th scope="col">Plan</th>
-          <th scope="col">Dataset</th>
-          <th scope="col" class="number">
-            Samples
-          </th>
-          <th scope="col">Ops</th>
-          <th scope="col">Last used</th>
+    <Table head={["Plan", "Dataset", "#Samples", "Ops", "Last used"]}>
+      {plans.map((each) => (
+        <tr key={each.hash}>
+          <td>
+            <a href={`#/batches/${each.hash}`} class="hash">
+              {each.hash.slice(0, 12)}
+            </a>
+          </td>
+          <td>
+            <a href={`#/datasets/${each.snapshot}`}>{each.buckets.map((bucket) => `s3://${bucket}`).join(", ")}</a>
+          </td>
+          <td class="number">{count(each.samples)}</td>
+          <td>{each.ops.join(" → ") || "as stored"}</td>
+          <td class="quiet">{ago(each.used_ms)}</td>
         </tr>
-      </thead>
-      <tbody>
-        {plans.map((each) => (
-          <tr key={each.hash}>
-            <td>
-              <a href={`#/batches/${each.hash}`} class="hash">
-                {each.hash.slice(0, 12)}
-              </a>
-            </td>
-            <td>
-              <a href={`#/datasets/${each.snapshot}`}>{each.buckets.map((bucket) => `s3://${bucket}`).join(", ")}</a>
-            </td>
-            <td class="number">{count(each.samples)}</td>
-            <td>{each.ops.join(" → ") || "as stored"}</td>
-            <td class="quiet">{ago(each.used_ms)}</td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
+      ))}
+    </Table>
   );
 }
 
@@ -126,28 +113,16 @@ export function BadSamples({ bad }: { bad: BadSample[] }): JSX.Element {
   return (
     <>
       <h2>Samples that could not be used</h2>
-      <table class="list">
-        <thead>
-          <tr>
-            <th scope="col">Sample</th>
-            <th scope="col">Op</th>
-            <th scope="col">Why</th>
-            <th scope="col" class="number">
-              Times
-            </th>
+      <Table head={["Sample", "Op", "Why", "#Times"]}>
+        {bad.slice(0, SHOWN).map((each) => (
+          <tr key={`${each.key} ${each.op}`}>
+            <td>{each.key}</td>
+            <td>{each.op}</td>
+            <td>{each.error}</td>
+            <td class="number">{count(each.times)}</td>
           </tr>
-        </thead>
-        <tbody>
-          {bad.slice(0, SHOWN).map((each) => (
-            <tr key={`${each.key} ${each.op}`}>
-              <td>{each.key}</td>
-              <td>{each.op}</td>
-              <td>{each.error}</td>
-              <td class="number">{count(each.times)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+        ))}
+      </Table>
       {bad.length > SHOWN && <p class="quiet">The first {count(SHOWN)} of {count(bad.length)} are shown.</p>}
     </>
   );

@@ -9,7 +9,7 @@ import { picture, wave } from "../frame";
 import { isArchive, isTable, pictureType, soundType } from "../magic";
 import { isNpy, parseNpy, type Npy } from "../npy";
 import { Picture, Wave } from "../tensors";
-import { Dialog, Loading, Problem, useLoaded } from "../parts";
+import { Dialog, Loading, Problem, Table, useLoaded } from "../parts";
 import type { TablePreview as TablePreviewed } from "../schema";
 import { numbers } from "./row";
 import { head, listTags, listVersions, read, type Entry, type ObjectHead } from "../s3";
@@ -263,26 +263,16 @@ function ArchivePreview({ found, bucket, name }: { found: Members; bucket: strin
   return (
     <>
       <div class="preview sheet" tabIndex={0} role="region" aria-label={`Files in ${name}`}>
-        <table class="list">
-          <thead>
-            <tr>
-              <th scope="col">File</th>
-              <th scope="col" class="number">
-                Size
-              </th>
+        <Table head={["File", "#Size"]}>
+          {found.members.map((member) => (
+            <tr key={member.name}>
+              <td>
+                <Member bucket={bucket} archive={name} name={member.name} />
+              </td>
+              <td class="number">{bytes(member.size)}</td>
             </tr>
-          </thead>
-          <tbody>
-            {found.members.map((member) => (
-              <tr key={member.name}>
-                <td>
-                  <Member bucket={bucket} archive={name} name={member.name} />
-                </td>
-                <td class="number">{bytes(member.size)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+          ))}
+        </Table>
       </div>
       <p class="quiet">
         {found.kind}: {count(found.count)} files
@@ -347,44 +337,30 @@ function TagsAndVersions({ bucket, name }: { bucket: string; name: string }): JS
       </p>
       <Problem error={versions.error} />
       {versions.value && (
-        <table class="list">
-          <thead>
-            <tr>
-              <th scope="col">Version</th>
-              <th scope="col">Modified</th>
-              <th scope="col" class="number">
-                Size
-              </th>
-              <th scope="col">
-                <span class="hidden">Actions</span>
-              </th>
+        <Table head={["Version", "Modified", "#Size", ""]}>
+          {versions.value.map((version) => (
+            <tr key={version.id}>
+              <td>
+                <span class="hash">{version.id}</span>{" "}
+                {version.latest && <span class="tag good">latest</span>}
+                {version.marker && <span class="tag warn">deleted</span>}
+              </td>
+              <td class="quiet">{time(version.modified)}</td>
+              <td class="number">{version.marker ? "" : bytes(version.size)}</td>
+              <td class="actions">
+                {!version.marker && (
+                  <a
+                    href={downloadUrl(bucket, name, version.id)}
+                    download={name.split("/").pop() ?? ""}
+                    aria-label={`Download version ${version.id}`}
+                  >
+                    Download
+                  </a>
+                )}
+              </td>
             </tr>
-          </thead>
-          <tbody>
-            {versions.value.map((version) => (
-              <tr key={version.id}>
-                <td>
-                  <span class="hash">{version.id}</span>{" "}
-                  {version.latest && <span class="tag good">latest</span>}
-                  {version.marker && <span class="tag warn">deleted</span>}
-                </td>
-                <td class="quiet">{time(version.modified)}</td>
-                <td class="number">{version.marker ? "" : bytes(version.size)}</td>
-                <td class="actions">
-                  {!version.marker && (
-                    <a
-                      href={downloadUrl(bucket, name, version.id)}
-                      download={name.split("/").pop() ?? ""}
-                      aria-label={`Download version ${version.id}`}
-                    >
-                      Download
-                    </a>
-                  )}
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+          ))}
+        </Table>
       )}
     </>
   );

@@ -3,7 +3,7 @@
 import type { JSX, TargetedEvent } from "preact";
 import { useState } from "preact/hooks";
 import { json } from "../api";
-import { Dialog, Empty, Heading, Loading, Problem, useLoaded } from "../parts";
+import { Dialog, Empty, Heading, Loading, Problem, Table, useLoaded } from "../parts";
 import type { Policy } from "../policy";
 import { PolicyWords } from "./settings";
 
@@ -143,53 +143,40 @@ function UserCard({ user, keys, run, onMade, onFailure }: {
       </p>
       {keys.length === 0 && <Empty>No key.</Empty>}
       {keys.length > 0 && (
-        <table class="list">
-          <thead>
-            <tr>
-              <th scope="col">Access key</th>
-              <th scope="col">Name</th>
-              <th scope="col">Policies</th>
-              <th scope="col">State</th>
-              <th scope="col">
-                <span class="hidden">Actions</span>
-              </th>
+        <Table head={["Access key", "Name", "Policies", "State", ""]}>
+          {keys.map((key) => (
+            <tr key={key.access_key}>
+              <td>
+                <code>{key.access_key}</code>
+              </td>
+              <td>{key.name}</td>
+              <td>{key.policies.join(", ")}</td>
+              <td>
+                <span class={`tag ${key.enabled ? "good" : "warn"}`}>{key.enabled ? "enabled" : "disabled"}</span>
+              </td>
+              <td class="actions">
+                {!fixed && (
+                <button
+                  type="button"
+                  class="plain"
+                  aria-label={`${key.enabled ? "Disable" : "Enable"} ${key.access_key}`}
+                  onClick={() => run(json(path(key), { method: "PATCH", body: JSON.stringify({ enabled: !key.enabled }) }))}
+                >
+                  {key.enabled ? "Disable" : "Enable"}
+                </button>
+                )}
+                <button
+                  type="button"
+                  class="plain"
+                  aria-label={`End sessions of ${key.access_key}`}
+                  onClick={() => run(json(`${path(key)}/sessions`, { method: "DELETE" }))}
+                >
+                  End sessions
+                </button>
+              </td>
             </tr>
-          </thead>
-          <tbody>
-            {keys.map((key) => (
-              <tr key={key.access_key}>
-                <td>
-                  <code>{key.access_key}</code>
-                </td>
-                <td>{key.name}</td>
-                <td>{key.policies.join(", ")}</td>
-                <td>
-                  <span class={`tag ${key.enabled ? "good" : "warn"}`}>{key.enabled ? "enabled" : "disabled"}</span>
-                </td>
-                <td class="actions">
-                  {!fixed && (
-                  <button
-                    type="button"
-                    class="plain"
-                    aria-label={`${key.enabled ? "Disable" : "Enable"} ${key.access_key}`}
-                    onClick={() => run(json(path(key), { method: "PATCH", body: JSON.stringify({ enabled: !key.enabled }) }))}
-                  >
-                    {key.enabled ? "Disable" : "Enable"}
-                  </button>
-                  )}
-                  <button
-                    type="button"
-                    class="plain"
-                    aria-label={`End sessions of ${key.access_key}`}
-                    onClick={() => run(json(`${path(key)}/sessions`, { method: "DELETE" }))}
-                  >
-                    End sessions
-                  </button>
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+          ))}
+        </Table>
       )}
       {!fixed && (
         <div class="buttons start">

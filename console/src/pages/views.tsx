@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { json } from "../api";
 import { ago } from "../format";
 import type { View, Views } from "../schema";
-import { Empty, Heading, Loading, Problem, useLoaded } from "../parts";
+import { Empty, Heading, Loading, Problem, Table, useLoaded } from "../parts";
 
 export function ViewsPage(): JSX.Element {
   const { value, error } = useLoaded((signal) => json<Views>("/-/views", { signal }), []);
@@ -17,32 +17,21 @@ export function ViewsPage(): JSX.Element {
       {!value && !error && <Loading />}
       {value?.views.length === 0 && <Empty>No view of this key. mesh view makes one.</Empty>}
       {value && value.views.length > 0 && (
-        <table class="list">
-          <thead>
-            <tr>
-              <th scope="col">View</th>
-              <th scope="col">Made from</th>
-              <th scope="col">How</th>
-              <th scope="col">Owner</th>
-              <th scope="col">Created</th>
+        <Table head={["View", "Made from", "How", "Owner", "Created"]}>
+          {value.views.map((view) => (
+            <tr key={view.name}>
+              <td>
+                <a href={`#/buckets/${encodeURIComponent(view.name)}`}>{view.name}</a>
+              </td>
+              <td class="long">
+                s3://{view.bucket}/{String(view.view.prefix ?? "")}
+              </td>
+              <td>{howOf(view.view)}</td>
+              <td>{view.owner}</td>
+              <td class="quiet">{ago(view.created_ms)}</td>
             </tr>
-          </thead>
-          <tbody>
-            {value.views.map((view) => (
-              <tr key={view.name}>
-                <td>
-                  <a href={`#/buckets/${encodeURIComponent(view.name)}`}>{view.name}</a>
-                </td>
-                <td class="long">
-                  s3://{view.bucket}/{String(view.view.prefix ?? "")}
-                </td>
-                <td>{howOf(view.view)}</td>
-                <td>{view.owner}</td>
-                <td class="quiet">{ago(view.created_ms)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+          ))}
+        </Table>
       )}
     </>
   );
