@@ -118,6 +118,7 @@ export interface LoaderActivity {
   epochs_requested: number;
   epoch_samples: number;
   stalls: Record<string, number>;
+  plan: string;
 }
 
 /** A module with its builds, latest first. */
@@ -157,6 +158,8 @@ export interface NodeActivity {
   totals: Record<string, number>;
   gauges: Record<string, number>;
   loaders: Record<string, LoaderActivity>;
+  plans?: Record<string, PlanActivity>;
+  disks?: Record<string, Record<string, number>>;
   history?: Record<string, number[]>;
 }
 
@@ -173,6 +176,17 @@ export interface Op {
 /** The op library. */
 export interface Ops {
   ops: Op[];
+}
+
+/** What a plan costs a node: rows that were rendered, their processor seconds and seconds of reading; samples that were `read_ahead` with so many `seeks`; frames that were `made`, and requests that `shared` one. */
+export interface PlanActivity {
+  rows: number;
+  cpu: number;
+  reading: number;
+  seeks: number;
+  read_ahead: number;
+  made: number;
+  shared: number;
 }
 
 /** A plan with its spec. */

@@ -30,6 +30,7 @@ from meshd.process.wiring.cluster import (
 )
 from meshd.process.wiring.data_services import node_catalog
 from meshd.process.wiring.services import document_inventory, document_references
+from meshd.store.disks.disk_type import RotationalDisks
 from meshd.store.engine.checkpointer import LostSyncError
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
@@ -219,6 +220,9 @@ def measure_store(node: NodeContext) -> None:
             if space.is_known:
                 metrics.store_disk_free_bytes.labels(str(disk)).set(space.free)
                 metrics.store_disk_bytes.labels(str(disk)).set(space.total)
+                turns = RotationalDisks(node.settings.store.disk_type).any_of([disk])
+                metrics.store_disk_rotational.labels(str(disk)).set(turns)
+    metrics.frame_cache_limit.set(node.settings.transform.frame_cache_bytes)
 
 
 def measure_memory() -> None:

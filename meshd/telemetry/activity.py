@@ -12,7 +12,7 @@ import os
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from meshd.telemetry.metric_registry import merged_samples
+from meshd.telemetry.metric_registry import OTHER, merged_samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +49,7 @@ GAUGES: Final[Mapping[str, str]] = {
     "disk_bytes": "meshd_store_disk_bytes",
     "disk_free_bytes": "meshd_store_disk_free_bytes",
     "frame_cache_bytes": "meshd_frame_cache_bytes",
+    "frame_cache_limit": "meshd_frame_cache_limit_bytes",
     "decoded_cache_bytes": "meshd_decoded_cache_bytes",
     "decoded_cache_limit": "meshd_decoded_cache_limit_bytes",
     "cache_bytes": "meshd_cache_bytes",
@@ -69,35 +70,70 @@ _LOADERS: Final[Mapping[str, str]] = {
     "meshd_loader_epoch_samples": "epoch_samples",
 }
 _STALLS: Final = "meshd_loader_stall_seconds_total"
+_LOOPS: Final = "meshd_loader_plan_seconds"
+_PLANS: Final[Mapping[str, str]] = {
+    "meshd_plan_rows_total": "rows",
+    "meshd_plan_cpu_seconds_total": "cpu",
+    "meshd_plan_read_seconds_total": "reading",
+    "meshd_plan_seeks_total": "seeks",
+    "meshd_plan_read_ahead_samples_total": "read_ahead",
+}
+_PLAN_FRAMES: Final = "meshd_plan_frames_total"
+_TIERS: Final = {
+    "meshd_store_disk_bytes": "bytes",
+    "meshd_store_disk_free_bytes": "free",
+    "meshd_store_disk_rotational": "rotational",
+}
 _HISTORY: Final = ("requests", "bytes_in", "bytes_out", "rows", "frames_hit", "frames_joined", "frames_miss")
 _SLOT: Final = struct.Struct(f"<q{len(_HISTORY)}d")
 _HEAD: Final = struct.Struct("<q")
 
 
 def collect_activity() -> dict[str, Any]:
-    """Return totals and gauges by name, and `loaders`: by name, what each reports about itself. Blocking,
-    some milliseconds."""
+    """Return totals and gauges by name, `loaders`: by name, what each reports about itself, `plans`: by the
+    first digits of its hash, what each costs, and `disks`: by kind, size and free space. Blocking, some
+    milliseconds."""
     totals, gauges = dict.fromkeys(TOTALS, 0.0), dict.fromkeys(GAUGES, 0.0)
     wanted: dict[str, list[tuple[str, Mapping[str, str]]]] = {}
     for name, (metric, labels) in TOTALS.items():
         wanted.setdefault(metric, []).append((name, labels))
     named = {metric: name for name, metric in GAUGES.items()}
     loaders: dict[str, dict[str, Any]] = {}
+    plans: dict[str, dict[str, float]] = {}
+    disks: dict[str, dict[str, float]] = {}
+    since: dict[str, float] = {}
     for metric, labels, value in merged_samples():
+        if metric in _TIERS:
+            disks.setdefault(labels["disk"], dict.fromkeys(_TIERS.values(), 0.0))[_TIERS[metric]] = value
+        elif metric in _PLANS or metric == _PLAN_FRAMES:
+            plan = plans.setdefault(labels["plan"], dict.fromkeys((*_PLANS.values(), "made", "shared"), 0.0))
+            made = "made" if labels.get("result") == "miss" else "shared"
+            plan[_PLANS.get(metric, made)] += value
+        elif metric == _LOOPS and value > since.get(labels["loader"], 0.0):
+            since[labels["loader"]] = value
+            _loader(loaders, labels)["plan"] = labels["plan"]
         for name, chosen in wanted.get(metric, ()):
             if all(labels.get(label) == of for label, of in chosen.items()):
                 totals[name] += value
         if metric in named:
             gauges[named[metric]] += value
         elif metric in _LOADERS or metric == _STALLS:
-            loader = loaders.setdefault(
-                labels["loader"], {**dict.fromkeys(_LOADERS.values(), 0.0), "stalls": {}}
-            )
+            loader = _loader(loaders, labels)
             if metric == _STALLS:
                 loader["stalls"][labels["stage"]] = value
             else:
                 loader[_LOADERS[metric]] = value
-    return {"totals": totals, "gauges": gauges, "loaders": loaders}
+    plans.pop(OTHER, None)
+    kinds = {kind: {"bytes": 0.0, "free": 0.0} for kind in ("rotational", "solid-state")}
+    for disk in disks.values():
+        for name, sum_of in (kind := kinds["rotational" if disk["rotational"] else "solid-state"]).items():
+            kind[name] = sum_of + disk[name]
+    return {"totals": totals, "gauges": gauges, "loaders": loaders, "plans": plans, "disks": kinds}
+
+
+def _loader(loaders: dict[str, dict[str, Any]], labels: Mapping[str, str]) -> dict[str, Any]:
+    empty = {**dict.fromkeys(_LOADERS.values(), 0.0), "stalls": {}, "plan": ""}
+    return loaders.setdefault(labels["loader"], empty)
 
 
 class ActivityHistory:

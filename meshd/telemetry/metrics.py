@@ -307,27 +307,15 @@ loader_stalls = counter(
     "loader",
     "stage",
 )
-loader_epochs = gauge(
-    "meshd_loader_epochs",
-    "How far a training loop is: epochs, with the share of the current one that it has received.",
-    "loader",
-    mode="mostrecent",
-)
-loader_requested = gauge(
-    "meshd_loader_epochs_requested",
-    "How far the loader of a training loop has requested data, in epochs.",
-    "loader",
-    mode="mostrecent",
-)
-loader_epoch_samples = gauge(
-    "meshd_loader_epoch_samples", "Samples of an epoch of a training loop.", "loader", mode="mostrecent"
-)
 frames_handed = counter(
     "meshd_frames_handed_total",
     "Batch frames handed to jobs on this host as shared memory instead of being sent.",
 )
 frames_handed_bytes = gauge("meshd_frames_handed_bytes", "Shared memory that such jobs use.")
 frame_cache_bytes = gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
+frame_cache_limit = gauge(
+    "meshd_frame_cache_limit_bytes", "Shared memory that these may take.", mode="mostrecent"
+)
 
 # jobs; state is done, failed or cancelled
 jobs_running = gauge("meshd_jobs_running", "Running jobs.", mode="mostrecent")
@@ -347,6 +335,9 @@ store_live_bytes = gauge(
 store_dead_bytes = gauge("meshd_store_dead_bytes", "Bytes that compaction will free.", mode="mostrecent")
 store_disk_free_bytes = gauge("meshd_store_disk_free_bytes", "Free bytes.", "disk", mode="mostrecent")
 store_disk_bytes = gauge("meshd_store_disk_bytes", "Size of the disk in bytes.", "disk", mode="mostrecent")
+store_disk_rotational = gauge(
+    "meshd_store_disk_rotational", "1 if the disk is a rotational one, else 0.", "disk", mode="mostrecent"
+)
 
 # store, as each process works on it; kind is full or failed
 store_commits = counter("meshd_store_commits_total", "Groups of writes made durable together.")
@@ -434,8 +425,7 @@ processes_up = gauge("meshd_processes_up", "Children that are ready.", "role", m
 
 
 def op_label(op: str) -> str:
-    """Return an op's name as a label. Users may push their own ops; names beyond the limit share one
-    label."""
+    """Return an op's name as a label; users push ops, and names beyond the limit share one label."""
     return bounded_label("op", op)
 
 

@@ -168,7 +168,7 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     decoded cache; `verdicts`: instead of `sums`, for each of those rows if only prefixes were made. A slice
     may end early: rows that are neither rendered nor failed must be requested again. `copied`: the number of
     rows in the blocks that were copied, each of which is one row in `rendered`, without checksums. `spans`:
-    what was done when, if the request is traced.
+    what was done when, if the request is traced; `cpu`: processor time of the process, in seconds.
     """
 
     number: int
@@ -183,6 +183,7 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     verdicts: tuple[int, ...] = ()
     copied: int = 0
     spans: tuple[Timed, ...] = ()
+    cpu: float = 0.0
 
 
 RENDER: Method[RenderRequest, RenderReply] = Method("render", RenderRequest, RenderReply)

@@ -235,7 +235,7 @@ class TransformPool:
             left, reply = [], msgspec.structs.replace(reply, failures=_failures(item, "op", _SILENT))
         parts = [RaggedPart(reply.rendered, reply.ragged, fds[0])] if fds else []
         sums = [RowChecksums(reply.rendered, reply.sums)] if reply.rendered and not reply.verdicts else []
-        part = RenderResult(list(reply.failures), parts, sums, reply.seconds, reply.reading)
+        part = RenderResult(list(reply.failures), parts, sums, reply.seconds, reply.reading, reply.cpu)
         part.add_kept(item, reply)
         item.call.add_result(part, len(item.rows) - len(left))
         if left and item.call.is_pending:

@@ -87,8 +87,9 @@ class KeptRow(NamedTuple):
 class RenderResult:
     """The outcome of all requested rows: those not in `failures` are in the frame, or in `parts` if ragged.
 
-    `seconds`: time of the processes; `reading`: the part of it spent on reading source bytes. If only
-    prefixes were made: `kept`, by row, with their bytes and the processor time that they took.
+    `seconds`: time of the processes; `reading`: the part of it spent on reading source bytes; `cpu`: their
+    processor time. If only prefixes were made: `kept`, by row, with their bytes and the processor time that
+    they took.
     """
 
     failures: list[Failure] = field(default_factory=list)
@@ -96,6 +97,7 @@ class RenderResult:
     checksums: list[RowChecksums] = field(default_factory=list)
     seconds: float = 0.0
     reading: float = 0.0
+    cpu: float = 0.0
     kept: dict[int, KeptRow] = field(default_factory=dict)
     kept_seconds: float = 0.0
     kept_bytes: int = 0
@@ -203,6 +205,7 @@ class RenderCall:
         self._rendered.checksums += part.checksums
         self._rendered.seconds += part.seconds
         self._rendered.reading += part.reading
+        self._rendered.cpu += part.cpu
         self._rendered.kept |= part.kept
         self._rendered.kept_seconds += part.kept_seconds
         self._rendered.kept_bytes += part.kept_bytes

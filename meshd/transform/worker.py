@@ -44,7 +44,7 @@ from meshd.transform.row_blocks import BlockCopier
 from meshd.transform.row_errors import ROW_ERRORS, row_failure
 from meshd.transform.source_files import SourceFiles, SourceGoneError
 from meshd.util import failpoints
-from meshd.util.clock import SystemClock, ThreadWorkClock
+from meshd.util.clock import SystemClock, ThreadWorkClock, cpu_seconds
 
 if TYPE_CHECKING:
     import socket
@@ -124,7 +124,7 @@ class _PoolConnection:
     def _answer(self, request: RenderRequest, fds: Sequence[int]) -> tuple[RenderReply, Sequence[int]]:
         frame_fd, progress_fd = fds
         clock = self._clock.monotonic
-        began = clock()
+        began, cpu = clock(), cpu_seconds()
         self._check_room(request)
         begin = self._watch.begin_row
 
@@ -149,7 +149,7 @@ class _PoolConnection:
             _log.exception("the renderer failed on a slice of rows")
             reply, scratch = _broken(request, error), None
         self._watch.end_row()
-        reply = msgspec.structs.replace(reply, seconds=clock() - began)
+        reply = msgspec.structs.replace(reply, seconds=clock() - began, cpu=cpu_seconds() - cpu)
         return reply, () if scratch is None else (scratch,)
 
     def _check_room(self, request: RenderRequest) -> None:

@@ -102,6 +102,11 @@ class ThreadWorkClock:
         return now - mark[1] if waits > mark[2] else busy - mark[0]
 
 
+def cpu_seconds() -> float:
+    """Return the processor time of all threads of this process."""
+    return time.process_time()
+
+
 class ManualClock:
     """A clock that moves only when advanced, for tests and replays."""
 

@@ -6,7 +6,7 @@ import { request } from "../api";
 import { ago, bytes, count, duration, percent } from "../format";
 import { useLive } from "../live";
 import { Empty, Heading, Loading, Meter, Problem, Table } from "../parts";
-import type { Activity, Job, Jobs, LoaderActivity } from "../schema";
+import type { Activity, Job, Jobs, LoaderActivity, PlanActivity } from "../schema";
 
 const WATCHED = ["/-/activity", "/-/jobs"];
 const WINDOW = 30_000;
@@ -59,33 +59,45 @@ interface Loop {
   /** How far the loop is, and what its loader has requested, in epochs. */
   epochs: number;
   requested: number;
+  /** What its plan cost the nodes, over the same time as `recent`, or since they started. */
+  cost: PlanActivity | null;
+  /** Other loops that read the same plan. */
+  others: string[];
 }
+
+type CostByPlan = Record<string, PlanActivity>;
 
 /** Returns the loops with what they did in the last half minute. */
 function useLoops(activity: Activity | undefined): Loop[] {
-  const kept = useRef<{ time: number; loops: Record<string, LoaderActivity>; parts: Parts }[]>([]);
+  const kept = useRef<{ time: number; loops: Record<string, LoaderActivity>; parts: Parts; costs: CostByPlan }[]>([]);
   const [found, setFound] = useState<Loop[]>([]);
   useEffect(() => {
     if (!activity) return;
     const loops: Record<string, LoaderActivity> = {};
     const parts: Parts = {};
+    const costs: CostByPlan = {};
     for (const [id, node] of Object.entries(activity.nodes)) {
       for (const [name, loader] of Object.entries(node.loaders ?? {})) {
         loops[name] = add(loops[name], loader, 1);
         (parts[name] ??= {})[id] = loader;
       }
+      for (const [plan, cost] of Object.entries(node.plans ?? {})) costs[plan] = spent(costs[plan], cost, 1);
     }
     const now = Date.now();
-    kept.current = [...kept.current.filter(({ time }) => time > now - WINDOW), { time: now, loops, parts }];
-    const { loops: before, parts: earlier } = kept.current[0]!;
+    kept.current = [...kept.current.filter(({ time }) => time > now - WINDOW), { time: now, loops, parts, costs }];
+    const { loops: before, parts: earlier, costs: spentBefore } = kept.current[0]!;
+    const places = Object.fromEntries(Object.entries(parts).map(([name, each]) => [name, reached(each, earlier[name] ?? {})]));
     setFound(
       Object.entries(loops).map(([name, total]) => ({
         name,
         total,
         recent: before[name] && kept.current.length > 1 ? add(total, before[name], -1) : null,
+        cost: costOf(costs, spentBefore, places[name]!.plan),
+        others: Object.keys(loops).filter((each) => each !== name && places[each]!.plan && places[each]!.plan === places[name]!.plan),
         elapsed: (now - kept.current[0]!.time) / 1000,
         nodes: Object.keys(parts[name]!),
-        ...reached(parts[name]!, earlier[name] ?? {}),
+        epochs: places[name]!.epochs,
+        requested: places[name]!.requested,
       })),
     );
   }, [activity]);
@@ -95,11 +107,28 @@ function useLoops(activity: Activity | undefined): Loop[] {
 type Parts = Record<string, Record<string, LoaderActivity>>;
 
 /** Where a loop is: nodes to which it reported lately know that, the others what it, or an earlier run, reached before. */
-function reached(now: Record<string, LoaderActivity>, before: Record<string, LoaderActivity>): { epochs: number; requested: number } {
+function reached(
+  now: Record<string, LoaderActivity>,
+  before: Record<string, LoaderActivity>,
+): { epochs: number; requested: number; plan: string } {
   const lately = Object.entries(now).filter(([id, loader]) => loader.seconds !== before[id]?.seconds);
   const told = lately.length ? lately.map(([, loader]) => loader) : Object.values(now);
   const epochs = Math.max(...told.map((loader) => loader.epochs));
-  return { epochs, requested: Math.max(epochs, ...told.map((loader) => loader.epochs_requested)) };
+  const requested = Math.max(epochs, ...told.map((loader) => loader.epochs_requested ?? 0));
+  return { epochs, requested, plan: told.find((loader) => loader.plan)?.plan ?? "" };
+}
+
+function spent(left: PlanActivity | undefined, right: PlanActivity, sign: 1 | -1): PlanActivity {
+  const names = Object.keys(right) as (keyof PlanActivity)[];
+  return Object.fromEntries(names.map((name) => [name, (left?.[name] ?? 0) + sign * right[name]])) as unknown as PlanActivity;
+}
+
+/** What a plan cost lately; if it rendered nothing meanwhile, since the nodes started. */
+function costOf(now: CostByPlan, before: CostByPlan, plan: string): PlanActivity | null {
+  const whole = now[plan];
+  if (!whole) return null;
+  const lately = before[plan] ? spent(whole, before[plan], -1) : whole;
+  return lately.rows > 0 ? lately : whole;
 }
 
 function add(left: LoaderActivity | undefined, right: LoaderActivity, sign: 1 | -1): LoaderActivity {
@@ -111,6 +140,7 @@ function add(left: LoaderActivity | undefined, right: LoaderActivity, sign: 1 | 
     waited: (left?.waited ?? 0) + sign * right.waited,
     epochs: 0,
     epochs_requested: 0,
+    plan: "",
     epoch_samples: Math.max(left?.epoch_samples ?? 0, right.epoch_samples),
     stalls,
   };
@@ -161,12 +191,43 @@ function LoopCard({ loop }: { loop: Loop }): JSX.Element {
           </li>
         ))}
       </ul>
+      {loop.cost && <Costs cost={loop.cost} others={loop.others} />}
       <p class="quiet">
         {active ? "In the last half minute. " : "Since the node started. "}
         {count(loop.total.samples)} samples in all, from {loop.nodes.join(", ")}.
       </p>
     </article>
   );
+}
+
+/** What the nodes spend on the plan of a loop. */
+function Costs({ cost, others }: { cost: PlanActivity; others: string[] }): JSX.Element {
+  const each = (seconds: number): string => (cost.rows > 0 ? `${figure((1000 * seconds) / cost.rows)} ms` : "–");
+  const asked = cost.made + cost.shared;
+  const facts: [string, string][] = [
+    ["Processor", `${each(cost.cpu)} a sample`],
+    ["Reading", `${each(cost.reading)} a sample`],
+  ];
+  if (cost.read_ahead > 0) facts.push(["Seeks", `${figure(cost.seeks / cost.read_ahead)} a sample`]);
+  if (asked > 0) facts.push(["Shared batches", percent(cost.shared / asked)]);
+  return (
+    <>
+      <dl class="facts narrow" aria-label="Cost on the nodes">
+        {facts.map(([name, value]) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd>{value}</dd>
+          </div>
+        ))}
+      </dl>
+      {others.length > 0 && <p>In one pass over the same plan: {others.join(", ")}.</p>}
+    </>
+  );
+}
+
+/** Two digits that count. */
+function figure(value: number): string {
+  return value >= 10 ? count(value) : String(Number(value.toPrecision(2)));
 }
 
 function Epoch({ loop, active }: { loop: Loop; active: boolean }): JSX.Element {

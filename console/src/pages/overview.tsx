@@ -82,6 +82,7 @@ export function OverviewPage({ session }: { session: Session }): JSX.Element {
         <Chart title="Rows of batches" points={rates.rows ?? []} format={(value) => `${count(value)}/s`} span={HOUR} />
         <Chart title="Batches ready or shared" points={hitRatio(rates)} format={percent} span={HOUR} />
       </section>
+      <Capacity nodes={nodes} />
       {cluster?.rebalancing && <Movement rebalance={cluster.rebalance} />}
       <section aria-label="Nodes">
         <h2>Nodes</h2>
@@ -98,6 +99,33 @@ export function OverviewPage({ session }: { session: Session }): JSX.Element {
         </div>
       </section>
     </>
+  );
+}
+
+/** What the mesh can hold on each tier, from the slowest to the fastest. */
+function Capacity({ nodes }: { nodes: NodeActivity[] }): JSX.Element {
+  const gauge = (name: string): number => nodes.reduce((sum, node) => sum + (node.gauges[name] ?? 0), 0);
+  const disk = (kind: string, name: string): number => nodes.reduce((sum, node) => sum + (node.disks?.[kind]?.[name] ?? 0), 0);
+  const tiers = ["rotational", "solid-state"].map((kind) => ({
+    title: kind === "rotational" ? "Rotational disks" : "Solid-state disks",
+    used: disk(kind, "bytes") - disk(kind, "free"),
+    total: disk(kind, "bytes"),
+  }));
+  tiers.push(
+    { title: "Cache of origins", used: gauge("cache_bytes"), total: gauge("cache_capacity") },
+    { title: "Decoded samples", used: gauge("decoded_cache_bytes"), total: gauge("decoded_cache_limit") },
+    { title: "Finished batches, in memory", used: gauge("frame_cache_bytes"), total: gauge("frame_cache_limit") },
+    { title: "Memory", used: gauge("memory_bytes") - gauge("memory_free_bytes"), total: gauge("memory_bytes") },
+  );
+  return (
+    <section aria-label="Capacity" class="card">
+      <h2>Capacity by tier</h2>
+      {tiers
+        .filter(({ total }) => total > 0)
+        .map(({ title, used, total }) => (
+          <Meter key={title} goal={title.includes("samples") || title.includes("ache")} label={title} used={used} total={total} text={`${bytes(used)} of ${bytes(total)}`} />
+        ))}
+    </section>
   );
 }
 

@@ -53,6 +53,7 @@ from meshd.rpc.process_client import ProcessClient
 from meshd.rpc.process_rpc import ErrorTypes, Method
 from meshd.rpc.process_server import ProcessServer
 from meshd.telemetry import metrics, tracing
+from meshd.telemetry.plan_metrics import DIGITS, plan_frames
 from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant, tenant_scope
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.build_snapshot import LabelColumn, Snapshot
@@ -172,7 +173,10 @@ class Assembler:
     async def _count(self, result: FrameResult, address: AnyFrameAddress, rows: int) -> None:
         """Count the request and the op work that the cache saved in the metrics."""
         metrics.frames.labels(result).inc()
-        if result == "miss" or isinstance(address, DerivedAddress | BlockAddress):
+        if isinstance(address, DerivedAddress | BlockAddress):
+            return
+        plan_frames.labels(address.plan[:DIGITS], result).inc()
+        if result == "miss":
             return
         for op in (await self.catalog.plan(address.plan)).spec.ops:
             metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc(rows)

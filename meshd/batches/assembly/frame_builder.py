@@ -28,6 +28,7 @@ from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.store.integrity.verification import report_damage
 from meshd.telemetry import tracing
+from meshd.telemetry.plan_metrics import record_rendering
 from meshd.transform.decoded_cache.slice_order import SampleSet
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
 from meshd.util.admission import current_tenant
@@ -273,6 +274,8 @@ class FrameBuilder:
             account=current_tenant(),
             samples=None if copied else self._sample_set,
         )
+        count = sum(1 if row.block is None else row.block.count for row in work.rows)
+        record_rendering(self._plan.hash, count, rendered.cpu, rendered.reading)
         took = self._clock() - began
         reading = took * rendered.reading / rendered.seconds if rendered.seconds else 0.0
         self._fetch += reading

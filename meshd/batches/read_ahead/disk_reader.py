@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.batches.read_ahead.extents import READ_BYTES
 from meshd.store.disks.disk_type import advice_limit
 from meshd.telemetry import metrics
+from meshd.telemetry.plan_metrics import record_reading_ahead
 from meshd.util.page_cache import missing_bytes
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ _log = logging.getLogger("meshd.read_ahead")
 @dataclass(slots=True, eq=False)
 class DiskWork:
     """The reads of a window on one disk, `device`. `paths`: the files by number; `urgent`: a batch waits for
-    it; `background`: read behind all others. The disk's thread calls `on_done` when the last read has ended,
-    or `cancelled` was set."""
+    it; `background`: read behind all others; `plan`: for whose batches, "" for none. The disk's thread calls
+    `on_done` when the last read has ended, or `cancelled` was set."""
 
     device: int
     paths: Sequence[str]
@@ -45,6 +46,7 @@ class DiskWork:
     on_done: Callable[[], None]
     urgent: bool = False
     background: bool = False
+    plan: str = ""
     cancelled: bool = False
     begun: bool = field(default=False, init=False)
 
@@ -115,7 +117,7 @@ class DiskReader:
             return work
 
     def _read_window(self, work: DiskWork) -> None:
-        reads, done = work.reads, 0
+        reads, done, seeks = work.reads, 0, 0
         began, arm = self._clock.monotonic(), (-1, -1)  # file and offset where the last read ended
         ahead: deque[_Read] = deque()
         files: deque[int] = deque()  # open descriptors in order; only the last few have reads in progress
@@ -127,17 +129,20 @@ class DiskReader:
                     done += ahead.popleft().finish(self._buffer)
                 while len(files) > QUEUED_READS + 2:
                     os.close(files.popleft())
-                metrics.read_ahead_seeks.inc(arm != (read.fd, read.offset))
+                seeks += arm != (read.fd, read.offset)
                 arm = read.fd, read.offset + read.length
             while ahead:
                 done += ahead.popleft().finish(self._buffer)
         finally:
             while files:
                 os.close(files.popleft())
+            metrics.read_ahead_seeks.inc(seeks)
         metrics.read_ahead_bytes.labels("read").inc(done)
         metrics.read_ahead_bytes.labels("cached").inc(reads.bytes - done)
-        if done:
-            metrics.read_ahead_seconds.inc(self._clock.monotonic() - began)
+        seconds = self._clock.monotonic() - began if done else 0.0
+        metrics.read_ahead_seconds.inc(seconds)
+        if work.plan:
+            record_reading_ahead(work.plan, seeks, seconds)
 
     def _missing(self, work: DiskWork, files: deque[int]) -> Iterator[_Read]:
         """Yield the reads whose bytes are not cached; appends the descriptors of their files to `files`."""

@@ -25,6 +25,7 @@ from meshd.batches.read_ahead.windows import (
     window_between,
 )
 from meshd.telemetry import metrics
+from meshd.telemetry.plan_metrics import DIGITS, plan_read_ahead
 from meshd.transform.render_calls import program_digest
 from meshd.util.async_tasks import BackgroundTasks
 from meshwire.plan.epoch_order import snapshot_order
@@ -292,7 +293,7 @@ class ReadScheduler:
                 program, snapshot = program_digest(cursor.plan.program_text), cursor.snapshot.hash
                 samples = samples[~self._decoded.find_all(program, snapshot, samples)]
             if not cursor.dropped:
-                await self._submit(cursor.snapshot, samples, window)
+                await self._submit(cursor.snapshot, samples, window, plan=cursor.plan.hash)
         except Exception:
             _log.exception("a window of coming batches is not read ahead")
             for work in window.works:
@@ -300,7 +301,13 @@ class ReadScheduler:
             window.read.set()
 
     async def _submit(
-        self, snapshot: Snapshot, samples: Integers, window: _Window, *, background: bool = False
+        self,
+        snapshot: Snapshot,
+        samples: Integers,
+        window: _Window,
+        *,
+        background: bool = False,
+        plan: str = "",
     ) -> None:
         """Queue the reads of these samples; they set `window.read` when they have ended."""
         try:
@@ -319,8 +326,12 @@ class ReadScheduler:
             if window.read.is_set():  # the reader was dropped
                 return
             metrics.read_ahead_samples.inc(len(samples) if reads else 0)
+            if plan and reads:
+                plan_read_ahead.labels(plan[:DIGITS]).inc(len(samples))
             for part in reads:
-                work = DiskWork(part.device, part.paths, part.reads, finished, window.urgent, background)
+                work = DiskWork(
+                    part.device, part.paths, part.reads, finished, window.urgent, background, plan
+                )
                 window.works.append(work)
                 self._reader(work.device).submit(work)
         finally:

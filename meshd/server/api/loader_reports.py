@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshd.telemetry import metrics
+from meshd.telemetry import metrics, plan_metrics
 from meshwire.http_values.mesh_headers import (
     LOADER_POSITION_HEADER,
     LOADER_REPORT_HEADER,
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from meshd.core.plan_record import Plan
 
 
-def note_report(headers: Mapping[str, str], plan: Plan, address: FrameAddress | None = None) -> None:
-    """Count a report, if there is a valid one; `address`: the frame that its request asks for.
+def note_report(
+    headers: Mapping[str, str], plan: Plan, now: float, address: FrameAddress | None = None
+) -> None:
+    """Count a report, if there is a valid one, at `now`, seconds since 1970; `address`: the frame that its
+    request asks for.
 
     A loader of an earlier release does not say what it has received, so what it requests counts instead.
     """
@@ -33,16 +36,17 @@ def note_report(headers: Mapping[str, str], plan: Plan, address: FrameAddress | 
     metrics.loader_waited.labels(loader).inc(report.waited)
     for stage, seconds in report.stalls.items():
         metrics.loader_stalls.labels(loader, stage).inc(seconds)
-    metrics.loader_epoch_samples.labels(loader).set(plan.positions)
+    plan_metrics.loader_epoch_samples.labels(loader).set(plan.positions)
+    plan_metrics.record_loop(loader, plan.hash, now)
     received = parse_position(headers.get(LOADER_POSITION_HEADER))
     if received is not None:
-        metrics.loader_epochs.labels(loader).set(_epochs(plan, received.epoch, received.position))
+        plan_metrics.loader_epochs.labels(loader).set(_epochs(plan, received.epoch, received.position))
     if address is not None:
         begin = address.origin + address.step * address.batch
         requested = _epochs(plan, address.epoch, begin + address.batch)
-        metrics.loader_requested.labels(loader).set(requested)
+        plan_metrics.loader_requested.labels(loader).set(requested)
         if received is None:
-            metrics.loader_epochs.labels(loader).set(_epochs(plan, address.epoch, begin))
+            plan_metrics.loader_epochs.labels(loader).set(_epochs(plan, address.epoch, begin))
 
 
 def _epochs(plan: Plan, epoch: int, position: int) -> float:

@@ -322,6 +322,21 @@ class LoaderActivity(Reply, frozen=True, kw_only=True):
     epochs_requested: float
     epoch_samples: float
     stalls: dict[str, float]
+    plan: str
+
+
+class PlanActivity(Reply, frozen=True, kw_only=True):
+    """What a plan costs a node: rows that were rendered, their processor seconds and seconds of reading;
+    samples that were `read_ahead` with so many `seeks`; frames that were `made`, and requests that `shared`
+    one."""
+
+    rows: float
+    cpu: float
+    reading: float
+    seeks: float
+    read_ahead: float
+    made: float
+    shared: float
 
 
 class NodeActivity(Reply, frozen=True, kw_only=True):
@@ -331,6 +346,8 @@ class NodeActivity(Reply, frozen=True, kw_only=True):
     totals: dict[str, float]
     gauges: dict[str, float]
     loaders: dict[str, LoaderActivity]
+    plans: dict[str, PlanActivity] | msgspec.UnsetType = msgspec.UNSET
+    disks: dict[str, dict[str, float]] | msgspec.UnsetType = msgspec.UNSET
     history: dict[str, list[float]] | msgspec.UnsetType = msgspec.UNSET
 
 

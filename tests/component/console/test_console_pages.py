@@ -130,15 +130,16 @@ def loader_of(daemon: Daemon, source: str, monkeypatch: pytest.MonkeyPatch, **op
 TOO_WIDE: Final = """() => [
     ...(document.documentElement.scrollWidth > innerWidth ? ["the page"] : []),
     ...[...document.querySelectorAll("main *")]
-        .filter((each) => each.scrollWidth > each.clientWidth + 1 && /auto|scroll/.test(getComputedStyle(each).overflowX))
+        .filter((each) => /auto|scroll/.test(getComputedStyle(each).overflowX))
+        .filter((each) => each.scrollWidth > each.clientWidth + 1)
         .map((each) => `what scrolls: ${each.outerHTML.slice(0, 100)}`),
     ...[...document.querySelectorAll("main td, main dd, main li")]
-        .filter((each) => each.innerText && each.clientWidth && each.clientWidth < Math.min(48, 8 * each.innerText.length))
+        .filter((each) => each.clientWidth && each.clientWidth < Math.min(48, 8 * each.innerText.length))
         .map((each) => `${each.clientWidth} px: ${each.outerHTML.slice(0, 100)}`),
 ]"""
 """What scrolls sideways, and cells whose words would break letter by letter."""
 PAGES: Final = {
-    "overview": ("/overview", "section[aria-label=Nodes] article"),
+    "overview": ("/overview", "section[aria-label=Capacity] >> text=disks"),
     "buckets": ("/buckets", "table"),
     "objects": ("/buckets/photos?prefix=train%2F&flat=1", ".object .name button"),
     "datasets": ("/datasets", "table a"),
@@ -298,6 +299,9 @@ def test_a_loop_is_as_far_as_what_it_has_received(
         browser.screenshot("loop-ahead")
         shown = browser.page.locator("article[aria-label='Loop far-ahead'] .meter").inner_text()
         assert re.search(r"Epoch 0 (25|50).% of 32 samples, (75|50).% prefetched", shown), shown
+        facts = browser.page.locator("article[aria-label='Loop far-ahead'] dl").inner_text()
+        assert re.search(r"Processor\s+[0-9.]+ ms a sample\s+Reading\s+[0-9.]+ ms a sample", facts), facts
+        assert re.search(r"Shared batches\s+[0-9.]+.%", facts), facts
 
 
 def drawn_corners(daemon: Daemon, plan: str, step: int, row: int) -> Any:

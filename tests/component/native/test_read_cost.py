@@ -90,6 +90,11 @@ def test_an_epoch_costs_what_was_estimated(daemon: Daemon, client: Client, shard
     with loader:
         assert sum(batch.rows for batch in loader) == SAMPLES
     seeks, read = (after - one for after, one in zip(counted(daemon), before, strict=True))
+    plan = json.loads(daemon.request("GET", "/-/activity").body)["nodes"].popitem()[1]["plans"][
+        loader.plan.hash[:12]
+    ]
+    assert (plan["seeks"], plan["rows"]) == (seeks, SAMPLES)
+    assert plan["reading"] > 0 < plan["cpu"]
     if shards < 3:
         assert seeks == pytest.approx(order["seeks"], rel=0.25)
         assert read == pytest.approx(order["read_bytes"], rel=0.05)

@@ -11,7 +11,9 @@ from meshd.telemetry.legacy_names import RENAMED_METRICS
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 TABLE = (ROOT / "docs" / "metrics.md").read_text()
-METRICS = (ROOT / "meshd" / "telemetry" / "metrics.py").read_text()
+METRICS = "".join(
+    (ROOT / "meshd" / "telemetry" / name).read_text() for name in ("metrics.py", "plan_metrics.py")
+)
 CURRENT, EARLIER = TABLE.split("## Earlier names")
 
 

@@ -1,0 +1,78 @@
+"""Where training loops are, and what their plans cost this node, by the first digits of a plan's hash.
+
+The number of plans with a counter of their own is bounded, as for names that users choose.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from meshd.telemetry.metric_registry import OTHER, bounded_label, counter, gauge
+
+DIGITS: Final = 12
+_MAX_PAIRS: Final = 400
+
+plan_rows = counter("meshd_plan_rows_total", "Rows rendered for batches of a plan.", "plan")
+plan_cpu_seconds = counter(
+    "meshd_plan_cpu_seconds_total", "Processor time that transform processes spent on a plan.", "plan"
+)
+plan_read_seconds = counter(
+    "meshd_plan_read_seconds_total",
+    "Time that a plan's sources took to read: by transform processes, and ahead of them by disks.",
+    "plan",
+)
+plan_seeks = counter(
+    "meshd_plan_seeks_total", "Reads ahead for a plan that did not continue the one before.", "plan"
+)
+plan_read_ahead = counter(
+    "meshd_plan_read_ahead_samples_total", "Samples of a plan that were read ahead.", "plan"
+)
+plan_frames = counter(
+    "meshd_plan_frames_total", "Frames of a plan requested; result is hit, joined or miss.", "plan", "result"
+)
+loader_plan = gauge(
+    "meshd_loader_plan_seconds",
+    "When a loop last reported that it reads a plan: seconds since 1970.",
+    "loader",
+    "plan",
+    mode="mostrecent",
+)
+loader_epochs = gauge(
+    "meshd_loader_epochs",
+    "How far a training loop is: epochs, with the share of the current one that it has received.",
+    "loader",
+    mode="mostrecent",
+)
+loader_requested = gauge(
+    "meshd_loader_epochs_requested",
+    "How far the loader of a training loop has requested data, in epochs.",
+    "loader",
+    mode="mostrecent",
+)
+loader_epoch_samples = gauge(
+    "meshd_loader_epoch_samples", "Samples of an epoch of a training loop.", "loader", mode="mostrecent"
+)
+_pairs: set[tuple[str, str]] = set()
+
+
+def record_rendering(plan: str, rows: int, cpu: float, reading: float) -> None:
+    """Count rows that were rendered for a plan: seconds of processor time, and of reading."""
+    label = plan[:DIGITS]
+    plan_rows.labels(label).inc(rows)
+    plan_cpu_seconds.labels(label).inc(cpu)
+    plan_read_seconds.labels(label).inc(reading)
+
+
+def record_reading_ahead(plan: str, seeks: int, seconds: float) -> None:
+    """Count a window of a plan that was read ahead."""
+    plan_seeks.labels(plan[:DIGITS]).inc(seeks)
+    plan_read_seconds.labels(plan[:DIGITS]).inc(seconds)
+
+
+def record_loop(loader: str, plan: str, now: float) -> None:
+    """Note that a loop, named by its label, reads a plan at `now`, seconds since 1970."""
+    pair = loader, bounded_label("plan", plan[:DIGITS])
+    if OTHER in pair or (pair not in _pairs and len(_pairs) >= _MAX_PAIRS):
+        return
+    _pairs.add(pair)
+    loader_plan.labels(*pair).set(now)
