@@ -74,9 +74,9 @@ class RowDraws:
             await pinned.look_up([sample])
             places = {
                 name: (
-                    int(column.object[sample]),
+                    int(column.objects_at(sample)),
                     int(column.offsets_at(sample)),
-                    min(_HEAD, int(column.length[sample])),
+                    min(_HEAD, int(column.lengths_at(sample))),
                 )
                 for name, column in columns.items()
             }

@@ -68,17 +68,17 @@ def _sources(snapshot: Snapshot, sample: int) -> dict[str, Any]:
     sources: dict[str, Any] = {}
     for name, column in sorted(snapshot.fields.items()):
         if isinstance(column, LabelColumn):
-            number = int(column.values[sample])
+            number = int(column.values_at(sample))
             classes = column.classes
             known = 0 <= number < len(classes)
             labels[name] = {"value": number, "class": classes[number] if known else ""}
             continue
-        place = int(column.object[sample])
+        place = int(column.objects_at(sample))
         sources[name] = {
             "bucket": snapshot.objects.bucket_of(place),
             "key": snapshot.objects.keys[place],
             "offset": int(column.offsets_at(sample)),
-            "length": int(column.length[sample]),
+            "length": int(column.lengths_at(sample)),
             "size": int(snapshot.objects.sizes[place]),
         }
     return {"name": snapshot.sample_name(sample), "labels": labels, "sources": sources}

@@ -77,15 +77,15 @@ def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: st
     column = snapshot.fields[name]
     stem = snapshot.sample_name(sample)
     if isinstance(column, LabelColumn):
-        text = str(int(column.values[sample])).encode()
+        text = str(int(column.values_at(sample))).encode()
         labels = sum(isinstance(other, LabelColumn) for other in snapshot.fields.values())
         return Blob(f"{stem}.{'cls' if labels == 1 else name}", len(text), data=text, status=status)
-    number = int(column.object[sample])
+    number = int(column.objects_at(sample))
     if snapshot.kind == "objects":
         ext = sample_key(snapshot.objects.keys[number])[1]
     else:
         ext = _own_extension(snapshot, name)
-    length, offset = int(column.length[sample]), int(column.offsets_at(sample))
+    length, offset = int(column.lengths_at(sample)), int(column.offsets_at(sample))
     if pinned.is_remote(number):
         return Blob(f"{stem}.{ext}", length, part=pinned.range_of(number, offset, length), status=status)
     return Blob(f"{stem}.{ext}", length, pinned.record(number), offset, status=status)

@@ -387,7 +387,7 @@ def _checked_list(value: Any) -> list[Any]:
 def _read_first(snapshot: Snapshot, pinned: PinnedObjects, field: str) -> bytes:
     """Return the bytes of a field of the first sample (blocking)."""
     column = bytes_columns(snapshot)[field]
-    return pinned.read_range(int(column.object[0]), int(column.offsets_at(0)), int(column.length[0]))
+    return pinned.read_range(int(column.objects_at(0)), int(column.offsets_at(0)), int(column.lengths_at(0)))
 
 
 def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes], load: AssetLoader) -> Plan:

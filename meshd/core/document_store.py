@@ -20,7 +20,7 @@ from meshd.core.plan_record import Plan
 from meshd.errors import missing_asset_message
 from meshd.store.records import Meta
 from meshd.util.async_tasks import SingleFlight
-from meshwire.dataset.build_snapshot import Snapshot
+from meshwire.dataset.paged_snapshot import read_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from meshd.core.peer_source import PeerDocumentSource
     from meshd.store.api import ObjectStore
     from meshd.transform.source_files import AssetPlace
+    from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.dataset.paged_columns import Page
+    from meshwire.dataset.paged_snapshot import PagedSnapshot
 
 
 RESERVED_BUCKET = "-mesh-"
@@ -58,12 +61,23 @@ class _LoadingCache(Generic[T]):
         value, _ = await self._loading.run(name, load)
         return self.put(name, value)
 
+    def drop(self, name: str) -> None:
+        self._values.pop(name, None)
+
     def put(self, name: str, value: T) -> T:
         self._values[name] = value
         self._values.move_to_end(name)
         if len(self._values) > self._limit:
             self._values.popitem(last=False)
         return value
+
+
+class PageSource(Protocol):
+    """Finds the pages of snapshots that consist of pages."""
+
+    async def read_snapshot(self, document: bytes) -> Snapshot:
+        """Decodes a snapshot of any version whose pages can be opened. Raises ColumnError, BatchError."""
+        ...
 
 
 class LastUsedRecorder(Protocol):
@@ -118,11 +132,20 @@ class DocumentStore:
     ) -> None:
         self._store, self._remote, self._uses = store, remote, uses
         self._removals = removals
+        self._pages: PageSource | None = None
         self._snapshots: _LoadingCache[Snapshot] = _LoadingCache(8)
         self._plans: _LoadingCache[Plan] = _LoadingCache(256)
 
     def __repr__(self) -> str:
         return f"<DocumentStore over {self._store!r}>"
+
+    def use_pages(self, pages: PageSource) -> None:
+        """Sets where the pages of snapshots are found; without it, only their documents can be read."""
+        self._pages = pages
+
+    def forget_snapshot(self, digest: str) -> None:
+        """Reads a snapshot again the next time."""
+        self._snapshots.drop(digest)
 
     async def snapshot(self, digest: str) -> Snapshot:
         """Returns a snapshot. Raises BatchError NoSuchSnapshot, Gone."""
@@ -131,7 +154,10 @@ class DocumentStore:
         return await self._snapshots.get(digest, lambda: self._load_snapshot(digest))
 
     async def _load_snapshot(self, digest: str) -> Snapshot:
-        return await asyncio.to_thread(Snapshot.from_bytes, await self.snapshot_bytes(digest))
+        document = await self.snapshot_bytes(digest)
+        if self._pages is not None:
+            return await self._pages.read_snapshot(document)
+        return await asyncio.to_thread(read_snapshot, document, _no_pages)
 
     async def snapshot_bytes(self, digest: str) -> bytes:
         """Returns a snapshot's document. Raises BatchError NoSuchSnapshot, Gone."""
@@ -248,6 +274,10 @@ class DocumentStore:
         except BaseException:
             await writer.abort()
             raise
+
+
+def _no_pages(snapshot: PagedSnapshot, number: int) -> Page:
+    raise busy(f"this process has no pages of the snapshot {snapshot.hash}")
 
 
 def unknown_document(key: str) -> BatchError:

@@ -38,6 +38,18 @@ def bytes_columns(snapshot: Snapshot) -> dict[str, BytesColumn]:
     }
 
 
+def snapshot_changed(snapshot: Snapshot, number: int, what: str) -> BatchError:
+    """Returns the error for an object that has changed since the snapshot."""
+    objects = snapshot.objects
+    bucket, key = objects.bucket_of(number), objects.keys[number]
+    return BatchError(
+        "SnapshotChanged",
+        f"s3://{bucket}/{key} {what} since the snapshot was created",
+        help="restore the object, or create a new snapshot and plan (a new state: the order changes)",
+        detail={"bucket": bucket, "key": key, "snapshot": snapshot.hash},
+    )
+
+
 class DecompressedArchives(Protocol):
     """Finds the object that holds an archive's members uncompressed."""
 
@@ -88,7 +100,7 @@ class PinnedObjects:
         numbers = set[int]()
         known: npt.NDArray[np.int32] | None = None
         for column in bytes_columns(self._snapshot).values():  # their objects are mostly the same
-            found = column.object[samples]
+            found = column.objects_at(samples)
             if known is None or not np.array_equal(found, known):
                 numbers.update(np.unique(found).tolist())
             known = found
@@ -165,20 +177,13 @@ class PinnedObjects:
         """Checks that this node's objects of these samples are still those of the snapshot. Raises BatchError
         SnapshotChanged."""
         columns = bytes_columns(self._snapshot).values()
-        numbers = {number for column in columns for number in np.unique(column.object[samples]).tolist()}
+        numbers = {number for column in columns for number in np.unique(column.objects_at(samples)).tolist()}
         for _ in self._local_records(numbers):
             pass
 
     def changed(self, number: int, what: str = "was deleted or replaced") -> BatchError:
         """Returns the error for an object that has changed since the snapshot."""
-        objects = self._snapshot.objects
-        bucket, key = objects.bucket_of(number), objects.keys[number]
-        return BatchError(
-            "SnapshotChanged",
-            f"s3://{bucket}/{key} {what} since the snapshot was created",
-            help="restore the object, or create a new snapshot and plan (a new state: the order changes)",
-            detail={"bucket": bucket, "key": key, "snapshot": self._snapshot.hash},
-        )
+        return snapshot_changed(self._snapshot, number, what)
 
     def _remote_ranges(
         self, samples: Sequence[int], fields: Collection[str] | None, at_most: int | None
@@ -189,7 +194,7 @@ class PinnedObjects:
         for name, column in bytes_columns(self._snapshot).items():
             if fields is not None and name not in fields:
                 continue
-            chosen = column.object[samples], column.offsets_at(samples), column.length[samples]
+            chosen = column.objects_at(samples), column.offsets_at(samples), column.lengths_at(samples)
             rows = zip(*(values.tolist() for values in chosen), strict=True)
             found.update(
                 place
@@ -251,9 +256,9 @@ class PinnedObjects:
         columns = []
         for column in bytes_columns(self._snapshot).values():
             chosen = (
-                column.object[samples].tolist(),
+                column.objects_at(samples).tolist(),
                 column.offsets_at(samples).tolist(),
-                column.length[samples].tolist(),
+                column.lengths_at(samples).tolist(),
             )
             self._look_up_records(set(chosen[0]) - self._remote_numbers)
             columns.append([self.pieces_at(*place) for place in zip(*chosen, strict=True)])
@@ -263,10 +268,10 @@ class PinnedObjects:
         """Yields the pieces of these samples' bytes that this node holds, after `look_up`. Raises BatchError
         SnapshotChanged."""
         for column in bytes_columns(self._snapshot).values():
-            numbers = column.object[samples].tolist()
+            numbers = column.objects_at(samples).tolist()
             self._look_up_records(set(numbers) - self._remote_numbers)
             places = zip(
-                numbers, column.offsets_at(samples).tolist(), column.length[samples].tolist(), strict=True
+                numbers, column.offsets_at(samples).tolist(), column.lengths_at(samples).tolist(), strict=True
             )
             for place in places:
                 if place[0] not in self._remote_numbers:

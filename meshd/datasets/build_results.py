@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Record
     from meshwire.dataset.fields import FieldSpec, Source
 
-_FORM: Final = 1
+_FORM: Final = 2
 """Raise it if equal listings give other snapshots than before."""
 _REMEMBERED: Final = 1024
 
@@ -72,6 +72,17 @@ class BuildResults:
         if len(self._unchanged) > _REMEMBERED:
             self._unchanged.popitem(last=False)
 
-    async def add(self, name: str, result: Mapping[str, Any]) -> None:
-        """Keep the answer to a request."""
-        await self._catalog.write_document(name, json.dumps(result).encode())
+    async def add(self, request: str, name: str, result: Mapping[str, Any]) -> None:
+        """Keep the answer to a request, which is the last one to it."""
+        document = json.dumps(result).encode()
+        await self._catalog.write_document(name, document)
+        await self._catalog.write_document(_last(request), document)
+
+    def last_snapshot(self, request: str) -> bytes | None:
+        """Return the document of the snapshot that a request had last, whatever its source held then."""
+        found = self.find(_last(request))
+        return None if found is None else self._catalog.read_document(f"snapshots/{found['snapshot']}")
+
+
+def _last(request: str) -> str:
+    return f"{RESULTS_PREFIX}last-{request}"

@@ -249,7 +249,7 @@ class _Scope:
     def _maker(self, name: str) -> Callable[[int], object]:
         column = self._snapshot.fields.get(name)
         if isinstance(column, LabelColumn):
-            return lambda sample: column.classes[int(column.values[sample])]
+            return lambda sample: column.classes[int(column.values_at(sample))]
         if column is not None:
             return lambda sample: self._content(column, sample)
         if name.endswith(_SIZE) and name.removesuffix(_SIZE) in self._snapshot.fields:
@@ -271,7 +271,7 @@ class _Scope:
         return lambda sample: float(total[sample])
 
     def _content(self, column: BytesColumn, sample: int) -> bytes | None:
-        length = int(column.length[sample])
+        length = int(column.lengths_at(sample))
         if length > MAX_VALUE_BYTES:
             return None
-        return self._pinned.read_range(int(column.object[sample]), int(column.offsets_at(sample)), length)
+        return self._pinned.read_range(int(column.objects_at(sample)), int(column.offsets_at(sample)), length)

@@ -11,6 +11,7 @@ import struct
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from meshd.core.api_errors import BatchError
+from meshd.store.errors import CorruptExtentError
 from meshd.util.async_tasks import SingleFlight
 from meshwire.frame.columns import ColumnError
 
@@ -39,12 +40,16 @@ class IndexDocuments(Generic[T]):
     async def read(self, name: str, url: str, make: Callable[[], Awaitable[bytes]]) -> T:
         """Return the index with this name of the file at `url`; without a document of it, `make` one, once
         for all who ask. Raises BatchError BadSample and what `make` raises."""
-        document = self._catalog.read_document(name)
-        if document is not None:
-            try:
+        try:
+            document = self._catalog.read_document(name)
+            if document is not None:
                 return await asyncio.to_thread(self._parse, document)
-            except ColumnError:  # written by another version
-                pass
+        except (ColumnError, CorruptExtentError):  # written by another version, or damaged
+            pass
+        return await self.make_again(name, url, make)
+
+    async def make_again(self, name: str, url: str, make: Callable[[], Awaitable[bytes]]) -> T:
+        """Make the index again, once for all who ask. Raises as `read`."""
         index, _ = await self._reading.run(name, lambda: self._made(name, url, make))
         return index
 

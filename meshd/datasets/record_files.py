@@ -11,15 +11,25 @@ import asyncio
 import hashlib
 import json
 import os
+from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from meshd.core.api_errors import BatchError
+from meshd.core.api_errors import BatchError, busy
 from meshd.datasets.index_documents import IndexDocuments
+from meshd.store.errors import CorruptExtentError
 from meshwire.dataset.archive_keys import compression_kind
-from meshwire.formats.json_lines import MAX_LINES, LineError, LineIndex, index_lines
+from meshwire.formats.json_lines import (
+    MAX_LINES,
+    LineError,
+    current_line_index,
+    index_lines,
+    line_page_facts,
+)
 from meshwire.formats.record_index import RecordIndex
 from meshwire.formats.tfrecord_index import TfrecordError, index_records
+from meshwire.frame.columns import ColumnError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,12 +40,18 @@ if TYPE_CHECKING:
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record, Span
+    from meshwire.dataset.paged_snapshot import PageFacts
 
 
-def content_name(key: str, record: Record) -> str:
+def content_name(key: str, etag: str, size: int) -> str:
     """Return a name for the content of a file after decompression by its extension."""
     packed = compression_kind(key)
-    return f"{record.etag}-{record.size}" + (f".{packed}" if packed else "")
+    return f"{etag}-{size}" + (f".{packed}" if packed else "")
+
+
+def line_index_name(key: str, etag: str, size: int) -> str:
+    """Return the name of the document with the index of a file of lines, which is its page in snapshots."""
+    return f"lines/{content_name(key, etag, size)}"
 
 
 async def decompressed_object(
@@ -56,6 +72,7 @@ async def decompressed_object(
 
 
 _PIECE = 4 << 20
+_REMEMBERED = 1 << 16
 
 
 class LineIndexer:
@@ -71,22 +88,58 @@ class LineIndexer:
     ) -> None:
         self._capacity = capacity
         self._store, self._archives, self._objects = store, archives, objects
-        self._indexes = IndexDocuments(catalog, "a file of lines", LineIndex.from_bytes)
+        self._catalog = catalog
+        self._indexes = IndexDocuments(catalog, "a file of lines", partial(line_page_facts, stored=0))
+        self._facts: OrderedDict[str, PageFacts] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<LineIndexer {self._indexes}>"
 
-    async def index_file(self, bucket: str, key: str, record: Record) -> LineIndex:
-        """Return the positions of the lines of a file. Raises BatchError BadSample."""
+    async def read_page(self, bucket: str, key: str, record: Record, *, again: bool = False) -> PageFacts:
+        """Return what snapshots say of the page of a file, which is afterwards on this node. `again`: make it
+        even if there is one. Raises BatchError BadSample."""
+        name = line_index_name(key, record.etag, record.size)
+        if not again and name in self._facts:
+            return self._facts[name]
 
         async def make() -> bytes:
+            earlier = None if again else await self._converted(name)
+            if earlier is not None:
+                return earlier
             here = await self._objects.hold_whole(bucket, key, record)
             if here is None:
-                return await self._objects.fetch_index(bucket, key, record, lines=True)
+                fetched = await self._objects.fetch_index(bucket, key, record, lines=True)
+                return await asyncio.to_thread(current_line_index, fetched)
             return await self._index(bucket, key, here)
 
-        name = f"lines/{content_name(key, record)}"
-        return await self._indexes.read(name, f"s3://{bucket}/{key}", make)
+        url = f"s3://{bucket}/{key}"
+        read = self._indexes.make_again if again else self._indexes.read
+        found = await read(name, url, make)
+        facts = self._facts[name] = replace(found, size=found.size or record.size, stored=record.size)
+        if len(self._facts) > _REMEMBERED:
+            self._facts.popitem(last=False)
+        return facts
+
+    async def _converted(self, name: str) -> bytes | None:
+        """Return the index that an earlier release made, in the present version."""
+        try:
+            document = self._catalog.read_document(name)
+            found = None if document is None else await asyncio.to_thread(current_line_index, document)
+        except (ColumnError, CorruptExtentError):
+            return None
+        return None if found is document else found
+
+    async def read_document(self, bucket: str, key: str, record: Record) -> bytes:
+        """Return the document of the index of a file. Raises BatchError BadSample."""
+        await self.read_page(bucket, key, record)
+        name = line_index_name(key, record.etag, record.size)
+        found = self._catalog.read_document(name)
+        if found is None:  # it was removed since it was last asked for
+            await self.read_page(bucket, key, record, again=True)
+            found = self._catalog.read_document(name)
+        if found is None:
+            raise busy(f"the index of s3://{bucket}/{key} is being removed")
+        return found
 
     async def _index(self, bucket: str, key: str, record: Record) -> bytes:
         plain, url = await decompressed_object(self._archives, bucket, key, record), f"s3://{bucket}/{key}"
@@ -132,7 +185,7 @@ class TfrecordIndexer:
         """Return the positions of these features in the records of a file. Raises BatchError BadSample."""
         wanted = sorted(set(features))
         digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:32]
-        name = f"tfrecords/{content_name(key, record)}-{digest}"
+        name = f"tfrecords/{content_name(key, record.etag, record.size)}-{digest}"
 
         async def make() -> bytes:
             here = await self._objects.hold_whole(bucket, key, record)

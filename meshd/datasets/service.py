@@ -17,19 +17,20 @@ from meshd.datasets.mds import MdsSources
 from meshd.datasets.parquet_row_copies import ParquetFiles, parquet_files
 from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
+from meshd.datasets.snapshot_pages import SnapshotPages
+from meshd.datasets.source_files import scanned_files
 from meshd.datasets.tables import TableFiles, TableOptions, table_files
 from meshd.datasets.token_files import TokenSources, token_files
 from meshd.datasets.zarr_arrays import ZarrSources
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.util.async_tasks import CallProgress, LongRunningCalls, StillRunningError
-from meshwire.dataset.archive_keys import archive_kind, prefer_uncompressed
 from meshwire.dataset.build_snapshot import EmptySnapshotError, build_from_objects, build_from_tars
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source
-from meshwire.formats.json_lines import build_from_lines, is_lines
+from meshwire.dataset.paged_snapshot import PagedSnapshot, page_facts
+from meshwire.formats.json_lines import build_from_lines
 from meshwire.formats.record_index import build_from_records
-from meshwire.formats.tfrecord_index import is_tfrecord
 from meshwire.strict_json import (
     PlanError,
     checked_choice,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from meshwire.dataset.archive_index import ShardIndex
     from meshwire.dataset.build_snapshot import Snapshot, SnapshotBuild
     from meshwire.dataset.fields import FieldSpec, Source
-    from meshwire.formats.json_lines import LineIndex
+    from meshwire.dataset.paged_snapshot import PageFacts
     from meshwire.formats.record_index import IndexedFile
 
 Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "table", "tokens"]
@@ -117,6 +118,7 @@ class DatasetService:
         self._objects, self.births, self._capacity = objects, births, capacity or SnapshotCapacity()
         self._structures = DerivedSnapshots(store, catalog, readers, archives, objects, births)
         self.lines = LineIndexer(store, catalog, archives, objects, self._capacity)
+        self._pages = SnapshotPages(store, catalog, self.lines, objects)
         self._zarrs = ZarrSources(objects, self._capacity)
         self._tokens = TokenSources(objects, self._capacity)
         self.parquets = ParquetFiles(store, catalog, archives, objects, self._capacity)
@@ -162,7 +164,7 @@ class DatasetService:
         found = self._results.find_unchanged(request, began) if whole else None
         if found is None:
             listing = await self._list(source)
-            scanned = [key for key, _ in _scanned(listing, kind, fields)]
+            scanned = [key for key, _ in scanned_files(listing, kind, fields)]
             await self._readers.require_keys(caller, source.bucket, scanned)
             name = await asyncio.to_thread(result_name, request, listing)
             found = self._results.find(name)
@@ -170,7 +172,7 @@ class DatasetService:
                 built = await self._build(listing, source, kind, fields, options)
                 still = began == self._objects.revision([source.bucket])
                 answer = await self._registered(caller, built, births)
-                await self._results.add(name, answer)
+                await self._results.add(request, name, answer)
                 if still:
                     self._listed = built.snapshot.hash, self._objects.revision(())
                 return answer
@@ -205,6 +207,17 @@ class DatasetService:
         await self.snapshot(caller, digest)
         return await self._catalog.snapshot_bytes(digest)
 
+    async def page_document(self, caller: Caller, digest: str, page: str) -> bytes:
+        """Return the bytes of a page of a snapshot. Raises BatchError NoSuchKey and what `snapshot` raises,
+        Busy, SnapshotChanged."""
+        snapshot = await self.snapshot(caller, digest)
+        count = len(snapshot.table) if isinstance(snapshot, PagedSnapshot) else 0
+        if not isinstance(snapshot, PagedSnapshot) or not (
+            page.isdecimal() and len(page) < 10 and int(page) < count
+        ):
+            raise BatchError("NoSuchKey", f"the snapshot {digest} has {count} pages, counted from 0")
+        return await asyncio.to_thread(self._pages.page_document, snapshot, int(page))
+
     async def snapshot(self, caller: Caller, digest: str) -> Snapshot:
         """Return a snapshot that its caller may read. Raises BatchError NoSuchSnapshot, AccessDenied."""
         snapshot = await self._catalog.snapshot(digest)
@@ -236,7 +249,7 @@ class DatasetService:
         fields: Mapping[str, FieldSpec],
         options: TableOptions = _DEFAULTS,
     ) -> SnapshotBuild:
-        scanned = _scanned(listing, kind, fields)
+        scanned = scanned_files(listing, kind, fields)
         if kind in _READ_THROUGH and scanned:
             await self._patiently(listing, source, kind, fields)
         if kind == "table":
@@ -257,11 +270,11 @@ class DatasetService:
 
         async def index(progress: CallProgress) -> None:
             if kind == "lines":
-                await self._lines(_scanned(listing, kind, fields), source, fields, progress)
+                await self._lines(scanned_files(listing, kind, fields), source, fields, progress)
             elif kind == "table":
-                await self.tables.index_files(_scanned(listing, kind, fields), source, progress)
+                await self.tables.index_files(scanned_files(listing, kind, fields), source, progress)
             elif kind in ("auto", "tar"):
-                await self._archived(_scanned(listing, kind, fields), source, progress)
+                await self._archived(scanned_files(listing, kind, fields), source, progress)
             else:
                 await self._files(listing, source, kind, fields, progress)
 
@@ -285,10 +298,12 @@ class DatasetService:
         if kind == "tfrecord" or kind == "mds" or kind == "parquet" or kind == "tokens":
             files = await self._files(listing, source, kind, fields, CallProgress())
             return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
-        scanned = _scanned(listing, kind, fields)
+        scanned = scanned_files(listing, kind, fields)
         if kind == "lines":
             lines = await self._lines(scanned, source, fields, CallProgress())
-            return await asyncio.to_thread(build_from_lines, lines, source=source, fields=fields)
+            return await asyncio.to_thread(
+                build_from_lines, lines, source=source, fields=fields, open_page=self._pages.open_page
+            )
         if kind == "tar" or scanned:
             indexed = await self._archived(scanned, source, CallProgress())
             return await asyncio.to_thread(build_from_tars, indexed, source=source, fields=fields)
@@ -318,14 +333,16 @@ class DatasetService:
         source: Source,
         fields: Mapping[str, FieldSpec],
         progress: CallProgress,
-    ) -> list[tuple[str, str, int, LineIndex]]:
-        """Return the indexes of files of lines, created if needed. Raises BatchError TooLarge."""
-        files, samples = [], 0
+    ) -> list[tuple[str, str, PageFacts]]:
+        """Return the pages of files of lines; those that the last snapshot of this source lacks are made."""
+        last = self._results.last_snapshot(request_name(source, "lines", fields, _DEFAULTS))
+        known = {} if last is None else await asyncio.to_thread(page_facts, last)
+        files = []
         for number, (key, record) in enumerate(scanned):
-            index = await self.lines.index_file(source.bucket, key, record)
-            files.append((key, record.etag, index.size or record.size, index))
-            samples += index.lengths.size
-            self._capacity.require_room(samples, len(fields), source)
+            page = known.get((key, record.etag, record.size))
+            if page is None:
+                page = await self.lines.read_page(source.bucket, key, record)
+            files.append((key, record.etag, page))
             progress.done = (number + 1) / len(scanned)
         return files
 
@@ -344,7 +361,7 @@ class DatasetService:
             return await self._tokens.index_files(token_files(listing), source, fields, progress)
         if kind == "parquet":
             return await self.parquets.index_files(parquet_files(listing), source, fields, progress)
-        scanned = _scanned(listing, kind, fields)
+        scanned = scanned_files(listing, kind, fields)
         if not scanned:
             raise EmptySnapshotError(
                 "source",
@@ -380,34 +397,6 @@ class DatasetService:
                 return found
             after = page.next_after
             await asyncio.sleep(0)  # give other requests a turn between pages
-
-
-def _scanned(
-    listing: Sequence[tuple[str, Record]], kind: Kind, fields: Mapping[str, FieldSpec]
-) -> list[tuple[str, Record]]:
-    """Return the objects whose content determines the samples: archives, files of lines, arrays, …"""
-    if kind == "objects":
-        return []
-    if kind in ("zarr", "mds"):
-        return list(listing)
-    if kind == "tokens":
-        return token_files(listing)
-    if kind == "parquet":
-        return parquet_files(listing)
-    if kind == "table":
-        return table_files(listing)
-    if kind == "tfrecord":
-        return _once([entry for entry in listing if entry[1].size and is_tfrecord(entry[0])])
-    if kind == "lines":
-        wanted = {ext for spec in fields.values() for ext in spec.ext}
-        return _once([entry for entry in listing if is_lines(entry[0], wanted)])
-    return [entry for entry in listing if archive_kind(entry[0]) is not None]
-
-
-def _once(files: list[tuple[str, Record]]) -> list[tuple[str, Record]]:
-    """Return the files without the compressed forms of those that are also there uncompressed."""
-    read = set(prefer_uncompressed(key for key, _ in files).values())
-    return [entry for entry in files if entry[0] in read]
 
 
 def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec], TableOptions]:

@@ -36,7 +36,7 @@ def snapshot_statistics(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _label(column: LabelColumn) -> dict[str, Any]:
-    counts = np.bincount(column.values[column.values >= 0], minlength=len(column.classes))
+    counts = column.counts()
     order = np.argsort(-counts, kind="stable")[:MAX_CLASSES].tolist()
     named = [
         [column.classes[number] if number < len(column.classes) else str(number), int(counts[number])]

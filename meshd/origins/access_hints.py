@@ -43,9 +43,9 @@ def pieces_read(
     objects = snapshot.objects
     columns = [
         (
-            column.object[samples].tolist(),
+            column.objects_at(samples).tolist(),
             column.offsets_at(samples).tolist(),
-            column.length[samples].tolist(),
+            column.lengths_at(samples).tolist(),
         )
         for column in snapshot.fields.values()
         if isinstance(column, BytesColumn)

@@ -194,8 +194,7 @@ class PeerReadService:
         NotHereError."""
         record = await self._indexable(asked.bucket, asked.key, asked.etag)
         if asked.lines:
-            lines = await self._lines.index_file(asked.bucket, asked.key, record)
-            return await asyncio.to_thread(lines.to_bytes)
+            return await self._lines.read_document(asked.bucket, asked.key, record)
         if asked.rows:
             return (await self._parquets.read_rows(asked.bucket, asked.key, record)).document
         if asked.table:

@@ -1,4 +1,4 @@
-"""Page cache: whether the kernel has the bytes of a file in memory (mincore(2)).
+"""Page cache: maps of files, and whether the kernel has their bytes in memory (mincore(2)).
 
 A read that must not wait (RWF_NOWAIT) would not do: where the page is missing, the kernel begins to read it.
 """
@@ -6,8 +6,10 @@ A read that must not wait (RWF_NOWAIT) would not do: where the page is missing, 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import weakref
 from typing import Final
 
 _PAGE: Final = mmap.PAGESIZE
@@ -19,6 +21,25 @@ _libc.mmap.argtypes = [
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 _FAILED: Final = ctypes.c_void_p(-1).value
+
+
+def map_file(path: str, offset: int, length: int) -> memoryview:
+    """Return bytes of a file as a read-only map, which lasts as long as views of it and keeps no descriptor
+    open. The file must never become shorter. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_size < offset + length:
+            raise OSError(errno.EIO, "the file is shorter than it was written", path)
+        start = offset // _PAGE * _PAGE
+        size = offset + length - start
+        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, start)
+    finally:
+        os.close(fd)
+    if address == _FAILED:
+        raise _error()
+    memory = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
+    return memoryview(memory).cast("B")[offset - start :].toreadonly()
 
 
 def missing_bytes(fd: int, offset: int, length: int) -> int:

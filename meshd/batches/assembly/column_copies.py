@@ -94,10 +94,11 @@ class RowPlaces:
         good = np.ones(snapshot.samples, np.bool_)
         distances: dict[int, int] = {}
         for number, (column, (width, item)) in enumerate(zip(self._columns, fields, strict=True)):
-            if column.object is not first.object:
+            if column is not first and column.object is not first.object:
                 good &= column.object == first.object
             if not width:
-                good &= column.length % item == 0
+                if item > 1:
+                    good &= column.length % item == 0
                 continue
             if isinstance(column, RecordColumn) and isinstance(first, RecordColumn):
                 if column.width != width:
@@ -117,7 +118,7 @@ class RowPlaces:
 
     def objects(self, samples: Numbers) -> npt.NDArray[np.int32]:
         """Return the number of the object of each sample."""
-        return self._first.object[samples]
+        return self._first.objects_at(samples)
 
     def offsets(self, samples: Numbers) -> dict[int, Numbers]:
         """Return the offsets by number of the field: of fields with a width, or with `distances` of the first
@@ -127,7 +128,7 @@ class RowPlaces:
 
     def lengths(self, samples: Numbers) -> dict[int, Numbers]:
         """Return the lengths of ragged fields, by their number."""
-        return {number: self._columns[number].length[samples] for number in self.ragged}
+        return {number: self._columns[number].lengths_at(samples) for number in self.ragged}
 
     def good_rows(self, samples: Numbers) -> npt.NDArray[np.bool_]:
         """Return for each sample whether a block may have it."""

@@ -81,12 +81,12 @@ class DirectPieces:
 
     def _range(self, field: int, sample: int, begin: int, length: int) -> tuple[int, int, int]:
         column, width = self._columns[field], self._dtypes[field].itemsize
-        return int(column.object[sample]), int(column.offset[sample]) + begin * width, length * width
+        return int(column.objects_at(sample)), int(column.offsets_at(sample)) + begin * width, length * width
 
     def read_piece(self, field: int, sample: int, begin: int, length: int) -> npt.NDArray[Any] | None:
         """See `PieceSource`. Raises BatchError Busy, SnapshotChanged."""
         dtype = self._dtypes[field]
-        if int(self._columns[field].length[sample]) < (begin + length) * dtype.itemsize:
+        if int(self._columns[field].lengths_at(sample)) < (begin + length) * dtype.itemsize:
             return None
         try:
             data = self._pinned.read_range(*self._range(field, sample, begin, length))

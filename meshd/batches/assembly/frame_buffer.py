@@ -224,7 +224,7 @@ class FrameBuffer:
         masked = np.zeros(len(self.rows), np.bool_)
         masked[self._blanks] = True  # not taken from the status: a cleared pad row keeps the status PAD
         small = {
-            name: np.where(masked, 0, column.values[self.rows.samples])
+            name: np.where(masked, 0, column.values_at(self.rows.samples))
             for name, column in self._labels.items()
         }
         small |= self._other_labels(masked)
@@ -255,7 +255,7 @@ class FrameBuffer:
         weights = self._read_column(pairs.weight)
         samples = np.where(weights < 1.0, rows.partners, rows.samples)
         return {
-            column: np.where(masked, 0, self._labels[label].values[samples])
+            column: np.where(masked, 0, self._labels[label].values_at(samples))
             for column, label in self._others.items()
         }
 

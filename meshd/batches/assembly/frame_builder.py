@@ -220,7 +220,7 @@ class FrameBuilder:
         if self._context.remote.single_node or not len(rows):
             return [rows]
         samples = self._buffer.rows.samples[list(rows)]
-        lengths = [column.length[samples] for column in bytes_columns(self._snapshot).values()]
+        lengths = [column.lengths_at(samples) for column in bytes_columns(self._snapshot).values()]
         shares = np.cumsum(np.sum(lengths, axis=0)) // FETCHED_BYTES
         cuts = np.flatnonzero(np.diff(shares, prepend=shares[0])).tolist()
         return [rows[start:end] for start, end in itertools.pairwise([0, *cuts, len(rows)]) if end > start]
@@ -429,7 +429,7 @@ class FrameBuilder:
         sample = self._sample(failure)
         column: Any = self._snapshot.fields[self._field_name(failure)]
         objects = self._snapshot.objects
-        number = int(column.object[sample])
+        number = int(column.objects_at(sample))
         return f"s3://{objects.bucket_of(number)}/{objects.keys[number]}"
 
     def _command(self, failure: Failure) -> str:

@@ -211,8 +211,8 @@ def main_objects(snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> npt.NDAr
     Among equals, the field that is named first wins.
     """
     columns = list(bytes_columns(snapshot).values())
-    lengths = np.stack([column.length[samples] for column in columns])
-    objects = np.stack([column.object[samples] for column in columns])
+    lengths = np.stack([column.lengths_at(samples) for column in columns])
+    objects = np.stack([column.objects_at(samples) for column in columns])
     chosen = np.argmax(lengths, axis=0)
     return np.asarray(objects[chosen, np.arange(len(samples))], dtype=np.int64)
 

@@ -262,10 +262,10 @@ def _randomness(snapshot: Snapshot, order: SampleOrder) -> dict[str, float]:
     found = {"distance": relative_distance(order), "shard_runs": runs}
     labels = [column for column in snapshot.fields.values() if isinstance(column, LabelColumn)]
     if labels:
-        values = labels[0].values
-        found["label_runs"] = relative_run_length(order, np.bincount(values), values.__getitem__)
+        label = labels[0]
+        found["label_runs"] = relative_run_length(order, label.counts(), label.values_at)
     return {name: round(value, 4) for name, value in found.items()}
 
 
 def _total_bytes(snapshot: Snapshot, samples: Integers) -> int:
-    return sum(int(column.length[samples].sum()) for column in bytes_columns(snapshot).values())
+    return sum(int(column.lengths_at(samples).sum()) for column in bytes_columns(snapshot).values())

@@ -48,7 +48,7 @@ class OwnSamples:
         found = np.zeros(samples.size, np.bool_)
         asked: npt.NDArray[np.int32] | None = None
         for column in bytes_columns(self._snapshot).values():  # their objects are mostly the same
-            objects = column.object[samples]
+            objects = column.objects_at(samples)
             if asked is None or not np.array_equal(objects, asked):
                 found |= self._own_objects(objects)
             asked = objects

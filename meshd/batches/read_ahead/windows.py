@@ -72,7 +72,8 @@ def cut_window(
     """
     if own is not None and not own.fraction:
         return CutWindow(first, order.n, np.empty(0, np.int64), 0)
-    mean = max(1.0, sum(float(column.length.mean()) for column in bytes_columns(snapshot).values()))
+    columns = bytes_columns(snapshot)
+    mean = max(1.0, sum(column.total_bytes() for column in columns.values()) / snapshot.samples)
     rows = min(int(1.25 * size / mean / (own.fraction if own else 1.0)) + 1, MAX_WINDOW_ROWS)
     last, end, held, count = min(order.n, first + MAX_WINDOW_SPAN), first, 0, 0
     found = []
@@ -111,5 +112,5 @@ def _own_between(
     columns = bytes_columns(snapshot).values()
     lengths = np.zeros(samples.size, np.int64)
     for column in columns:
-        lengths += column.length[samples]
+        lengths += column.lengths_at(samples)
     return positions, samples, lengths

@@ -50,7 +50,7 @@ def in_folder(snapshot: Snapshot, samples: Integers, bucket: str, prefix: str) -
 def source_bytes(snapshot: Snapshot, samples: Integers) -> Integers:
     """Return the size of each sample's source bytes. int64[n]."""
     columns = bytes_columns(snapshot).values()
-    lengths = [column.length[samples] for column in columns]
+    lengths = [column.lengths_at(samples) for column in columns]
     return np.asarray(np.sum(lengths, axis=0, dtype=np.int64), dtype=np.int64)
 
 

@@ -166,14 +166,19 @@ class BatchEndpoint:
         )
 
     @operation("/-/snapshots/{snapshot}", "A snapshot as it is stored", content="bytes")
+    @operation("/-/snapshots/{snapshot}/pages/{page}", "The index of a shard of a snapshot", content="bytes")
     @operation(
         "/-/snapshots/{snapshot}/statistics",
         "Samples of each class, and sizes by powers of two",
         reply=reply_types.Statistics,
     )
     async def get_snapshot(self, request: MeshRequest, identity: Identity) -> Reply:
-        digest, *what = _path(request, "/-/snapshots/", 1, 2)
+        digest, *what = _path(request, "/-/snapshots/", 1, 2, 3)
         caller = caller_of(request, identity)
+        if len(what) == 2:
+            _check_end(request, what[0], "pages")
+            page = await self._datasets.page_document(caller, digest, what[1])
+            return self._reply(200, build_snapshot.CONTENT_TYPE, page)
         if what:
             _check_end(request, what[0], "statistics")
             snapshot = await self._datasets.snapshot(caller, digest)

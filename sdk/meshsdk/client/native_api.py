@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from meshsdk.client.transport import Transport
+    from meshwire.dataset.paged_columns import Page
+    from meshwire.dataset.paged_snapshot import PagedSnapshot
     from meshwire.dataset.snapshot import Snapshot
 
 
@@ -161,11 +163,22 @@ def derive_snapshot(
 
 
 def fetch_snapshot(transport: Transport, digest: str) -> Snapshot:
-    """Fetch a snapshot's whole document: objects, ETags and the location of each sample."""
-    from meshwire.dataset.snapshot import Snapshot  # most jobs never read the document
+    """Fetch a snapshot's document: objects and ETags. The locations of samples come with it, or, of a
+    snapshot that consists of pages, with each page when it is first used."""
+    from meshwire.dataset.paged_snapshot import read_snapshot  # most jobs never read the document
+    from meshwire.formats.json_lines import open_line_page
 
-    body = transport.text(Request("GET", f"/-/snapshots/{quote(digest, safe='')}"))
-    return read_answer(lambda: Snapshot.from_bytes(body), "snapshot")
+    path = f"/-/snapshots/{quote(digest, safe='')}"
+    opened: dict[int, Page] = {}
+
+    def open_page(snapshot: PagedSnapshot, number: int) -> Page:
+        if number not in opened:
+            page = transport.text(Request("GET", f"{path}/pages/{number}"))
+            opened[number] = read_answer(lambda: open_line_page(page, snapshot.facts(number)), "page")
+        return opened[number]
+
+    body = transport.text(Request("GET", path))
+    return read_answer(lambda: read_snapshot(body, open_page), "snapshot")
 
 
 def describe_snapshot(snapshot: Snapshot) -> SnapshotInfo:

@@ -279,12 +279,9 @@ def _parse_relabel(value: Any, path: str) -> dict[str, str | None]:
 def slice_field(snapshot: Snapshot, name: str, samples: range) -> Snapshot:
     """Return the run `samples` with only the bytes field `name`."""
     column = _column(snapshot, name)
-    chosen = slice(samples.start, samples.stop)
-    used, which = np.unique(column.object[chosen], return_inverse=True)
-    places = BytesColumn(which.astype(np.int32), column.offset[chosen], column.length[chosen])
-    names = None
-    if snapshot.names is not None:
-        names = StringColumn.from_strings([snapshot.names[sample] for sample in samples])
+    chosen = np.arange(samples.start, samples.stop)
+    used, which = np.unique(column.objects_at(chosen), return_inverse=True)
+    places = BytesColumn(which.astype(np.int32), column.offsets_at(chosen), column.lengths_at(chosen))
     return Snapshot.from_parts(
         snapshot.source,
         snapshot.kind,
@@ -292,25 +289,26 @@ def slice_field(snapshot: Snapshot, name: str, samples: range) -> Snapshot:
         np.array([0, len(samples)], dtype=np.int64),
         {name: places},
         {name: snapshot.specs[name]},
-        names,
+        snapshot.names_at(chosen),
     )
 
 
 def content_digest(snapshot: Snapshot, name: str, samples: range) -> bytes:
     """Hash the bytes of a field over a run of samples by ETags, offsets and lengths; names do not matter."""
     column = _column(snapshot, name)
-    chosen = slice(samples.start, samples.stop)
+    chosen = np.arange(samples.start, samples.stop)
     hasher = hashlib.sha256()
-    for number in column.object[chosen].tolist():
+    for number in column.objects_at(chosen).tolist():
         hasher.update(f"{snapshot.objects.etags[number]}\0".encode())
-    hasher.update(column.offset[chosen].tobytes())
-    hasher.update(column.length[chosen].tobytes())
+    hasher.update(column.offsets_at(chosen).tobytes())
+    hasher.update(column.lengths_at(chosen).tobytes())
     return hasher.digest()
 
 
 def referenced_objects(snapshot: Snapshot, names: Sequence[str], samples: range) -> list[int]:
     """Return the numbers of the objects that hold these bytes fields of a run of samples."""
-    columns = [_column(snapshot, name).object[samples.start : samples.stop] for name in names]
+    chosen = np.arange(samples.start, samples.stop)
+    columns = [_column(snapshot, name).objects_at(chosen) for name in names]
     found: list[int] = np.unique(np.concatenate(columns)).tolist()
     return found
 

@@ -28,10 +28,24 @@ class BytesColumn:
     offset: Integers
     length: Integers
 
+    def objects_at(self, samples: Any) -> Int32:
+        """Return the objects of some samples, given by an index, a list or an array of them."""
+        found: Int32 = self.object[samples]
+        return found
+
     def offsets_at(self, samples: Any) -> Integers:
-        """Return the offsets of some samples, given by an index, a list or an array of them."""
+        """Return the offsets of some samples, given like those of `objects_at`."""
         found: Integers = self.offset[samples]
         return found
+
+    def lengths_at(self, samples: Any) -> Integers:
+        """Return the lengths of some samples, given like those of `objects_at`."""
+        found: Integers = self.length[samples]
+        return found
+
+    def total_bytes(self) -> int:
+        """Return the bytes of all samples together."""
+        return int(self.length.sum())
 
     def take(self, samples: Integers) -> BytesColumn:
         """Return the column of these samples."""
@@ -113,3 +127,12 @@ class LabelColumn:
 
     values: Integers
     classes: tuple[str, ...]
+
+    def values_at(self, samples: Any) -> Integers:
+        """Return the values of some samples, given by an index, a list or an array of them."""
+        found: Integers = self.values[samples]
+        return found
+
+    def counts(self) -> Integers:
+        """Return the number of samples of each class: int64[classes]."""
+        return np.bincount(self.values[self.values >= 0], minlength=len(self.classes))

@@ -45,7 +45,10 @@ CONTENT_TYPE = "application/vnd.shardmesh.snapshot"
 SAMPLES_PER_SHARD = 1024
 MAX_BYTES = 1 << 60  # of an object, so that the sum of two fits into int64
 MAX_SAMPLES = (1 << 31) - 1
-_KIND, _VERSION = "shardmesh.snapshot", 1
+FORMAT = "shardmesh.snapshot"
+PAGED_VERSION = 2
+"""Version of documents that list pages; see `meshwire.dataset.paged_snapshot`."""
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,7 +159,7 @@ class Snapshot:
     def total_bytes(self) -> int:
         """Total bytes of all fields of all samples."""
         columns = (column for column in self.fields.values() if isinstance(column, BytesColumn))
-        return sum(int(column.length.sum()) for column in columns)
+        return sum(column.total_bytes() for column in columns)
 
     def sample_name(self, sample: int) -> str:
         """Return the name used in errors and ledgers: `a/b/0001`, in a tar `shard.tar/a/b/0001`. Raises
@@ -166,8 +169,12 @@ class Snapshot:
             raise IndexError(f"sample {sample} of {self.samples}")
         if self.kind == "joined" and self.names is not None:
             return self.names[sample]
-        key = self.objects.keys[int(first.object[sample])]
+        key = self.objects.keys[int(first.objects_at(sample))]
         return sample_key(key)[0] if self.names is None else f"{key}/{self.names[sample]}"
+
+    def names_at(self, samples: Integers) -> StringColumn | None:
+        """Return the `names` of some samples."""
+        return None if self.names is None else StringColumn.from_strings(self.names.take_rows(samples))
 
     def summary(self) -> dict[str, Any]:
         """Return the response of `POST /-/snapshots` as plain JSON values."""
@@ -214,9 +221,9 @@ class Snapshot:
 
 
 def pinned_files(document: Buffer) -> Iterator[str]:
-    """Yield the ETags of the files whose samples come from an index, given a snapshot document; none for
-    snapshots of other kinds. Raises ColumnError."""
-    reader = ColumnReader(document, _KIND, _VERSION)
+    """Yield the ETags of the files whose samples come from an index, given a snapshot document of any
+    version; none for snapshots of other kinds. Raises ColumnError."""
+    reader = ColumnReader(document, FORMAT, _VERSION, PAGED_VERSION)
     return iter(()) if reader.read_text("kind") in _UNINDEXED else iter(reader.read_strings("objects.etags"))
 
 
@@ -247,7 +254,7 @@ def _document(
             if isinstance(column, RecordColumn)
         }
         metadata["records"] = canonical_json(places).decode()
-    writer = ColumnWriter(_KIND, _VERSION, metadata)
+    writer = ColumnWriter(FORMAT, _VERSION, metadata)
     writer.add_strings("objects.keys", objects.keys)
     writer.add_strings("objects.etags", objects.etags)
     writer.add_integers("objects.sizes", objects.sizes)
@@ -283,12 +290,12 @@ def _record_groups(fields: Mapping[str, BytesColumn | LabelColumn]) -> list[Reco
 
 
 def _read(document: Buffer) -> Snapshot:
-    reader = ColumnReader(document, _KIND, _VERSION)
+    reader = ColumnReader(document, FORMAT, _VERSION)
     kind = reader.read_text("kind")
     if kind not in KINDS:
         raise ColumnError(f"the kind of a snapshot is one of {', '.join(KINDS)}, not {kind[:60]!r}")
-    source, specs = _read_description(reader)
-    objects = _read_objects(reader)
+    source, specs = read_description(reader)
+    objects = read_objects(reader)
     lengths = reader.read_integers("shards", low=0, high=MAX_SAMPLES)
     shard_starts = np.zeros(lengths.size + 1, dtype=np.int64)
     np.cumsum(lengths, out=shard_starts[1:])
@@ -305,7 +312,8 @@ def _read(document: Buffer) -> Snapshot:
     return Snapshot(source, kind, objects, samples, shard_starts, fields, specs, names, digest)
 
 
-def _read_description(reader: ColumnReader) -> tuple[str, Mapping[str, FieldSpec]]:
+def read_description(reader: ColumnReader) -> tuple[str, Mapping[str, FieldSpec]]:
+    """Return the source and the fields that a document describes. Raises ColumnError."""
     try:
         source = parse_source(reader.read_text("source"))
         specs = parse_fields(reader.read_text("fields"))
@@ -317,7 +325,8 @@ def _read_description(reader: ColumnReader) -> tuple[str, Mapping[str, FieldSpec
     return str(source), specs
 
 
-def _read_objects(reader: ColumnReader) -> ObjectTable:
+def read_objects(reader: ColumnReader) -> ObjectTable:
+    """Return the objects of a document. Raises ColumnError."""
     keys, etags = reader.read_strings("objects.keys"), reader.read_strings("objects.etags")
     sizes = reader.read_integers("objects.sizes", low=0, high=MAX_BYTES)
     if "others" not in reader.metadata:

@@ -80,7 +80,7 @@ def snapshot_stats(snapshot: Snapshot) -> SnapshotStats:
             sizes[name] = Spread.from_values(column.length)
             empty[name] = int(np.count_nonzero(column.length == 0))
         else:
-            counts = np.bincount(column.values, minlength=len(column.classes)).tolist()
+            counts = column.counts().tolist()
             classes[name] = dict(zip(column.classes, counts, strict=True))
     shards = np.diff(snapshot.shard_starts)
     return SnapshotStats(

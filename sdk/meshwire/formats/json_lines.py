@@ -5,6 +5,7 @@ Law: a line ends at LF; a CR before it is not part of it; empty lines are not sa
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,14 @@ import numpy as np
 from meshwire.dataset.archive_keys import uncompressed_name
 from meshwire.dataset.build_snapshot import EmptySnapshotError, SnapshotBuild
 from meshwire.dataset.fields import class_name, parse_source, sample_key
-from meshwire.dataset.snapshot import MAX_BYTES, BytesColumn, LabelColumn, ObjectTable, Snapshot
+from meshwire.dataset.paged_columns import Page
+from meshwire.dataset.paged_snapshot import PagedSnapshot, PageFacts, PageTable
+from meshwire.dataset.snapshot import MAX_BYTES, MAX_SAMPLES, ObjectTable
 from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
 from meshwire.strict_json import PlanError, shown_value
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     import numpy.typing as npt
 
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
     from meshwire.frame.columns import Integers
     from meshwire.frame.tensor_frame import Buffer
 
-_KIND, _VERSION = "shardmesh.lines", 1
+_KIND, _VERSION = "shardmesh.lines", 2
+_BLOCK = 1 << 16
 MAX_LINE_BYTES = 64 << 20
 MAX_LINES = 1 << 27
 """Maximum non-empty lines per file."""
@@ -45,23 +49,82 @@ class LineIndex:
     size: int = 0
 
     def to_bytes(self) -> bytes:
+        """Encode the document, which is also the file's page in snapshots: columns that can be read at any
+        sample, in the narrowest integers."""
         writer = ColumnWriter(_KIND, _VERSION, {"size": str(self.size)} if self.size else {})
-        writer.add_integers("gaps", np.diff(self.offsets, prepend=0))
+        writer.add_integers("offsets", self.offsets)
         writer.add_integers("lengths", self.lengths)
-        writer.add_integers("steps", np.diff(self.numbers, prepend=0))
+        if self.numbers.size and int(self.numbers[-1]) != self.numbers.size:  # there are empty lines
+            writer.add_integers("numbers", self.numbers)
         return writer.to_bytes()
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> LineIndex:
-        """Decode the document. Raises ColumnError for any other bytes."""
-        reader = ColumnReader(document, _KIND, _VERSION)
-        lengths = reader.read_integers("lengths", low=1, high=MAX_LINE_BYTES)
-        gaps = reader.read_integers("gaps", low=0, high=MAX_BYTES, count=lengths.size)
-        steps = reader.read_integers("steps", low=1, high=MAX_BYTES, count=lengths.size)
-        size = reader.metadata.get("size", "0")
-        if not (size.isdecimal() and len(size) < len(str(MAX_BYTES))):
-            raise ColumnError(f"invalid file size {shown_value(size)}")
-        return cls(np.cumsum(gaps), lengths, np.cumsum(steps), int(size))
+        """Decode the document of this or the previous version. Raises ColumnError for any other bytes."""
+        reader = ColumnReader(document, _KIND, 1, _VERSION)
+        if reader.version == 1:
+            lengths = reader.read_integers("lengths", low=1, high=MAX_LINE_BYTES)
+            gaps = reader.read_integers("gaps", low=0, high=MAX_BYTES, count=lengths.size)
+            steps = reader.read_integers("steps", low=1, high=MAX_BYTES, count=lengths.size)
+            return cls(np.cumsum(gaps), lengths, np.cumsum(steps), _size_of(reader))
+        page = _read_page(reader)
+        numbers = np.arange(1, page.offsets.size + 1) if page.numbers is None else page.numbers
+        offsets, lengths = page.offsets.astype(np.int64), page.lengths.astype(np.int64)
+        return cls(offsets, lengths, numbers.astype(np.int64), _size_of(reader))
+
+
+def _size_of(reader: ColumnReader) -> int:
+    size = reader.metadata.get("size", "0")
+    if not (size.isdecimal() and len(size) < len(str(MAX_BYTES))):
+        raise ColumnError(f"invalid file size {shown_value(size)}")
+    return int(size)
+
+
+def _read_page(reader: ColumnReader) -> Page:
+    lengths = reader.view_integers("lengths", low=1, high=MAX_LINE_BYTES)
+    offsets = reader.view_integers("offsets", low=0, high=MAX_BYTES, count=lengths.size)
+    numbers = None
+    if reader.has_column("numbers"):
+        numbers = reader.view_integers("numbers", low=1, high=MAX_BYTES, count=lengths.size)
+    for start in range(0, lengths.size, _BLOCK):  # in blocks: a page is larger than what checks it
+        here, size = slice(start, start + _BLOCK), slice(start, start + _BLOCK + 1)
+        ends = offsets[here].astype(np.int64) + lengths[here]
+        if (offsets[size][1:] < ends[: offsets[size].size - 1]).any():
+            raise ColumnError("the lines of the file overlap")
+        if numbers is not None and (numbers[size][1:] <= numbers[size][:-1]).any():
+            raise ColumnError("the lines of the file are out of order")
+    return Page(offsets, lengths, numbers)
+
+
+def current_line_index(document: bytes) -> bytes:
+    """Return the document of an index in the present version. Raises ColumnError."""
+    current = ColumnReader(document, _KIND, 1, _VERSION).version == _VERSION
+    return document if current else LineIndex.from_bytes(document).to_bytes()
+
+
+def line_page_facts(document: Buffer, stored: int) -> PageFacts:
+    """Return what a snapshot says of the page of a file that has `stored` bytes. Raises ColumnError."""
+    reader = ColumnReader(document, _KIND, _VERSION)
+    lengths = reader.view_integers("lengths", low=1, high=MAX_LINE_BYTES)
+    digest, total = hashlib.sha256(document).digest(), int(lengths.sum(dtype=np.int64))
+    return PageFacts(digest, lengths.size, total, _size_of(reader) or stored, stored)
+
+
+def open_line_page(document: Buffer, facts: PageFacts) -> Page:
+    """Return the page of a file of lines, a view of its document. Raises ColumnError unless that is the
+    document that a snapshot describes by `facts`."""
+    if hashlib.sha256(document).digest() != facts.digest:
+        raise ColumnError("its bytes do not have the hash that the snapshot names")
+    page = _read_page(ColumnReader(document, _KIND, _VERSION))
+    found = page.offsets.size, int(page.lengths.sum(dtype=np.int64))
+    if found != (facts.samples, facts.total):
+        raise ColumnError(
+            f"it has {found[0]} samples of {found[1]} bytes; the snapshot says {facts.samples} of "
+            f"{facts.total}"
+        )
+    if int(page.offsets[-1]) + int(page.lengths[-1]) > facts.size:
+        raise ColumnError(f"its samples extend beyond the {facts.size} bytes of its file")
+    return page
 
 
 def is_lines(key: str, endings: Collection[str]) -> bool:
@@ -140,57 +203,44 @@ class _Indexing:
 
 
 def build_from_lines(
-    files: Iterable[tuple[str, str, int, LineIndex]],
+    files: Iterable[tuple[str, str, PageFacts]],
     *,
     source: str | Source,
     fields: Mapping[str, FieldSpec],
+    open_page: Callable[[PagedSnapshot, int], Page],
 ) -> SnapshotBuild:
-    """Build the snapshot of line files: (key, ETag, size in bytes, index) each, in order of key; each file
-    is a shard, and every bytes field of a sample is its line.
+    """Build the snapshot of line files: (key, ETag, page) each, in order of key; each file is a shard, and
+    every bytes field of a sample is its line.
 
     A class label is the folder of the file below the source. Raises EmptySnapshotError, PlanError.
     """
     place = parse_source(source) if isinstance(source, str) else source
     wanted = {ext for spec in fields.values() for ext in spec.ext}
     labelled = any(spec.kind == "label" for spec in fields.values())
-    taken, skipped, examples = list[tuple[str, str, int, LineIndex, str]](), 0, list[str]()
-    for key, etag, size, index in files:
+    taken, skipped, examples = list[tuple[str, str, PageFacts, str]](), 0, list[str]()
+    for key, etag, page in files:
         folder = class_name(key, place.prefix) if labelled else ""
-        if not is_lines(key, wanted) or not index.lengths.size:
+        if not is_lines(key, wanted) or not page.samples:
             continue
         if folder is None:
-            skipped += int(index.lengths.size)
+            skipped += page.samples
             examples.append(f"{shown_value(key)} is in no folder below the source, so it has no class")
             continue
-        if int(index.offsets[-1] + index.lengths[-1]) > size:
-            raise PlanError("source", f"the index of {shown_value(key)} extends beyond its {size} bytes")
-        taken.append((key, etag, size, index, folder))
+        taken.append((key, etag, page, folder))
     if not taken:
         endings = " or ".join(sorted(f".{ext}" for ext in wanted))
         raise EmptySnapshotError("source", f"no line of text in the files of {place} that end in {endings}")
-    return SnapshotBuild(_sealed(place, fields, taken), skipped, tuple(examples[:5]))
-
-
-def _sealed(
-    place: Source, fields: Mapping[str, FieldSpec], taken: list[tuple[str, str, int, LineIndex, str]]
-) -> Snapshot:
-    keys, etags, sizes, indexes, folders = zip(*taken, strict=True)
-    counts = [index.lengths.size for index in indexes]
-    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    lines = BytesColumn(
-        np.repeat(np.arange(len(keys), dtype=np.int32), counts),
-        np.concatenate([index.offsets for index in indexes]),
-        np.concatenate([index.lengths for index in indexes]),
-    )
+    keys, etags, pages, folders = zip(*taken, strict=True)
+    samples = sum(page.samples for page in pages)
+    if samples > MAX_SAMPLES:
+        raise PlanError("source", f"{samples} samples; a snapshot holds at most {MAX_SAMPLES}")
+    sizes = np.array([page.size for page in pages], np.int64)
+    strings = StringColumn.from_strings(keys), StringColumn.from_strings(etags)
+    objects = ObjectTable(place.bucket, *strings, sizes)
     classes = sorted(set(folders))
-    numbers = np.array([classes.index(folder) for folder in folders], np.int64)
-    label = LabelColumn(np.repeat(numbers, counts), tuple(classes))
-    objects = ObjectTable(
-        place.bucket,
-        StringColumn.from_strings(keys),
-        StringColumn.from_strings(etags),
-        np.array(sizes, dtype=np.int64),
-    )
-    names = StringColumn.from_numbers(np.concatenate([index.numbers for index in indexes]))
-    columns = {name: lines if spec.kind == "bytes" else label for name, spec in fields.items()}
-    return Snapshot.from_parts(str(place), "lines", objects, starts, columns, fields, names)
+    numbers = {name: number for number, name in enumerate(classes)}
+    label = np.array([numbers[folder] for folder in folders], np.int64), tuple(classes)
+    labels = {name: label for name, spec in fields.items() if spec.kind == "label"}
+    table = PageTable.from_facts(pages)
+    snapshot = PagedSnapshot(str(place), "lines", objects, table, fields, labels, open_page)
+    return SnapshotBuild(snapshot, skipped, tuple(examples[:5]))

@@ -174,6 +174,9 @@ class ColumnWriter:
         self._arrays[f"{name}.data"] = np.frombuffer(column.blob, dtype=np.uint8)
         self.add_integers(f"{name}.lengths", column.lengths)
 
+    def add_bytes(self, name: str, values: bytes) -> None:
+        self._arrays[name] = np.frombuffer(values, dtype=np.uint8)
+
     def to_bytes(self) -> bytes:
         described = [(name, array.dtype, array.shape) for name, array in self._arrays.items()]
         frame = frame_layout(described, dict(sorted(self._metadata.items())), checksums=False)
@@ -189,7 +192,8 @@ class ColumnReader:
     malformed.
     """
 
-    def __init__(self, document: Buffer, kind: str, version: int) -> None:
+    def __init__(self, document: Buffer, kind: str, *versions: int) -> None:
+        """`versions`: those that the caller understands; `version` is the document's."""
         try:
             header = parse_frame_header(document)
             self._arrays = tensor_views(document, header)
@@ -200,10 +204,13 @@ class ColumnReader:
         self.metadata = header.metadata
         if self.metadata.get("format") != kind:
             raise ColumnError(f"not a {kind} document")
-        if self.metadata.get("version") != str(version):
+        found = [version for version in versions if self.metadata.get("version") == str(version)]
+        if not found:
             raise ColumnError(
-                f"the {kind} document does not have version {version}; another release wrote it"
+                f"the {kind} document does not have version {' or '.join(map(str, versions))}; another "
+                "release wrote it"
             )
+        self.version = found[0]
 
     def read_text(self, name: str) -> str:
         if name not in self.metadata:
@@ -213,6 +220,14 @@ class ColumnReader:
     def read_integers(self, name: str, *, low: int, high: int, count: int | None = None) -> Integers:
         """Return int64[n] (a copy) with all values in [low, high], and n equal to `count` if that is given.
         Raises ColumnError."""
+        return self.view_integers(name, low=low, high=high, count=count).astype(np.int64)
+
+    def has_column(self, name: str) -> bool:
+        """Return whether the document has a column of integers with this name."""
+        return name in self._arrays
+
+    def view_integers(self, name: str, *, low: int, high: int, count: int | None = None) -> npt.NDArray[Any]:
+        """Return integers as `read_integers` does, but as they are stored, in the memory of the document."""
         values = self._array(name)
         if values.dtype.name not in ("uint8", "uint16", "uint32", "int64"):
             raise ColumnError(f"the column {name!r} does not contain integers")
@@ -220,13 +235,17 @@ class ColumnReader:
             raise ColumnError(f"the column {name!r} has {values.size} values instead of {count}")
         if values.size and (int(values.min()) < low or int(values.max()) > high):
             raise ColumnError(f"a value of the column {name!r} is outside {low}…{high}")
-        return values.astype(np.int64)
+        return values
 
-    def read_strings(self, name: str) -> StringColumn:
-        blob = self._array(f"{name}.data")
+    def read_bytes(self, name: str) -> bytes:
+        blob = self._array(name)
         if blob.dtype != np.uint8:
             raise ColumnError(f"the column {name!r} does not contain bytes")
-        return StringColumn(blob.tobytes(), self.read_integers(f"{name}.lengths", low=0, high=blob.size))
+        return blob.tobytes()
+
+    def read_strings(self, name: str) -> StringColumn:
+        blob = self.read_bytes(f"{name}.data")
+        return StringColumn(blob, self.read_integers(f"{name}.lengths", low=0, high=len(blob)))
 
     def _array(self, name: str) -> npt.NDArray[Any]:
         array = self._arrays.get(name)

@@ -42,11 +42,11 @@ from meshd.util.clock import ManualClock
 from meshwire.dataset.archive_index import index_tar
 from meshwire.dataset.build_snapshot import build_from_tars
 from meshwire.dataset.fields import parse_fields
-from meshwire.formats.json_lines import build_from_lines, index_lines
 from meshwire.formats.tar import scan_tar
 from meshwire.frame import tensor_frame
 from meshwire.plan.plan_spec import parse_spec, plan_hash
 from tests.support.archive_files import tar_of
+from tests.support.line_snapshots import LinePages
 from tests.support.single_node_objects import single_node_objects
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Node:
         self.store = Store.open(
             StoreSettings.at(folder / "store", durability="relaxed"), writer="w0", clock=ManualClock()
         )
-        self.renderer = InlineRenderer()
+        self.renderer, self.pages = InlineRenderer(), LinePages()
         archives = ArchiveService(
             LocalArchives(self.store, list[str]().append), single_node_objects(self.store)
         )
@@ -149,7 +149,7 @@ class Node:
             rows = [b"%d" % (number * ROWS + row) * (1 + row % 9) for row in range(ROWS)]
             if kind == "lines":
                 key, data = f"d/{number}.txt", b"\n".join(rows)
-                index: Any = index_lines([data])
+                index: Any = None
             else:
                 key = f"d/{number}.tar"
                 data = tar_of({f"{row:06}.txt": text for row, text in enumerate(rows)})
@@ -158,10 +158,10 @@ class Node:
             await writer.write(data)
             etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
             await writer.commit(Meta(etag))
-            found.append((key, etag, len(data), index))
-        build: Any = build_from_lines if kind == "lines" else build_from_tars
-        snapshot: Snapshot = build(found, source="s3://b/d/", fields=fields).snapshot
-        return snapshot
+            found.append((key, etag, data) if kind == "lines" else (key, etag, len(data), index))
+        if kind == "lines":
+            return self.pages.build(found, "s3://b/d/", fields).snapshot
+        return build_from_tars(found, source="s3://b/d/", fields=fields).snapshot
 
     async def batch(self, plan: str, step: int) -> bytes:
         frame = await self.assembler.get_frame(FrameAddress(plan, 1, step, batch=1024))

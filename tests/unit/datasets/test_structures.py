@@ -28,10 +28,11 @@ from meshwire.dataset.derive_snapshot import (
     select_fields,
 )
 from meshwire.dataset.fields import parse_fields
-from meshwire.formats.json_lines import LineIndex, build_from_lines, index_lines
+from meshwire.formats.json_lines import LineIndex, index_lines
 from meshwire.formats.tar import TarMember
 from meshwire.frame.columns import ColumnError
 from meshwire.strict_json import PlanError
+from tests.support.line_snapshots import LinePages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -232,10 +233,12 @@ def test_lines_are_those_of_the_file_however_it_is_read(parts: list[bytes], data
 
 def test_a_folder_of_lines_is_a_snapshot() -> None:
     text = b'{"a": 1}\n\n{"a": 2}\r\n{"a": 3}'
-    files = [(f"d/{kind}/x.jsonl", tag(kind), len(text), index_lines([text])) for kind in "pq"]
+    files, pages = [(f"d/{kind}/x.jsonl", tag(kind), text) for kind in "pq"], LinePages()
     fields = parse_fields({"n": "jsonl", "m": "jsonl", "kind": {"class": "prefix"}})
-    snapshot = same(build_from_lines(files, source="s3://b/d", fields=fields).snapshot)
-    assert (snapshot.samples, snapshot.shards) == (6, 2)
+    built = pages.build(files, "s3://b/d", fields).snapshot
+    snapshot = pages.read(built.to_bytes())
+    assert (snapshot.hash, snapshot.to_bytes()) == (built.hash, built.to_bytes())
+    assert (snapshot.samples, snapshot.shards, pages.opened) == (6, 2, {})
     assert snapshot.sample_name(4) == "d/q/x.jsonl/000000003"
     column = snapshot.fields["n"]
     assert isinstance(column, BytesColumn)
@@ -245,4 +248,4 @@ def test_a_folder_of_lines_is_a_snapshot() -> None:
     assert isinstance(label, LabelColumn)
     assert label.values.tolist() == [0, 0, 0, 1, 1, 1]
     with pytest.raises(EmptySnapshotError, match=r"that end in \.txt"):
-        build_from_lines(files, source="s3://b/d", fields=parse_fields({"n": "txt"}))
+        pages.build(files, "s3://b/d", parse_fields({"n": "txt"}))

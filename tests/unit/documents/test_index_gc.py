@@ -13,7 +13,7 @@ from meshd.documents.inventory import UsageFile
 from meshd.telemetry import metrics
 from meshd.util.clock import ManualClock
 from meshwire.dataset.fields import parse_fields
-from meshwire.formats.json_lines import build_from_lines, index_lines
+from tests.support.line_snapshots import LinePages
 from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
@@ -25,8 +25,11 @@ CHOICE = "0" * 31 + "a"
 
 def snapshot(etag: str) -> bytes:
     text = b"one\ntwo\n"
-    files = [("v1/a.txt", etag, len(text), index_lines([text]))]
-    return build_from_lines(files, source="s3://b/v1", fields=parse_fields({"t": "txt"})).snapshot.to_bytes()
+    return (
+        LinePages()
+        .build([("v1/a.txt", etag, text)], "s3://b/v1", parse_fields({"t": "txt"}))
+        .snapshot.to_bytes()
+    )
 
 
 @pytest.mark.parametrize(

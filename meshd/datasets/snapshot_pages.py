@@ -1,0 +1,163 @@
+"""Pages of snapshots as this process has them: maps of the index documents in the store.
+
+A page is the document of its shard's index, under the index's name; all workers map the same bytes. Before a
+snapshot is used, pages that this node lacks are made, by the node that has the shard.
+
+Law: a page is used only if its bytes have the hash that the snapshot names. One that is damaged or missing
+is made again from its shard; if that gives another page, the error names the shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from meshd.core.api_errors import BatchError, busy
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.core.sample_locations import snapshot_changed
+from meshd.datasets.record_files import line_index_name
+from meshd.peer_reads.replica_selection import gather_limited
+from meshd.store.errors import StoreError
+from meshd.util.page_cache import map_file
+from meshwire.dataset.paged_snapshot import PagedSnapshot, read_snapshot
+from meshwire.formats.json_lines import open_line_page
+from meshwire.frame.columns import ColumnError
+
+if TYPE_CHECKING:
+    from meshd.core.document_store import DocumentStore
+    from meshd.datasets.record_files import LineIndexer
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.dataset.paged_columns import Page
+    from meshwire.frame.tensor_frame import Buffer
+
+_KEPT: Final = 8192
+"""Pages that a process keeps open."""
+_COPIED: Final = 4096
+"""Bytes up to which a page is copied instead of mapped."""
+_CHECKED: Final = 256
+"""Pages of a snapshot that are opened before it is used; further ones when a sample of them is asked for."""
+_AT_ONCE: Final = 8
+
+
+class SnapshotPages:
+    """The pages of snapshots, for a process. `lines`: makes the indexes of files of lines."""
+
+    def __init__(
+        self, store: ObjectStore, catalog: DocumentStore, lines: LineIndexer, objects: RemoteObjects
+    ) -> None:
+        self._store, self._catalog, self._lines, self._objects = store, catalog, lines, objects
+        self._open: OrderedDict[bytes, Page] = OrderedDict()
+        self._gone: dict[bytes, str] = {}  # what became of the objects of pages that cannot be made
+        self._lock = threading.Lock()  # pages are opened by the event loop and by threads
+        catalog.use_pages(self)
+
+    def __repr__(self) -> str:
+        return f"<SnapshotPages, {len(self._open)} open>"
+
+    async def read_snapshot(self, document: bytes) -> Snapshot:
+        """Decode a snapshot, and make those of its pages that this node lacks. Raises ColumnError, BatchError
+        BadSample, Busy."""
+        snapshot = await asyncio.to_thread(read_snapshot, document, self.open_page)
+        if isinstance(snapshot, PagedSnapshot):
+            lacking = await asyncio.to_thread(self._unusable, snapshot)
+            await gather_limited(_AT_ONCE, [self._make(snapshot, number) for number in lacking])
+        return snapshot
+
+    def open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
+        """Return a page. Raises BatchError Busy, SnapshotChanged, if this node no longer has it."""
+        digest = snapshot.table.hash_of(number)
+        with self._lock:
+            page = self._open.get(digest)
+            if page is not None:
+                self._open.move_to_end(digest)
+                return page
+        try:
+            return self._opened(snapshot, number)
+        except (ColumnError, StoreError, OSError) as error:
+            self._catalog.forget_snapshot(snapshot.hash)  # what reads it next makes the page again
+            raise self._unavailable(snapshot, number, error) from error
+
+    def page_document(self, snapshot: PagedSnapshot, number: int) -> bytes:
+        """Return the bytes of a page (blocking). Raises BatchError as `open_page`."""
+        self.open_page(snapshot, number)
+        try:
+            return bytes(self._document(_page_name(snapshot, number)))
+        except (ColumnError, StoreError, OSError) as error:
+            raise self._unavailable(snapshot, number, error) from error
+
+    def _unusable(self, snapshot: PagedSnapshot) -> list[int]:
+        """Return the numbers of the pages that are missing, or damaged as far as they are looked at."""
+        found = []
+        for number in range(len(snapshot.table)):
+            if snapshot.table.hash_of(number) in self._open:
+                continue
+            if number >= _CHECKED:
+                if self._store.get(RESERVED_BUCKET, _page_name(snapshot, number)) is None:
+                    found.append(number)
+                continue
+            try:
+                self._opened(snapshot, number)
+            except (ColumnError, StoreError, OSError):
+                found.append(number)
+        return found
+
+    async def _make(self, snapshot: PagedSnapshot, number: int) -> None:
+        """Make a page again, unless its object has changed: then the batches that need it say so."""
+        objects, facts = snapshot.objects, snapshot.facts(number)
+        bucket, key = objects.bucket_of(number), objects.keys[number]
+        record = await self._objects.find(bucket, key)
+        if record is None or record.etag != objects.etags[number] or record.size != facts.stored:
+            self._gone[facts.digest] = "was deleted" if record is None else "was replaced"
+            return
+        self._gone.pop(facts.digest, None)
+        found = await self._lines.read_page(bucket, key, record, again=True)
+        if found != facts:
+            raise BatchError(
+                "BadSample",
+                f"the snapshot {snapshot.hash} has a page for s3://{bucket}/{key} that is not the index of "
+                f"that object: {found.samples} samples with the hash {found.digest.hex()}, not "
+                f"{facts.samples} with {facts.digest.hex()}",
+                help="open the source again: a snapshot made from its objects has the right pages",
+                detail={"url": f"s3://{bucket}/{key}", "snapshot": snapshot.hash},
+            )
+
+    def _opened(self, snapshot: PagedSnapshot, number: int) -> Page:
+        """Open and verify a page (blocking). Raises ColumnError, StoreError, OSError."""
+        name = _page_name(snapshot, number)
+        try:
+            document = self._document(name)
+        except FileNotFoundError:  # it was moved in the meantime
+            document = self._document(name)
+        page = open_line_page(document, snapshot.facts(number))
+        with self._lock:
+            self._open[snapshot.table.hash_of(number)] = page
+            if len(self._open) > _KEPT:
+                self._open.popitem(last=False)
+        return page
+
+    def _document(self, name: str) -> Buffer:
+        record = self._store.get(RESERVED_BUCKET, name)
+        if record is None:
+            raise ColumnError("it is not on this node")
+        places = self._store.locate(record)
+        if len(places) != 1 or record.size <= _COPIED:
+            return self._store.read_range(record, 0, record.size)
+        return map_file(places[0].path, places[0].offset, places[0].length)
+
+    def _unavailable(self, snapshot: PagedSnapshot, number: int, error: Exception) -> BatchError:
+        objects = snapshot.objects
+        bucket, key = objects.bucket_of(number), objects.keys[number]
+        url = f"s3://{bucket}/{key}"
+        what = self._gone.get(snapshot.table.hash_of(number))
+        if what is not None:
+            return snapshot_changed(snapshot, number, what)
+        return busy(f"the page of {url} in the snapshot {snapshot.hash} is made again: {error}")
+
+
+def _page_name(snapshot: PagedSnapshot, number: int) -> str:
+    objects = snapshot.objects
+    return line_index_name(objects.keys[number], objects.etags[number], int(snapshot.table.stored[number]))

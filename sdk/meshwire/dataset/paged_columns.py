@@ -1,0 +1,207 @@
+"""Columns of a snapshot that consists of pages: each page is opened when a sample of it is asked for.
+
+Law: immutable, and equal to the column that has the values of all pages one after the other. Only
+`object`, `offset`, `length` and `values` make that column; the methods for some samples do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from meshwire.dataset.sample_columns import BytesColumn, LabelColumn
+from meshwire.frame.columns import StringColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy.typing as npt
+
+    from meshwire.frame.columns import Integers
+
+    Int32 = np.ndarray[Any, np.dtype[np.int32]]
+    Narrow = npt.NDArray[Any]
+
+_DIGITS: Final = 9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """Where the samples of one shard are: `offsets`, `lengths`, integers [n] of any width, in bytes of the
+    shard's object; `numbers` [n]: their names, None for 1…n."""
+
+    offsets: Narrow
+    lengths: Narrow
+    numbers: Narrow | None
+
+
+class Pages:
+    """The pages of a snapshot, in order. `starts` int64[P+1]: the first sample of each; `open_page` returns
+    a page by its number, and may raise what its owner likes."""
+
+    __slots__ = ("_last", "_open", "starts")
+
+    def __init__(self, starts: Integers, open_page: Callable[[int], Page]) -> None:
+        self.starts, self._open = starts, open_page
+        self._last = _Groups(self, np.zeros(0, np.int64))  # several columns are asked for the same samples
+
+    def __repr__(self) -> str:
+        return f"<Pages, {len(self)}>"
+
+    def __len__(self) -> int:
+        return self.starts.size - 1
+
+    def open(self, number: int) -> Page:
+        """Return a page."""
+        return self._open(number)
+
+    def numbers_of(self, samples: Any) -> Integers:
+        """Return the number of the page of each sample; int64, in the shape of `samples`. Raises
+        IndexError."""
+        wanted = np.asarray(samples, np.int64)
+        if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= int(self.starts[-1])):
+            raise IndexError(f"a sample outside 0…{int(self.starts[-1]) - 1}")
+        found: Integers = np.searchsorted(self.starts, wanted, side="right") - 1
+        return found
+
+    def gather(self, samples: Any, column: Callable[[Page], Narrow]) -> Integers:
+        """Return a column's values for some samples; int64, in the shape of `samples`."""
+        wanted = np.asarray(samples, np.int64)
+        if wanted.ndim == 0:
+            number = int(self.numbers_of(wanted))
+            found: Any = np.int64(column(self._open(number))[int(wanted - self.starts[number])])
+            return found  # type: ignore[no-any-return]  # a scalar, as an array gives for an index
+        groups = self._last
+        if not np.array_equal(groups.samples, wanted):
+            groups = self._last = _Groups(self, wanted)
+        values, at = np.empty(wanted.size, np.int64), 0
+        for number, end in groups.ends:
+            values[at:end] = column(self._open(number))[groups.local[at:end]]
+            at = end
+        result = np.empty(wanted.size, np.int64)
+        result[groups.order] = values
+        return result.reshape(wanted.shape)
+
+    def join(self, column: Callable[[Page], Narrow]) -> Integers:
+        """Return a column's values for all samples: int64[N]."""
+        result = np.empty(int(self.starts[-1]), np.int64)
+        for number, page in enumerate(self):
+            result[self.starts[number] : self.starts[number + 1]] = column(page)
+        return result
+
+    def __iter__(self) -> Iterator[Page]:
+        return map(self._open, range(len(self)))
+
+    def name(self, sample: int) -> str:
+        """Return the name of a sample within its shard: a number of at least nine digits."""
+        number = int(self.numbers_of(sample))
+        page, local = self._open(number), sample - int(self.starts[number])
+        return f"{local + 1 if page.numbers is None else int(page.numbers[local]):0{_DIGITS}}"
+
+    def names(self) -> StringColumn:
+        """Return the names of all samples."""
+        counts = np.diff(self.starts).tolist()
+        runs = [
+            np.arange(1, count + 1, dtype=np.int64) if page.numbers is None else page.numbers
+            for page, count in zip(self, counts, strict=True)
+        ]
+        return StringColumn.from_numbers(np.concatenate(runs).astype(np.int64))
+
+
+class _Groups:
+    """Samples grouped by page. `order`: their places, page after page; `local`: their numbers within the
+    pages, in that order; `ends`: each page and where its group ends."""
+
+    __slots__ = ("ends", "local", "order", "samples")
+
+    def __init__(self, pages: Pages, samples: Integers) -> None:
+        self.samples = samples.copy()
+        numbers = pages.numbers_of(samples).ravel()
+        self.order = np.argsort(numbers, kind="stable")
+        numbers = numbers[self.order]
+        self.local = samples.ravel()[self.order] - pages.starts[numbers]
+        ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), numbers.size] if numbers.size else []
+        self.ends = [(int(numbers[end - 1]), end) for end in ends]
+
+
+def _offsets(page: Page) -> Narrow:
+    return page.offsets
+
+
+def _lengths(page: Page) -> Narrow:
+    return page.lengths
+
+
+class PagedColumn(BytesColumn):
+    """A field of bytes; page n is in the snapshot's object n. `total`: bytes of all samples."""
+
+    __slots__ = ("pages", "total")
+
+    pages: Pages
+    total: int
+
+    def __init__(self, pages: Pages, total: int) -> None:
+        object.__setattr__(self, "pages", pages)
+        object.__setattr__(self, "total", total)
+
+    def __repr__(self) -> str:
+        return f"<PagedColumn of {self.pages!r}>"
+
+    @property
+    def object(self) -> Int32:
+        return np.repeat(np.arange(len(self.pages), dtype=np.int32), np.diff(self.pages.starts))
+
+    @property
+    def offset(self) -> Integers:
+        return self.pages.join(_offsets)
+
+    @property
+    def length(self) -> Integers:
+        return self.pages.join(_lengths)
+
+    def objects_at(self, samples: Any) -> Int32:
+        return self.pages.numbers_of(samples).astype(np.int32)
+
+    def offsets_at(self, samples: Any) -> Integers:
+        return self.pages.gather(samples, _offsets)
+
+    def lengths_at(self, samples: Any) -> Integers:
+        return self.pages.gather(samples, _lengths)
+
+    def total_bytes(self) -> int:
+        return self.total
+
+    def take(self, samples: Integers) -> BytesColumn:
+        return BytesColumn(self.objects_at(samples), self.offsets_at(samples), self.lengths_at(samples))
+
+    def renumber(self, numbers: Integers) -> BytesColumn:
+        return BytesColumn(numbers[self.object].astype(np.int32), self.offset, self.length)
+
+
+class PagedLabels(LabelColumn):
+    """A label that all samples of a page have in common: `of_pages` int64[P]."""
+
+    __slots__ = ("of_pages", "pages")
+
+    of_pages: Integers
+    pages: Pages
+
+    def __init__(self, of_pages: Integers, classes: tuple[str, ...], pages: Pages) -> None:
+        for name, value in (("of_pages", of_pages), ("classes", classes), ("pages", pages)):
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        return f"<PagedLabels of {len(self.classes)} classes>"
+
+    @property
+    def values(self) -> Integers:
+        return np.repeat(self.of_pages, np.diff(self.pages.starts))
+
+    def values_at(self, samples: Any) -> Integers:
+        return self.of_pages[self.pages.numbers_of(samples)]
+
+    def counts(self) -> Integers:
+        found = np.bincount(self.of_pages, np.diff(self.pages.starts), minlength=len(self.classes))
+        return found.astype(np.int64)
