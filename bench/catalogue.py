@@ -12,6 +12,7 @@ from bench import (
     accelerators,
     checkpoints,
     epochs,
+    foretold,
     loader_cpu_cost,
     media_row,
     origins,
@@ -162,6 +163,7 @@ ENTRIES: Final = (
         checkpoints.NAME, "torch's checkpoints saved and loaded, beside others", 1.5, (), Bench.checkpoints
     ),
     Entry(owners.NAME, "rows from the nodes that have their bytes", 2.5, (ETCD,), Bench.owners),
+    Entry(foretold.NAME, "the simulator beside a real mesh", 4, (ETCD, DRIVE), Bench.foretold),
 )
 BY_NAME: Final = {entry.name: entry for entry in ENTRIES}
 

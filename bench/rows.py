@@ -43,6 +43,7 @@ class Scale:
     checkpoint: int = 256 * MIB
     rotational: int = 6_000
     rotational_reads: int = 1_000
+    foretold: int = 8_192
 
 
 FULL = Scale()
@@ -74,6 +75,7 @@ QUICK = Scale(
     checkpoint=4 * MIB,
     rotational=128,
     rotational_reads=32,
+    foretold=512,
 )
 
 

@@ -20,6 +20,7 @@ from bench import (
     checkpoints,
     decode_cost,
     epochs,
+    foretold,
     gather_timing,
     limits,
     loader_cpu_cost,
@@ -201,6 +202,12 @@ class Bench:
         if reason:
             return title, (), {owners.NAME: reason}
         return title, owners.measure(self._album(), self.scale, self.say), {}
+
+    def foretold(self) -> Outcome:
+        title, reason = foretold.title(self.scale), foretold.missing()
+        if reason:
+            return title, (), {foretold.NAME: reason}
+        return title, foretold.measure(self.scale, self.scratch / "run" / foretold.NAME, self.say), {}
 
     def origins(self, name: str) -> Outcome:
         title, weed = origins.title(name, self.scale), self.server("seaweedfs")

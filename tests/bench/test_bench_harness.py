@@ -24,6 +24,7 @@ from bench import (
     accelerators,
     checkpoints,
     fill_and_check,
+    foretold,
     loader_cpu_cost,
     loader_report,
     loader_timing,
@@ -165,6 +166,21 @@ def test_the_row_of_rows_from_their_owners_at_toy_size(tmp_path: Path) -> None:
             assert found.value(many, "crossed") == 0
             assert (found.value(one, "crossed") or 0) > 0
     assert owners.TEXT in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
+def test_what_the_simulator_foretells_at_toy_size(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench", "--quick", "--only", foretold.NAME, "--scratch", str(tmp_path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    [found] = load(tmp_path / "quick").values()
+    if not found.skipped:
+        assert {*found.contenders()} == {*foretold.CONTENDERS}
+        for way in foretold.WAYS:
+            for metric, most in {"read": 3, "sent": 10, "cached": 3, "shared": 3}.items():  # no time in them
+                assert abs(foretold.error(found, way.name, metric) or 0) < most, (way.name, metric)
+            assert found.value(f"{way.name}, {foretold.REAL}", "seconds")
+    assert foretold.TEXT in (tmp_path / "quick.md").read_text()
 
 
 @pytest.mark.bench

@@ -55,7 +55,8 @@ def test_the_same_seed_gives_the_same_result_and_another_does_not() -> None:
 def test_small_windows_read_all_that_is_wanted_and_gaps_once() -> None:
     found = figures(SMALL.replace("[data]", "read_ahead_bytes = 128e6\n[data]"))
     assert found["seeks_per_sample"] > 0.01
-    assert 1 <= found["read_over_wanted"] <= 1.1
+    assert 1 <= found["read_bytes"] / (SAMPLES * 70_000) <= 1.1
+    assert found["read_over_wanted"] < 1  # the next epoch's first window is in memory by then
 
 
 def test_one_disk_in_stored_order_by_hand() -> None:

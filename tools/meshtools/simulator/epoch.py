@@ -58,6 +58,8 @@ class _Window:
 class _Reader:
     """The place of a job in an epoch, as a node's scheduler has it."""
 
+    seed: int
+    epoch: int
     order: SampleOrder
     next: int
     size: int
@@ -93,7 +95,6 @@ class EpochSimulation:
         mesh, self._data = scenario.mesh, scenario.data
         self.cluster = ClusterModel(mesh)
         joining = sum(fault.count for fault in scenario.faults if fault.kind == "join")
-        self.nodes = NodeResources(mesh, self._data, mesh.nodes + joining)
         self._env = simpy.Environment()
         self._dead = np.zeros(mesh.nodes + joining + 1, np.bool_)
         self._dead[-1] = True  # the owner of what nobody has, −1
@@ -108,7 +109,10 @@ class EpochSimulation:
         self._slots = np.array(
             [slot_of("data", f"shard-{n:07}.tar", mesh.slots) for n in range(self._starts.size - 1)], np.int64
         )
-        self._owners = self.cluster.read_owners()
+        self._owners, self._holders = self.cluster.read_owners(), self.cluster.owners()
+        self.nodes = NodeResources(mesh, self._data, mesh.nodes + joining, self._holders[self._slots])
+        self._spread = mesh.nodes / (mesh.copies if scenario.jobs.sharing else 1)
+        """Bytes of a window ÷ those of it that a node reads."""
         self.slots_per_node = np.bincount(self.cluster.owners().ravel(), minlength=mesh.nodes)
         self.jobs = [JobResult() for _ in range(scenario.jobs.count)]
         self.spans: list[Span] = []
@@ -143,8 +147,7 @@ class EpochSimulation:
         jobs, result, env = self.scenario.jobs, self.jobs[number], self._env
         for epoch in range(jobs.epochs):
             seed = self.scenario.seed + (0 if jobs.sharing else number)
-            reader = self._readers.get((seed, epoch)) or self._open(seed, epoch)
-            self._readers[seed, epoch] = reader
+            reader = self._reader(seed, epoch)
             steps = -(-reader.order.n // jobs.batch)
             ready: deque[simpy.Process] = deque()
             for step in range(steps):
@@ -163,11 +166,16 @@ class EpochSimulation:
                 self._on_progress(self._steps_done / self.total_steps)
         result.end = env.now
 
-    def _open(self, seed: int, epoch: int) -> _Reader:
+    def _reader(self, seed: int, epoch: int) -> _Reader:
+        """Return the reader of an epoch, which all jobs of this seed have in common."""
+        if (found := self._readers.get((seed, epoch))) is not None:
+            return found
         jobs = self.scenario.jobs
         spec = ShuffleSpec(jobs.shuffle, jobs.block_shards if jobs.shuffle == "blocks" else 0)
         order = shuffle_order(spec, self._starts, seed, epoch)
-        return _Reader(order, 0, first_size(order, jobs.batch / self.scenario.mesh.nodes))
+        size = first_size(order, jobs.batch / self._spread)
+        self._readers[seed, epoch] = reader = _Reader(seed, epoch, order, 0, size)
+        return reader
 
     def _batch(self, reader: _Reader, seed: int, epoch: int, step: int) -> Process:
         """Take the batch of a step from the request to its arrival; jobs that share have it prepared once."""
@@ -181,13 +189,20 @@ class EpochSimulation:
             made = env.process(self._read_rows(reader, first, end))
             if jobs.sharing:
                 self._prepared[key] = made
-            owners = yield made
-            sent = self.nodes.prepare(env.now, owners, computed=True)
+            computed = True
         else:
-            owners = yield made
-            sent = self.nodes.prepare(env.now, owners, computed=False)
+            computed = False
+        owners = yield made
+        if jobs.sharing:
+            owners = np.full(owners.size, self._builder(epoch, step))
+        sent = self.nodes.prepare(env.now, owners, computed=computed)
         size = (end - first) * float(self._data.delivered_bytes_per_sample or self._data.sample_bytes)
         yield env.timeout(max(sent - env.now, size / jobs.trainer_bytes_per_second))
+
+    def _builder(self, epoch: int, step: int) -> int:
+        """Return the node that prepares the batch of a step, whole: any, by chance, that answers."""
+        there = np.flatnonzero(~self._dead[: self.scenario.mesh.nodes])
+        return int(there[np.random.default_rng((self.scenario.seed, epoch, step)).integers(there.size)])
 
     def _read_rows(self, reader: _Reader, first: int, end: int) -> Generator[simpy.Event, Any, Integers]:
         """Wait until the rows first…end−1 have been read, and return the node of each, int64[rows]."""
@@ -235,36 +250,49 @@ class EpochSimulation:
             reader.next < end
             or sum(each.bytes for each in reader.windows) + min(reader.size, share // 2) <= share
         ):
-            window = self._cut(reader, fitting_size(reader.size, share))
-            reader.windows.append(window)
-            reader.next, reader.size = window.end, next_size(reader.order, reader.size, share)
+            self._add_window(reader, share)
+        if reader.next >= reader.order.n:  # the next epoch's first window is read in any case
+            coming = self._reader(reader.seed, reader.epoch + 1)
+            if not coming.next:
+                self._add_window(coming, share)
+
+    def _add_window(self, reader: _Reader, share: int) -> None:
+        window = self._cut(reader, fitting_size(reader.size, share))
+        reader.windows.append(window)
+        reader.next, reader.size = window.end, next_size(reader.order, reader.size, share)
 
     def _cut(self, reader: _Reader, size: int) -> _Window:
         """Cut the next window, of about `size` bytes on each node, and queue its reads. All nodes have an
         equal share here, so their windows end at the same positions."""
         order, first, each = reader.order, reader.next, self._data.sample_bytes
-        nodes = self.scenario.mesh.nodes
-        rows = min(int(1.25 * size / each) + 1, MAX_WINDOW_ROWS) * nodes
+        nodes = self._spread
+        rows = int(min(int(1.25 * size / each) + 1, MAX_WINDOW_ROWS) * nodes)
         last = first + min(rows, MAX_WINDOW_SPAN, order.n - first)
         ends = order.window_ends if isinstance(order, BlocksOrder) else None
         positions = np.arange(first, last, dtype=np.int64)
         lengths = np.full(positions.size, each, np.int64)
-        least, most = MIN_WINDOW_BYTES * nodes, size * nodes
+        least, most = int(MIN_WINDOW_BYTES * nodes), int(size * nodes)
         end = window_end(positions, lengths, least, most, first, last, ends)
         samples = np.sort(order.samples_at(np.arange(first, end, dtype=np.int64)))
         of_sample = np.searchsorted(self._starts, samples, side="right") - 1
         shards, counts = np.unique(of_sample, return_counts=True)
         inside, owners = samples - self._starts[of_sample], self._owners[self._slots[shards]]
         done = np.full(shards.size, self._env.now)
-        there = owners >= 0
-        done[there] = self.nodes.read_shards(
-            self._env.now,
-            shards[there],
-            inside[np.repeat(there, counts)],
-            np.cumsum(counts[there]),
-            owners[there],
-        )
-        return _Window(first, end, shards, owners, done, (end - first) * each // nodes)
+        every = [owners]
+        if self.scenario.jobs.sharing:  # whole batches: each node reads all that it has
+            copies = self._holders[self._slots[shards]]
+            every += [np.where(self._dead[column] | (column == owners), -1, column) for column in copies.T]
+        for readers in every:
+            there = readers >= 0
+            read = self.nodes.read_shards(
+                self._env.now,
+                shards[there],
+                inside[np.repeat(there, counts)],
+                np.cumsum(counts[there]),
+                readers[there],
+            )
+            done[there] = np.maximum(done[there], read)
+        return _Window(first, end, shards, owners, done, int((end - first) * each / nodes))
 
     def _read_again(self, parts: list[_Window]) -> None:
         """Read the shards of windows whose nodes are gone from their present owners, whole."""

@@ -46,6 +46,7 @@ def epoch_figures(done: EpochSimulation) -> dict[str, Any]:
         "read_bytes": round(nodes.read_bytes),
         "read_over_wanted": round(nodes.read_bytes / max(1.0, nodes.wanted_bytes), 4),
         "cached_share": round(nodes.cached_bytes / max(1.0, nodes.wanted_bytes), 4),
+        "shared_share": round(1 - nodes.computed_rows / max(1, nodes.sent_rows), 4),
         "sent_bytes": round(float(nodes.port_bytes.sum())),
         "disks_busy": round(float(disks.mean()), 4),
         "disks_busy_most": round(float(disks.max()), 4),

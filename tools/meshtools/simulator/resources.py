@@ -7,12 +7,12 @@ page cache is known by samples.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshd.batches.read_ahead.extents import plan_reads
-from meshd.batches.read_ahead.read_cost import cost_of_reads
+from meshd.batches.read_ahead.read_cost import SEEK_SECONDS, SHORT_SEEK_SECONDS, cost_of_reads
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,12 +23,18 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
 
+_NEAR_BYTES = 1 << 30  # shards at most so far apart on a disk are a short seek apart
+_ELSEWHERE = 1 << 60  # where shards lie that a node was given later
+
 
 class NodeResources:
-    """The queues of `nodes` nodes. All times in seconds. slow: float64[nodes], 1 for a disk of full rate."""
+    """The queues of `nodes` nodes. All times in seconds. holders: int64[shards, copies], the nodes on whose
+    disks each shard lies, in order of the shards. slow: float64[nodes], 1 for a disk of full rate."""
 
-    def __init__(self, mesh: Mesh, data: Data, nodes: int) -> None:
+    def __init__(self, mesh: Mesh, data: Data, nodes: int, holders: Integers) -> None:
         self._mesh, self._data = mesh, data
+        self._holders, self._places = holders, self._lay_out(holders)
+        self._arms = np.zeros((nodes, mesh.disks_per_node), np.int64)
         self.slow = np.ones(nodes)
         self._disk_free = np.zeros((nodes, mesh.disks_per_node))
         self._cpu_free, self._port_free = np.zeros(nodes), np.zeros(nodes)
@@ -39,11 +45,22 @@ class NodeResources:
             np.zeros(nodes),
         )
         self.seeks = self.read_bytes = self.wanted_bytes = self.samples = self.cached_bytes = 0.0
+        self.computed_rows = self.sent_rows = 0
         self._cached: list[OrderedDict[int, npt.NDArray[np.bool_]]] = [OrderedDict() for _ in range(nodes)]
         self._cached_size = np.zeros(nodes)
 
     def __repr__(self) -> str:
         return f"<NodeResources of {self.slow.size} nodes>"
+
+    def _lay_out(self, holders: Integers) -> Integers:
+        """Return int64[shards, copies]: where each copy begins on its disk; shards follow each other."""
+        shards = np.arange(holders.shape[0])[:, None]
+        disks = (holders * self._mesh.disks_per_node + shards % self._mesh.disks_per_node).ravel()
+        by_disk = np.argsort(disks, kind="stable")
+        begins = np.searchsorted(disks[by_disk], disks[by_disk])
+        places = np.empty(disks.size, np.int64)
+        places[by_disk] = np.arange(disks.size) - begins
+        return places.reshape(holders.shape) * self._data.samples_per_shard * self._data.sample_bytes
 
     def read_shards(
         self, now: float, shards: Integers, rows: Integers, ends: Integers, owners: Integers
@@ -56,26 +73,45 @@ class NodeResources:
         size = self._data.sample_bytes
         done = np.empty(shards.size)
         start = 0
-        for place, (shard, end, node) in enumerate(
-            zip(shards.tolist(), ends.tolist(), owners.tolist(), strict=True)
+        held = self._holders[shards] == owners[:, None]
+        begins = self._places[shards, held.argmax(axis=1)]
+        begins[~held.any(axis=1)] = _ELSEWHERE
+        for place, (shard, end, node, begin) in enumerate(
+            zip(shards.tolist(), ends.tolist(), owners.tolist(), begins.tolist(), strict=True)
         ):
             inside = rows[start:end]
             start = end
             reads = plan_reads(np.zeros(inside.size, np.int64), inside * size, np.full(inside.size, size))
             missing = self._missing_share(node, shard, reads)
+            if not missing:
+                done[place] = now
+                self.cached_bytes += inside.size * size
+                continue
             cost = cost_of_reads(reads, inside.size, inside.size * size)
-            seconds = cost.seek_seconds * self._mesh.seek_scale + cost.read / self._mesh.disk_bytes_per_second
-            seconds *= self.slow[node] * missing
             disk = shard % self._mesh.disks_per_node
+            gap = begin + int(reads.offsets[0]) - int(self._arms[node, disk])
+            first = SHORT_SEEK_SECONDS if abs(gap) <= _NEAR_BYTES else SEEK_SECONDS  # a shard is a file
+            seconds = (missing * (cost.seek_seconds - SEEK_SECONDS) + first) * self._mesh.seek_scale
+            seconds += missing * cost.read / self._mesh.disk_bytes_per_second
+            seconds *= self.slow[node]
+            self._arms[node, disk] = begin + int(reads.offsets[-1] + reads.lengths[-1])
+            self._work(node, cost.read * missing * self._data.cpu_seconds_per_read_byte, now)
             free = max(now, float(self._disk_free[node, disk]))
             done[place] = self._disk_free[node, disk] = free + seconds
             self.disk_seconds[node] += seconds
-            self.seeks += cost.seeks * missing
+            self.seeks += missing * (cost.seeks - 1) + 1
             self.read_bytes += cost.read * missing
             self.cached_bytes += inside.size * size * (1 - missing)
         self.wanted_bytes += rows.size * size
         self.samples += rows.size
         return done
+
+    def _work(self, nodes: Any, seconds: Any, now: float) -> Any:
+        """Queue work of processors, and return when it is done: of one node, or arrays of several."""
+        ready = np.maximum(self._cpu_free[nodes], now) + seconds / self._mesh.cores_per_node
+        self._cpu_free[nodes] = ready
+        self.cpu_seconds[nodes] += seconds
+        return ready
 
     def _missing_share(self, node: int, shard: int, reads: Reads) -> float:
         """Return the share of these reads of a shard that is not in the page cache, and keep them there; the
@@ -99,12 +135,11 @@ class NodeResources:
         """Queue ops and delivery of rows (int64[rows]: the node of each) and return when all have been sent.
         computed: False if the rows have been prepared for another job."""
         nodes, counts = np.unique(owners, return_counts=True)
-        ready = np.full(nodes.size, now)
-        if computed:
-            work = counts * self._data.cpu_seconds_per_sample
-            ready = np.maximum(self._cpu_free[nodes], now) + work / self._mesh.cores_per_node
-            self._cpu_free[nodes] = ready
-            self.cpu_seconds[nodes] += work
+        self.sent_rows += owners.size
+        self.computed_rows += owners.size if computed else 0
+        data = self._data
+        work = counts * (data.cpu_seconds_per_sample if computed else data.cpu_seconds_per_sent_sample)
+        ready = self._work(nodes, work, now)
         sent = counts * float(self._data.delivered_bytes_per_sample or self._data.sample_bytes)
         ready = np.maximum(self._port_free[nodes], ready) + sent / self._mesh.nic_bytes_per_second
         self._port_free[nodes] = ready

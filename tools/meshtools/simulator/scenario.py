@@ -38,7 +38,7 @@ class Mesh:
     seek_scale: float = 1.0
     read_ahead_bytes: float = 64e9
     page_cache_bytes: float = 64e9
-    cores_per_node: int = 32
+    cores_per_node: float = 32
     nic_bytes_per_second: float = 3.125e9
     rack_oversubscription: float = 1.0
     lease_seconds: float = 10.0
@@ -49,12 +49,15 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A dataset of equal samples in tar shards. cpu_seconds_per_sample: of ops and delivery."""
+    """A dataset of equal samples in tar shards. cpu_seconds_per_sample: of ops and delivery; …_sent_sample:
+    of the delivery of what was prepared for another job; …_read_byte: of reads from disks."""
 
     samples: int
     sample_bytes: int = 70_000
     samples_per_shard: int = 1024
     cpu_seconds_per_sample: float = 0.0
+    cpu_seconds_per_sent_sample: float = 0.0
+    cpu_seconds_per_read_byte: float = 0.0
     delivered_bytes_per_sample: int = 0
 
 
@@ -62,7 +65,8 @@ class Data:
 class Jobs:
     """Jobs that begin together. batch: samples of a step of all ranks; step_seconds: of compute; prefetch:
     batches requested ahead. shuffle: `blocks` of block_shards shards, `global` or `none`. sharing: all have
-    one plan, and samples are prepared once; else each has a seed of its own. trainer_bytes_per_second: that
+    one plan, and a batch is prepared once, by one node, while all nodes read ahead what is on their disks;
+    else each has a seed of its own, and nodes read and prepare their rows. trainer_bytes_per_second: that
     all hosts of a job receive. share: of the samples that are trained on, from the beginning of the data."""
 
     count: int = 1
