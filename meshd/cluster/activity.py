@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from meshd.errors import MeshdError
+from meshd.cluster.all_nodes import ask_other_nodes
 from meshd.rpc.peer_rpc import PeerCall, handler
 from meshd.telemetry.activity import collect_activity
-from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_rpc import CallContext
     from meshd.telemetry.activity import ActivityHistory
     from meshd.util.clock import Clock
-    from meshwire.cluster import Node
 
 _PATIENCE: Final = 1.5
 _FRESH: Final = 1.0  # seconds for which a collected document serves all pages
@@ -77,25 +75,13 @@ class ActivityService:
     async def of_all_nodes(self, *, history: bool) -> dict[str, Any]:
         """Return `node` (the one that answers), `nodes` (documents by node id), and `silent` (ids of the
         nodes without one)."""
-        others = [
-            node
-            for node in self._mesh.current_map().nodes
-            if node.node_id != self._mesh.node_id and node.state != "down"
-        ]
-        own, *found = await asyncio.gather(
-            self.of_this_node(history=history), *[self._ask(node, history=history) for node in others]
+        own, others = await asyncio.gather(
+            self.of_this_node(history=history),
+            ask_other_nodes(self._mesh, self._peers, ACTIVITY, ActivityRequest(history), _PATIENCE),
         )
-        pairs = list(zip(others, found, strict=True))
+        answered = {node: document for node, document in others.items() if document is not None}
         return {
             "node": self._mesh.node_id,
-            "nodes": {self._mesh.node_id: own}
-            | {node.node_id: document for node, document in pairs if document is not None},
-            "silent": [node.node_id for node, document in pairs if document is None],
+            "nodes": {self._mesh.node_id: own} | answered,
+            "silent": [node for node, document in others.items() if document is None],
         }
-
-    async def _ask(self, node: Node, *, history: bool) -> dict[str, Any] | None:
-        try:
-            async with timeout(_PATIENCE):
-                return await self._peers.call_typed(node, ACTIVITY, ActivityRequest(history))
-        except (MeshdError, TimeoutError, OSError):
-            return None

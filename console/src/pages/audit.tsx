@@ -1,12 +1,13 @@
-// Audit: the last requests that this node answered, from its audit log. For root.
+// Audit: the last requests that the nodes answered, from their audit logs. For root.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { json } from "../api";
-import { bytes, time } from "../format";
+import { bytes, count, time } from "../format";
 import { Empty, Heading, Loading, Problem, Table, useLoaded } from "../parts";
 
 interface Entry {
+  node: string;
   time: string;
   request_id: string;
   remote: string;
@@ -29,7 +30,7 @@ export function AuditPage(): JSX.Element {
   const [wanted, setWanted] = useState("");
   const { value, error, reload } = useLoaded(
     (signal) =>
-      json<{ node: string; entries: Entry[] }>(
+      json<{ node: string; entries: Entry[]; missing: Record<string, string> }>(
         `/-/admin/audit?limit=${LIMIT}${wanted && `&containing=${encodeURIComponent(wanted)}`}`,
         { signal },
       ),
@@ -58,13 +59,18 @@ export function AuditPage(): JSX.Element {
       </form>
       <Problem error={error} />
       {!value && !error && <Loading />}
+      {Object.entries(value?.missing ?? {}).map(([node, why]) => (
+        <p class="problem" key={node}>
+          The requests of {node} are not shown: {why}.
+        </p>
+      ))}
       {value?.entries.length === 0 && <Empty>No such request lately.</Empty>}
       {value && value.entries.length > 0 && (
         <>
-          <p class="quiet">The last requests that {value.node} answered, the latest first; other nodes have their own.</p>
-          <Table head={["When", "Who", "What", "Answer", "#Bytes"]}>
+          <p class="quiet">The last {count(value.entries.length)} requests, the latest first.</p>
+          <Table head={["When", "Who", "What", "Answer", "Node", "#Bytes"]}>
             {value.entries.map((entry) => (
-              <tr key={entry.request_id}>
+              <tr key={`${entry.node} ${entry.request_id}`}>
                 <td class="quiet" title={entry.time}>
                   {time(entry.time)}
                 </td>
@@ -79,6 +85,7 @@ export function AuditPage(): JSX.Element {
                   <span class={`tag ${entry.status >= 500 ? "bad" : entry.status >= 400 ? "warn" : ""}`}>{entry.status}</span>{" "}
                   {entry.code} <span class="quiet">{entry.ms.toFixed(1)} ms</span>
                 </td>
+                <td>{entry.node}</td>
                 <td class="number">{bytes((entry.bytes_in ?? 0) + (entry.bytes_out ?? 0))}</td>
               </tr>
             ))}

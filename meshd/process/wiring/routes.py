@@ -15,6 +15,7 @@ from meshd.batches.row_draws import RowDraws
 from meshd.batches.row_sources import RowSources
 from meshd.batches.warm_up.warmer import WarmUpHandlers
 from meshd.cluster.activity import ActivityService
+from meshd.cluster.audit_trail import AuditTrail
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.datasets.table_preview import TablePreviews
 from meshd.documents.admin import DocumentAdmin
@@ -71,7 +72,8 @@ def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRou
     loudness = LogLevelService(own.node_id, own.log_level, logs.runtime_level, node.clock, notify_supervisor)
     policies = PolicyAdmin(node.identities, node.clock)
     roles = RoleActions(RoleAdmin(node.identities, node.key_usage, node.clock), revoking)
-    more = {**roles.table(), **AuditAction(own.node_id, AuditTail(own.audit_log)).table()}
+    trail = AuditTrail(node.mesh, node.peers, AuditTail(own.audit_log))
+    more = {**roles.table(), **AuditAction(trail).table()}
     admin = AdminEndpoint(identities, policies, revoking, loudness, node.clock, more)
     maps, census = ClusterMapStore(node.control), document_inventory(node)
     cluster = ClusterAdmin(
@@ -87,6 +89,7 @@ def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRou
     return [
         *admin.routes(),
         *StsEndpoint(sessions, node.clock).routes(),
+        *peer_routes(node.mesh, node.clock, trail),
         *ClusterEndpoint(node.mesh, cluster, node.clock).routes(),
     ]
 
