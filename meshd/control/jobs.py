@@ -6,7 +6,7 @@ rest. Every write is conditional, so neither side overwrites the other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -60,20 +60,6 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     """The number of copies of each output; the counts include all of them."""
 
 
-class WarmUpReport(msgspec.Struct, frozen=True):
-    """What a warm-up has done, over all nodes: samples `stored` and `there` before, `bytes` of results
-    stored, the processor time that they took, and samples that were left out, or are bad, by reason.
-    `refused`: by node, why it keeps nothing of the plan."""
-
-    stored: int
-    there: int
-    bytes: int
-    cpu_seconds: float
-    left_out: dict[str, int]
-    bad: dict[str, int]
-    refused: dict[str, str]
-
-
 class Failure(msgspec.Struct, frozen=True):
     """What could not be read or written, and why."""
 
@@ -83,8 +69,8 @@ class Failure(msgspec.Struct, frozen=True):
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job; times in ms since 1970. `run`: how often it was started; `cancel`: its end was requested, with
-    `pause` in order to start it again; `error`: why it failed; `node`: the node that runs it; `report`: what
-    a warm-up has done."""
+    `pause` in order to start it again; `error`: why it failed; `node`: the node that runs it; `report`: more
+    about what was done, for some kinds."""
 
     job_id: str
     kind: str
@@ -102,7 +88,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     failures: tuple[Failure, ...] = ()
     error: str = ""
     node: str = ""
-    report: WarmUpReport | None = None
+    report: dict[str, Any] | None = None
 
     @property
     def ended(self) -> bool:

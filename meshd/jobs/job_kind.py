@@ -15,9 +15,10 @@ from meshd.telemetry import metrics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import msgspec
+
     from meshd.auth.authorizer import Authorizer
     from meshd.auth.identity import Caller
-    from meshd.control.jobs import WarmUpReport
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.jobs.output_store import OutputStore
     from meshd.objects.version_lookup import VersionLookup
@@ -39,7 +40,7 @@ class ProgressCounter:
         self.samples = self.bytes = self.moved = self.unpacked = 0
         self.written = self.existing = self.removed = self.failed = 0
         self.failures: list[Failure] = []
-        self.report: WarmUpReport | None = None
+        self.report: msgspec.Struct | None = None
 
     def __repr__(self) -> str:
         done = self.written + self.existing

@@ -104,6 +104,10 @@ class JobService:
         if spec.kind == "prefetch":
             self._check_prefetch(caller, spec, backed=source is not None and source.origin is not None)
             return
+        if spec.kind == "relayout" and source is not None and source.origin is not None:
+            raise PlanError(
+                "source", f"{spec.source.bucket!r} has an origin: its cache is never put in order"
+            )
         target = self._buckets.get(spec.target.bucket)
         if target is not None and target.view:
             raise PlanError("target", f"{spec.target.bucket!r} is a view, which is read-only")
@@ -248,5 +252,5 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "failed": job.failed,
         "failures": [{"name": item.name, "error": item.error} for item in job.failures],
         "error": job.error,
-        **({} if job.report is None else {"report": msgspec.to_builtins(job.report)}),
+        **({} if job.report is None else {"report": job.report}),
     }

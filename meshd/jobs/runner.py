@@ -297,7 +297,7 @@ def _saved(job: Job | None, tally: ProgressCounter, rate: float) -> Job:
         progress=tally.progress(rate),
         failed=tally.failed,
         failures=tuple(tally.failures),
-        report=tally.report,
+        report=None if tally.report is None else msgspec.to_builtins(tally.report),
     )
 
 

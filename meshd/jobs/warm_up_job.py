@@ -11,9 +11,11 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from meshd.batches.assembly.frame_rows import require_parts
 from meshd.batches.warm_up.messages import MAX_FAILURES, WarmUpRequest, WarmUpStatus
-from meshd.control.jobs import Failure, WarmUpReport
+from meshd.control.jobs import Failure
 from meshd.core.api_errors import BatchError, busy
 from meshd.errors import MeshdError
 from meshd.rpc.peer_client import PeerUnreachableError
@@ -28,6 +30,21 @@ if TYPE_CHECKING:
     from meshd.jobs.job_kind import JobRun, ProgressCounter
     from meshd.jobs.warm_up_nodes import NodeChoice, WarmUpNodes
     from meshwire.cluster import Node
+
+
+class WarmUpReport(msgspec.Struct, frozen=True):
+    """What a warm-up has done, over all nodes: samples `stored` and `there` before, `bytes` of results
+    stored, the processor time that they took, and samples that were left out, or are bad, by reason.
+    `refused`: by node, why it keeps nothing of the plan."""
+
+    stored: int
+    there: int
+    bytes: int
+    cpu_seconds: float
+    left_out: dict[str, int]
+    bad: dict[str, int]
+    refused: dict[str, str]
+
 
 _TRIES: Final = 8
 """Rounds in a row in which some node cannot do its part, and no sample is done."""

@@ -67,7 +67,7 @@ class WarmUpNodes:
     async def ask(self, node: Node, request: WarmUpRequest) -> WarmUpStatus:
         """Send a request to a node. Raises BatchError, MeshdError."""
         if self._mesh.single_node or node.node_id == self._mesh.node_id:
-            return await self._own.warm_up(request)
+            return await self._own.answer(request)
         return await self._peers.call_typed(node, WARM_UP, request)
 
     async def stop(self, nodes: Iterable[Node], request: WarmUpRequest) -> None:

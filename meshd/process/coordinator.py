@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from meshd.batches.assembly.assembler import Assembler, serve_assembler
-from meshd.batches.warm_up.warmer import Warmer
+from meshd.batches.warm_up.warmer import warmer as warmer_of
+from meshd.jobs.relayout.session import relayouts
 from meshd.origins.access_hints import PlanReadHints
 from meshd.process.periodic_tasks import coordinator_tasks, process_tasks, start_periodic_tasks
 from meshd.process.rebalance_process import rebalance_socket
@@ -27,6 +28,7 @@ from meshd.process.wiring.data_services import (
     job_runner,
     node_catalog,
     read_scheduler,
+    relayout_context,
     stored_sequences,
     warm_up_context,
 )
@@ -103,19 +105,23 @@ async def start_coordinator(
             read_ahead=read_ahead,
             stored=stored_sequences(node),
         )
-        warmer = Warmer(warm_up_context(node, pool, decoded, read_ahead))
-        tasks.spawn(_vital(serve_assembler(assembler, listener, [warmer.register])), "assembler")
+        warmer = warmer_of(warm_up_context(node, pool, decoded, read_ahead))
+        relayout = relayouts(relayout_context(node))
+        tasks.spawn(
+            _vital(serve_assembler(assembler, listener, [warmer.register, relayout.register])), "assembler"
+        )
         periodic = [*coordinator_tasks(node), *cache_tasks(node, manager, backed)]
         start_periodic_tasks([*periodic, *decoded_cache_tasks(decoded)], tasks)
         access = node_access(node)
         views = view_reader(node, access, data_services(node, access, assembler))
-        jobs = job_runner(node, access, views, backed, warmer)
+        jobs = job_runner(node, access, views, backed, warmer, relayout)
         tasks.spawn(_vital(jobs.run()), "jobs")
         try:
             yield assembler
         finally:
             await tasks.aclose()
             await warmer.aclose()
+            await relayout.aclose()
             await hints.aclose()
             if read_ahead is not None:
                 await read_ahead.aclose()

@@ -26,6 +26,7 @@ from meshd.store.engine.mutations import (
     check_write_conditions,
 )
 from meshd.store.engine.reader import ExtentReader, read_segment_extents
+from meshd.store.engine.relocation import Relocator
 from meshd.store.engine.upload_mutations import AbortUpload, CompleteUpload, CreateUpload
 from meshd.store.engine.writer import DiskObjectWriter, WriterResources
 from meshd.store.errors import StaleEpochError
@@ -82,10 +83,9 @@ class Store:
         self._writers = WriterResources(settings, self._disks, self._committer, self._pool, clock, writer)
         self.checkpointer = Checkpointer(index, self._disks, clock, settings)
         self.compactor = Compactor(index, self._disks, self._committer, clock, self._run, settings)
-        """Used by one process of the node, the coordinator."""
+        self.relocator = Relocator(index, self._disks, self._committer, self._run, self.compactor)
         self.quarantine = Quarantine(index, self._disks, self._committer, clock, self._run)
         self.scrub = Scrub(index, self._disks, self._committer, self.quarantine.attributor, clock, self._run)
-        """Used by one process of the node, the coordinator."""
         self.inventory = ReplicaInventory(index, self._committer)
         self.disk_health = DiskHealthMonitor(
             index, self._disks, self._committer, clock, self._run, settings.disks

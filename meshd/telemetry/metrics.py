@@ -324,6 +324,12 @@ jobs_ended = counter("meshd_jobs_ended_total", "Jobs that ended.", "state")
 job_bytes = counter("meshd_job_bytes_total", "Bytes of outputs written by jobs.")
 job_outputs = counter("meshd_job_outputs_total", "Outputs of jobs; written or there.", "result")
 job_failures = counter("meshd_job_failures_total", "Sources that jobs could not read and skipped.")
+relayout_objects = counter(
+    "meshd_relayout_objects_total",
+    "Objects that relayouts went through; result is moved or damaged.",
+    "result",
+)
+relayout_bytes = counter("meshd_relayout_bytes_total", "Bytes that relayouts wrote again.")
 
 # store, as the coordinator measures it
 store_objects = gauge("meshd_store_objects", "Objects in the store.", mode="mostrecent")

@@ -40,6 +40,8 @@ from meshd.jobs.job_kind import JobServices
 from meshd.jobs.job_service import JobService
 from meshd.jobs.materialize_view import MaterializeJob
 from meshd.jobs.output_store import ClusterOutputStore, JobOutputHandlers, LocalOutputStore
+from meshd.jobs.relayout.relayout_job import RelayoutJob
+from meshd.jobs.relayout.session import RelayoutContext
 from meshd.jobs.runner import JobRunner
 from meshd.jobs.scratch import PlanStore
 from meshd.jobs.source_inventory import SourceInventory
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from meshd.batches.warm_up.warmer import Warmer
     from meshd.core.frame_address import FrameSource
     from meshd.jobs.job_kind import JobKind
+    from meshd.jobs.relayout.session import Relayouts
     from meshd.origins.service import BackedService
     from meshd.process.wiring.node_context import NodeContext
     from meshd.server.native_routes import HttpRoute
@@ -147,6 +150,12 @@ def warm_up_context(
     return WarmUpContext(node.store, pool, node.archives, catalog, decoded, read_ahead, node.objects)
 
 
+def relayout_context(node: NodeContext) -> RelayoutContext:
+    """Return what the coordinator's relayouts work with."""
+    disks = RotationalDisks(node.settings.store.disk_type)
+    return RelayoutContext(node.store.relocator, disks, node.objects, node.clock)
+
+
 def _read_cost_estimator(node: NodeContext, datasets: DatasetService) -> ReadCostEstimator:
     """Build the estimator of what an order would cost this node's disks."""
     disks = RotationalDisks(node.settings.store.disk_type)
@@ -205,7 +214,12 @@ def output_routes(node: NodeContext) -> list[HttpRoute]:
 
 
 def job_runner(
-    node: NodeContext, access: Authorizer, views: ViewDispatcher, backed: BackedService, warmer: Warmer
+    node: NodeContext,
+    access: Authorizer,
+    views: ViewDispatcher,
+    backed: BackedService,
+    warmer: Warmer,
+    relayout: Relayouts,
 ) -> JobRunner:
     """Return the coordinator's job runner."""
     catalog = node_catalog(node)
@@ -232,6 +246,7 @@ def job_runner(
             SnapshotIncarnations(node.buckets, catalog, node.objects),
             WarmUpNodes(node.mesh, node.peers, warmer),
         ),
+        "relayout": RelayoutJob(node.mesh, node.peers, relayout),
         "prefetch": PrefetchJob(
             access,
             backed,

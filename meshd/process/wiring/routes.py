@@ -19,6 +19,7 @@ from meshd.cluster.audit_trail import AuditTrail
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.datasets.table_preview import TablePreviews
 from meshd.documents.admin import DocumentAdmin
+from meshd.jobs.relayout.session import RelayoutHandlers
 from meshd.objects.buckets.decoded_quota import DecodedQuotas
 from meshd.objects.buckets.replication_factor import ReplicationFactors
 from meshd.origins.admin import BackedAdmin
@@ -187,5 +188,10 @@ def native_routes(
             ViewResultHandlers(TransformResultMaker(node.store, data.frames, node.objects), node.mesh),
         ),
         *output_routes(node),
-        *peer_routes(node.mesh, node.clock, WarmUpHandlers(node.settings.coordinator_socket)),
+        *peer_routes(
+            node.mesh,
+            node.clock,
+            WarmUpHandlers(node.settings.coordinator_socket),
+            RelayoutHandlers(node.settings.coordinator_socket),
+        ),
     ]

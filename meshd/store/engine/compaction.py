@@ -48,7 +48,7 @@ _TOMBSTONES_PAUSE = 0.05
 
 
 @dataclass(slots=True)
-class _Piece:
+class Piece:
     """A member to move, and its bytes."""
 
     member: Member
@@ -63,7 +63,7 @@ class _Piece:
 class MoveMember(Mutation):
     """Rewrites a member and points its user to the copy. If the user is gone, the copy is dead space."""
 
-    def __init__(self, piece: _Piece) -> None:
+    def __init__(self, piece: Piece) -> None:
         self.piece = piece
         self.data_bytes = len(piece.data)
         self.staged: StagedMember | None = None
@@ -110,7 +110,7 @@ class MoveManifestedExtent(Mutation):
 
     exclusive = True
 
-    def __init__(self, piece: _Piece) -> None:
+    def __init__(self, piece: Piece) -> None:
         self.piece = piece
         self.data_bytes = len(piece.data)
         self.record: Record | None = None
@@ -222,6 +222,8 @@ class Compactor:
             clock,
             run,
         )
+        self.turn, self.segment_bytes = asyncio.Lock(), settings.segment_bytes
+        """Held while members are moved that belong together."""
         self._retired: dict[int, float] = {}
         self._tombstone_seconds = settings.tombstone_seconds
         self._tombstone_ms = round(1e3 * self._tombstone_seconds)
@@ -258,7 +260,8 @@ class Compactor:
             )
         for _ in range(_PASSES):
             try:
-                await self._move_live_members(file, info)
+                async with self.turn:
+                    await self._move_live_members(file, info)
             except FileNotFoundError:
                 pass  # its last user was removed meanwhile
             except OSError as error:
@@ -324,10 +327,10 @@ class Compactor:
         with self._index.read_transaction() as txn:
             record = self._index.versions.version_using_extent(txn, member, extent)
             if record is not None:
-                piece = _Piece(member, extent, _verified_bytes(scan, extent))
+                piece = Piece(member, extent, _verified_bytes(scan, extent))
                 return MoveMember(piece) if record.manifest is None else MoveManifestedExtent(piece)
             if self._uses(txn, member, extent):
-                return MoveMember(_Piece(member, extent, _verified_bytes(scan, extent)))
+                return MoveMember(Piece(member, extent, _verified_bytes(scan, extent)))
             needed = cancels_others(member) and self._still_cancels(txn, member, oldest)
         return RewriteTombstoneMember(member) if needed else None
 

@@ -46,7 +46,8 @@ class JobProgress:
 class JobInfo:
     """One job. `state`: queued, running, cancelling, pausing, done, failed, cancelled, paused. `failures`:
     (name, reason) of the first hundred skipped items; `failed` counts all. `error`: why the job failed.
-    Times in ms since 1970. `report`: what a job of kind `warm` has done (docs/jobs.md), else empty."""
+    Times in ms since 1970. `report`: what a job of kind `warm` or `relayout` has done (docs/jobs.md), else
+    empty."""
 
     id: str
     kind: str
@@ -98,6 +99,12 @@ def warm_job(plan: str, **options: Any) -> dict[str, Any]:
     `options`: source (only samples below this URL), epoch, cache (bytes per node), rate (bytes per
     second)."""
     return {"kind": "warm", "plan": plan, **options}
+
+
+def relayout_job(source: str, **options: Any) -> dict[str, Any]:
+    """Return the document of a job that puts the objects below `source` (`s3://BUCKET/PREFIX`) next to each
+    other on rotational disks, in order of key. `options`: dry_run (only measure), rate (bytes per second)."""
+    return {"kind": "relayout", "source": source, **options}
 
 
 def start_job(transport: Transport, document: Mapping[str, Any]) -> JobInfo:

@@ -54,6 +54,7 @@ CHAPTERS = {
         "extract": ("jobs", "Unpack archives into objects."),
         "tokenize": ("tokens", "Store the tokens of a corpus once, as token files."),
         "warm": ("warm", "Decode a plan's samples once, before training."),
+        "relayout": ("relayout", "Put objects in order on rotational disks."),
         "job": ("jobs", "Show, follow and stop jobs on the nodes."),
     },
     "A first look": {

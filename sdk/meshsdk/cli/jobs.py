@@ -16,6 +16,7 @@ from meshsdk.admin import jobs
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import EXIT_FAILED, progress_bar, shared_options
 from meshsdk.cli.path_arguments import RemoteType
+from meshsdk.cli.relayout_report import relayout_lines
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -164,11 +165,11 @@ def list_all(session: Session) -> None:
         listed = jobs.list_jobs(client.transport)
     if not listed:
         session.tell(
-            "no jobs yet: mesh shard, reshard, extract, prefetch, warm and view materialize start one"
+            "no jobs yet: mesh shard, reshard, extract, prefetch, warm, relayout, view materialize start one"
         )
     for found in listed:
         since = datetime.fromtimestamp(found.created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
-        where = f"{_source(found)} → {found.spec.get('target', 'the cache')}"
+        where = f"{_source(found)} → {_target(found)}"
         _show(session, found, f"{found.id}  {found.state:10} {found.kind:11} {since}  {where}")
 
 
@@ -327,7 +328,16 @@ def _source(found: JobInfo) -> str:
     return f"{source} by plan {plan[:12]}".strip()
 
 
+def _target(found: JobInfo) -> str:
+    return str(found.spec.get("target", "the same disks" if found.kind == "relayout" else "the cache"))
+
+
 def _report_lines(found: JobInfo) -> Sequence[str]:
+    """Return what a job of a kind with a report has done."""
+    return relayout_lines(found) if found.kind == "relayout" else _warm_up_lines(found)
+
+
+def _warm_up_lines(found: JobInfo) -> Sequence[str]:
     """Return what a warm-up has done: one line, and one for each reason why a sample is not kept."""
     report, progress = found.report, found.progress
     kept = report["stored"] + report["there"]
@@ -351,7 +361,7 @@ def _lines(found: JobInfo) -> Sequence[str]:
     lines = [
         f"{found.id}  {found.kind}  {found.state}" + (f" (run {found.run})" if found.run > 1 else ""),
         f"from     {_source(found)}",
-        f"to       {found.spec.get('target', 'the cache')}",
+        f"to       {_target(found)}",
         f"outputs  {progress.outputs} of {progress.outputs_total or '?'}",
         f"samples  {progress.samples} of {progress.samples_total or '?'}",
         f"bytes    {format_size(progress.bytes)} of {format_size(progress.bytes_total)}",

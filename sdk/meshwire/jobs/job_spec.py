@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from meshwire.dataset.archive_keys import ArchiveKind
 
-Kind = Literal["shard", "reshard", "extract", "materialize", "prefetch", "warm"]
+Kind = Literal["shard", "reshard", "extract", "materialize", "prefetch", "warm", "relayout"]
 Names = Literal["keep", "archive"]
 OnBad = Literal["fail", "skip"]
-KINDS: Final = ("shard", "reshard", "extract", "materialize", "prefetch", "warm")
+KINDS: Final = ("shard", "reshard", "extract", "materialize", "prefetch", "warm", "relayout")
 FORMATS: Final[Mapping[ArchiveKind, str]] = {
     "tar": "application/x-tar",
     "tgz": "application/gzip",
@@ -56,6 +56,7 @@ _KNOWN: Final[Mapping[Kind, tuple[str, ...]]] = {
     "materialize": _COMMON,
     "prefetch": ("kind", "source", "keys", "manifest", "plan", "epoch", "rate"),
     "warm": ("kind", "plan", "source", "epoch", "cache", "rate"),
+    "relayout": ("kind", "source", "dry_run", "rate"),
 }
 _MOST_KEYS: Final = 1000
 
@@ -90,6 +91,9 @@ class JobSpec:
     `warm`: fills the decoded caches of the nodes with what comes before the first random op of `plan`, for
     the samples that it reads in `epoch`; with a `source`, only for those in its objects. `cache`: bytes that
     each node may keep of the plan, None if it decides. `rate`: as above, of the samples' source bytes.
+
+    `relayout`: puts the objects under the source next to each other on rotational disks, in order of key;
+    `dry_run`: only measures what that would gain and cost. `rate`: as above, of the bytes written.
     """
 
     kind: Kind
@@ -105,6 +109,7 @@ class JobSpec:
     epoch: int = 0
     rate: int = 0
     cache: int | None = None
+    dry_run: bool = False
 
     def to_json(self) -> bytes:
         """Encode the canonical document, with only the fields of the kind."""
@@ -124,6 +129,7 @@ class JobSpec:
             }
             | ({"rate": self.rate} if self.rate else {})
             | ({} if self.cache is None else {"cache": self.cache})
+            | ({"dry_run": True} if self.dry_run else {})
         )
         if not self.source.bucket:
             del document["source"]
@@ -146,6 +152,8 @@ def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
         return _parse_prefetch(document)
     if kind == "warm":
         return _parse_warm_up(document)
+    if kind == "relayout":
+        return _parse_relayout(document)
     place = _parse_folder(required_field(document, "source", ""), "source", literal=kind == "materialize")
     target = _parse_folder(required_field(document, "target", ""), "target")
     if is_archive(target.prefix):
@@ -203,6 +211,15 @@ def _parse_warm_up(document: Mapping[str, Any]) -> JobSpec:
     if cache is not None:
         cache = checked_integer(cache, "cache", 0, 1 << 60)
     return JobSpec("warm", place, place, plan=plan, epoch=epoch, rate=rate, cache=cache)
+
+
+def _parse_relayout(document: Mapping[str, Any]) -> JobSpec:
+    place = _parse_folder(required_field(document, "source", ""), "source", literal=True)
+    dry_run = document.get("dry_run", False)
+    if not isinstance(dry_run, bool):
+        raise PlanError("dry_run", f"expected true or false, got {shown_value(dry_run)}")
+    rate = checked_integer(document.get("rate", 0), "rate", 0, 1 << 50)
+    return JobSpec("relayout", place, place, rate=rate, dry_run=dry_run)
 
 
 def is_archive(key: str) -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 from meshwire.frame import tensor_frame
 from tests.support.daemon_cluster import DaemonCluster
+from tests.support.job_fixtures import ended
 from tests.support.rotational_disk import MIB, rotational_disk
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def sample(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RotationalDisk]:
-    with rotational_disk(tmp_path_factory.mktemp("drive"), size=512 * MIB) as made:
+    with rotational_disk(tmp_path_factory.mktemp("drive"), size=768 * MIB) as made:
         yield made
 
 
@@ -55,7 +56,7 @@ def mesh(disk: RotationalDisk) -> Iterator[DaemonCluster]:
         yield made
 
 
-def epoch(mesh: DaemonCluster, plan: str, *, parts: bool) -> list[bytes]:
+def epoch(mesh: DaemonCluster, plan: str, *, parts: bool, samples: int = SAMPLES) -> list[bytes]:
     """Request an epoch as a loader does: the rows of each step from all nodes, or whole batches from one
     each, four steps at a time. The beginning of each sample, in the order of the epoch."""
     version = mesh.map_of().version
@@ -77,7 +78,22 @@ def epoch(mesh: DaemonCluster, plan: str, *, parts: bool) -> list[bytes]:
         return [row.tobytes() for row in rows[np.argsort(places)]]
 
     with ThreadPoolExecutor(4) as pool:
-        return [row for rows in pool.map(batch, range(SAMPLES // BATCH)) for row in rows]
+        return [row for rows in pool.map(batch, range(samples // BATCH)) for row in rows]
+
+
+def post(mesh: DaemonCluster, path: str, document: dict[str, Any]) -> Any:
+    answer = mesh["n1"].request("POST", path, json.dumps(document).encode())
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
+
+
+def planned(mesh: DaemonCluster, bucket: str, shuffle: dict[str, Any]) -> str:
+    fields = {"data": {"ext": ["bin"]}}
+    source = {"source": f"s3://{bucket}/", "kind": "auto", "fields": fields}
+    snapshot = post(mesh, "/-/snapshots", source)["snapshot"]
+    op = {"op": "frombuffer", "field": "data", "args": {"dtype": "uint8", "shape": [SIZE]}}
+    spec = {"seed": 1, "ops": [op], "shuffle": shuffle}
+    return str(post(mesh, "/-/plans", {"snapshot": snapshot, "spec": spec, "batch": BATCH})["plan"])
 
 
 def counted(mesh: DaemonCluster, name: str) -> list[float]:
@@ -87,16 +103,7 @@ def counted(mesh: DaemonCluster, name: str) -> list[float]:
 def test_windows_are_as_large_as_the_bytes_that_a_node_reads(
     mesh: DaemonCluster, disk: RotationalDisk
 ) -> None:
-    def post(path: str, document: dict[str, Any]) -> Any:
-        answer = mesh["n1"].request("POST", path, json.dumps(document).encode())
-        assert answer.status == 200, answer.body
-        return json.loads(answer.body)
-
-    fields = {"data": {"ext": ["bin"]}}
-    snapshot = post("/-/snapshots", {"source": "s3://tars/", "kind": "tar", "fields": fields})["snapshot"]
-    op = {"op": "frombuffer", "field": "data", "args": {"dtype": "uint8", "shape": [SIZE]}}
-    spec = {"seed": 1, "ops": [op], "shuffle": {"kind": "global"}}
-    plan = post("/-/plans", {"snapshot": snapshot, "spec": spec, "batch": BATCH})["plan"]
+    plan = planned(mesh, "tars", {"kind": "global"})
     disk.drop_caches()
     before = counted(mesh, "samples"), counted(mesh, "seeks")
     rows = epoch(mesh, plan, parts=True)
@@ -110,3 +117,28 @@ def test_windows_are_as_large_as_the_bytes_that_a_node_reads(
     assert (seeks < 0.15 * SAMPLES / len(NODES)).all()
     disk.drop_caches()
     assert epoch(mesh, plan, parts=False) == rows
+
+
+def test_a_relayout_puts_what_a_node_reads_apart_from_its_second_copies(
+    mesh: DaemonCluster, disk: RotationalDisk
+) -> None:
+    count = 640
+    with closing(mesh["n2"].client()) as client:
+        client.create_bucket(Bucket="loose")
+        for number in random.Random(2).sample(range(count), count):
+            client.put_object(Bucket="loose", Key=f"{number:04d}.bin", Body=sample(number))
+    plan = planned(mesh, "loose", {"kind": "none"})
+    disk.drop_caches()
+    rows = epoch(mesh, plan, parts=True, samples=count)
+    assert rows == [sample(number)[:16] for number in range(count)]
+    before = disk.stats().bytes
+    assert before > 1.7 * count * SIZE  # what is read lies between second copies
+
+    job = post(mesh, "/-/jobs", {"kind": "relayout", "source": "s3://loose/"})
+    report = ended(mesh["n3"], job)["report"]
+    assert report["nodes"] == list(NODES)
+    assert (report["objects"], report["moved"]) == (COPIES * count, report["to_move"])
+    assert report["after"]["disk_seconds"] < 0.7 * report["before"]["disk_seconds"]
+    disk.drop_caches()
+    assert epoch(mesh, plan, parts=True, samples=count) == rows
+    assert disk.stats().bytes < 1.2 * count * SIZE

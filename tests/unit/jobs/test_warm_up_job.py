@@ -13,7 +13,7 @@ from meshd.batches.warm_up.messages import WarmUpStatus
 from meshd.core.api_errors import BatchError
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.jobs.job_kind import JobRun
-from meshd.jobs.warm_up_job import WarmUpJob
+from meshd.jobs.warm_up_job import WarmUpJob, WarmUpReport
 from meshd.jobs.warm_up_nodes import NodeChoice, WarmUpNodes
 from meshd.rpc.peer_client import PeerUnreachableError
 from meshwire.cluster import Node
@@ -95,7 +95,7 @@ def test_the_totals_of_all_nodes_are_added_up() -> None:
     )
     running = run(nodes, rate=1001, cache=1 << 30, epoch=2)
     report = running.tally.report
-    assert report is not None
+    assert isinstance(report, WarmUpReport)
     assert (report.stored, report.there, report.bytes, report.cpu_seconds) == (19, 1, 120, 0.25)
     assert (report.left_out, report.bad, report.refused) == ({"no room": 1}, {"cut": 2}, {})
     progress = running.tally.progress(0.0)
@@ -110,7 +110,7 @@ def test_the_totals_of_all_nodes_are_added_up() -> None:
 def test_a_node_that_restarts_after_its_end_is_followed_again() -> None:
     nodes = Nodes(n1=[told("a", 10), told("c", 2, done=False), told("c", 10)], n2=[told("b", 10)])
     report = run(nodes).tally.report
-    assert report is not None
+    assert isinstance(report, WarmUpReport)
     assert report.stored == 20
     assert len([request for request in nodes.asked]) >= 5
 
@@ -144,7 +144,7 @@ def test_it_fails_if_every_node_refuses_and_tells_if_some_do() -> None:
     with pytest.raises(BatchError, match="the cache is off"):
         run(Nodes(n1=[off], n2=[replace_status(off, "b")]))
     report = run(Nodes(n1=[off], n2=[told("b", 10)])).tally.report
-    assert report is not None
+    assert isinstance(report, WarmUpReport)
     assert report.refused == {"n1": "the cache is off"}
 
 

@@ -1,0 +1,146 @@
+"""Node sessions: the parts of jobs that nodes do in their coordinators, each at its own pace.
+
+Law: a session runs as long as its job asks for it, and ends soon after the last request. A request is
+repeated as long as the job runs; the first one begins the session, and each answer has its totals so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from meshd.core.api_errors import BatchError, busy
+from meshd.rpc.process_rpc import ErrorTypes
+from meshd.util.admission import tenant_scope
+from meshd.util.async_tasks import BackgroundTasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshd.rpc.process_rpc import Method
+    from meshd.rpc.process_server import ProcessServer, ServerCall
+
+POLL_SECONDS: Final = 1.0
+"""Seconds after which a request is answered, if its session has not ended before."""
+IDLE_SECONDS: Final = 10.0
+"""Seconds without a request after which a session is ended."""
+MAX_SESSIONS: Final = 16
+RPC_ERRORS: Final = ErrorTypes(
+    [BatchError],
+    unexpected=lambda: BatchError("InternalError", "the node's part of the job failed; its log says why"),
+    lost=lambda _: busy("the node's coordinator is restarting"),
+)
+
+
+class SessionRequest(Protocol):
+    """What a job asks a node to do. `session`: names the job's run; `account`: whose share of the node to
+    use; `rate`: bytes a second, 0 for no limit; `stop`: end the session."""
+
+    @property
+    def session(self) -> str: ...
+    @property
+    def account(self) -> str: ...
+    @property
+    def rate(self) -> int: ...
+    @property
+    def stop(self) -> bool: ...
+
+
+RequestT = TypeVar("RequestT", bound=SessionRequest)
+StatusT = TypeVar("StatusT")
+
+
+class NodeSession(Protocol[RequestT, StatusT]):
+    """Does a node's part; `status` has the totals at any time. `rate` may change meanwhile."""
+
+    request: RequestT
+    status: StatusT
+    rate: int
+
+    async def run(self) -> None:
+        """Work to the end, and say in `status` how it ended."""
+        ...
+
+
+class NodeSessions(Generic[RequestT, StatusT]):
+    """Runs the sessions of one kind on a node. Use on one event loop only; `aclose` at the end.
+
+    `make`: makes a session; `stopped`: the answer to a request that ends one; `method`: how the node's other
+    processes call it.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[RequestT], NodeSession[RequestT, StatusT]],
+        stopped: StatusT,
+        method: Method[Any, Any],
+    ) -> None:
+        self._make, self._stopped, self._method = make, stopped, method
+        self._sessions: dict[str, tuple[NodeSession[RequestT, StatusT], asyncio.Task[None]]] = {}
+        self._expiry: dict[str, asyncio.TimerHandle] = {}
+        self._tasks = BackgroundTasks("node-sessions")
+
+    def __repr__(self) -> str:
+        return f"<NodeSessions {[session for session, _ in self._sessions.values()]}>"
+
+    async def answer(self, request: RequestT) -> StatusT:
+        """Begin a session or continue it. Returns its totals when it has ended, or after POLL_SECONDS.
+
+        Raises BatchError Busy.
+        """
+        name = request.session
+        if request.stop:
+            self._end(name)
+            return self._stopped
+        found = self._sessions.get(name)
+        if found is None or _differs(found[0].request, request):
+            self._end(name)
+            found = self._begin(request)
+        session, task = found
+        session.rate = request.rate
+        self._expire_later(name)
+        await asyncio.wait((task,), timeout=POLL_SECONDS)
+        return session.status
+
+    def _begin(self, request: RequestT) -> tuple[NodeSession[RequestT, StatusT], asyncio.Task[None]]:
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise busy(f"{len(self._sessions)} jobs of this kind run on this node already")
+        session = self._make(request)
+        with tenant_scope(request.account):
+            task = self._tasks.spawn(session.run(), request.session)
+        self._sessions[request.session] = session, task
+        return session, task
+
+    def _expire_later(self, name: str) -> None:
+        if (timer := self._expiry.pop(name, None)) is not None:
+            timer.cancel()
+        self._expiry[name] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end, name)
+
+    def _end(self, name: str) -> None:
+        if (timer := self._expiry.pop(name, None)) is not None:
+            timer.cancel()
+        found = self._sessions.pop(name, None)
+        if found is not None:
+            found[1].cancel()
+
+    async def aclose(self) -> None:
+        """End all sessions."""
+        for name in list(self._sessions):
+            self._end(name)
+        await self._tasks.aclose()
+
+    def register(self, server: ProcessServer) -> None:
+        """Let the node's other processes call it."""
+
+        async def answer(request: RequestT, call: ServerCall) -> StatusT:
+            del call
+            return await self.answer(request)
+
+        server.register(self._method, answer)
+
+
+def _differs(one: Any, other: Any) -> bool:
+    """Return whether two requests of a session want different work."""
+    return bool(msgspec.structs.replace(one, rate=0) != msgspec.structs.replace(other, rate=0))

@@ -1,0 +1,231 @@
+"""The part of one node in a relayout: it measures, moves unit after unit, and measures again.
+
+Law: a unit that lies well is not moved, so a session that begins again goes on where an earlier one stopped.
+What the node is the first to be asked for is laid out apart from its second copies, which an epoch does not
+read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from meshd.core.api_errors import BatchError
+from meshd.core.node_sessions import RPC_ERRORS, NodeSessions
+from meshd.jobs.relayout.layout_units import UnitBuilder, cost_in_order, is_scattered, present_cost
+from meshd.jobs.relayout.messages import (
+    MAX_FAILURES,
+    RELAYOUT,
+    RELAYOUT_HERE,
+    LayoutCost,
+    RelayoutRequest,
+    RelayoutStatus,
+)
+from meshd.rpc.peer_rpc import handler
+from meshd.rpc.process_client import ProcessClient
+from meshd.store.errors import DiskFullError, StoreError
+from meshd.telemetry import metrics
+from meshd.util.byte_rate import RateLimiter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from meshd.core.peer_source import PeerSource
+    from meshd.rpc.peer_rpc import CallContext
+    from meshd.store.disks.disk_type import RotationalDisks
+    from meshd.store.engine.relocation import PlacedObject, Relocator
+    from meshd.util.clock import Clock
+
+_log = logging.getLogger("meshd.relayout")
+_PAGE: Final = 4096
+_PIECE_BYTES: Final = 32 << 20  # in memory at a time
+NOT_ROTATIONAL: Final = (
+    "the node has no rotational disk (`--disk-type rotational` if it has one all the same)"
+)
+ELSEWHERE: Final = "on a solid-state disk"
+Relayouts = NodeSessions[RelayoutRequest, RelayoutStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class RelayoutContext:
+    """The dependencies of all sessions of a node."""
+
+    relocator: Relocator
+    disks: RotationalDisks
+    remote: PeerSource
+    clock: Clock
+
+
+def relayouts(context: RelayoutContext) -> Relayouts:
+    """Return the sessions of a node."""
+    return Relayouts(
+        lambda request: RelayoutSession(context, request), RelayoutStatus(done=True), RELAYOUT_HERE
+    )
+
+
+class RelayoutSession:
+    """Runs from `run` to its end; `status` has the totals at any time."""
+
+    def __init__(self, context: RelayoutContext, request: RelayoutRequest) -> None:
+        self._context, self.request = context, request
+        self.status = RelayoutStatus()
+        self.rate = request.rate
+        self._budget = RateLimiter(lambda: self.rate)
+
+    def __repr__(self) -> str:
+        status = self.status
+        return f"<RelayoutSession {self.request.session}, {status.moved} of {status.to_move} objects>"
+
+    async def run(self) -> None:
+        """Do the node's part, and say how it ended in `status`."""
+        status = self.status
+        try:
+            await self._run()
+        except BatchError as error:
+            status.code, status.error = error.code, error.message
+        except DiskFullError as error:
+            status.code, status.error = "TooLarge", str(error)
+        except StoreError as error:
+            status.code, status.error = "Busy", str(error)
+        except Exception:
+            _log.exception("a relayout failed")
+            status.code, status.error = "InternalError", "unexpected error; the node's log has the details"
+        status.done = True
+
+    async def _run(self) -> None:
+        status, context = self.status, self._context
+        if not context.disks.any_of(context.relocator.roots.values()):
+            status.refused = NOT_ROTATIONAL
+            return
+        by_disk = await self._measure()
+        status.measured = True
+        await asyncio.to_thread(self._require_space, by_disk)
+        if self.request.measure or not status.to_move:
+            return
+        for slots in self._groups():
+            async for unit in self._units(slots):
+                if self._is_scattered(unit):
+                    await self._move(unit)
+        status.after = LayoutCost()
+        first, *_ = self._groups()
+        async for unit in self._units(first):
+            status.after += await asyncio.to_thread(present_cost, [each.extent for each in unit])
+
+    def _groups(self) -> list[bytes | None]:
+        """Return the slots of the objects that are laid out apart from each other: first those that an epoch
+        reads here."""
+        first = self._context.remote.slots_read_here(self.request.bucket, first_only=True)
+        return [None] if first is None else [first.tobytes(), (~first).tobytes()]
+
+    async def _units(
+        self, slots: bytes | None, left_out: Counter[str] | None = None
+    ) -> AsyncIterator[list[PlacedObject]]:
+        """Yield the units of this node's objects that can be moved."""
+        relocator, request, after = self._context.relocator, self.request, ""
+        rotational = {disk for disk, root in relocator.roots.items() if self._context.disks.any_of([root])}
+        builder = UnitBuilder(len(rotational))
+        while True:
+            page = await asyncio.to_thread(
+                relocator.page, request.bucket, request.prefix, after, _PAGE, slots
+            )
+            if not page:
+                break
+            after, movable = page[-1].key, []
+            for each in page:
+                why = each.fixed or ("" if each.extent.disk in rotational else ELSEWHERE)
+                if not why:
+                    movable.append(each)
+                elif left_out is not None:
+                    left_out[why] += 1
+            for unit in builder.add(movable):
+                yield unit
+        for unit in builder.rest():
+            yield unit
+
+    async def _measure(self) -> Counter[int]:
+        """Count, and say what the layout costs. Returns the bytes to be moved on each disk."""
+        status, left_out, by_disk = self.status, Counter[str](), Counter[int]()
+        for number, slots in enumerate(self._groups()):
+            async for unit in self._units(slots, left_out):
+                extents = [each.extent for each in unit]
+                present = await asyncio.to_thread(present_cost, extents)
+                in_order = cost_in_order(extents, self._context.relocator.segment_bytes)
+                scattered = is_scattered(present, in_order)
+                status.objects += len(unit)
+                status.size += sum(extent.length for extent in extents)
+                if not number:
+                    status.before += present
+                    status.expected += in_order if scattered else present
+                if scattered:
+                    status.to_move += len(unit)
+                    for extent in extents:
+                        by_disk[extent.disk] += extent.length
+                    status.to_move_bytes = by_disk.total()
+        status.left_out = dict(left_out)
+        return by_disk
+
+    def _require_space(self, by_disk: Counter[int]) -> None:
+        """Raises BatchError TooLarge if the copies do not fit beside what is there (blocking)."""
+        relocator = self._context.relocator
+        for disk, size in sorted(by_disk.items()):
+            free = relocator.free_bytes(disk)
+            if free <= size:
+                raise BatchError(
+                    "TooLarge",
+                    f"{relocator.roots[disk]} needs {size:,} bytes for the copies, which replace the "
+                    f"originals some minutes later, and has {max(0, free):,} above its reserve: delete "
+                    "objects, add a disk, or put smaller prefixes into order one after the other",
+                )
+
+    def _is_scattered(self, unit: list[PlacedObject]) -> bool:
+        extents = [each.extent for each in unit]
+        return is_scattered(
+            present_cost(extents), cost_in_order(extents, self._context.relocator.segment_bytes)
+        )
+
+    async def _move(self, unit: list[PlacedObject]) -> None:
+        """Write a unit again, and rest as long as that took, so that others get half of the disk's time."""
+        status, context = self.status, self._context
+        for piece in _pieces(unit, min(_PIECE_BYTES, self.rate or _PIECE_BYTES)):
+            await self._budget.acquire_bytes(sum(each.extent.length for each in piece))
+            began = context.clock.monotonic()
+            moved, damaged = await context.relocator.move(self.request.bucket, piece)
+            status.moved += len(piece) - len(damaged)
+            status.moved_bytes += moved
+            metrics.relayout_objects.labels("moved").inc(len(piece) - len(damaged))
+            metrics.relayout_objects.labels("damaged").inc(len(damaged))
+            metrics.relayout_bytes.inc(moved)
+            status.damaged += len(damaged)
+            for key in damaged[: MAX_FAILURES - len(status.failures)]:
+                status.failures.append((key, "its bytes are damaged; the next scrub reports it"))
+            await asyncio.sleep(context.clock.monotonic() - began)
+
+
+def _pieces(unit: list[PlacedObject], least: int) -> Iterator[list[PlacedObject]]:
+    """Yield a unit in pieces of about `least` bytes."""
+    piece: list[PlacedObject] = []
+    size = 0
+    for each in unit:
+        piece.append(each)
+        size += each.extent.length
+        if size >= least:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+class RelayoutHandlers:
+    """Passes the calls of other nodes on to the coordinator behind `socket`. One instance per process."""
+
+    def __init__(self, socket: Path) -> None:
+        self._client = ProcessClient(socket, RPC_ERRORS)
+
+    @handler(RELAYOUT)
+    async def relayout(self, request: RelayoutRequest, context: CallContext) -> RelayoutStatus:
+        del context
+        return await self._client.call(RELAYOUT_HERE, request)

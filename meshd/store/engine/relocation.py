@@ -1,0 +1,201 @@
+"""Relocation: writes current versions of small objects again, in the order of their names.
+
+Law: it moves members as compaction does, through the committer, one version at a time: what was replaced or
+removed meanwhile stays as it is, and readers keep the files that they opened. Compaction reclaims the space.
+Objects in files of their own, and those whose extents a manifest lists, are never moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from awscrt.checksums import crc32c
+
+from meshd.store.disks.layout import free_above_reserve
+from meshd.store.engine.compaction import MoveMember, Piece
+from meshd.store.engine.file_scan import DirectFile
+from meshd.store.engine.group_commit import store_error_from
+from meshd.store.engine.member_header import Member, stamp_text
+from meshd.store.errors import DiskFullError
+from meshd.store.index.index import object_key
+from meshd.store.index.ordered_table import slot_filter
+from meshd.store.index.versions import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from meshd.store.disks.layout import Disks
+    from meshd.store.engine.compaction import Compactor
+    from meshd.store.engine.group_commit import Committer
+    from meshd.store.index.index import Index
+    from meshd.store.records import Extent, Record
+
+_GROUP_BYTES: Final = 4 << 20
+_GROUP_MEMBERS: Final = 1024
+LARGE: Final = "in a file of its own"
+IN_PARTS: Final = "uploaded in parts, or tags changed"
+DAMAGED: Final = "damaged"
+
+
+class PlacedObject(NamedTuple):
+    """A current version and where it is. `fixed`: why it is never moved, or ""."""
+
+    key: str
+    record: Record
+    fixed: str
+
+    @property
+    def extent(self) -> Extent:
+        """The place of an object that may be moved."""
+        return self.record.extents[0]
+
+
+class Relocator:
+    """Moves objects of one store. Only the coordinator process uses it, with the one `compactor`, which then
+    writes nothing between them."""
+
+    def __init__(
+        self,
+        index: Index,
+        disks: Disks,
+        committer: Committer,
+        run: Callable[..., Awaitable[Any]],
+        compactor: Compactor,
+    ) -> None:
+        self._index, self._disks, self._committer = index, disks, committer
+        self._run, self._turn = run, compactor.turn
+        self.segment_bytes = compactor.segment_bytes
+
+    def __repr__(self) -> str:
+        return f"<Relocator of {self._disks!r}>"
+
+    @property
+    def roots(self) -> Mapping[int, Path]:
+        """The directories of the disks in service, by number."""
+        return self._disks.roots
+
+    def free_bytes(self, disk: int) -> int:
+        """Returns what a disk can take above its reserve (blocking). Raises OSError."""
+        return free_above_reserve(str(self._disks.roots[disk]))
+
+    def page(
+        self, bucket: str, prefix: str, after: str, limit: int, slots: bytes | None = None
+    ) -> list[PlacedObject]:
+        """Returns up to `limit` current versions behind the key `after`, in order of key; with `slots` (a
+        byte for each) only those in slots with a byte other than 0 (blocking)."""
+        accepts = (lambda _: True) if slots is None else slot_filter(slots)
+        base, start = object_key(bucket, prefix), object_key(bucket, after) + b"\0" if after else b""
+        own: dict[int, bool] = {}
+        found = []
+        with self._index.read_transaction() as txn:
+            named = self._index.versions.objects.items(txn, start, base)
+            for name, raw in islice((each for each in named if accepts(each[0])), limit):
+                record = decode(raw)
+                key = bytes(name).partition(b"\0")[2].decode()
+                found.append(PlacedObject(key, record, self._fixed(txn, record, own)))
+        return found
+
+    def _fixed(self, txn: Any, record: Record, own: dict[int, bool]) -> str:
+        if record.broken:
+            return DAMAGED
+        if record.manifest is not None or len(record.extents) != 1:
+            return IN_PARTS
+        file = record.extents[0].file
+        if file not in own:
+            info = self._index.get_file(txn, file)
+            own[file] = info is None or info.kind != "segment"
+        return LARGE if own[file] else ""
+
+    async def move(self, bucket: str, objects: Sequence[PlacedObject]) -> tuple[int, list[str]]:
+        """Writes objects again, one behind the other in the order given, and waits until they are durable.
+        All their bytes are in memory meanwhile.
+
+        Returns the bytes written and the keys of damaged objects, which stay where they are. Raises
+        DiskFullError, DiskFailedError.
+        """
+        try:
+            found = await self._run(lambda: self._read(objects))
+            pieces = [
+                Piece(_member(bucket, each), each.extent, data)
+                for each in objects
+                if (data := found.get(each.extent)) is not None
+            ]
+            async with self._turn:
+                for group in _groups(pieces):
+                    await self._run(lambda group=group: self._require_space(group))
+                    await asyncio.gather(*[self._committer.submit(MoveMember(piece)) for piece in group])
+        except OSError as error:
+            raise store_error_from(error) from error
+        damaged = [each.key for each in objects if found.get(each.extent, b"") is None]
+        return sum(len(piece.data) for piece in pieces), damaged
+
+    def _read(self, objects: Iterable[PlacedObject]) -> dict[Extent, bytes | None]:
+        """Returns the bytes of each, read in the order of the disk; None for damaged ones, nothing for those
+        whose file is gone."""
+        found: dict[Extent, bytes | None] = {}
+        extents = sorted(
+            (each.extent for each in objects), key=lambda each: (each.disk, each.file, each.offset)
+        )
+        for (disk, number), there in groupby(extents, key=lambda each: (each.disk, each.file)):
+            try:
+                with DirectFile(self._disks.path(disk, number)) as file:
+                    for extent in there:
+                        data = b"".join(map(bytes, file.iter_chunks(extent.offset, extent.length)))
+                        found[extent] = data if crc32c(data) == extent.crc32c else None
+            except FileNotFoundError:  # compacted since the lookup
+                continue
+        return found
+
+    def _require_space(self, pieces: Iterable[Piece]) -> None:
+        """Raises DiskFullError if a disk cannot take the pieces that are on it now."""
+        wanted: dict[int, int] = {}
+        for piece in pieces:
+            wanted[piece.old.disk] = wanted.get(piece.old.disk, 0) + piece.old.length
+        for disk, size in wanted.items():
+            if disk in self._disks.roots and self.free_bytes(disk) <= size:
+                raise DiskFullError(
+                    f"{self._disks.roots[disk]} is full: free some space, or wait for compaction, and start "
+                    "the job again; it goes on where it stopped"
+                )
+
+
+def _groups(pieces: Iterable[Piece]) -> Iterable[list[Piece]]:
+    """Yields pieces in groups of a few megabytes."""
+    group: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        group.append(piece)
+        size += len(piece.data)
+        if size >= _GROUP_BYTES or len(group) == _GROUP_MEMBERS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _member(bucket: str, placed: PlacedObject) -> Member:
+    """Returns the header of an object's present member."""
+    record = placed.record
+    return Member(
+        stamp_text(record.stamp),
+        "object",
+        bucket,
+        placed.key,
+        placed.extent.crc32c,
+        record.etag,
+        record.modified,
+        record.headers,
+        record.metadata,
+        record.checksums,
+        record.checksum_type,
+        record.owner,
+        moves=record.moves,
+        version=record.version,
+        tags=record.tags,
+        acl=record.acl,
+        amended=record.amended,
+        through=record.through,
+    )
