@@ -1,22 +1,27 @@
 """What `open` of many samples costs, first and again: `python -m bench.open_cost --samples 10000000`.
 
 The source has ten files of lines, or one object a sample (`--kind objects`). CPU seconds and memory are
-those of all processes of the daemon; memory counts shared pages once.
+those of all processes of the daemon; memory counts shared pages once, and the page cache not at all. At
+the end, batches of a full shuffle of lines are read.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import time
 from pathlib import Path
 from typing import Final
 
+import meshsdk as mesh
 from bench.processes import cpu_seconds, memory_bytes
 from tests.support.daemons import Daemon
 
 _FILES: Final = 10
 _ADDED: Final = 1000
+_ROWS: Final = 1024
 _RETRY: Final = (202, 429, 503)
 
 
@@ -26,6 +31,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument("--kind", choices=("lines", "objects"), default="lines")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--checkout", type=Path, help="another checkout, whose daemon is measured")
     given = parser.parse_args()
     daemon = Daemon(None, (), {}, given.workers)
@@ -46,6 +52,26 @@ def main() -> None:
         daemon.restart()
         for note in ("after a restart", "again"):
             _open(daemon, given.kind, note)
+        if given.kind == "lines":
+            _read(daemon, given.batches)
+
+
+def _read(daemon: Daemon, batches: int) -> None:
+    os.environ |= {
+        "MESH_ENDPOINT": daemon.endpoint,
+        "AWS_ACCESS_KEY_ID": daemon.access_key,
+        "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+    }
+    samples = mesh.open("s3://many", fields={"text": "txt"}, kind="lines")
+    loader = mesh.Loader(samples, global_batch=_ROWS, shuffle=True, seed=1)
+    began, used = time.monotonic(), cpu_seconds(daemon.pid)
+    reading = iter(loader)
+    next(reading)
+    first = time.monotonic() - began
+    rows = _ROWS * (1 + sum(1 for _ in itertools.islice(reading, batches - 1)))
+    took, cpu = time.monotonic() - began, cpu_seconds(daemon.pid) - used
+    cost = f"{took:8.3f} s {cpu:8.2f} s of CPU {memory_bytes(daemon.pid) >> 20:6} MiB"
+    print(f"{'batches':16} {rows:>11,} samples {cost}; the first after {first:.3f} s", flush=True)
 
 
 def _lines(number: int, count: int) -> bytes:

@@ -98,13 +98,14 @@ def busy(message: str) -> BatchError:
     return BatchError("Busy", message, help="retry after the time in Retry-After", retry_after=1)
 
 
-def in_progress(message: str, progress: float) -> BatchError:
-    """Returns the error for work in progress; `progress` is between 0 and 1. A later retry finds it further
-    along."""
+def in_progress(message: str, progress: float, shards: tuple[int, int] | None = None) -> BatchError:
+    """Returns the error for work in progress; `progress` is between 0 and 1; `shards`: how many of how many
+    are done. A later retry finds it further along."""
+    counted = {} if shards is None else {"shards": {"done": shards[0], "all": shards[1]}}
     return BatchError(
         "Busy",
         message,
         help="retry: the work continues",
-        detail={"progress": round(progress, 4)},
+        detail={"progress": round(progress, 4), **counted},
         retry_after=1,
     )

@@ -31,6 +31,7 @@ from meshwire.dataset.derive_snapshot import (
     select_fields,
 )
 from meshwire.dataset.expression_parser import format_value, parse_expression
+from meshwire.dataset.paged_snapshot import PagedSnapshot
 from meshwire.plan.loader_state import checked_hash
 from meshwire.plan.mix_snapshot import concat_snapshots, parse_hashes
 from meshwire.strict_json import PlanError, checked_object, required_field, shown_value
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from meshd.core.document_store import DocumentStore
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.datasets.bucket_incarnations import SnapshotIncarnations
+    from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.util.async_tasks import CallProgress
@@ -96,9 +98,10 @@ class DerivedSnapshots:
         archives: ArchiveService,
         objects: RemoteObjects,
         births: SnapshotIncarnations,
+        capacity: SnapshotCapacity,
     ) -> None:
         self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
-        self._objects, self._births = objects, births
+        self._objects, self._births, self._capacity = objects, births, capacity
         self._long: LongRunningCalls[SnapshotBuild] = LongRunningCalls("structures")
 
     def __repr__(self) -> str:
@@ -130,6 +133,8 @@ class DerivedSnapshots:
 
     async def _snapshot(self, caller: Caller, digest: str) -> Snapshot:
         snapshot = await self._catalog.snapshot(digest)
+        if isinstance(snapshot, PagedSnapshot):  # what is derived from it has columns of all samples
+            self._capacity.require_room(snapshot.samples, len(snapshot.fields), snapshot.source)
         await self._readers.require_snapshot(caller, snapshot)
         await self._births.require_valid(caller, digest, snapshot.objects.buckets, f"snapshots/{digest}")
         return snapshot

@@ -22,6 +22,7 @@ from meshd.datasets.source_files import scanned_files
 from meshd.datasets.tables import TableFiles, TableOptions, table_files
 from meshd.datasets.token_files import TokenSources, token_files
 from meshd.datasets.zarr_arrays import ZarrSources
+from meshd.peer_reads.replica_selection import gather_limited
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.util.async_tasks import CallProgress, LongRunningCalls, StillRunningError
@@ -81,6 +82,7 @@ _READ_THROUGH = (
     "tokens",
 )  # every file is read once first
 _PAGE = 1000
+_INDEXED_AT_ONCE = 4
 _DEFAULTS = TableOptions()
 _TABLE_OPTIONS = ("filter", "masks", "ids")
 _EMPTY = {
@@ -116,7 +118,9 @@ class DatasetService:
     ) -> None:
         self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
         self._objects, self.births, self._capacity = objects, births, capacity or SnapshotCapacity()
-        self._structures = DerivedSnapshots(store, catalog, readers, archives, objects, births)
+        self._structures = DerivedSnapshots(
+            store, catalog, readers, archives, objects, births, self._capacity
+        )
         self.lines = LineIndexer(store, catalog, archives, objects, self._capacity)
         self._pages = SnapshotPages(store, catalog, self.lines, objects)
         self._zarrs = ZarrSources(objects, self._capacity)
@@ -282,7 +286,7 @@ class DatasetService:
             await self._long.run_or_wait(hashlib.sha256(named.encode()).hexdigest(), index)
         except StillRunningError as error:
             message = f"the files of {source} are being indexed: {error}"
-            raise in_progress(message, error.progress) from None
+            raise in_progress(message, error.progress, shards=error.items) from None
 
     async def _built(
         self,
@@ -324,7 +328,7 @@ class DatasetService:
         for number, (key, record) in enumerate(scanned):
             index = await self._archives.get_index(source.bucket, key, record)
             indexed.append((key, record.etag, index.size, index.files))
-            progress.done = (number + 1) / len(scanned)
+            progress.reached(number + 1, len(scanned))
         return indexed
 
     async def _lines(
@@ -337,14 +341,20 @@ class DatasetService:
         """Return the pages of files of lines; those that the last snapshot of this source lacks are made."""
         last = self._results.last_snapshot(request_name(source, "lines", fields, _DEFAULTS))
         known = {} if last is None else await asyncio.to_thread(page_facts, last)
-        files = []
-        for number, (key, record) in enumerate(scanned):
-            page = known.get((key, record.etag, record.size))
-            if page is None:
-                page = await self.lines.read_page(source.bucket, key, record)
-            files.append((key, record.etag, page))
-            progress.done = (number + 1) / len(scanned)
-        return files
+        pages = [known.get((key, record.etag, record.size)) for key, record in scanned]
+        progress.reached(len(scanned) - pages.count(None), len(scanned))
+
+        async def page_of(key: str, record: Record) -> PageFacts:
+            page = await self.lines.read_page(source.bucket, key, record)
+            progress.advance()
+            return page
+
+        new = [entry for entry, page in zip(scanned, pages, strict=True) if page is None]
+        made = iter(await gather_limited(_INDEXED_AT_ONCE, [page_of(*entry) for entry in new]))
+        return [
+            (key, record.etag, next(made) if page is None else page)
+            for (key, record), page in zip(scanned, pages, strict=True)
+        ]
 
     async def _files(
         self,
@@ -375,7 +385,7 @@ class DatasetService:
             files.append((key, record.etag, index.size or record.size, index))
             samples += index.numbers.size
             self._capacity.require_room(samples, len(fields), source)
-            progress.done = (number + 1) / len(scanned)
+            progress.reached(number + 1, len(scanned))
         return files
 
     def _entries(self, source: Source) -> Iterator[tuple[str, Record]]:

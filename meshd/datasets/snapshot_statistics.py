@@ -31,7 +31,7 @@ def snapshot_statistics(snapshot: Snapshot) -> dict[str, Any]:
         if isinstance(column, LabelColumn):
             summary["fields"][name] |= _label(column)
         else:
-            summary["fields"][name] |= _sizes(column)
+            summary["fields"][name] |= _sizes(column, snapshot.samples)
     return {**summary, "source": snapshot.source, "buckets": list(snapshot.objects.buckets)}
 
 
@@ -45,13 +45,12 @@ def _label(column: LabelColumn) -> dict[str, Any]:
     return {"classes": len(counts), "counts": named}
 
 
-def _sizes(column: BytesColumn) -> dict[str, Any]:
+def _sizes(column: BytesColumn, samples: int) -> dict[str, Any]:
     """Count in blocks: the sizes of a large table exist only while they are looked at."""
-    lengths = column.length
     bins, total = np.zeros(65, np.int64), 0
     least, most = 0, 0
-    for start in range(0, lengths.size, _BLOCK):
-        block = lengths[start : start + _BLOCK]
+    for start in range(0, samples, _BLOCK):
+        block = column.lengths_at(np.arange(start, min(start + _BLOCK, samples)))
         # frexp is exact: a size from 2**(n-1) to 2**n - 1 has the exponent n, and 0 has 0.
         bins += np.bincount(np.frexp(block.astype(np.float64))[1], minlength=65)
         total += int(block.sum())

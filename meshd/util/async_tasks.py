@@ -121,11 +121,12 @@ _MAX_RESULTS = 64
 
 
 class StillRunningError(Exception):
-    """The call did not finish in time; `progress` is between 0 and 1."""
+    """The call did not finish in time; `progress` is between 0 and 1; `items`: how many of how many items are
+    done, None if the call counts none."""
 
-    def __init__(self, progress: float) -> None:
-        super().__init__(f"{progress:.0%} done")
-        self.progress = progress
+    def __init__(self, progress: float, items: tuple[int, int] | None = None) -> None:
+        super().__init__(f"{progress:.0%} done" + (f" ({items[0]} of {items[1]})" if items else ""))
+        self.progress, self.items = progress, items
 
 
 @dataclass(slots=True)
@@ -133,6 +134,16 @@ class CallProgress:
     """Progress of a long-running call, updated by the call."""
 
     done: float = 0.0
+    items: tuple[int, int] | None = None
+
+    def reached(self, done: int, of: int) -> None:
+        """Note that so many of the items are done."""
+        self.items, self.done = (done, of), done / max(1, of)
+
+    def advance(self) -> None:
+        """Note that one item more is done."""
+        done, of = self.items or (0, 1)
+        self.reached(done + 1, of)
 
 
 @dataclass(slots=True)
@@ -161,7 +172,7 @@ class LongRunningCalls(Generic[R]):
             run = self._start(key, work)
         await asyncio.wait([run.outcome], timeout=self._max_wait)
         if not run.outcome.done():
-            raise StillRunningError(run.progress.done)
+            raise StillRunningError(run.progress.done, run.progress.items)
         if run.outcome.exception() is not None:
             self._runs.pop(key, None)  # the next caller starts it again
         return run.outcome.result()

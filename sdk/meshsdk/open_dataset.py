@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from meshsdk import ops
@@ -30,7 +31,7 @@ from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.lazy_import import load_module
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from meshsdk.client.native_api import SnapshotInfo
     from meshsdk.client.s3_client import Client
@@ -56,6 +57,7 @@ def open(
     snapshot: str | None = None,
     client: Client | None = None,
     deadline: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Dataset:
     """Pin the objects that are stored under `url` now, and return them as a dataset.
 
@@ -81,6 +83,8 @@ def open(
         snapshot: hash of an earlier snapshot (`ds.snapshot.hash`) to open instead of the current content.
         client: a client from `mesh.connect`. Default: one configured by the environment.
         deadline: seconds for which an unavailable server is retried. Default: the client's.
+        progress: called with the number of shards that the node has indexed and the number of all shards,
+            each time the node reports them while it indexes a source that takes long.
 
     Raises:
         ConfigurationError: the URL, a field or the kind is invalid, or the endpoint or keys are missing.
@@ -111,12 +115,25 @@ def open(
         pinned = describe_snapshot(fetch_snapshot(client.transport, snapshot))
         return _typed(_as_arrays(Dataset(client, pinned), source))
     try:
-        pinned = _pinned(client, source, fields, kind, deadline, options)
+        with _reporting(client, progress):
+            pinned = _pinned(client, source, fields, kind, deadline, options)
         return _typed(_as_arrays(Dataset(client, pinned), source))
     except NotFoundError as error:
         if told := missing_field_hint(source, fields, kind):
             raise error.saying(told) from error
         raise
+
+
+@contextmanager
+def _reporting(client: Client, progress: Callable[[int, int], None] | None) -> Iterator[None]:
+    """Report the shards that the node has indexed."""
+    before = client.transport.on_progress
+    if progress is not None:
+        client.transport.on_progress = lambda _, shards: progress(*shards) if shards else None
+    try:
+        yield
+    finally:
+        client.transport.on_progress = before
 
 
 def _typed(dataset: Dataset) -> Dataset:

@@ -35,8 +35,8 @@ class Steps:
     def __call__(self, step: str = "", count: int = 1) -> None:
         """Report that a step has ended, or `count` of them."""
 
-    def reached(self, share: float) -> None:
-        """Report the completed share of the current step, 0…1."""
+    def reached(self, share: float, shards: tuple[int, int] | None = None) -> None:
+        """Report the completed share of the current step, 0…1, and of how many shards how many are done."""
 
 
 class _Bar(Steps):
@@ -52,10 +52,9 @@ class _Bar(Steps):
         told = f"{self._what}: {step}" if step else self._what
         self._bar.update(self._task, completed=self._ended, description=told)
 
-    def reached(self, share: float) -> None:
-        self._bar.update(
-            self._task, completed=self._ended + share, description=f"{self._what}: {share:.0%} of this step"
-        )
+    def reached(self, share: float, shards: tuple[int, int] | None = None) -> None:
+        told = f"{share:.0%} of this step" if shards is None else f"{shards[0]} of {shards[1]} shards"
+        self._bar.update(self._task, completed=self._ended + share, description=f"{self._what}: {told}")
 
 
 class _Lines(Steps):

@@ -14,14 +14,17 @@ import click
 from meshsdk.admin.documents import list_documents, remove_document, show_document
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import shared_options
+from meshsdk.client.native_api import fetch_snapshot
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from meshsdk.admin.documents import Kind, StoredDocument
     from meshsdk.cli.command_base import Session
     from meshsdk.client.s3_client import Client
+    from meshwire.dataset.snapshot_pages import ListedObject
 
 _HASH = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 20
 _SHORT = re.compile(r"[0-9a-f]{6,63}")
 
 
@@ -67,7 +70,11 @@ def _list(session: Session, kind: Kind) -> None:
 def _show(session: Session, kind: Kind, name: str) -> None:
     with session.make_client() as client:
         found = show_document(client.transport, kind, whole_hash(client, kind, name))
-    lines = [
+    session.show("\n".join(_described(kind, found)), **found.told)
+
+
+def _described(kind: Kind, found: StoredDocument) -> list[str]:
+    return [
         f"{kind[:-1]} {found.hash}",
         f"  {'source' if kind == 'snapshots' else 'snapshot'}  {found.made_of}",
         f"  buckets  {', '.join(found.buckets)}",
@@ -76,7 +83,6 @@ def _show(session: Session, kind: Kind, name: str) -> None:
         f"  {_until(found)}",
         *[f"  kept by  {name}" for name in found.kept_by],
     ]
-    session.show("\n".join(lines), **found.told)
 
 
 def _remove(session: Session, kind: Kind, name: str, *, force: bool) -> None:
@@ -178,10 +184,66 @@ def list_snapshots(session: Session) -> None:
 def show_snapshot(session: Session, name: str) -> None:
     """Show one snapshot, by its hash or the first digits of it.
 
+    Also shows the pages that it consists of: samples, bytes, hash, object; with --json all of them.
+
     \b
     mesh snapshots show 3f9c01d2
     """
-    _show(session, "snapshots", name)
+    from meshwire.dataset.snapshot_pages import listed_objects
+
+    with session.make_client() as client:
+        found = show_document(client.transport, "snapshots", whole_hash(client, "snapshots", name))
+        listed = listed_objects(fetch_snapshot(client.transport, found.hash))
+    paged = listed[0].page is not None
+    lines = [*_described("snapshots", found), f"  {len(listed)} {'pages' if paged else 'objects, no pages'}"]
+    lines += [f"    {_page(each)}" for each in listed[:_SHOWN]]
+    if len(listed) > _SHOWN:
+        lines.append(f"    and {len(listed) - _SHOWN} more; --json shows all")
+    pages = [each.document() for each in listed]
+    session.show("\n".join(lines), **{**found.told, "pages" if paged else "objects": pages})
+
+
+@snapshots.command("diff")
+@click.argument("before", metavar="HASH")
+@click.argument("after", metavar="HASH")
+@shared_options
+def diff_snapshots(session: Session, before: str, after: str) -> None:
+    """Show what changed from one snapshot to another.
+
+    Lists the objects that were added (+), removed (-) and replaced (~), with their pages.
+
+    \b
+    mesh snapshots diff 3f9c01d2 77ab90e1
+    """
+    from meshwire.dataset import snapshot_pages
+
+    with session.make_client() as client:
+        hashes = [whole_hash(client, "snapshots", name) for name in (before, after)]
+        sides = [fetch_snapshot(client.transport, digest) for digest in hashes]
+    found = snapshot_pages.diff_snapshots(*sides)
+    lines = [f"+ {_page(each)}" for each in found.added] + [f"- {_page(each)}" for each in found.removed]
+    lines += [f"~ {_page(new)}" for _, new in found.replaced]
+    samples = sides[1].samples - sides[0].samples
+    lines.append(
+        f"{len(found.added)} added, {len(found.removed)} removed, {len(found.replaced)} replaced, "
+        f"{found.same} the same; {samples:+,} samples"
+    )
+    session.show(
+        "\n".join(lines),
+        before=hashes[0],
+        after=hashes[1],
+        added=[each.document() for each in found.added],
+        removed=[each.document() for each in found.removed],
+        replaced=[[old.document(), new.document()] for old, new in found.replaced],
+        same=found.same,
+        samples=samples,
+    )
+
+
+def _page(listed: ListedObject) -> str:
+    named = f"etag {listed.etag}" if listed.page is None else f"page {listed.page[:16]}"
+    counted = "" if listed.samples is None else f"{listed.samples:>12,} samples  "
+    return f"{counted}{format_size(listed.bytes):>10}  {named}  {listed.url}"
 
 
 @snapshots.command("rm")

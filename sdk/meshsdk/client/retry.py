@@ -57,6 +57,14 @@ def progress_of(error: BaseException) -> float | None:
     return float(told) if isinstance(told, (int, float)) else None
 
 
+def shards_of(error: MeshError) -> tuple[int, int] | None:
+    """Return how many of how many shards the server has done for this request; None if it counts none."""
+    told = error.detail.get("shards") if isinstance(error, BusyError) else None
+    numbers = (told.get("done"), told.get("all")) if isinstance(told, dict) else (None, None)
+    done, count = numbers
+    return (done, count) if isinstance(done, int) and isinstance(count, int) else None
+
+
 def silence(timeout: float, deadline: float, left: float) -> float:
     """Return the seconds of silence after which to check that a node is alive.
 

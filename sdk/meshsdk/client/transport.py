@@ -25,6 +25,7 @@ from meshsdk.client.retry import (
     Patience,
     await_answer,
     progress_of,
+    shards_of,
     silence,
 )
 from meshsdk.client.routing import MAP_HEADER, ClusterDirectory, Router, mark_failed
@@ -120,7 +121,8 @@ class Transport:
     """Sends a client's requests to its endpoints and the nodes behind them: pools, signing, retries.
 
     Thread-safe; pickles without its sockets. `on_progress`, if set, is called with the progress (0…1) of a
-    long operation each time a node reports it.
+    long operation each time a node reports it, and with how many of how many shards are done, if it counts
+    them.
     """
 
     def __init__(self, settings: Settings, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -132,7 +134,7 @@ class Transport:
         self.router = Router(ClusterDirectory(settings.endpoints, self._ask_map))
         self.local_handover = LocalHandover()
         self.retries = 0
-        self.on_progress: Callable[[float], None] | None = None
+        self.on_progress: Callable[[float, tuple[int, int] | None], None] | None = None
         self._sleep = sleep
 
     def endpoint_client(self, endpoint: Endpoint) -> EndpointClient:
@@ -345,7 +347,7 @@ class RequestAttempts:
         self._transport.retries += 1
         done = progress_of(error)
         if done is not None and self._transport.on_progress is not None:
-            self._transport.on_progress(done)
+            self._transport.on_progress(done, shards_of(error))
         if not again:
             self._tried.clear()
             self._transport.wait(wait)

@@ -79,6 +79,49 @@ def test_the_command_lists_shows_and_removes(daemon: Daemon) -> None:
     assert plan[:16] in run(daemon, plan_group, "ls")
 
 
+def test_the_pages_of_snapshots_are_shown_and_compared(daemon: Daemon, root: Client) -> None:
+    def pin(**files: bytes | None) -> meshsdk.Dataset:
+        for key, data in files.items():
+            if data is None:
+                client.delete_object(Bucket="paged", Key=f"{key}.txt")
+            else:
+                client.put_object(Bucket="paged", Key=f"{key}.txt", Body=data)
+        return meshsdk.open("s3://paged", {"text": "txt"}, kind="lines", client=root)
+
+    client = daemon.client()
+    client.create_bucket(Bucket="paged")
+    first = pin(a=b"one\ntwo\n", b=b"three", c=b"four\n" * 500)
+    second = pin(a=None, b=b"other\nlines", d=b"new")
+    hashes = first.snapshot.hash, second.snapshot.hash
+    shown = run(daemon, snapshot_group, "show", hashes[0][:12])
+    assert "3 pages" in shown
+    assert re.search(
+        r" 500 samples  2.0 KiB  page [0-9a-f]{16}  s3://paged/c\.txt", re.sub("  +", "  ", shown)
+    )
+    told = json.loads(run(daemon, snapshot_group, "diff", *hashes, "--json"))
+    changed = [[each["url"] for each in told[name]] for name in ("added", "removed")]
+    assert changed == [["s3://paged/d.txt"], ["s3://paged/a.txt"]]
+    assert [new["samples"] for _, new in told["replaced"]] == [2]
+    assert (told["same"], told["samples"]) == (1, 0)
+    pages = json.loads(run(daemon, snapshot_group, "show", hashes[1], "--json"))["pages"]
+    assert (
+        pages[1]["page"]
+        == json.loads(run(daemon, snapshot_group, "show", hashes[0], "--json"))["pages"][2]["page"]
+    )
+    assert run(daemon, snapshot_group, "diff", *hashes).endswith("1 replaced, 1 the same; +0 samples\n")
+    manifest = second.manifest()
+    assert manifest.hash == hashes[1]
+    assert manifest.sample_name(502) == "d.txt/000000001"
+    assert [bytes(row["text"]) for row in second.head(3)] == [b"other", b"lines", b"four"]
+    assert second.stats().bytes == second.snapshot.bytes == manifest.total_bytes == 2013
+    opened = meshsdk.open("s3://paged", snapshot=hashes[1], client=root).snapshot
+    assert (opened.hash, opened.samples) == (hashes[1], 503)
+    lines = meshsdk.open("s3://paged", snapshot=hashes[1], client=root).filter("index == 502")
+    assert (len(lines), bytes(lines[0]["text"])) == (1, b"new")
+    missing = daemon.request("GET", f"/-/snapshots/{hashes[1]}/pages/3")
+    assert (missing.status, json.loads(missing.body)["error"]["code"]) == (404, "NoSuchKey")
+
+
 def test_the_earlier_path_answers_the_same_and_says_that_it_is_deprecated(daemon: Daemon) -> None:
     _, plan = make(daemon, seed=15)
     for path, status in ((f"plans/{plan}", 200), ("plans?limit=1000", 200), ("boxes", 404)):

@@ -106,7 +106,7 @@ async def _archives() -> None:
     await begun.wait()
     with pytest.raises(BatchError, match="50% done") as told:
         await service._build(listing, source, "auto", fields)
-    assert told.value.detail == {"progress": 0.5}
+    assert told.value.detail == {"progress": 0.5, "shards": {"done": 2, "all": 4}}
     free.set()
     service._long._max_wait = 30.0
     assert (await service._build(listing, source, "auto", fields)).snapshot.samples == len(listing)
