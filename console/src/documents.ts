@@ -21,5 +21,11 @@ async function listed<T extends StoredDocument>(kind: "plans" | "snapshots"): Pr
 /** Returns the plans, those used last first; at most 5,000. */
 export const listPlans = (): Promise<StoredPlan[]> => listed<StoredPlan>("plans");
 
+/** Returns the plan whose hash begins with these digits; null if the key may not see it. */
+export async function findPlan(digits: string): Promise<StoredPlan | null> {
+  const page = await json<{ plans: StoredPlan[] }>(`/-/documents/plans?limit=1&after=${digits.padEnd(64, "0")}`);
+  return page.plans.find(({ hash }) => hash.startsWith(digits)) ?? null;
+}
+
 /** Returns the snapshots, those used last first; at most 5,000. */
 export const listSnapshots = (): Promise<StoredSnapshot[]> => listed<StoredSnapshot>("snapshots");

@@ -3,9 +3,10 @@
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { request } from "../api";
+import { findPlan } from "../documents";
 import { ago, bytes, count, duration, percent } from "../format";
 import { useLive } from "../live";
-import { Empty, Heading, Loading, Meter, Problem, Table } from "../parts";
+import { Empty, Heading, Loading, Meter, Problem, Table, useLoaded } from "../parts";
 import type { Activity, Job, Jobs, LoaderActivity, PlanActivity } from "../schema";
 
 const WATCHED = ["/-/activity", "/-/jobs"];
@@ -59,6 +60,8 @@ interface Loop {
   /** How far the loop is, and what its loader has requested, in epochs. */
   epochs: number;
   requested: number;
+  /** The first digits of its plan; empty if unknown. */
+  plan: string;
   /** What its plan cost the nodes, over the same time as `recent`, or since they started. */
   cost: PlanActivity | null;
   /** Other loops that read the same plan. */
@@ -92,6 +95,7 @@ function useLoops(activity: Activity | undefined): Loop[] {
         name,
         total,
         recent: before[name] && kept.current.length > 1 ? add(total, before[name], -1) : null,
+        plan: places[name]!.plan,
         cost: costOf(costs, spentBefore, places[name]!.plan),
         others: Object.keys(loops).filter((each) => each !== name && places[each]!.plan && places[each]!.plan === places[name]!.plan),
         elapsed: (now - kept.current[0]!.time) / 1000,
@@ -167,6 +171,7 @@ function LoopCard({ loop }: { loop: Loop }): JSX.Element {
         {loop.name}
         <span class={`tag ${active ? "good" : ""}`}>{active ? "running" : "no report lately"}</span>
       </h3>
+      {loop.plan && <Subject plan={loop.plan} />}
       <p class="big">
         {shown.seconds > 0 ? count(shown.samples / shown.seconds) : "–"} <span class="quiet">samples/s</span>
       </p>
@@ -197,6 +202,18 @@ function LoopCard({ loop }: { loop: Loop }): JSX.Element {
         {count(loop.total.samples)} samples in all, from {loop.nodes.join(", ")}.
       </p>
     </article>
+  );
+}
+
+/** What a loop trains on; nothing for a key that may not see it. */
+function Subject({ plan }: { plan: string }): JSX.Element | null {
+  const { value } = useLoaded(() => findPlan(plan), [plan]);
+  if (!value) return null;
+  return (
+    <p class="quiet">
+      On <a href={`#/datasets/${value.snapshot}`}>{value.buckets.map((bucket) => `s3://${bucket}`).join(", ")}</a>:{" "}
+      {value.ops.join(" → ") || "as stored"}, <a href={`#/batches/${value.hash}`}>its batches</a>
+    </p>
   );
 }
 
