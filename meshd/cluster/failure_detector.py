@@ -12,7 +12,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.membership import node_lease_name
+from meshd.cluster.node_leases import live_nodes
 from meshd.cluster.peer_checks import probe_map_version
 from meshd.cluster.replica_counts import replica_shortfall
 from meshd.control.control_api import ControlError, LeaseLostError
@@ -21,7 +21,7 @@ from meshwire.cluster import transitions as transitions
 from meshwire.cluster.cluster_map import STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.cluster_map_store import ClusterMapStore
@@ -43,35 +43,37 @@ class NodeStateWriter:
 
     async def live_nodes(self) -> set[str]:
         """Returns the ids of the nodes that hold their leases. Raises ControlError."""
-        cut = len(node_lease_name(""))
-        return {name[cut:] for name in await self._control.lease_holders(node_lease_name(""))}
+        return await live_nodes(self._control)
 
-    async def mark_away(self, node_id: str, turned: int) -> None:
-        """Marks a silent node away, unless it has changed state since map version `turned`."""
-        await self._mark(node_id, turned, transitions.mark_node_away)
+    async def mark_away(self, silent: Mapping[str, int]) -> None:
+        """Marks silent nodes away in one write of the map: each by its id, unless it has changed state since
+        map version `silent[id]`."""
+        await self._mark(silent, transitions.mark_node_away)
 
-    async def mark_down(self, node_id: str, turned: int) -> None:
-        """Gives a node up."""
-        await self._mark(node_id, turned, transitions.mark_node_down)
+    async def mark_down(self, lost: Mapping[str, int]) -> None:
+        """Gives nodes up, as `mark_away`."""
+        await self._mark(lost, transitions.mark_node_down)
 
-    async def _mark(self, node_id: str, turned: int, change: Callable[[ClusterMap, str], ClusterMap]) -> None:
-        marked = ""
+    async def _mark(self, turned: Mapping[str, int], change: Callable[[ClusterMap, str], ClusterMap]) -> None:
+        marked: dict[str, str] = {}
 
         def mark(present: ClusterMap | None) -> ClusterMap:
-            nonlocal marked
             assert present is not None
-            node = present.node(node_id)
-            if node is None or node.turned != turned or node.state == "down":
-                return present
-            after = change(present, node_id)
-            found = after.node(node_id)
-            marked = found.state if found is not None and after is not present else ""
-            return after
+            marked.clear()
+            for node in present.nodes:
+                if turned.get(node.node_id) == node.turned and node.state != "down":
+                    before, present = present, change(present, node.node_id)
+                    found = present.node(node.node_id)
+                    if found is not None and present is not before:
+                        marked[node.node_id] = found.state
+            return present
 
+        if not turned:
+            return
         cluster = await self._maps.update_map(mark)
-        if marked:
-            metrics.cluster_marked.labels(marked).inc()
-            _log.warning("marked a node %s", marked, extra={"node": node_id, "map": cluster.version})
+        for node_id, state in marked.items():
+            metrics.cluster_marked.labels(state).inc()
+            _log.warning("marked a node %s", state, extra={"node": node_id, "map": cluster.version})
 
 
 class SuspectProbe:
@@ -92,7 +94,7 @@ class SuspectProbe:
                 if node_id not in await self._state_writer.live_nodes() or (
                     late and await self._reaches(mesh, node)
                 ):
-                    await self._state_writer.mark_away(node_id, node.turned)
+                    await self._state_writer.mark_away({node_id: node.turned})
                     return
                 if late:
                     return
@@ -159,29 +161,40 @@ class FailureDetector:
         """Probes every node once. Raises ControlError."""
         cluster, alive = self._mesh.current_map(), await self._state_writer.live_nodes()
         suspects = [n for n in cluster.nodes if n.state not in _GONE and n.node_id != self._mesh.node_id]
-        await asyncio.gather(*[self._check_node(cluster, node, node.node_id in alive) for node in suspects])
+        asked = [self._is_gone(cluster, node, node.node_id in alive) for node in suspects]
+        gone = await asyncio.gather(*asked)
+        await self._state_writer.mark_away(
+            {node.node_id: node.turned for node, is_gone in zip(suspects, gone, strict=True) if is_gone}
+        )
         await self._mark_lost_nodes(cluster)
 
-    async def _check_node(self, cluster: ClusterMap, node: Node, alive: bool) -> None:
+    async def _is_gone(self, cluster: ClusterMap, node: Node, alive: bool) -> bool:
         if alive:
             self._silent.pop(node.node_id, None)
-            return
+            return False
         now = self._clock.monotonic()
         since = self._silent.setdefault(node.node_id, now)
         version = await probe_map_version(node)
         # A node that answers but is cut off from the control store does no harm until its map is outdated.
-        if version is None or (version < cluster.version and now - since > self._ttl):
-            await self._state_writer.mark_away(node.node_id, node.turned)
+        return version is None or (version < cluster.version and now - since > self._ttl)
 
     async def _mark_lost_nodes(self, cluster: ClusterMap) -> None:
         now = self._clock.monotonic()
         away = {(node.node_id, node.turned) for node in cluster.nodes if node.state == "away"}
         self._away = {key: self._away.get(key, now) for key in away}
-        for node_id, turned in away:
-            if now - self._away[node_id, turned] < self._down_after:
-                continue
-            if transitions.can_lose_node(cluster, node_id, self._fewest()):
-                await self._state_writer.mark_down(node_id, turned)
+        late = {
+            node_id: turned
+            for node_id, turned in away
+            if now - self._away[node_id, turned] >= self._down_after
+        }
+        copies = self._fewest() if late else 0
+        await self._state_writer.mark_down(
+            {
+                node_id: turned
+                for node_id, turned in late.items()
+                if transitions.can_lose_node(cluster, node_id, copies)
+            }
+        )
 
 
 def record_map_metrics(cluster: ClusterMap) -> None:

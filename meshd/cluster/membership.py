@@ -1,8 +1,8 @@
 """Membership of this node: its lease, its place in the map, and its return after it was marked away.
 
 Law: exactly one process of a node, the coordinator, does this. The lease proves that the node is alive
-and ties its id to a directory; only the lease holder changes the node's own entry in the map. While the
-control store is unreachable nothing changes; the node acquires a new lease afterwards.
+and ties its id to a directory; only the lease holder says what the node's own entry in the map is to be.
+While the control store is unreachable nothing changes; the node acquires a new lease afterwards.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from meshd.cluster.batched_changes import enter_node
+from meshd.cluster.node_leases import node_lease_name
 from meshd.control.control_api import ControlError, LeaseLostError
 from meshd.errors import StartupError
 from meshd.telemetry import metrics
@@ -32,11 +34,6 @@ _WITH_CONTENT: Final = ("buckets/", "modules/")
 _STEP: Final = 0.2
 _LEAVE_S: Final = 1.0
 _LONGEST_REST: Final = 30.0
-
-
-def node_lease_name(node_id: str) -> str:
-    """Returns the name of the lease that proves that a node is alive."""
-    return f"node/{node_id}"
 
 
 def id_in_use_message(node_id: str) -> str:
@@ -76,7 +73,7 @@ class Membership:
                 raise StartupError(id_in_use_message(self._me.node_id))
             await asyncio.sleep(_STEP)
         try:
-            cluster = await self._maps.update_map(self._with_own_node)
+            cluster = await enter_node(self._control, self._maps, self._me, self._with_own_node)
         except transitions.TransitionError as error:
             raise StartupError(str(error)) from error
         await self._hold_lease()
@@ -181,10 +178,12 @@ class Membership:
             if await self._control.list_all(prefix):
                 return
         seen = cluster.version
+        everybody = {node.node_id: seen for node in cluster.nodes}  # nobody has anything to move
 
         def settle(present: ClusterMap | None) -> ClusterMap:
             assert present is not None
-            return transitions.mark_complete(present, self._me.node_id, seen)
+            if not present.must_sync(self._me.node_id):
+                return present
+            return transitions.mark_all_complete(present, everybody)
 
-        with suppress(transitions.TransitionError):
-            await self._maps.update_map(settle)
+        await self._maps.update_map(settle)

@@ -25,6 +25,7 @@ _log = logging.getLogger("meshd.moving")
 PROGRESS_TOPIC: Final = "moves"
 _WINDOW: Final = 10.0  # seconds over which the rate is measured
 _PUBLISH_INTERVAL: Final = 1.0  # seconds between two publications
+_PUBLISHING_NODES: Final = 100  # nodes that may publish a second: every node gets what each of them publishes
 _EARLIER: Final = 8
 _MIN_RATE: Final = 1.0  # seconds of work before the remaining time is estimated
 Phase = Literal["idle", "comparing", "repairing", "dropping", "waiting"]
@@ -38,8 +39,10 @@ class Progress(msgspec.Struct, frozen=True):
     `rate`: bytes per second lately; `eta`: seconds until all have arrived, None if unknown. `names`: names
     compared; `lacked`: versions, parts and metadata found missing; `entered`: those received. `dropped`:
     names dropped because others own them now; `kept`: names kept until their owners have them; `clear`: the
-    newest map under which none were left. `why`: what the node waits for. `began`, `updated`: ms since the
-    epoch. `earlier`: version and received bytes of the last maps before this one that asked for a comparison.
+    newest map under which none were left; `complete`: the newest under which the node had all its data, from
+    before the map says so (`meshd.cluster.batched_changes`). `why`: what the node waits for. `began`,
+    `updated`: ms since the epoch. `earlier`: version and received bytes of the last maps before this one that
+    asked for a comparison.
     """
 
     doing: Phase = "idle"
@@ -58,6 +61,7 @@ class Progress(msgspec.Struct, frozen=True):
     dropped: int = 0
     kept: int = 0
     clear: int = 0
+    complete: int = 0
     why: str = ""
     began: int = 0
     updated: int = 0
@@ -78,6 +82,7 @@ class ProgressReporter:
         self._seen: deque[tuple[float, int]] = deque()
         self.stats = SyncStats()
         self.progress = Progress()
+        self._interval = _PUBLISH_INTERVAL
 
     def __repr__(self) -> str:
         return f"<Reporter of {self._key}: {self.progress.doing}>"
@@ -107,16 +112,21 @@ class ProgressReporter:
         self.progress = msgspec.structs.replace(self.progress, clear=version, kept=0)
         await self.publish()
 
+    def adapt_to(self, nodes: int) -> None:
+        """Sets how often to publish in a mesh of so many nodes."""
+        self._interval = max(_PUBLISH_INTERVAL, nodes / _PUBLISHING_NODES)
+
     async def publish_if_due(self) -> None:
         """Publishes at intervals."""
-        if self._clock.monotonic() - self._published_at > _PUBLISH_INTERVAL:
+        if self._clock.monotonic() - self._published_at > self._interval:
             await self.publish()
 
-    async def mark_complete(self) -> None:
-        """Records that nothing more will arrive: items that were missing and did not arrive have been
-        overwritten or removed. Publish this before the map changes, so that readers of the map find final
-        numbers."""
+    async def mark_complete(self, version: int) -> None:
+        """Records that the node has all its data of map `version`, and that nothing more will arrive: items
+        that were missing and did not arrive have been overwritten or removed. Publish this before the map
+        changes, so that readers of the map find final numbers."""
         self.stats.total = self.stats.bytes
+        self.progress = msgspec.structs.replace(self.progress, complete=version)
         await self.publish()
 
     async def end_phase(self) -> None:

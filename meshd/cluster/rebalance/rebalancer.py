@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
+from meshd.cluster.batched_changes import settle_node
 from meshd.cluster.rebalance.anti_entropy import SyncStats
 from meshd.cluster.rebalance.cleanup import Cleanup
 from meshd.cluster.rebalance.progress import ProgressReporter
@@ -136,6 +137,7 @@ class Rebalancer:
         StoreError."""
         self._retry_soon = False
         cluster = self._mesh.current_map()
+        self.reporter.adapt_to(len(cluster.nodes))
         if (
             cluster.version < self._complete_version
         ):  # not the map yet in which this node declared itself complete
@@ -190,13 +192,9 @@ class Rebalancer:
             self._store.checkpointer.needed
         ):  # the map is durable at once, and others drop what it says is here
             await asyncio.to_thread(self._store.checkpointer.take)
-        await self.reporter.mark_complete()
-
-        def settle(present: ClusterMap | None) -> ClusterMap:
-            assert present is not None
-            return transitions.mark_complete(present, me.node_id, cluster.version)
-
-        self._complete_version = (await self._maps.update_map(settle)).version
+        await self.reporter.mark_complete(cluster.version)
+        settled = await settle_node(self._control, self._maps, me.node_id, cluster.version)
+        self._complete_version = settled.version
         _log.info(
             "holds all data that it should have",
             extra={"map": cluster.version, "bytes": self.reporter.stats.bytes},

@@ -1,4 +1,4 @@
-"""Transitions of the cluster map: one node, one step, the next version.
+"""Transitions of the cluster map: one node, or several that change alike; one step, the next version.
 
 Law: pure; a change that does not fit the node's state raises TransitionError and names one that would. Two
 changes of one version give two maps with the same number, and the control store accepts only one of them.
@@ -10,7 +10,7 @@ are read, so no node is read for data it was never given.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -31,13 +31,24 @@ from meshwire.cluster.routes import COMPLETE_STATES
 from meshwire.strict_json import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable, Mapping
 
     from meshwire.cluster.cluster_map import Node, Share, State
 
 
+_FEW: Final = 32
+_NODES_PER_SECOND: Final = 200
+_LONGEST: Final = 5.0
+
+
 class TransitionError(ValueError):
     """The change does not fit the map."""
+
+
+def batch_seconds(nodes: int) -> float:
+    """Return the seconds for which a change waits for those of other nodes, to be one version with them, in a
+    mesh of so many nodes: none in a small one."""
+    return 0.0 if nodes < _FEW else min(_LONGEST, nodes / _NODES_PER_SECOND)
 
 
 def bootstrap_map(node: Node, slots: int = DEFAULT_SLOTS, copies: int = DEFAULT_COPIES) -> ClusterMap:
@@ -53,10 +64,11 @@ def join_node(cluster: ClusterMap, node: Node) -> ClusterMap:
     Raises TransitionError if the node stops storing while it still has a share.
     """
     known, version = cluster.node(node.node_id), cluster.version + 1
-    if known is None or known.state == "down" or (node.stores and not known.stores):
+    if known is None:
+        return join_new_nodes(cluster, [node])
+    if known.state == "down" or (node.stores and not known.stores):
         new = _fresh(node, "joining" if node.stores and cluster.current_shares else "up", version)
-        was_given_up = known is not None and known.state == "down"
-        return _next(cluster, replace(new, since=version) if was_given_up else new)
+        return _next(cluster, replace(new, since=version) if known.state == "down" else new)
     if not node.stores and _holds(cluster, node.node_id):
         raise TransitionError(f"{node.node_id} still has data; drain it before you remove its role store")
     said = replace(
@@ -72,6 +84,18 @@ def join_node(cluster: ClusterMap, node: Node) -> ClusterMap:
     return _next(cluster, said)
 
 
+def join_new_nodes(cluster: ClusterMap, nodes: Iterable[Node]) -> ClusterMap:
+    """Add those of the nodes that the map does not have, in one step."""
+    version, known = cluster.version + 1, {node.node_id for node in cluster.nodes}
+    having = bool(cluster.current_shares)
+    new = {
+        node.node_id: _fresh(node, "joining" if node.stores and having else "up", version)
+        for node in nodes
+        if node.node_id not in known
+    }
+    return _changed(cluster, new)
+
+
 def mark_complete(cluster: ClusterMap, node_id: str, version: int | None = None) -> ClusterMap:
     """Record that a node has, for every slot that it owns by the current or target shares of map `version`
     (default: this one), all data that the slot's other owners have, and that it has received every write
@@ -85,13 +109,29 @@ def mark_complete(cluster: ClusterMap, node_id: str, version: int | None = None)
         raise TransitionError(f"{node_id} is {node.state}; it must come back first")
     if said < node.turned:
         raise TransitionError(f"{node_id} has been {node.state} since map {node.turned}; sync again")
-    if said <= node.complete and node.state not in ("joining", "returning"):
-        return cluster
+    return mark_all_complete(cluster, {node_id: said})
+
+
+def mark_all_complete(cluster: ClusterMap, reports: Mapping[str, int]) -> ClusterMap:
+    """Record that nodes are complete, as `mark_complete` does, in one step: the map version of each by its
+    id. Reports that do not fit a node's state are left out."""
+    new = {
+        node.node_id: _completed(node, reports[node.node_id], cluster.version + 1)
+        for node in cluster.nodes
+        if node.node_id in reports
+        and node.state in REACHABLE_STATES
+        and reports[node.node_id] >= node.turned
+        and (reports[node.node_id] > node.complete or node.state in ("joining", "returning"))
+    }
+    return _changed(cluster, new)
+
+
+def _completed(node: Node, said: int, version: int) -> Node:
     new = replace(node, complete=max(said, node.complete))
-    if node.state == "returning":
-        state: State = "draining" if node.leaving else "up"
-        new = replace(new, state=state, since=max(node.since, node.turned), turned=cluster.version + 1)
-    return _next(cluster, new)
+    if node.state != "returning":
+        return new
+    state: State = "draining" if node.leaving else "up"
+    return replace(new, state=state, since=max(node.since, node.turned), turned=version)
 
 
 def drain_node(cluster: ClusterMap, node_id: str) -> ClusterMap:
@@ -243,9 +283,13 @@ def _known(cluster: ClusterMap, node_id: str) -> Node:
 
 def _next(cluster: ClusterMap, node: Node | None, without: str = "") -> ClusterMap:
     """Replace the node with the same id (or remove `without`), and apply what follows from that."""
-    gone = without if node is None else node.node_id
-    others = [other for other in cluster.nodes if other.node_id != gone]
-    nodes = checked_nodes(others if node is None else [*others, node])
+    return _changed(cluster, {} if node is None else {node.node_id: node}, without)
+
+
+def _changed(cluster: ClusterMap, new: Mapping[str, Node], without: str = "") -> ClusterMap:
+    """Replace or add nodes by their ids (and remove `without`), and apply what follows from that."""
+    others = [node for node in cluster.nodes if node.node_id not in new and node.node_id != without]
+    nodes = checked_nodes([*others, *new.values()])
     if nodes == cluster.nodes:
         return cluster
     changed = replace(cluster, version=cluster.version + 1, nodes=nodes, base=cluster.current_shares)

@@ -257,6 +257,27 @@ def state(cluster: ClusterMap, node_id: str) -> str:
     return node.state
 
 
+@settings(deadline=None, max_examples=60)
+@given(clusters(least=2), st.data())
+def test_changes_of_several_nodes_are_those_of_one_after_the_other(
+    cluster: ClusterMap, data: st.DataObject
+) -> None:
+    new = [Node(f"x{number}", f"http://x{number}:1") for number in range(data.draw(st.integers(0, 3)))]
+    for node in new if cluster.current_shares else ():
+        cluster = turn.join_node(cluster, node)
+    reports = {node.node_id: cluster.version for node in cluster.nodes if data.draw(st.booleans())}
+    singly = cluster
+    for node_id in reports:
+        with suppress(turn.TransitionError):
+            singly = turn.mark_complete(singly, node_id, cluster.version)
+    together = turn.mark_all_complete(cluster, reports)
+    assert [(node.node_id, node.state, node.complete) for node in together.nodes] == [
+        (node.node_id, node.state, node.complete) for node in singly.nodes
+    ]
+    assert (together.current_shares, together.target_shares) == (singly.current_shares, singly.target_shares)
+    assert together.version <= cluster.version + 1
+
+
 def test_a_life() -> None:
     one, two = (Node(f"n{i}", f"http://10.0.0.{i}:9000") for i in range(2))
     cluster = turn.bootstrap_map(one, SLOTS)

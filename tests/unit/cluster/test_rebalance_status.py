@@ -229,7 +229,7 @@ def test_what_was_written_anew_meanwhile_does_not_stay_to_come() -> None:
             await reporter.report_blocked("n1 is up since map 5; compare again")
             await reporter.end_phase()
         else:
-            await reporter.mark_complete()
+            await reporter.mark_complete(1)
         return decode_progress({"n1": control.cached_entries("moves")["moves/n1"].value})["n1"]
 
     for waits in (True, False):

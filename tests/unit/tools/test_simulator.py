@@ -105,7 +105,7 @@ def test_a_lost_rack_stalls_jobs_for_a_lease_and_is_repaired() -> None:
     assert before["wait_longest_seconds"] < 5
     assert 9 <= found["wait_longest_seconds"] <= 13  # a lease of 10 s
     assert found["seconds"] > before["seconds"] + 8
-    assert found["map_changes"] >= 2
+    assert found["map_changes"] == 1  # both nodes are marked in one version
 
 
 def test_data_that_is_lost_for_good_is_said_to_be() -> None:
@@ -134,7 +134,7 @@ def test_a_restart_of_all_racks_loses_no_batch() -> None:
     fault = '[[fault]]\nkind = "restart"\nat_seconds = 0.5\ncount = 6\nat_once = 2\nseconds = 1\n'
     found = figures(SMALL + fault)
     assert found["wait_longest_seconds"] < 10  # no lease has to expire
-    assert found["map_changes"] == 18  # away, returning, complete
+    assert found["map_changes"] == 3 + 6 + 6  # groups away; returning, complete
 
 
 def test_failures_agree_with_the_formula() -> None:

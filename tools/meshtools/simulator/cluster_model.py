@@ -5,7 +5,6 @@ Law: every change is one of `meshwire.cluster.transitions`, every owner one of `
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,13 +15,14 @@ from meshwire.cluster.placement import compute_placement
 from meshwire.cluster.routes import routes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import numpy.typing as npt
 
     from meshtools.simulator.scenario import Mesh
 
     Integers = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
 
 
 class ClusterModel:
@@ -63,14 +63,18 @@ class ClusterModel:
         return numbers[placement.table]
 
     def mark_away(self, nodes: Iterable[int]) -> None:
-        """Nodes do not answer."""
-        for node in nodes:
-            self._become(transitions.mark_node_away(self.map, self.names[node]))
+        """Nodes do not answer, and are marked together."""
+        self._become(self._changed(nodes, transitions.mark_node_away))
 
     def give_up(self, nodes: Iterable[int]) -> None:
         """Nodes are given up: their share is rebuilt on others."""
+        self._become(self._changed(nodes, transitions.mark_node_down))
+
+    def _changed(self, nodes: Iterable[int], change: Callable[[ClusterMap, str], ClusterMap]) -> ClusterMap:
+        cluster = self.map
         for node in nodes:
-            self._become(transitions.mark_node_down(self.map, self.names[node]))
+            cluster = change(cluster, self.names[node])
+        return cluster
 
     def bring_back(self, nodes: Iterable[int]) -> None:
         """Nodes that were away answer again, and are complete at once."""
@@ -81,34 +85,39 @@ class ClusterModel:
             self._become(transitions.mark_complete(self.map, self.names[node]))
 
     def add(self, count: int) -> None:
-        """New nodes join; they have no data yet."""
-        for number in range(len(self.names), len(self.names) + count):
-            self.names.append(node_name(number))
-            self._become(transitions.join_node(self.map, self._node(number)))
+        """New nodes join at the same time; they have no data yet."""
+        numbers = range(len(self.names), len(self.names) + count)
+        self.names += [node_name(number) for number in numbers]
+        new = [self._node(number) for number in numbers]
+        for first in range(0, count, count if transitions.batch_seconds(len(self.map.nodes)) else 1):
+            last = first + (count if transitions.batch_seconds(len(self.map.nodes)) else 1)
+            self._become(transitions.join_new_nodes(self.map, new[first:last]))
 
-    def complete_all(self) -> None:
+    def complete_all(self, seconds: Floats | None = None) -> None:
         """All nodes report that they have the data of their share; the last report ends the rebalance.
-
-        The reports before it change nothing but their own node, so they become one map here, and are counted.
-        """
+        seconds: float64[nodes], after how long each does."""
         if not self.map.is_rebalancing:
             return
-        version = self.map.version
-        told = [node.node_id for node in self.map.nodes if node.stores and node.state not in ("away", "down")]
-        first = set(told[:-1])
-        nodes = tuple(
-            replace(node, complete=version) if node.node_id in first else node for node in self.map.nodes
-        )
-        self._become(replace(self.map, version=version + len(first), nodes=nodes), len(first))
-        self._become(transitions.mark_complete(self.map, told[-1], version))
+        version, wait = self.map.version, transitions.batch_seconds(len(self.map.nodes))
+        told = [
+            (0.0 if seconds is None else float(seconds[number]), name)
+            for number, name in enumerate(self.names)
+            if self.map.must_sync(name)
+        ]
+        while told:
+            told.sort()
+            until = told[0][0] + wait
+            reports = [name for when, name in told if when <= until] if wait else [told[0][1]]
+            self._become(transitions.mark_all_complete(self.map, dict.fromkeys(reports, version)))
+            told = told[len(reports) :]
 
-    def _become(self, cluster: ClusterMap, changes: int = 1) -> None:
+    def _become(self, cluster: ClusterMap) -> None:
         if cluster is self.map:
             return
         self.map = cluster
         count = len(cluster.nodes)
-        self.changes += changes
-        self.sent_bytes += changes * self.map_bytes * count / self._mesh.nodes * count
+        self.changes += 1
+        self.sent_bytes += self.map_bytes * count / self._mesh.nodes * count
 
 
 def node_name(number: int) -> str:

@@ -327,8 +327,7 @@ class EpochSimulation:
         else:
             before = self.cluster.owners()
             self.cluster.add(fault.count)
-            yield from self._copy(f"{fault.count} nodes joined", before)
-            self.cluster.complete_all()
+            self.cluster.complete_all((yield from self._copy(f"{fault.count} nodes joined", before)))
             self._map_changed()
         self.spans.append(Span("faults", f"{fault.kind} {fault.count} nodes", began, self._env.now - began))
 
@@ -342,8 +341,7 @@ class EpochSimulation:
         before = self.cluster.owners()
         self._lost |= self._dead[before].all(axis=1)
         self.cluster.give_up(numbers)
-        yield from self._copy(f"{len(numbers)} nodes lost", before)
-        self.cluster.complete_all()
+        self.cluster.complete_all((yield from self._copy(f"{len(numbers)} nodes lost", before)))
         self._map_changed()
 
     def _restart(self, numbers: range, seconds: float) -> Process:
@@ -356,8 +354,9 @@ class EpochSimulation:
         self.cluster.bring_back(numbers)
         self._map_changed()
 
-    def _copy(self, why: str, before: Integers) -> Process:
-        """Copy what nodes own now and did not before, at the rate of repairs; their disks are slower then."""
+    def _copy(self, why: str, before: Integers) -> Generator[simpy.Event, Any, Floats]:
+        """Copy what nodes own now and did not before, at the rate of repairs; their disks are slower then.
+        Return how long it takes each, float64[nodes]."""
         mesh, data = self.scenario.mesh, self._data
         slot_bytes = data.samples * data.sample_bytes / mesh.slots
         gained = added_slots(before, self.cluster.owners(), self.nodes.slow.size) * slot_bytes
@@ -369,3 +368,4 @@ class EpochSimulation:
         self.repairs.append((why, float(gained.sum()), seconds))
         yield self._env.timeout(seconds)
         self.nodes.slow[busy] /= slower
+        return np.array([size / mesh.repair_bytes_per_second for size in gained.tolist()])
