@@ -17,7 +17,7 @@ from meshd.jobs.relayout.messages import LayoutCost
 from meshwire.dataset.snapshot import SAMPLES_PER_SHARD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from meshd.store.engine.relocation import PlacedObject
     from meshd.store.records import Extent
@@ -55,23 +55,23 @@ class UnitBuilder:
             yield unit
 
 
-def present_cost(extents: Iterable[Extent]) -> LayoutCost:
+def present_cost(extents: Sequence[Extent]) -> LayoutCost:
     """Return what it costs to read these extents at once, each disk in its own order."""
     disks: dict[int, list[Extent]] = defaultdict(list)
     for extent in extents:
         if extent.length:
             disks[extent.disk].append(extent)
-    total = LayoutCost()
+    total = LayoutCost(objects=len(extents))
     for found in disks.values():
         files = np.unique([extent.file for extent in found], return_inverse=True)[1]
         offsets = np.array([extent.offset for extent in found], np.int64)
         lengths = np.array([extent.length for extent in found], np.int64)
         cost = cost_of_reads(plan_reads(files, offsets, lengths), len(found), float(lengths.sum()))
-        total += LayoutCost(cost.read, cost.seeks, cost.disk_seconds, cost.media_seconds)
+        total += LayoutCost(0, cost.read, cost.seeks, cost.disk_seconds, cost.media_seconds)
     return total
 
 
-def cost_in_order(extents: Iterable[Extent], segment_bytes: int) -> LayoutCost:
+def cost_in_order(extents: Sequence[Extent], segment_bytes: int) -> LayoutCost:
     """Return what it costs, at most, to read these extents if those of a disk are in one piece, or in pieces
     of a data file's size."""
     sizes: dict[int, int] = defaultdict(int)
@@ -81,7 +81,8 @@ def cost_in_order(extents: Iterable[Extent], segment_bytes: int) -> LayoutCost:
             sizes[extent.disk] += extent.length + _MEMBER_BYTES
             wanted += extent.length
     read, seeks = sum(sizes.values()), sum(1 + size // segment_bytes for size in sizes.values())
-    return LayoutCost(read, seeks, seeks * SEEK_SECONDS + read / MEDIA_RATE, wanted / MEDIA_RATE)
+    seconds = seeks * SEEK_SECONDS + read / MEDIA_RATE
+    return LayoutCost(len(extents), read, seeks, seconds, wanted / MEDIA_RATE)
 
 
 def is_scattered(present: LayoutCost, in_order: LayoutCost) -> bool:

@@ -16,9 +16,10 @@ MAX_FAILURES: Final = 100
 
 
 class LayoutCost(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What it costs rotational disks to read objects once, in the order of their keys: `bytes` read, which
+    """What it costs rotational disks to read `objects` once, in the order of their keys: `bytes` read, which
     include gaps, `seeks`, seconds of disk, and seconds that the objects' bytes alone would take."""
 
+    objects: int = 0
     bytes: float = 0.0
     seeks: float = 0.0
     disk_seconds: float = 0.0
@@ -26,6 +27,7 @@ class LayoutCost(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __add__(self, other: LayoutCost) -> LayoutCost:
         return LayoutCost(
+            self.objects + other.objects,
             self.bytes + other.bytes,
             self.seeks + other.seeks,
             self.disk_seconds + other.disk_seconds,

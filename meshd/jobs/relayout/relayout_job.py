@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.control.jobs import Failure
-from meshd.core.api_errors import BatchError
+from meshd.core.api_errors import BatchError, busy
 from meshd.jobs.relayout.messages import MAX_FAILURES, RELAYOUT, LayoutCost, RelayoutRequest
+from meshd.rpc.peer_client import PeerRefusedError
 from meshd.util.timeouts import timeout
 from meshwire.cluster.routes import COMPLETE_STATES
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 _STOP_SECONDS: Final = 2.0
+_EARLIER: Final = (404, 405)  # answers of nodes of an earlier release
 
 
 class RelayoutReport(msgspec.Struct, frozen=True):
@@ -65,7 +67,7 @@ class RelayoutJob:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for node in nodes:
-                    tasks.create_task(self._follow(node, running, statuses))
+                    tasks.create_task(self._follow(node, running, len(nodes), statuses))
         finally:
             with suppress(TimeoutError):
                 async with timeout(_STOP_SECONDS):
@@ -73,15 +75,23 @@ class RelayoutJob:
                     await asyncio.gather(*(self._ask(node, ending) for node in nodes), return_exceptions=True)
 
     def _nodes(self) -> list[Node]:
+        """Return the storing nodes. Raises BatchError Busy while one is absent: which node reads what first
+        is different until it is back or given up, and an order for that time would be wasted."""
         cluster = self._mesh.current_map()
         if self._mesh.single_node:
             return [self._mesh.own_node or cluster.nodes[0]]
-        return [node for node in cluster.nodes if node.stores and node.state in COMPLETE_STATES]
+        nodes = [node for node in cluster.nodes if node.stores and node.state != "down"]
+        for node in nodes:
+            if node.state not in COMPLETE_STATES:
+                raise busy(f"{node.node_id} is {node.state}: start the job again when all nodes are up")
+        return nodes
 
-    async def _follow(self, node: Node, running: JobRun, statuses: dict[str, RelayoutStatus]) -> None:
+    async def _follow(
+        self, node: Node, running: JobRun, nodes: int, statuses: dict[str, RelayoutStatus]
+    ) -> None:
         """Ask a node until it has done its part. Raises BatchError, MeshdError."""
         while True:
-            status = statuses[node.node_id] = await self._ask(node, _request(running, len(self._nodes())))
+            status = statuses[node.node_id] = await self._ask(node, _request(running, nodes))
             _count(running.tally, statuses)
             if status.code:
                 raise BatchError(status.code, f"{node.node_id}: {status.error}")
@@ -91,7 +101,14 @@ class RelayoutJob:
     async def _ask(self, node: Node, request: RelayoutRequest) -> RelayoutStatus:
         if self._mesh.single_node or node.node_id == self._mesh.node_id:
             return await self._own.answer(request)
-        return await self._peers.call_typed(node, RELAYOUT, request)
+        try:
+            return await self._peers.call_typed(node, RELAYOUT, request)
+        except PeerRefusedError as error:
+            if error.status not in _EARLIER:
+                raise
+            raise BatchError(
+                "NotImplemented", f"{node.node_id} runs an earlier release: upgrade all nodes first"
+            ) from error
 
 
 def _request(running: JobRun, nodes: int) -> RelayoutRequest:
