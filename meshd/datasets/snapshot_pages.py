@@ -52,6 +52,7 @@ class SnapshotPages:
         self._store, self._catalog, self._lines, self._objects = store, catalog, lines, objects
         self._open: OrderedDict[bytes, Page] = OrderedDict()
         self._gone: dict[bytes, str] = {}  # what became of the objects of pages that cannot be made
+        self._damaged: set[bytes] = set()
         self._lock = threading.Lock()  # pages are opened by the event loop and by threads
         catalog.use_pages(self)
 
@@ -78,6 +79,7 @@ class SnapshotPages:
         try:
             return self._opened(snapshot, number)
         except (ColumnError, StoreError, OSError) as error:
+            self._damaged.add(digest)
             self._catalog.forget_snapshot(snapshot.hash)  # what reads it next makes the page again
             raise self._unavailable(snapshot, number, error) from error
 
@@ -95,7 +97,7 @@ class SnapshotPages:
         for number in range(len(snapshot.table)):
             if snapshot.table.hash_of(number) in self._open:
                 continue
-            if number >= _CHECKED:
+            if number >= _CHECKED and snapshot.table.hash_of(number) not in self._damaged:
                 if self._store.get(RESERVED_BUCKET, _page_name(snapshot, number)) is None:
                     found.append(number)
                 continue
@@ -133,8 +135,10 @@ class SnapshotPages:
         except FileNotFoundError:  # it was moved in the meantime
             document = self._document(name)
         page = open_line_page(document, snapshot.facts(number))
+        digest = snapshot.table.hash_of(number)
+        self._damaged.discard(digest)
         with self._lock:
-            self._open[snapshot.table.hash_of(number)] = page
+            self._open[digest] = page
             if len(self._open) > _KEPT:
                 self._open.popitem(last=False)
         return page

@@ -76,12 +76,8 @@ class Pages:
         groups = self._last
         if not np.array_equal(groups.samples, wanted):
             groups = self._last = _Groups(self, wanted)
-        values, at = np.empty(wanted.size, np.int64), 0
-        for number, end in groups.ends:
-            values[at:end] = column(self._open(number))[groups.local[at:end]]
-            at = end
         result = np.empty(wanted.size, np.int64)
-        result[groups.order] = values
+        result[groups.order] = groups.values(column)
         return result.reshape(wanted.shape)
 
     def join(self, column: Callable[[Page], Narrow]) -> Integers:
@@ -111,19 +107,30 @@ class Pages:
 
 
 class _Groups:
-    """Samples grouped by page. `order`: their places, page after page; `local`: their numbers within the
-    pages, in that order; `ends`: each page and where its group ends."""
+    """Samples grouped by page. `order`: their places, page after page."""
 
-    __slots__ = ("ends", "local", "order", "samples")
+    __slots__ = ("_groups", "_local", "order", "samples")
 
     def __init__(self, pages: Pages, samples: Integers) -> None:
         self.samples = samples.copy()
         numbers = pages.numbers_of(samples).ravel()
         self.order = np.argsort(numbers, kind="stable")
         numbers = numbers[self.order]
-        self.local = samples.ravel()[self.order] - pages.starts[numbers]
+        self._local = samples.ravel()[self.order] - pages.starts[numbers]
         ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), numbers.size] if numbers.size else []
-        self.ends = [(int(numbers[end - 1]), end) for end in ends]
+        opened = [pages.open(number) for number in numbers[np.array(ends, np.int64) - 1].tolist()]
+        self._groups = list(zip(opened, [0, *ends], ends, strict=False))
+
+    def values(self, column: Callable[[Page], Narrow]) -> Integers:
+        """Return a column's values, page after page: int64[n]."""
+        if 4 * len(self._groups) > self._local.size:  # single values are faster than arrays of one
+            local = self._local.tolist()
+            found = [column(page)[at] for page, first, end in self._groups for at in local[first:end]]
+            return np.array(found, np.int64)
+        values = np.empty(self._local.size, np.int64)
+        for page, first, end in self._groups:
+            values[first:end] = column(page)[self._local[first:end]]
+        return values
 
 
 def _offsets(page: Page) -> Narrow:

@@ -73,7 +73,7 @@ class PageTable:
 
     def hash_of(self, number: int) -> bytes:
         """Return the SHA-256 of a page."""
-        return self.hashes[number * HASH_BYTES :][:HASH_BYTES]
+        return self.hashes[number * HASH_BYTES : (number + 1) * HASH_BYTES]
 
     @classmethod
     def from_facts(cls, pages: Sequence[PageFacts]) -> PageTable:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from meshd.config import StoreSettings
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
-from meshd.datasets import record_files
+from meshd.datasets import record_files, snapshot_pages
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.datasets.build_results import _FORM
 from meshd.datasets.service import DatasetService
@@ -157,7 +157,7 @@ class Node:
         await self.catalog.add_snapshot(snapshot)
         return snapshot
 
-    async def page_of(self, snapshot: Snapshot, number: int) -> str:
+    def page_of(self, snapshot: Snapshot, number: int) -> str:
         objects = snapshot.objects
         return f"lines/{objects.etags[number]}-{objects.sizes[number]}"
 
@@ -197,7 +197,7 @@ def test_a_page_is_made_once_for_all_snapshots_and_again_if_it_is_lost(node: Nod
         assert second.table.hashes.startswith(first.table.hashes)
         expected = lengths(second)
         for lost in (None, b"damaged", LineIndex.from_bytes(index_lines([b"another"]).to_bytes()).to_bytes()):
-            name = await node.page_of(second, 1)
+            name = node.page_of(second, 1)
             if lost is None:
                 await node.store.delete(RESERVED_BUCKET, name)
             else:
@@ -207,7 +207,7 @@ def test_a_page_is_made_once_for_all_snapshots_and_again_if_it_is_lost(node: Nod
             assert lengths(await node.catalog.snapshot(second.hash)) == expected
             assert node.indexed == before + 1
         for number in (0, 4):  # what became of an object matters only to those that use its samples
-            await node.store.delete(RESERVED_BUCKET, await node.page_of(second, number))
+            await node.store.delete(RESERVED_BUCKET, node.page_of(second, number))
         await node.store.delete("b", "d/k/0.txt")
         await node.put("d/k/9.txt", b"other")
         node.restart()
@@ -219,6 +219,27 @@ def test_a_page_is_made_once_for_all_snapshots_and_again_if_it_is_lost(node: Nod
             with pytest.raises(BatchError, match=what) as caught:
                 column.lengths_at([sample])
             assert caught.value.code == "SnapshotChanged"
+
+    asyncio.run(run())
+
+
+def test_a_page_that_turns_out_to_be_damaged_later_is_made_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_pages, "_CHECKED", 1)
+
+    async def run() -> None:
+        for number in range(3):
+            await node.put(f"d/k/{number}.txt", b"line\n" * (number + 1))
+        made = await node.scan()
+        await node.catalog.write_document(node.page_of(made, 2), b"damaged")
+        node.restart()
+        found = await node.catalog.snapshot(made.hash)
+        with pytest.raises(BatchError, match=r"the page of s3://b/d/k/2.txt .* is made again") as caught:
+            lengths(found)
+        assert caught.value.code == "Busy"
+        assert lengths(await node.catalog.snapshot(made.hash)) == [4] * 6
+        assert node.indexed == 4
 
     asyncio.run(run())
 
