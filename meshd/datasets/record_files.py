@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from meshd.core.api_errors import BatchError, busy
 from meshd.datasets.index_documents import IndexDocuments
 from meshd.store.errors import CorruptExtentError
+from meshd.util.page_cache import release_free_memory
 from meshwire.dataset.archive_keys import compression_kind
 from meshwire.formats.json_lines import (
     MAX_LINES,
@@ -73,6 +74,7 @@ async def decompressed_object(
 
 _PIECE = 4 << 20
 _REMEMBERED = 1 << 16
+_LARGE = 4 << 20  # bytes of an index, whose making took several times as many in small pieces
 
 
 class LineIndexer:
@@ -155,7 +157,11 @@ class LineIndexer:
                 help="split it, or move it out of the source's folder",
                 detail={"url": url},
             ) from error
-        return replace(index, size=plain.size).to_bytes()
+        document = await asyncio.to_thread(replace(index, size=plain.size).to_bytes)
+        if len(document) > _LARGE:
+            del index
+            await asyncio.to_thread(release_free_memory)
+        return document
 
 
 def read_pieces(spans: Sequence[Span]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Page cache: maps of files, and whether the kernel has their bytes in memory (mincore(2)).
+"""Page cache: maps of files, and whether the kernel has their bytes in memory (mincore(2)); freed memory.
 
 A read that must not wait (RWF_NOWAIT) would not do: where the page is missing, the kernel begins to read it.
 """
@@ -20,6 +20,7 @@ _libc.mmap.argtypes = [
 ]  # fmt: skip
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+_malloc_trim = getattr(_libc, "malloc_trim", None)  # glibc
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -40,6 +41,12 @@ def map_file(path: str, offset: int, length: int) -> memoryview:
     memory = (ctypes.c_char * size).from_address(address)
     weakref.finalize(memory, _libc.munmap, address, size).atexit = False
     return memoryview(memory).cast("B")[offset - start :].toreadonly()
+
+
+def release_free_memory() -> None:
+    """Give memory that the process has freed back to the system, where the C library can (a millisecond)."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def missing_bytes(fd: int, offset: int, length: int) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Int32 = np.ndarray[Any, np.dtype[np.int32]]
     Narrow = npt.NDArray[Any]
+    """Integers of any width."""
 
 _DIGITS: Final = 9
 

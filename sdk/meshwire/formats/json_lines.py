@@ -17,7 +17,7 @@ from meshwire.dataset.fields import class_name, parse_source, sample_key
 from meshwire.dataset.paged_columns import Page
 from meshwire.dataset.paged_snapshot import PagedSnapshot, PageFacts, PageTable
 from meshwire.dataset.snapshot import MAX_BYTES, MAX_SAMPLES, ObjectTable
-from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
+from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn, narrow_integers
 from meshwire.strict_json import PlanError, shown_value
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshwire.dataset.fields import FieldSpec, Source
+    from meshwire.dataset.paged_columns import Narrow
     from meshwire.frame.columns import Integers
     from meshwire.frame.tensor_frame import Buffer
 
@@ -40,12 +41,12 @@ _SLICE = 1 << 18  # bytes indexed at once: were each a line feed, they would use
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LineIndex:
-    """Line positions: `offsets`, `lengths` int64[n], in bytes; `numbers` int64[n]: line numbers in the
-    file, from 1; `size`: uncompressed bytes of the file, 0 if unknown."""
+    """Line positions: `offsets`, `lengths`, integers [n] of any width, in bytes; `numbers` [n]: line numbers
+    in the file, from 1, None for 1…n; `size`: uncompressed bytes of the file, 0 if unknown."""
 
-    offsets: Integers
-    lengths: Integers
-    numbers: Integers
+    offsets: Narrow
+    lengths: Narrow
+    numbers: Narrow | None
     size: int = 0
 
     def to_bytes(self) -> bytes:
@@ -54,7 +55,7 @@ class LineIndex:
         writer = ColumnWriter(_KIND, _VERSION, {"size": str(self.size)} if self.size else {})
         writer.add_integers("offsets", self.offsets)
         writer.add_integers("lengths", self.lengths)
-        if self.numbers.size and int(self.numbers[-1]) != self.numbers.size:  # there are empty lines
+        if self.numbers is not None and self.numbers.size and int(self.numbers[-1]) != self.numbers.size:
             writer.add_integers("numbers", self.numbers)
         return writer.to_bytes()
 
@@ -68,9 +69,7 @@ class LineIndex:
             steps = reader.read_integers("steps", low=1, high=MAX_BYTES, count=lengths.size)
             return cls(np.cumsum(gaps), lengths, np.cumsum(steps), _size_of(reader))
         page = _read_page(reader)
-        numbers = np.arange(1, page.offsets.size + 1) if page.numbers is None else page.numbers
-        offsets, lengths = page.offsets.astype(np.int64), page.lengths.astype(np.int64)
-        return cls(offsets, lengths, numbers.astype(np.int64), _size_of(reader))
+        return cls(page.offsets, page.lengths, page.numbers, _size_of(reader))
 
 
 def _size_of(reader: ColumnReader) -> int:
@@ -159,7 +158,7 @@ class _Indexing:
         )  # start of the current line, offset of the next byte, line number
         self._last = 0  # the byte before; 0 is neither CR nor LF
         self._count = 0
-        self._found: list[tuple[Integers, Integers, Integers]] = []
+        self._found: list[tuple[Narrow, Narrow, int, Narrow | None]] = []
 
     def __repr__(self) -> str:
         return f"<_Indexing, {self._count} lines>"
@@ -181,7 +180,11 @@ class _Indexing:
         longest = int(np.argmax(lengths))
         self._check(int(lengths[longest]), self._line + longest)
         there = np.flatnonzero(lengths > 0)
-        self._found.append((starts[there], lengths[there], there + self._line))
+        numbers = None if there.size == starts.size else narrow_integers(there)
+        # Narrow at once: until the file ends, this is all that is in memory of it.
+        self._found.append(
+            (narrow_integers(starts[there]), narrow_integers(lengths[there]), self._line, numbers)
+        )
         self._line += starts.size
         self._count += there.size
         if self._count > self._most:
@@ -196,10 +199,17 @@ class _Indexing:
         if self._at > self._begin:
             ended = np.array([self._last == _RETURN])
             self._take(np.array([self._begin]), np.array([self._at]), ended)
-        nothing = np.zeros(0, np.int64)
-        columns = list(zip(*self._found, strict=True)) or [(nothing,)] * 3
-        offsets, lengths, numbers = (np.concatenate(column).astype(np.int64) for column in columns)
-        return LineIndex(offsets, lengths, numbers)
+        if not self._found:
+            return LineIndex(np.zeros(0, np.int64), np.zeros(0, np.int64), None)
+        starts, lengths, lines, gaps = zip(*self._found, strict=True)
+        offsets, sizes = narrow_integers(np.concatenate(starts)), narrow_integers(np.concatenate(lengths))
+        if all(numbers is None for numbers in gaps):
+            return LineIndex(offsets, sizes, None)
+        numbers = [
+            narrow_integers(line + (np.arange(size.size) if gap is None else gap.astype(np.int64)))
+            for size, line, gap in zip(lengths, lines, gaps, strict=True)
+        ]
+        return LineIndex(offsets, sizes, np.concatenate(numbers))
 
 
 def build_from_lines(

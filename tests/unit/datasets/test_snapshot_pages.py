@@ -264,6 +264,7 @@ def test_an_index_of_an_earlier_release_becomes_a_page(node: Node) -> None:
     async def run() -> None:
         await node.put("d/k/0.txt", b"one\n\ntwo")
         index = index_lines([b"one\n\ntwo"])
+        assert index.numbers is not None
         writer = ColumnWriter("shardmesh.lines", 1, {"size": "8"})
         writer.add_integers("gaps", np.diff(index.offsets, prepend=0))
         writer.add_integers("lengths", index.lengths)
