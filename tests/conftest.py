@@ -16,7 +16,7 @@ import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from meshd.util.shared_counters import NICE_FAILPOINT
-from tests.support import fresh_fixtures, scheduling
+from tests.support import fresh_fixtures, sampling, scheduling
 from tests.support.daemon_cluster import running_nodes
 from tests.support.daemons import Daemon, live_daemons, with_failpoints
 from tests.support.fork_server import ForkServers, forked_from
@@ -34,12 +34,12 @@ os.environ.setdefault("GOGC", "400")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 _INTERRUPT_AGAIN = 60.0
 # A machine that is slow, or has other things to do, is no failure.
-# Inputs are drawn anew in CI, too: Hypothesis's own profile for CI would draw the same ones for ever. Half as
-# many as usual in a run are as many in two runs.
+# Inputs are drawn anew in CI, too: Hypothesis's own profile for CI would draw the same ones for ever. A third
+# of the usual number in a run is the usual number in three runs.
 settings.register_profile(
     "patient",
     settings.get_profile("default"),
-    max_examples=50,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -163,7 +163,8 @@ def _start_timer_again(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes run the tests, what takes long is begun first."""
+    """CI takes a sample of some tests. Where several processes run them, what takes long is begun first."""
+    config.hook.pytest_deselected(items=sampling.sample(items, sampling.commit()))
     if hasattr(config, "workerinput"):
         scheduling.sort(items)
 

@@ -64,6 +64,7 @@ def row(*figures: Figure, name: str = "get-10k", **skipped: str) -> RowResult:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_store_and_memory_rows_at_toy_size(tmp_path: Path) -> None:
     """The real programs where they are installed; a missing one is skipped with what to do about it."""
     only = ["--only", "get-10k,memory", "--scratch", str(tmp_path)]
@@ -84,6 +85,7 @@ def test_store_and_memory_rows_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
     only = ["--only", "cold,cold-eight,cold-1g,epochs", "--scratch", str(tmp_path)]
     argv = [sys.executable, "-m", "bench", "--quick", *only]
@@ -104,6 +106,7 @@ def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_the_rows_of_windows_tables_and_media_at_toy_size(tmp_path: Path) -> None:
     media = [each.name for each in media_row.ROWS]
     only = ["--only", ",".join([windows.NAME, table_row.NAME, *media]), "--scratch", str(tmp_path)]
@@ -131,6 +134,7 @@ def test_the_rows_of_windows_tables_and_media_at_toy_size(tmp_path: Path) -> Non
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_the_row_of_checkpoints_at_toy_size(tmp_path: Path) -> None:
     only = ["--only", checkpoints.NAME, "--scratch", str(tmp_path)]
     argv = [sys.executable, "-m", "bench", "--quick", *only]
@@ -148,6 +152,7 @@ def test_the_row_of_checkpoints_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_the_row_of_rows_from_their_owners_at_toy_size(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench", "--quick", "--only", owners.NAME, "--scratch", str(tmp_path)]
     env = {**os.environ, "BENCH_INSTALL": "0"}
@@ -169,6 +174,7 @@ def test_the_row_of_rows_from_their_owners_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_what_the_simulator_foretells_at_toy_size(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench", "--quick", "--only", foretold.NAME, "--scratch", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
@@ -184,6 +190,7 @@ def test_what_the_simulator_foretells_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_the_row_of_jobs_at_toy_size(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench", "--quick", "--only", "reshard", "--scratch", str(tmp_path)]
     env = {**os.environ, "BENCH_INSTALL": "0"}
@@ -199,6 +206,7 @@ def test_the_row_of_jobs_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_the_row_of_redundancy_at_toy_size(tmp_path: Path) -> None:
     require_etcd()
     argv = [sys.executable, "-m", "bench", "--quick", "--only", "restore", "--scratch", str(tmp_path)]
@@ -211,6 +219,7 @@ def test_the_row_of_redundancy_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_gather_rows_at_toy_size(tmp_path: Path) -> None:
     only = ["--only", "gather-10k,gather-members", "--scratch", str(tmp_path)]
     argv = [sys.executable, "-m", "bench", "--quick", *only]
@@ -227,6 +236,7 @@ def test_gather_rows_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_passing_on_at_toy_size(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench", "--quick", "--only", "passing", "--scratch", str(tmp_path)]
     env = {**os.environ, "BENCH_INSTALL": "0"}
@@ -251,6 +261,7 @@ def photographs_in(daemon: Daemon, s3: Any, folder: Path, count: int, bucket: st
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None:
     server = photographs_in(daemon, s3, tmp_path, 12, "bench-loaders")
     argv = [sys.executable, "-m", "bench.meshsdk_contender", server.endpoint, "bench-loaders", "--batch", "8"]
@@ -265,6 +276,7 @@ def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_delivery_at_toy_size(
     tmp_path: Path, daemon: Daemon, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +293,7 @@ def test_delivery_at_toy_size(
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_four_jobs_at_once_at_toy_size(
     tmp_path: Path, daemon: Daemon, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +306,7 @@ def test_four_jobs_at_once_at_toy_size(
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_an_emulated_accelerator_at_toy_size(tmp_path: Path, daemon: Daemon) -> None:
     """Of each workload, one that takes batches of the right bytes and computes for some of the time."""
     account = Account(daemon.access_key, daemon.secret_key)
@@ -487,6 +501,7 @@ def test_shards_hold_every_photograph_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_the_ops_row_at_toy_size(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench", "--quick", "--only", "ops", "--scratch", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
@@ -507,6 +522,7 @@ def test_the_ops_bar_is_of_time_not_of_rate() -> None:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_the_row_of_user_ops_at_toy_size(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench", "--quick", "--only", "userops", "--scratch", str(tmp_path)]
     env = {**os.environ, "BENCH_INSTALL": "0"}

@@ -107,6 +107,7 @@ def check_clean(daemon: Daemon) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "point", "skip"), POINTS)
 def test_killed_at_every_step(filled: Path, tmp_path: Path, kind: str, point: str, skip: int) -> None:
     data = copied(filled, tmp_path)
@@ -129,6 +130,7 @@ def test_killed_at_every_step(filled: Path, tmp_path: Path, kind: str, point: st
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["reshard", "extract"])
 def test_killed_at_random(filled: Path, tmp_path: Path, kind: str, seed: int) -> None:

@@ -51,8 +51,9 @@ class Module:
     """A source file, parsed once."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._source = path, path.read_text()
-        nodes = ast.parse(self._source).body
+        self.path, source = path, path.read_bytes()
+        self._lines = source.splitlines(keepends=True)
+        nodes = ast.parse(source).body
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         self._named = {node.name: node for node in nodes if isinstance(node, kinds)}
 
@@ -135,8 +136,13 @@ class Module:
         spaced = " = " if kind else "="
         return item.arg + kind + (f"{spaced}{self._quote(default)}" if default is not None else "")
 
-    def _quote(self, node: ast.AST) -> str:
-        return " ".join((ast.get_source_segment(self._source, node) or "").split())
+    def _quote(self, node: ast.expr | ast.stmt) -> str:
+        """As `ast.get_source_segment`, which splits the whole source into lines each time."""
+        assert node.end_lineno is not None
+        lines = self._lines[node.lineno - 1 : node.end_lineno]
+        lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][node.col_offset :]
+        return " ".join(b"".join(lines).decode().split())
 
 
 def _laid(title: str, parameters: Sequence[str], end: str) -> str:

@@ -25,6 +25,7 @@ LOSSES = (2, 4)
 """Losses of a node that lost acknowledged writes before overtaken ones waited for what replaced them."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", GENTLE)
 def test_one_host_at_a_time_is_noticed_by_nobody(seed: int) -> None:
     outcome = run(seed, 4)
@@ -49,6 +50,7 @@ def test_a_clock_that_jumps_by_minutes_and_hours_costs_no_acknowledged_write() -
     _is_work(outcome)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", LOSSES)
 def test_what_many_wrote_at_once_survives_the_loss_of_the_node_that_acknowledged_it(seed: int) -> None:
     outcome = run(seed, 0, harsh=True)

@@ -49,7 +49,7 @@ _KINDS: tuple[type, ...] = (
     Secret,
     ServiceAccountToken,
 )
-_TICK = 0.2
+_TICK = 0.4
 
 
 class Kubelet:

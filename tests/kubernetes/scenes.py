@@ -39,7 +39,7 @@ POOL: dict[str, Any] = {
     "tiers": [{"name": "disk", "class": "nvme", "hostPath": "/mnt/shardmesh"}],
     "nodeSelector": {"disks": "nvme"},
     "weight": 1,
-    "extraArgs": ["--workers=1", "--transform-workers=1", "--lease=2", "--drain-timeout=1"],
+    "extraArgs": ["--workers=1", "--transform-workers=1", "--lease=4", "--drain-timeout=1"],
 }
 SPEC = {"image": "registry.example.com/shardmesh/meshd:0.1.0", "nodePools": [POOL]}
 
@@ -89,7 +89,7 @@ class Scene:
         while not wanted():
             if time.monotonic() > end:
                 raise AssertionError(f"not {what} in time\n{self.state()}")
-            time.sleep(0.3)
+            time.sleep(0.5)
 
     def settled(self, count: int) -> None:
         """All is as it should be, and the operator says so of the present spec."""

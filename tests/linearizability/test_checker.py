@@ -316,7 +316,7 @@ def histories(draw: st.DrawFn) -> list[Operation]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(histories(), st.booleans())
 def test_the_search_agrees_with_trying_every_order(history: list[Operation], relaxed: bool) -> None:
     assert linearizable(history, relaxed=relaxed) == brute_force(history, relaxed=relaxed)
@@ -345,7 +345,7 @@ def histories_of_versions(draw: st.DrawFn) -> list[Operation]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(histories_of_versions(), st.booleans())
 def test_the_search_agrees_on_versions(history: list[Operation], relaxed: bool) -> None:
     assert linearizable(history, "Enabled", relaxed=relaxed) == brute_force(

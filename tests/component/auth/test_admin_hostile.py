@@ -28,7 +28,7 @@ BODIES = st.one_of(
     st.binary(max_size=60),
     st.dictionaries(FIELDS, VALUES, max_size=4).map(lambda fields: json.dumps(fields).encode()),
 )
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

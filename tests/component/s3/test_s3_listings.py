@@ -56,7 +56,7 @@ def model(
     return [k for k, rolled in entries if not rolled], [k for k, rolled in entries if rolled], entries
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     prefix=st.sampled_from(["", "a", "a/", "a/2/", "b", "z/", "none", "c/"]),
     delimiter=st.sampled_from(["", "/", "2", "//", "é"]),

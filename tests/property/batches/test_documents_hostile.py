@@ -83,7 +83,7 @@ def damaged(document: bytes) -> st.SearchStrategy[bytes]:
     | json_values.map(json.dumps).map(str.encode)
     | spec_like.map(json.dumps).map(str.encode)
 )
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_any_bytes_are_a_plan_or_a_plan_error(data: bytes) -> None:
     try:
         spec = parse_spec(data)
@@ -117,7 +117,7 @@ def test_any_text_is_fields_or_a_state_or_a_plan_error(data: bytes | str) -> Non
 
 
 @given(st.binary(max_size=200) | st.sampled_from(FRAMES).flatmap(damaged))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_any_bytes_are_a_frame_or_a_frame_error(data: bytes) -> None:
     try:
         header = parse_frame_header(data)
@@ -134,7 +134,7 @@ def test_any_bytes_are_a_frame_or_a_frame_error(data: bytes) -> None:
 
 
 @given(st.sampled_from(SNAPSHOTS).flatmap(damaged))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_bytes_are_a_snapshot_or_a_column_error(data: bytes) -> None:
     try:
         snapshot = Snapshot.from_bytes(data)
@@ -147,7 +147,7 @@ def test_any_bytes_are_a_snapshot_or_a_column_error(data: bytes) -> None:
 
 
 @given(st.binary(max_size=200) | damaged(INDEX))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_any_bytes_are_a_shard_index_or_a_column_error(data: bytes) -> None:
     try:
         index = ShardIndex.from_bytes(data)

@@ -66,7 +66,7 @@ def test_shares_add_up_never_fall_and_stay_near_the_ratio(weights: list[int], co
 
 @pytest.mark.parametrize("shuffle", SHUFFLES, ids=lambda shuffle: shuffle.kind)
 @given(data=st.data(), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 5), shard=st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_each_part_has_its_quota_and_each_sample_its_share(
     shuffle: ShuffleSpec, data: st.DataObject, seed: int, epoch: int, shard: int
 ) -> None:

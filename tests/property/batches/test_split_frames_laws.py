@@ -61,7 +61,7 @@ def joint(rows: int) -> SplitFrameReader:
     return SplitFrameReader(rows, 5, lambda size: memoryview(bytearray(size)))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.permutations(range(4)))
 def test_parts_make_the_whole(owners: list[int], turns: list[int]) -> None:
     rows = len(owners)
@@ -78,7 +78,7 @@ def test_parts_make_the_whole(owners: list[int], turns: list[int]) -> None:
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1 << 20), st.integers(1, 255))
 def test_damage_is_an_error(at: int, bits: int) -> None:
     """Of a header, of places, of rows: never a frame with other values."""

@@ -85,7 +85,7 @@ def test_what_is_wrong_is_named(change: dict[str, object], path: str) -> None:
     assert caught.value.path == path
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(clusters(), st.integers(1, 4))
 def test_placement_is_a_function_of_the_map(cluster: ClusterMap, copies: int) -> None:
     table = compute_placement(cluster, copies)
@@ -96,7 +96,7 @@ def test_placement_is_a_function_of_the_map(cluster: ClusterMap, copies: int) ->
     assert (fewer.table[:, 0] == table.table[:, 0]).all(), "the first owner does not depend on the copies"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(clusters(), st.integers(1, 4))
 def test_owners_are_distinct_stores_that_are_there_in_as_many_zones_as_can_be(
     cluster: ClusterMap, copies: int
@@ -116,7 +116,7 @@ def test_owners_are_distinct_stores_that_are_there_in_as_many_zones_as_can_be(
             assert len({node.zone or node.node_id for node in owners}) == min(copies, len(zones))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(clusters(), st.integers(1, 4))
 def test_the_slots_of_all_routes_are_every_slot_once(cluster: ClusterMap, copies: int) -> None:
     table, placed = routes(cluster, copies), compute_placement(cluster, copies, "present")

@@ -209,7 +209,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(deadline=None, max_examples=75, stateful_step_count=60)
+TestHistories.settings = settings(deadline=None, max_examples=40, stateful_step_count=60)
 
 
 def check(history: Histories) -> None:

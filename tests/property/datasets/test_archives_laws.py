@@ -33,7 +33,7 @@ files = st.dictionaries(paths, contents, max_size=8)
 
 
 @given(files, st.sampled_from(KINDS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_members_and_one_pass_give_what_was_packed(packed: dict[str, bytes], kind: str) -> None:
     asyncio.run(_check(packed, f"x.{kind}", archive_of(kind, packed)))
 
@@ -62,7 +62,7 @@ async def _put(store: MemoryStore, key: str, data: bytes) -> Record:
 
 
 @given(files, st.lists(st.booleans(), min_size=8, max_size=8), st.binary(max_size=60), st.binary(max_size=99))
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_zips_are_read_as_zipfile_reads_them(
     packed: dict[str, bytes], wide: list[bool], comment: bytes, before: bytes
 ) -> None:

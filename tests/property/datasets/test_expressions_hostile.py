@@ -52,7 +52,7 @@ samples = st.dictionaries(names, json_values | st.just(b'{"a": [1, {"b": "x"}]}'
 
 
 @given(expressions, samples)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_any_sample_has_a_value(text: str, sample: dict[str, Any]) -> None:
     try:
         expression = parse_expression(text)

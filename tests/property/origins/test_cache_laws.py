@@ -125,7 +125,7 @@ def policy(segment: int) -> SegmentPolicy:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(STEPS, st.sampled_from([1, 10, 30, 1000]))
 def test_a_store_that_obeys_stays_within_and_loses_nothing_that_must_stay(
     steps: list[tuple[Any, ...]], segment: int

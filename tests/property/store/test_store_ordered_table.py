@@ -54,7 +54,7 @@ def _play(steps: list[tuple[str, bytes, bytes]], probes: int | None = None) -> N
 
 
 @given(STEPS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_it_is_a_sorted_dictionary(steps: list[tuple[str, bytes, bytes]]) -> None:
     _play(steps)
 

@@ -29,7 +29,7 @@ def test_the_others_stay_within_too(
         assert cache.read_item(item, size) == size
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(ITEMS, min_size=1, max_size=150), st.randoms(use_true_random=False))
 def test_nobody_serves_more_bytes_than_the_bound(reads: list[Item], random: Any) -> None:
     sizes: dict[Item, int] = {}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshd.transform.builtin.image_codecs import Mode
     from meshd.transform.op_chain import OpChain
 
-SETTINGS = settings(max_examples=75, deadline=None)
+SETTINGS = settings(max_examples=40, deadline=None)
 FORMS: list[dict[str, Any]] = [
     {},
     {"optimize": True, "comment": b"a comment"},

@@ -57,7 +57,7 @@ def test_up_and_down_between_16_and_1024(side: int, filter: str, channels: int) 
         np.testing.assert_array_equal(found.squeeze(), wanted, err_msg=f"{side} → {target}")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(16, 300), st.integers(16, 300), st.integers(1, 200))
 def test_the_shorter_side_is_torchvisions(height: int, width: int, side: int) -> None:
     """`torchvision.transforms.Resize(side)`: the other side is int(side · longer / shorter)."""
@@ -66,7 +66,7 @@ def test_the_shorter_side_is_torchvisions(height: int, width: int, side: int) ->
     assert found.shape[:2] == ((side, other) if height <= width else (other, side))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(16, 400), st.integers(16, 400), st.integers(1, 16), st.integers(1, 16))
 def test_the_crop_is_torchvisions(height: int, width: int, rows: int, columns: int) -> None:
     """`torchvision.transforms.functional.center_crop`: int(round((height - rows) / 2.0)), half to even."""

@@ -19,7 +19,7 @@ from meshd.transform.op_chain import compile_chain
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.plan.plan_spec import OpSpec
 
-SETTINGS = settings(max_examples=40, deadline=None)
+SETTINGS = settings(max_examples=25, deadline=None)
 
 
 def jpeg(height: int, width: int, seed: int) -> bytes:

@@ -80,7 +80,7 @@ def identity(item: SourceObject) -> tuple[Any, ...]:
 
 
 @given(VIEWS, FILES, st.integers(1, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_every_sample_once(fields: dict[str, Any], found: dict[tuple[str, str], int], archives: int) -> None:
     view = parse_view({"kind": "shards", **fields}, "b")
     assert isinstance(view, ShardsView)
@@ -145,7 +145,7 @@ view_like = st.dictionaries(st.sampled_from(FIELDS.split()), values, max_size=6)
 
 
 @given(view_like)
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_any_document_is_a_view_or_says_where_it_is_wrong(document: dict[str, Any]) -> None:
     with contextlib.suppress(PlanError):
         view = parse_view(document | {"kind": "shards"}, "b")

@@ -37,7 +37,7 @@ def one(name: str, body: bytes, **header: object) -> bytes:
         st.tuples(NAMES, st.binary(max_size=1200), PAX, st.sampled_from([None, 8192, 16384])), max_size=4
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_scan_reads_what_member_header_writes(
     entries: list[tuple[str, bytes, dict[str, str], int | None]],
 ) -> None:
@@ -55,7 +55,7 @@ def test_scan_reads_what_member_header_writes(
 
 
 @given(st.lists(st.tuples(NAMES, st.binary(max_size=1200)), max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_python_reads_it_too(entries: list[tuple[str, bytes]]) -> None:
     data = b"".join(one(name, body, pax={"TEST.a": "ü"}, reserve=2048) for name, body in entries) + END
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -131,7 +131,7 @@ def test_lies_are_refused(lie: str) -> None:
 
 
 @given(st.binary(max_size=2000), st.integers(0, 3000), st.integers(0, 255))
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_bytes_are_members_or_an_error(junk: bytes, at: int, byte: int) -> None:
     good = one("a", b"data" * 100, pax={"k": "v" * 300}) + one("b" * 150, b"x")
     for data in (junk, good[:512] + junk, good[: at % len(good)], _flip(good, at % len(good), byte)):

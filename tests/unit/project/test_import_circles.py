@@ -11,6 +11,8 @@ import ast
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.source_statements import statements
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -39,7 +41,7 @@ def imports(texts: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def _imported(text: str, modules: Mapping[str, str]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+    for node in statements(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             assert node.module is not None, "relative imports are not used here"
             assert not node.level, "relative imports are not used here"

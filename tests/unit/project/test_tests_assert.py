@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tests.support.source_statements import statements
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -40,7 +42,7 @@ def _tree(path: Path) -> ast.Module:
 def _nodes(path: Path) -> tuple[list[Function], list[ast.ImportFrom]]:
     """Functions and methods of a module, those inside of others too, and its imports."""
     functions, imports = list[Function](), list[ast.ImportFrom]()
-    for node in ast.walk(_tree(path)):
+    for node in statements(_tree(path)):
         if isinstance(node, Function):
             functions.append(node)
         elif isinstance(node, ast.ImportFrom):

@@ -6,6 +6,7 @@ What signals do not interrupt, threads and what is done at the end of a failed t
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 WAITING = frozenset({"wait", "join", "communicate"})
 RUNNING = frozenset({"run", "call", "check_call", "check_output"})
+# Without one of these no call waits for ever, and the source need not be parsed.
+_MAY_WAIT = re.compile(
+    rf"\.({'|'.join(WAITING)})\(\s*(\)|#|\*|[a-z_]+\s*=)|subprocess\.({'|'.join(RUNNING)})\("
+)
 # Programs of their own, run by hand or by tests that wait for them with patience.
 FREE = (
     "tests/compat/__main__.py",
@@ -29,6 +34,8 @@ FREE = (
 
 def endless(source: str) -> Iterator[tuple[int, str]]:
     """Line and text of each call that may wait for ever."""
+    if not _MAY_WAIT.search(source):
+        return
     nodes = list(ast.walk(ast.parse(source)))
     # What is awaited is a task's: the test's timeout cancels it.
     awaited = {id(node) for each in nodes if isinstance(each, ast.Await) for node in ast.walk(each)}

@@ -33,7 +33,7 @@ def scanned(header: bytes, size: int) -> TarMember:
 
 
 @given(KEYS, TEXT, NAMES, NAMES, st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_is_rendered_is_parsed(
     key: str, etag: str, headers: dict[str, str], metadata: dict[str, str], own: bool
 ) -> None:

@@ -255,7 +255,7 @@ def test_an_image_keeps_its_chain() -> None:
     st.sampled_from(sorted(OPS)),
     st.sampled_from(sorted(OPS)),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_boxes_stay_ordered_and_inside(given: list[Any], first: str, second: str) -> None:
     found = (
         boxes(*[[x, y, x + w, y + h] for x, y, w, h in given])
@@ -371,7 +371,7 @@ def test_hostile_files_are_bad_samples(source: str, data: bytes) -> None:
 
 
 @given(st.binary(max_size=60), st.sampled_from(["voc", "yolo", "coco"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_any_bytes_are_objects_or_a_bad_sample(data: bytes, form: Any) -> None:
     for each in (data, b"<annotation><object>" + data, b'{"annotations":[{"bbox":' + data, b"0 " + data):
         try:
