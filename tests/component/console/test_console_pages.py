@@ -306,7 +306,7 @@ def test_a_loop_is_as_far_as_what_it_has_received(
         next(batches)
         await_true(lambda: sum(loader.stats().frames.values()) == steps)
         next(batches)  # nothing is left to request: its own request tells
-        await_true(lambda: told().get("samples", 0) > 0)
+        await_true(lambda: told().get("epochs", 0) > 0)
         assert 0 < told()["epochs"] <= 2 / steps < told()["epochs_requested"] == 1
         browser.show("/jobs", "article[aria-label='Loop far-ahead'] .meter")
         browser.screenshot("loop-ahead")
