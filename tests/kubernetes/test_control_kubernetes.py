@@ -344,6 +344,29 @@ def test_a_lease_is_only_taken_after_it_was_seen_to_rest(kubeconfig: Path, names
     asyncio.run(main())
 
 
+def test_a_renewal_is_one_call(kubeconfig: Path, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every node renews its lease all the time."""
+
+    async def main() -> None:
+        with closed(store(kubeconfig, namespace)) as a, closed(store(kubeconfig, namespace)) as b:
+            lease = await a.acquire_lease("guardian", "n1", 10)
+            assert lease is not None
+            calls, call = list[str](), a._api.call
+
+            def counted(method: str, *arguments: Any, **options: Any) -> Any:
+                calls.append(method)
+                return call(method, *arguments, **options)
+
+            monkeypatch.setattr(a._api, "call", counted)
+            lease = await a.renew_lease(await a.renew_lease(lease))
+            assert calls == ["PUT", "PUT"]
+            assert await b.acquire_lease("guardian", "n1", 10) is not None  # the same node, started again
+            with pytest.raises(ControlError, match="no longer n1's"):
+                await a.renew_lease(lease)
+
+    asyncio.run(main())
+
+
 def test_many_keys_at_once(kubeconfig: Path, namespace: str) -> None:
     async def main() -> None:
         with closed(store(kubeconfig, namespace)) as control:

@@ -66,6 +66,7 @@ class KubernetesLeases:
         self._api, self._store, self._clock = api, store, clock
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._seen: dict[str, tuple[int, float]] = {}  # name → version, and when it was first seen here
+        self._written: dict[str, dict[str, Any]] = {}  # name → what this process wrote last
 
     def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
         """See ControlStore.acquire. Seconds are rounded up to whole ones."""
@@ -78,9 +79,12 @@ class KubernetesLeases:
         return self._write("PUT", self._place(name), name, holder, ttl, present)
 
     def renew_lease(self, lease: Lease) -> Lease:
-        """See ControlStore.renew. One that ran out but that nobody took is still renewed."""
-        present = self._read(lease.name)
-        found = None
+        """See ControlStore.renew. One that ran out but that nobody took is still renewed. One call: the API
+        refuses to replace any other version than the one that this process wrote.
+        """
+        present, found = self._written.get(lease.name), None
+        if present is None or _lease_version(present) != lease.version:
+            present = self._read(lease.name)
         if present is not None and _lease_version(present) == lease.version:
             found = self._write("PUT", self._place(lease.name), lease.name, lease.holder, lease.ttl, present)
         if found is None:
@@ -94,6 +98,7 @@ class KubernetesLeases:
             "kind": "DeleteOptions",
             "preconditions": {"resourceVersion": str(lease.version)},
         }
+        self._written.pop(lease.name, None)
         try:
             self._api.call("DELETE", self._place(lease.name), options)
         except ApiStatusError as error:
@@ -153,7 +158,7 @@ class KubernetesLeases:
             if error.status in (404, 409):
                 return None
             raise
-        version = _lease_version(answer)
+        self._written[name], version = answer, _lease_version(answer)
         self._seen[name] = (version, self._clock.monotonic())
         return Lease(name, holder, ttl, now_ms + int(ttl * 1000), version)
 
