@@ -55,8 +55,8 @@ class RelayoutStatus(msgspec.Struct, omit_defaults=True):
     """The totals of a session. `measured`: the following are known: `objects` of `size` bytes on rotational
     disks, their cost `before`, the cost `expected` afterwards, and `to_move` of them, of `to_move_bytes`.
     `moved`, `moved_bytes`: so far; `after`: their cost, measured at the end. `left_out`: objects that cannot
-    be moved, by reason. `refused`: why the node has nothing to do. `code`, `error`: why the session failed.
-    `failures`: damaged objects.
+    be moved, by reason. `refused`: why the node does nothing, or would fail. `code`, `error`: why the session
+    failed. `failures`: damaged objects.
     """
 
     done: bool = False

@@ -103,9 +103,12 @@ class RelayoutSession:
             return
         by_disk = await self._measure()
         status.measured = True
-        await asyncio.to_thread(self._require_space, by_disk)
+        missing = await asyncio.to_thread(self._missing_space, by_disk)
         if self.request.measure or not status.to_move:
+            status.refused = missing
             return
+        if missing:
+            raise BatchError("TooLarge", missing)
         for slots in self._groups():
             async for unit in self._units(slots):
                 if self._is_scattered(unit):
@@ -168,18 +171,18 @@ class RelayoutSession:
         status.left_out = dict(left_out)
         return by_disk
 
-    def _require_space(self, by_disk: Counter[int]) -> None:
-        """Raises BatchError TooLarge if the copies do not fit beside what is there (blocking)."""
+    def _missing_space(self, by_disk: Counter[int]) -> str:
+        """Return what is to be done if the copies do not fit beside what is there, else "" (blocking)."""
         relocator = self._context.relocator
         for disk, size in sorted(by_disk.items()):
             free = relocator.free_bytes(disk)
             if free <= size:
-                raise BatchError(
-                    "TooLarge",
+                return (
                     f"{relocator.roots[disk]} needs {size:,} bytes for the copies, which replace the "
                     f"originals some minutes later, and has {max(0, free):,} above its reserve: delete "
-                    "objects, add a disk, or put smaller prefixes into order one after the other",
+                    "objects, add a disk, or put smaller prefixes into order one after the other"
                 )
+        return ""
 
     def _is_scattered(self, unit: list[PlacedObject]) -> bool:
         extents = [each.extent for each in unit]
