@@ -132,7 +132,9 @@ function Capacity({ nodes }: { nodes: NodeActivity[] }): JSX.Element {
 function nodeIds(activity: Activity, cluster: Cluster | undefined): string[] {
   const ids = new Set([...Object.keys(activity.nodes), ...activity.silent]);
   for (const node of cluster?.nodes ?? []) ids.add(node.id);
-  return [...ids].sort((left, right) => left.localeCompare(right, "en", { numeric: true }));
+  const zones = Object.fromEntries((cluster?.nodes ?? []).map(({ id, zone }) => [id, zone]));
+  const place = (id: string): string => `${zones[id] ?? ""} ${id}`; // those of a zone together
+  return [...ids].sort((left, right) => place(left).localeCompare(place(right), "en", { numeric: true }));
 }
 
 function Stale({ trouble }: { trouble: string }): JSX.Element {
