@@ -39,6 +39,7 @@ class ClusterMapStore:
         self._seen = (-1, -1)
         self._map: ClusterMap | None = None
         self._version = ABSENT
+        self._stored = False  # the entry of this version has the known map
         self._mesh: bytes | None = None
         self.current()
 
@@ -52,8 +53,9 @@ class ClusterMapStore:
             entry = self._control.cached_entries(TOPIC).get(_KEY)
             known = self._version if seen[0] == self._seen[0] else ABSENT
             if entry is not None and entry.version != known:
-                self._adopt(parse_map(entry.value))
-                self._version = entry.version
+                found = parse_map(entry.value)
+                self._adopt(found)
+                self._version, self._stored = entry.version, found == self._map
             self._seen = seen
         return self._map
 
@@ -63,8 +65,14 @@ class ClusterMapStore:
 
     async def fetch_version(self) -> int:
         """Returns the map version in the control store, 0 if there is none. If the store has an older map
-        than this process, writes the newer one back first. Raises ControlError, StoreChangedError."""
-        known = self.current()
+        than this process, writes the newer one back first. Transfers no map that this process has: all nodes
+        ask several times in each lease. Raises ControlError, StoreChangedError."""
+        known, restores = self.current(), self._control.restores
+        if known is not None and self._stored:
+            version = self._version
+            same = await self._control.get_version(_KEY) == version
+            if same and restores == self._control.restores:
+                return known.version
         found = _parsed(await self._control.get(_KEY))
         if _is_behind(found, known):
             found = await self.update_map(_unchanged)

@@ -99,6 +99,9 @@ class ControlStore(Protocol):
     async def get(self, key: str) -> Versioned | None:
         """Returns the key's value, or None."""
 
+    async def get_version(self, key: str) -> int:
+        """Returns the key's version, or ABSENT; engines that can do not transfer its value."""
+
     async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
         """Writes a value durably; returns the new version.
 

@@ -192,6 +192,10 @@ class EmbeddedControl:
         await self._write(lambda txn: self._put_many(txn, writes))
         self._wake()
 
+    async def get_version(self, key: str) -> int:
+        found = await self.get(key)
+        return ABSENT if found is None else found.version
+
     async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
         self._check_open()
         return self._scan(prefix)

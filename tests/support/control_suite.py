@@ -61,7 +61,8 @@ class ControlSuite:
             found = await control.get("topic/a")
             assert found is not None
             assert (found.value, found.version) == (b"\x00\xff", version)
-            assert version > ABSENT
+            assert await control.get_version("topic/a") == version > ABSENT
+            assert await control.get_version("topic/none") == ABSENT
 
         self._run(check)
 

@@ -76,6 +76,10 @@ class MemoryControl:
             else:
                 await self.put(write.key, write.value)
 
+    async def get_version(self, key: str) -> int:
+        found = await self.get(key)
+        return 0 if found is None else found.version
+
     async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
         self._check_open()
         return self._scan(prefix)

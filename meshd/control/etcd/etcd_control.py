@@ -312,6 +312,10 @@ class EtcdControl:
         answer = await self._in_thread(lambda: self._range(self._key(key)))
         return next((entry for _, entry in self._found(answer)), None)
 
+    async def get_version(self, key: str) -> int:
+        answer = await self._in_thread(lambda: self._range(self._key(key), keys_only=True))
+        return next((entry.version for _, entry in self._found(answer)), 0)
+
     async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
         start = self._prefix + prefix.encode()
         end = start[:-1] + bytes([start[-1] + 1])
@@ -398,8 +402,8 @@ class EtcdControl:
         if any(key in self._copy.entries for key in conditions if key not in versions):
             self._reload_if_newer()
 
-    def _range(self, start: bytes, end: bytes = b"") -> dict[str, Any]:
-        body = {"key": encoded(start)} | ({"range_end": encoded(end)} if end else {})
+    def _range(self, start: bytes, end: bytes = b"", *, keys_only: bool = False) -> dict[str, Any]:
+        body = {"key": encoded(start), "keys_only": keys_only} | ({"range_end": encoded(end)} if end else {})
         return self._gateway.call("kv/range", body, repeatable=True)
 
     def _found(self, answer: Mapping[str, Any]) -> list[tuple[str, Versioned]]:

@@ -237,6 +237,10 @@ class KubernetesControl:
         found = await self._off(lambda: self._read(key))
         return found.value if found else None
 
+    async def get_version(self, key: str) -> int:
+        found = await self.get(key)
+        return ABSENT if found is None else found.version
+
     async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
         return await self._off(lambda: self._list(prefix))
 

@@ -69,6 +69,10 @@ def test_an_older_map_in_the_store_is_replaced_by_the_newest_known(control: Cont
         await control.put("cluster/map", entry.value)
         assert maps.current() == grown, "nobody goes back behind what was seen"
         assert await maps.fetch_version() == grown.version + 1
+        maps.current()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("meshd.control.cluster_map_store.parse_map", None)  # the map is known
+            assert await maps.fetch_version() == grown.version + 1
         found = ClusterMapStore(control).current()
         assert found is not None
         assert found.nodes == grown.nodes
