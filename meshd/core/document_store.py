@@ -21,6 +21,7 @@ from meshd.errors import missing_asset_message
 from meshd.store.records import Meta
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.paged_snapshot import read_snapshot
+from meshwire.frame.columns import ColumnError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -155,9 +156,17 @@ class DocumentStore:
 
     async def _load_snapshot(self, digest: str) -> Snapshot:
         document = await self.snapshot_bytes(digest)
-        if self._pages is not None:
-            return await self._pages.read_snapshot(document)
-        return await asyncio.to_thread(read_snapshot, document, _no_pages)
+        try:
+            if self._pages is not None:
+                return await self._pages.read_snapshot(document)
+            return await asyncio.to_thread(read_snapshot, document, _no_pages)
+        except ColumnError as error:
+            raise BatchError(
+                "BadSample",
+                f"this node cannot read the snapshot {digest}: {error}",
+                help="update this node if a later release wrote the snapshot; else open its source again",
+                detail={"snapshot": digest},
+            ) from error
 
     async def snapshot_bytes(self, digest: str) -> bytes:
         """Returns a snapshot's document. Raises BatchError NoSuchSnapshot, Gone."""

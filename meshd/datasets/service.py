@@ -82,7 +82,7 @@ _READ_THROUGH = (
     "tokens",
 )  # every file is read once first
 _PAGE = 1000
-_INDEXED_AT_ONCE = 4
+_INDEXED_AT_ONCE = 2
 _DEFAULTS = TableOptions()
 _TABLE_OPTIONS = ("filter", "masks", "ids")
 _EMPTY = {

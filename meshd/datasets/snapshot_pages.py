@@ -71,11 +71,13 @@ class SnapshotPages:
     def open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
         """Return a page. Raises BatchError Busy, SnapshotChanged, if this node no longer has it."""
         digest = snapshot.table.hash_of(number)
-        with self._lock:
-            page = self._open.get(digest)
-            if page is not None:
-                self._open.move_to_end(digest)
-                return page
+        page = self._open.get(digest)
+        if page is not None:
+            if len(self._open) > _KEPT // 2:  # their order matters only where pages are closed
+                with self._lock:
+                    if digest in self._open:
+                        self._open.move_to_end(digest)
+            return page
         try:
             return self._opened(snapshot, number)
         except (ColumnError, StoreError, OSError) as error:

@@ -67,6 +67,18 @@ class Pages:
         found: Integers = np.searchsorted(self.starts, wanted, side="right") - 1
         return found
 
+    def _grouped(self, wanted: Integers) -> _Groups:
+        groups = self._last
+        if not np.array_equal(groups.samples, wanted):
+            groups = self._last = _Groups(self, wanted)
+        return groups
+
+    def objects_at(self, samples: Any) -> Int32:
+        """Return the number of the object of each sample, which is that of its page."""
+        last, wanted = self._last, np.asarray(samples, np.int64)
+        numbers = last.numbers if np.array_equal(last.samples, wanted) else self.numbers_of(wanted)
+        return numbers.astype(np.int32)
+
     def gather(self, samples: Any, column: Callable[[Page], Narrow]) -> Integers:
         """Return a column's values for some samples; int64, in the shape of `samples`."""
         wanted = np.asarray(samples, np.int64)
@@ -74,9 +86,7 @@ class Pages:
             number = int(self.numbers_of(wanted))
             found: Any = np.int64(column(self._open(number))[int(wanted - self.starts[number])])
             return found  # type: ignore[no-any-return]  # a scalar, as an array gives for an index
-        groups = self._last
-        if not np.array_equal(groups.samples, wanted):
-            groups = self._last = _Groups(self, wanted)
+        groups = self._grouped(wanted)
         result = np.empty(wanted.size, np.int64)
         result[groups.order] = groups.values(column)
         return result.reshape(wanted.shape)
@@ -108,13 +118,14 @@ class Pages:
 
 
 class _Groups:
-    """Samples grouped by page. `order`: their places, page after page."""
+    """Samples grouped by page. `numbers`: the page of each; `order`: their places, page after page."""
 
-    __slots__ = ("_groups", "_local", "order", "samples")
+    __slots__ = ("_groups", "_local", "numbers", "order", "samples")
 
     def __init__(self, pages: Pages, samples: Integers) -> None:
         self.samples = samples.copy()
-        numbers = pages.numbers_of(samples).ravel()
+        self.numbers = pages.numbers_of(samples)
+        numbers = self.numbers.ravel()
         self.order = np.argsort(numbers, kind="stable")
         numbers = numbers[self.order]
         self._local = samples.ravel()[self.order] - pages.starts[numbers]
@@ -170,7 +181,7 @@ class PagedColumn(BytesColumn):
         return self.pages.join(_lengths)
 
     def objects_at(self, samples: Any) -> Int32:
-        return self.pages.numbers_of(samples).astype(np.int32)
+        return self.pages.objects_at(samples)
 
     def offsets_at(self, samples: Any) -> Integers:
         return self.pages.gather(samples, _offsets)

@@ -202,7 +202,9 @@ class _Indexing:
         if not self._found:
             return LineIndex(np.zeros(0, np.int64), np.zeros(0, np.int64), None)
         starts, lengths, lines, gaps = zip(*self._found, strict=True)
+        self._found.clear()
         offsets, sizes = narrow_integers(np.concatenate(starts)), narrow_integers(np.concatenate(lengths))
+        del starts
         if all(numbers is None for numbers in gaps):
             return LineIndex(offsets, sizes, None)
         numbers = [

@@ -149,13 +149,13 @@ class StringColumn:
 
 def narrow_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Convert integers of 0 and above to the narrowest of U8, U16, U32, I64 that holds them, and others to
-    I64."""
+    I64; `values` themselves if they have that type."""
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
     if low >= 0:
         for dtype, limit in _NARROW:
             if high < limit:
-                return values.astype(dtype)
-    return values.astype(np.int64)
+                return values.astype(dtype, copy=False)
+    return values.astype(np.int64, copy=False)
 
 
 class ColumnWriter:

@@ -260,6 +260,18 @@ def test_a_snapshot_whose_page_is_not_the_index_of_its_object_names_it(node: Nod
     asyncio.run(run())
 
 
+def test_a_snapshot_of_a_later_release_is_refused_by_name(node: Node) -> None:
+    async def run() -> None:
+        await node.put("d/k/0.txt", b"one")
+        document = (await node.scan()).to_bytes().replace(b'"version":"2"', b'"version":"3"')
+        digest = hashlib.sha256(document).hexdigest()
+        await node.catalog.write_document(f"snapshots/{digest}", document)
+        with pytest.raises(BatchError, match=rf"cannot read the snapshot {digest}: .* another release"):
+            await node.catalog.snapshot(digest)
+
+    asyncio.run(run())
+
+
 def test_an_index_of_an_earlier_release_becomes_a_page(node: Node) -> None:
     async def run() -> None:
         await node.put("d/k/0.txt", b"one\n\ntwo")
