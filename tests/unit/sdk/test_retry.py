@@ -13,7 +13,7 @@ import pytest
 from meshsdk.client.error_responses import _retry_after, read_error
 from meshsdk.client.http_connection import parse_head
 from meshsdk.client.request import Request
-from meshsdk.client.retry import BackOff, Patience, retryable, silence
+from meshsdk.client.retry import BackOff, Patience, retryable, shards_of, silence
 from meshsdk.errors import (
     AccessError,
     BusyError,
@@ -100,6 +100,21 @@ def test_who_is_not_there_is_told_within_a_second(caplog: pytest.LogCaptureFixtu
 
 def working(share: float) -> BusyError:
     return BusyError("indexing", status=503, retry_after=1.0, detail={"progress": share})
+
+
+@pytest.mark.parametrize(
+    ("told", "shards"),
+    [
+        ({"shards": {"done": 3, "all": 10}}, (3, 10)),
+        ({"shards": {"done": 3}}, None),
+        ({"shards": [3, 10]}, None),
+        ({"progress": 0.3}, None),
+    ],
+)
+def test_shards_are_those_that_the_server_counts(
+    told: dict[str, Any], shards: tuple[int, int] | None
+) -> None:
+    assert shards_of(BusyError("indexing", status=503, detail=told)) == shards
 
 
 def test_work_that_goes_on_is_told_with_its_progress(caplog: pytest.LogCaptureFixture) -> None:
