@@ -370,6 +370,10 @@ def error(result: RowResult, way: str, metric: str) -> float | None:
     return 100 * (said / real - 1) if real else None
 
 
+def _shown(value: float | None) -> str:
+    return number(value, 0 if value is not None and value >= 100 else 3)
+
+
 def section(rows: Mapping[str, RowResult]) -> list[str]:
     """The part of the report."""
     result = rows.get(NAME)
@@ -383,9 +387,7 @@ def section(rows: Mapping[str, RowResult]) -> list[str]:
             real, said = (result.value(f"{way.name}, {which}", metric) for which in (REAL, SIMULATED))
             found = error(result, way.name, metric)
             told = verdict(None if found is None else abs(found), bar, at_most=True)
-            lines.append(
-                [f"{way.name}: {name}", number(real, 3), number(said, 3), number(found, 1, " %"), told]
-            )
+            lines.append([f"{way.name}: {name}", _shown(real), _shown(said), number(found, 1, " %"), told])
     return [
         f"## {result.title}",
         TEXT,

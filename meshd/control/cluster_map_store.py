@@ -90,7 +90,7 @@ class ClusterMapStore:
                 return wanted
             try:
                 expect = ABSENT if entry is None else entry.version
-                await self._control.put(_KEY, wanted.to_json(), expect=expect)
+                await self._control.put(_KEY, wanted.to_json(short=True), expect=expect)
             except VersionConflictError:
                 continue
             return wanted

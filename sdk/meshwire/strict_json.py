@@ -58,11 +58,11 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(names[:_TOLD]) or 'none yet'}{more}"
 
 
-def read_json(source: bytes | str, path: str = "") -> Any:
-    """Parse a JSON document of at most 1 MiB without NaN, duplicate names or deep nesting. Raises
-    PlanError."""
-    if len(source) > MAX_DOCUMENT_BYTES:
-        raise PlanError(path, f"the document has more than {MAX_DOCUMENT_BYTES} bytes; send a smaller one")
+def read_json(source: bytes | str, path: str = "", *, at_most: int = MAX_DOCUMENT_BYTES) -> Any:
+    """Parse a JSON document of at most 1 MiB (`at_most` bytes) without NaN, duplicate names or deep nesting.
+    Raises PlanError."""
+    if len(source) > at_most:
+        raise PlanError(path, f"the document has more than {at_most} bytes; send a smaller one")
     try:
         value = json.loads(source, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
     except PlanError as error:

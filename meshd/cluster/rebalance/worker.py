@@ -164,7 +164,7 @@ class WorkerProcessClient:
         client = self._worker_socket.client()
         reporting = asyncio.ensure_future(self._report(news))
         try:
-            request = SyncRequest(cluster.to_json().decode(), holder, scope)
+            request = SyncRequest(cluster.to_json(short=True).decode(), holder, scope)
             on_update((await client.stream(SYNC, request, on_update)).message, [])
         finally:
             reporting.cancel()

@@ -42,7 +42,9 @@ ROLES: Final[tuple[Role, ...]] = ("store", "cache", "compute")
 DEFAULT_SLOTS: Final = 1 << 14
 DEFAULT_COPIES: Final = 2
 MAX_COPIES: Final = 8
-MAX_NODES: Final = 4096
+MAX_NODES: Final = 10_000
+"""etcd takes values of 1.5 MiB."""
+MAX_MAP_BYTES: Final = 4 << 20
 MAX_COUNTS: Final = 4096
 MAX_WEIGHT: Final = 1 << 20
 _GIVEN: Final = 16
@@ -178,24 +180,10 @@ class ClusterMap:
             return node.complete < max(self.goal, node.turned)
         return self.is_rebalancing and not node.leaving and node.complete < self.goal
 
-    def to_json(self) -> bytes:
-        """Encode the canonical document; `parse_map` restores the map."""
-        nodes = [
-            {
-                "id": node.node_id,
-                "endpoint": node.endpoint,
-                "zone": node.zone,
-                "rack": node.rack,
-                "weight": node.weight,
-                "roles": list(node.roles),
-                "state": node.state,
-                "since": node.since,
-                "turned": node.turned,
-                "complete": node.complete,
-                "leaving": node.leaving,
-            }
-            for node in self.nodes
-        ]
+    def to_json(self, *, short: bool = False) -> bytes:
+        """Encode the canonical document; `parse_map` restores the map. `short`: without what it puts in by
+        itself, as the control store has it, whose engines limit the size of a value."""
+        nodes = [_node_document(node, short=short) for node in self.nodes]
         base = None if self.base is None else [list(share) for share in self.base]
         counts = {"counts": [list(count) for count in self.counts]} if self.counts else {}
         return canonical_json(
@@ -214,6 +202,39 @@ class ClusterMap:
         return f"ClusterMap(version={self.version}, nodes={len(self.nodes)})"
 
 
+def _node_document(node: Node, *, short: bool) -> dict[str, object]:
+    document: dict[str, object] = {
+        "id": node.node_id,
+        "endpoint": node.endpoint,
+        "zone": node.zone,
+        "rack": node.rack,
+        "weight": node.weight,
+        "roles": list(node.roles),
+        "state": node.state,
+        "since": node.since,
+        "turned": node.turned,
+        "complete": node.complete,
+        "leaving": node.leaving,
+    }
+    if not short:
+        return document
+    return {name: value for name, value in document.items() if value != _BY_ITSELF.get(name)}
+
+
+_BY_ITSELF: Final[dict[str, object]] = {
+    "zone": "",
+    "rack": "",
+    "weight": 1,
+    "roles": list(ROLES),
+    "state": "up",
+    "since": 0,
+    "turned": 0,
+    "complete": 0,
+    "leaving": False,
+}
+"""What `parse_map` takes for fields of a node that are not there; all releases do."""
+
+
 def shares_by_state(nodes: tuple[Node, ...]) -> tuple[Share, ...]:
     """Return the current shares implied by node states alone, without a rebalance in progress."""
     having = ("up", "draining", "away", "returning")
@@ -224,7 +245,7 @@ def shares_by_state(nodes: tuple[Node, ...]) -> tuple[Share, ...]:
 
 def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
     """Parse a map document. Raises PlanError."""
-    value = read_json(source) if isinstance(source, (bytes, str)) else dict(source)
+    value = read_json(source, at_most=MAX_MAP_BYTES) if isinstance(source, (bytes, str)) else dict(source)
     document = checked_object(value, "", ("version", "slots", "copies", "base", "goal", "nodes", "counts"))
     version = checked_integer(required_field(document, "version", ""), "version", 0, MAX_INTEGER)
     slots = checked_integer(document.get("slots", DEFAULT_SLOTS), "slots", 1, 1 << 20)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from meshd.cluster.rebalance.sync_plan import plan_sync
 from meshwire.cluster import ClusterMap, Node, compute_placement, parse_map, routes, slot_of
 from meshwire.cluster import transitions as turn
-from meshwire.cluster.cluster_map import ROLES, STATES
+from meshwire.cluster.cluster_map import MAX_NODES, ROLES, STATES
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
@@ -56,8 +56,24 @@ def even(count: int, zones: int = 0, slots: int = 1 << 14) -> ClusterMap:
 
 @given(clusters())
 def test_a_map_is_its_document(cluster: ClusterMap) -> None:
-    assert parse_map(cluster.to_json()) == cluster
+    assert parse_map(cluster.to_json()) == parse_map(cluster.to_json(short=True)) == cluster
     assert parse_map(cluster.to_json()).to_json() == cluster.to_json()
+
+
+def test_the_largest_map_fits_a_value_of_etcd_while_nodes_join() -> None:
+    nodes = [Node(f"node-{i:05}", f"http://node-{i:05}:9000", zone=f"zone-{i % 9}") for i in range(MAX_NODES)]
+    cluster = ClusterMap(10**5, tuple(replace(each, weight=99, complete=10**5) for each in nodes[:-500]))
+    cluster = turn.join_new_nodes(cluster, nodes[-500:])
+    assert cluster.base is None  # of states alone
+    cluster = turn.mark_all_complete(
+        cluster, dict.fromkeys((each.node_id for each in nodes[-500:-1]), 100_001)
+    )
+    assert len(cluster.nodes) == MAX_NODES
+    assert len(cluster.to_json(short=True)) < 1.5 * 2**20
+    assert parse_map(cluster.to_json(short=True)) == cluster
+    done = turn.mark_all_complete(cluster, {each.node_id: 100_001 for each in nodes})
+    assert not done.is_rebalancing
+    assert done.version == cluster.version + 1
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200))

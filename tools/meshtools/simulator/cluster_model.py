@@ -37,7 +37,7 @@ class ClusterModel:
         nodes = tuple(self._node(number) for number in range(mesh.nodes))
         self.map = ClusterMap(1, nodes, mesh.slots, mesh.copies)
         self.changes, self.sent_bytes = 0, 0.0
-        self.map_bytes = len(self.map.to_json())
+        self.map_bytes = len(self.map.to_json(short=True))
 
     def __repr__(self) -> str:
         return f"<ClusterModel of {self.map!r}>"
