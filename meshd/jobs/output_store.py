@@ -1,15 +1,14 @@
 """Output store: stores and removes the outputs of jobs on the owner of each key, of this node or another.
 
-Law: an output is written completely or not at all, under the current settings of the target; when the
-write returns, it is durable on every required replica. Unreachable or disagreeing nodes raise Busy, and
-the job retries. For another node only names are written that this node owns; otherwise the response is
-421 with this node's map version, and nothing was changed. The node that runs the job has authorized it.
+Law: an output is written completely or not at all, under the current settings of the target; when a write
+or a lookup returns, what it wrote or found is durable on every required replica. Unreachable or disagreeing
+nodes raise Busy, and the job retries. Another node writes and looks up only names that it owns; otherwise the
+response is 421 with its map version, and nothing was changed. The node that runs the job has authorized it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import NoneType
@@ -28,7 +27,7 @@ from meshwire.errors import CODES, S3Error
 from meshwire.http_values.conditional_requests import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.cluster.replication.primary_writes import WriteForwarder
@@ -47,7 +46,9 @@ _LENGTH: Final = 4
 _TIMEOUT: Final = 90.0
 """Seconds of silence: the primary of a name may wait for its replicas before it answers."""
 BodyPiece = bytes | memoryview
+UserMetadata = dict[str, str]
 Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 
 class OutputMetadata(msgspec.Struct, frozen=True):
@@ -73,6 +74,13 @@ class RemoveOutputs(msgspec.Struct, frozen=True):
     keys: list[str]
 
 
+class LookupOutputs(msgspec.Struct, frozen=True):
+    """The objects to look for."""
+
+    bucket: str
+    keys: list[str]
+
+
 class OutputName(msgspec.Struct, frozen=True):
     """An object whose bytes and `OutputMetadata` follow in the body; `size` is -1 if unknown."""
 
@@ -81,6 +89,14 @@ class OutputName(msgspec.Struct, frozen=True):
     size: int
 
 
+LOOKUP_OUTPUTS: Final = PeerCall(
+    f"{PREFIX}outputs/lookup",
+    request=LookupOutputs,
+    response=list[UserMetadata | None],
+    max_bytes=16 << 20,
+    timeout=_TIMEOUT,
+    map_wait=1.0,
+)
 WRITE_OUTPUT: Final = PeerCall(
     f"{PREFIX}outputs/write",
     request=OutputName,
@@ -112,8 +128,12 @@ class OutputTarget:
 class OutputStore(Protocol):
     """Stores the outputs of jobs."""
 
-    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
-        """Return the present records of these keys."""
+    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[UserMetadata | None]:
+        """Return the user metadata of the present objects of these keys, None where there is no object.
+
+        An object that is found is on every required replica then: the write of it may have been cut off
+        before it had reached all of them. Raises NotReplicatedError.
+        """
         ...
 
     async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
@@ -149,9 +169,14 @@ class LocalOutputStore:
     def __repr__(self) -> str:
         return f"<LocalOutputStore to {self._replicated!r}>"
 
-    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
+    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[UserMetadata | None]:
         """See `OutputStore.lookup_outputs`."""
-        return [self._store.get(bucket, key) for key in keys]
+        found = [self._store.get(bucket, key) for key in keys]
+        async with asyncio.TaskGroup() as group:
+            for key, record in zip(keys, found, strict=True):
+                if record is not None:
+                    group.create_task(self._replicated.wait_replicated(bucket, key, record))
+        return [None if record is None else dict(record.metadata) for record in found]
 
     async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """See `OutputStore.list_outputs`."""
@@ -200,11 +225,24 @@ class ClusterOutputStore:
     def __repr__(self) -> str:
         return f"<ClusterOutputStore of {self._mesh.node_id}>"
 
-    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[Record | None]:
+    async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[UserMetadata | None]:
         """See `OutputStore.lookup_outputs`. Raises BatchError Busy."""
         if self._mesh.single_node:
             return await self._own.lookup_outputs(bucket, keys)
-        return await self._objects.find_many([(bucket, key) for key in keys])
+        found: dict[str, UserMetadata | None] = {}
+        async with asyncio.TaskGroup() as group:
+            for node, some in self._by_primary(bucket, keys):
+                group.create_task(self._lookup(node, bucket, some, found))
+        return [found[key] for key in keys]
+
+    async def _lookup(
+        self, node: Node | None, bucket: str, keys: Sequence[str], found: dict[str, UserMetadata | None]
+    ) -> None:
+        if node is None:
+            found.update(zip(keys, await self._own.lookup_outputs(bucket, keys), strict=True))
+        else:
+            told = await self._send(node, LOOKUP_OUTPUTS, LookupOutputs(bucket, list(keys)))
+            found.update(zip(keys, told, strict=True))
 
     async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """See `OutputStore.list_outputs`. Raises BatchError Busy."""
@@ -226,16 +264,17 @@ class ClusterOutputStore:
 
     async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
         """See `OutputStore.remove_outputs`."""
-        groups: dict[str, list[str]] = defaultdict(list)
-        nodes: dict[str, Node | None] = {}
+        async with asyncio.TaskGroup() as group:
+            for node, some in self._by_primary(bucket, keys):
+                group.create_task(self._remove(node, bucket, some))
+
+    def _by_primary(self, bucket: str, keys: Sequence[str]) -> Iterable[tuple[Node | None, list[str]]]:
+        """Return the keys by the primary of their names, None for this node."""
+        groups: dict[str, tuple[Node | None, list[str]]] = {}
         for key in keys:
             node = self._forwarder.owner(bucket, key)
-            name = "" if node is None else node.node_id
-            nodes[name] = node
-            groups[name].append(key)
-        async with asyncio.TaskGroup() as group:
-            for name, some in groups.items():
-                group.create_task(self._remove(nodes[name], bucket, some))
+            groups.setdefault("" if node is None else node.node_id, (node, []))[1].append(key)
+        return groups.values()
 
     async def _remove(self, node: Node | None, bucket: str, keys: Sequence[str]) -> None:
         if node is None:
@@ -246,14 +285,14 @@ class ClusterOutputStore:
     async def _send(
         self,
         node: Node,
-        call: PeerCall[Request, None],
+        call: PeerCall[Request, Response],
         request: Request,
         body: AsyncGenerator[bytes, None] | None = None,
-    ) -> None:
+    ) -> Response:
         """Raises BatchError Busy if the node did not act: the job sends the output again, and it is the same
         then. Raises as `WriteForwarder.send`."""
         try:
-            await self._forwarder.send(
+            return await self._forwarder.send(
                 node, call, request, INTERNAL_WRITE, body, repeatable=True, refused=_refusal
             )
         except WriteNotTakenError as error:
@@ -308,10 +347,16 @@ class OutputBodyParser:
 
 
 class JobOutputHandlers:
-    """Writes and removes outputs for other nodes. One per process."""
+    """Finds, writes and removes outputs for other nodes. One per process."""
 
     def __init__(self, own: LocalOutputStore, mesh: ClusterView) -> None:
         self._own, self._mesh = own, mesh
+
+    @handler(LOOKUP_OUTPUTS)
+    async def lookup_outputs(self, asked: LookupOutputs, context: CallContext) -> list[UserMetadata | None]:
+        for key in asked.keys:
+            self._mesh.require_primary(asked.bucket, key)
+        return [*await self._own.lookup_outputs(asked.bucket, asked.keys)]
 
     @handler(WRITE_OUTPUT)
     async def write_output(self, name: OutputName, context: CallContext) -> None:

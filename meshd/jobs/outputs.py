@@ -56,8 +56,8 @@ class OutputWriter:
         """Return which outputs exist, written by this job or by an equivalent one."""
         found = await self._outputs.lookup_outputs(self._bucket, [output.key for output in outputs])
         return [
-            record is not None and record.metadata.get(SOURCE_DIGEST_KEY) == output.made_of
-            for output, record in zip(outputs, found, strict=True)
+            metadata is not None and metadata.get(SOURCE_DIGEST_KEY) == output.made_of
+            for output, metadata in zip(outputs, found, strict=True)
         ]
 
     async def output_exists(self, output: OutputSpec) -> bool:

@@ -1,6 +1,6 @@
-"""What a node makes by jobs, which a power cut interrupts: objects of views written as ordinary ones, members
-of archives, and a decoded cache filled for a plan. A job goes on after the cut by itself, and what it leaves
-is what an undisturbed run has left.
+"""What a node or a mesh makes by jobs, which a power cut interrupts: objects of views written as ordinary
+ones, members of archives, and a decoded cache filled for a plan. A job goes on after the cut by itself, and
+what it leaves is what an undisturbed run has left.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Jobs(Traffic):
         self._right: dict[str, dict[str, bytes]] = {}
         self._frames: dict[int, list[bytes]] = {}
         self._cut_ms = 0.0
+        self._cut_off = set[str]()
 
     def prepare(self, daemon: Daemon, client: Any) -> None:
         self.histories.clear()  # each job has ended: see `find`
@@ -85,7 +86,9 @@ class Jobs(Traffic):
         for job in ask(daemon, "GET", "/-/jobs")["jobs"]:
             if _name(job["spec"]) == name:
                 job = ended(daemon, job)
-                self.interrupted += job["started_ms"] < self._cut_ms < job["ended_ms"]
+                if job["started_ms"] < self._cut_ms < job["ended_ms"]:
+                    self._cut_off.add(job["id"])
+                    self.interrupted = len(self._cut_off)
                 return self._outcome(daemon, client, name, job)
         return None
 
@@ -94,7 +97,8 @@ class Jobs(Traffic):
         if kind == "warm":
             report, epoch = job["report"], job["spec"]["epoch"]
             kept, left_out = report["stored"] + report["there"], sum(report["left_out"].values())
-            if report["bad"] or report["refused"] or kept + left_out != _PICTURES:
+            # In a mesh, each node has its share, or all.
+            if report["bad"] or report["refused"] or not kept or (kept + left_out) % _PICTURES:
                 return f"{job['state']}, {report}"
             same = _epoch(daemon, self._plan, epoch) == self._frames[epoch]
         else:

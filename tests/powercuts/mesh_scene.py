@@ -74,6 +74,7 @@ class MeshScene:
         self._live(NODES, seconds)
         self.report.cuts += 1
         self.report.acknowledged = sum(traffic.acknowledged for traffic in self._traffic)
+        self.report.interrupted = sum(traffic.interrupted for traffic in self._traffic)
 
     def finish(self) -> None:
         """Start without one of them, which never returns, and compare; then it is given up."""
@@ -185,6 +186,8 @@ class MeshScene:
             for node in nodes:
                 node.pause()
             self._cut_at = time.monotonic()
+            for traffic in self._traffic:
+                traffic.cut_off()
         finally:
             self._kill()
             ended.set()
@@ -239,9 +242,9 @@ def _found(traffic: Traffic, node: Daemon, client: Any, name: str) -> Any:
         value: Any = None
         try:
             value = traffic.find(node, client, name)
-        except ClientError as error:
+        except (ClientError, OSError) as error:
             value = f"damaged: {error}"
-        if "SlowDown" not in str(value) and "(503)" not in str(value):
+        if not any(busy in str(value) for busy in ("SlowDown", "(503)", ": 503 ")):
             return value
         time.sleep(0.5)
     return value

@@ -20,9 +20,11 @@ def start(daemon: Daemon, **document: Any) -> dict[str, Any]:
 
 
 def ended(daemon: Daemon, job: Mapping[str, Any]) -> dict[str, Any]:
-    """The job, once it has ended."""
+    """The job, once it has ended. Raises OSError if the daemon does not say."""
     while True:
         answer = daemon.request("GET", f"/-/jobs/{job['id']}?wait=30")
+        if answer.status != 200:
+            raise OSError(f"job {job['id']}: {answer.status} {answer.body[:200]!r}")
         found = dict(json.loads(answer.body))
         if found["state"] in ("done", "failed", "cancelled"):
             return found

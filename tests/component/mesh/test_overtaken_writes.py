@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from meshd.jobs.output_store import LocalOutputStore
+from meshd.objects.version_lookup import VersionLookup
 from meshd.rpc.peer_client import PeerRefusedError
 from meshd.store.errors import (
     ConditionFailedError,
@@ -332,6 +335,20 @@ def test_a_completion_that_is_repeated_is_confirmed_though_a_newer_version_was_p
         done = await put_object(pair.here, "k", b"done", versioning="Enabled")
         await put_object(pair.here, "k", b"newer", versioning="Enabled")
         await pair.store.wait_replicated("b", "k", done)
+        pair.same()
+
+    _pair(test)
+
+
+def test_an_output_that_a_job_finds_is_at_the_other_owner_too() -> None:
+    """A power cut may have left it at one node; the job goes on and skips what is there."""
+
+    async def test(pair: Pair) -> None:
+        await put_object(pair.here, "k", b"made")
+        outputs = LocalOutputStore(
+            pair.here, pair.store, VersionLookup(pair.here, pair.primary.node.buckets), AsyncMock()
+        )
+        assert await outputs.lookup_outputs("b", ["k", "missing"]) == [{}, None]
         pair.same()
 
     _pair(test)

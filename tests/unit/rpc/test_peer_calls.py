@@ -26,7 +26,13 @@ from meshd.cluster.replication.replicator import (
 from meshd.core import peer_messages
 from meshd.core.frame_address import FrameAddress
 from meshd.core.peer_messages import DocumentName
-from meshd.jobs.output_store import REMOVE_OUTPUTS, WRITE_OUTPUT, JobOutputHandlers, OutputName
+from meshd.jobs.output_store import (
+    LOOKUP_OUTPUTS,
+    REMOVE_OUTPUTS,
+    WRITE_OUTPUT,
+    JobOutputHandlers,
+    OutputName,
+)
 from meshd.objects.buckets.service import ANNOUNCE_CHANGES, DROP_UPLOADS, BucketHandlers
 from meshd.origins.cache.peer_cache import FETCH_PIECE, PeerCacheServer
 from meshd.origins.listing import READ_WRITE_MARK, WriteMarks
@@ -86,6 +92,7 @@ WIRE: dict[str, PeerCall[Any, Any]] = {
     "POST origins/lend": FETCH_PIECE,
     "POST origins/warm": PREFETCH,
     "POST origin-mark": READ_WRITE_MARK,
+    "POST outputs/lookup": LOOKUP_OUTPUTS,
     "POST outputs/write": WRITE_OUTPUT,
     "POST outputs/remove": REMOVE_OUTPUTS,
 }
