@@ -30,5 +30,10 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
     missing = [each for each in path.parents if not each.exists()]
     for each in (*reversed(missing), path):
         each.mkdir(mode, exist_ok=True)
-        with suppress(PermissionError):  # a directory above that this user may not read
-            sync_directory(each.parent)
+        try:
+            with suppress(PermissionError):  # a directory above that this user may not read
+                sync_directory(each.parent)
+        except OSError:
+            with suppress(OSError):  # else the next call would find it, and not sync
+                each.rmdir()
+            raise

@@ -75,8 +75,7 @@ class Index:
     ) -> None:
         if checkpoints and not readonly and read_checkpoint(path) is None:
             Index(path, map_bytes=map_bytes).close()  # synced: there is no checkpoint to go back to
-        is_new = not readonly and not (path / "data.mdb").exists()
-        if is_new:
+        if not readonly:
             make_directory(path)
         self.path = path
         self._pin: OpeningPin | None = None
@@ -101,7 +100,9 @@ class Index:
             else:
                 self.env.reader_check()  # frees reader slots of killed processes
             self._open_tables(readonly)
-            if is_new:  # or a power cut takes the file's name, and all that is in it
+            if (
+                not readonly
+            ):  # or a power cut takes the file's name; that sync may have failed when it was new
                 sync_directory(path)
         except BaseException as error:
             self.close()

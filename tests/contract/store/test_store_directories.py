@@ -65,6 +65,26 @@ def test_objects_spread_over_disks_and_disks_may_be_reordered_and_added(tmp_path
     assert rebuild_index(settings_at(tmp_path, *"cab")).objects == 41
 
 
+def test_a_name_whose_sync_failed_is_synced_by_the_next_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a power cut takes the index, and all that was acknowledged."""
+    place, synced, fsync = tmp_path / "index", list[str](), os.fsync
+
+    def failing_once(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        if synced.count(synced[-1]) == 1:
+            raise OSError(5, "this sync fails")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", failing_once)
+    for _ in range(2):
+        with pytest.raises(OSError, match="this sync fails"):
+            Index(place, map_bytes=1 << 24)
+    Index(place, map_bytes=1 << 24).close()
+    assert synced == [str(tmp_path), str(tmp_path), str(place), str(place)]
+
+
 def test_large_members_of_a_segment_begin_with_a_page(tmp_path: Path) -> None:
     settings = dataclasses.replace(settings_at(tmp_path), small_object_bytes=1 << 20)
     sizes = (10, ALIGNED, 700, ALIGNED + 1, ALIGNED - 1, 1 << 20, 0, 300_000)
