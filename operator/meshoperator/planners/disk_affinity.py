@@ -86,7 +86,7 @@ def misplaced_pods(sight: ClusterState) -> Iterator[tuple[str, str]]:
     """Yield (pod, reason) for pods to be created again, on another Kubernetes node: those that came up where
     their directory is not, and those that wait for a node that they no longer depend on.
 
-    Two that have each other's places are created again together: one alone would find only the same wrong
+    Those that have each other's places are created again together: one alone would find only the same wrong
     place free, and so for ever.
     """
     for pod in sight.pods:
@@ -98,8 +98,25 @@ def misplaced_pods(sight: ClusterState) -> Iterator[tuple[str, str]]:
             yield pod.name, f"it need not wait for Kubernetes node {pod.machine} any more"
         elif not (pod.node and needed and pod.node != home and _takes_pods(sight, home)):
             continue
-        elif not any(_starts_soon(other) for other in _owners(sight, pod.node)):
+        elif not _waits_for_owner(sight, pod):
             yield pod.name, f"its directory is on Kubernetes node {home}, not on {pod.node}"
+
+
+def _waits_for_owner(sight: ClusterState, pod: Pod) -> bool:
+    """Return whether the owner of the pod's Kubernetes node, or of the one that this owner is on, and so on,
+    is about to start. While one of a circle is, the others stay: it would come back to where it was, and
+    each of them after it.
+    """
+    seen, left = {pod.name}, _owners(sight, pod.node)
+    while left:
+        other = left.pop()
+        if other.name in seen:
+            continue
+        if _starts_soon(other):
+            return True
+        seen.add(other.name)
+        left += _owners(sight, other.node) if other.node else []
+    return False
 
 
 def _owners(sight: ClusterState, machine: str) -> list[Pod]:
