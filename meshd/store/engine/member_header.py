@@ -8,7 +8,7 @@ one version the copy that was rewritten last wins.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from awscrt import checksums
@@ -16,6 +16,9 @@ from awscrt import checksums
 from meshd.store.errors import MetadataTooLargeError
 from meshwire.formats import tar
 from meshwire.s3.bucket_settings import Acl  # noqa: TC001  msgspec reads the annotations
+
+if TYPE_CHECKING:
+    from meshd.store.records import Record
 
 PAX_KEY = "SHARDMESH.member"
 RESERVE = 16 << 10  # header room of a large object's file: its data begin at this offset
@@ -79,6 +82,30 @@ _decoder = msgspec.json.Decoder(Member)
 def cancels_others(member: Member) -> bool:
     """Returns True if a member ends something that older members began, so it must outlive them."""
     return member.kind in ("deleted", "aborted") or (member.kind == "manifest" and member.upload != "")
+
+
+def object_member(bucket: str, key: str, record: Record, crc32c: int) -> Member:
+    """Returns the header of an object that is written again as its record says; `crc32c`: of its bytes."""
+    return Member(
+        stamp_text(record.stamp),
+        "object",
+        bucket,
+        key,
+        crc32c,
+        record.etag,
+        record.modified,
+        record.headers,
+        record.metadata,
+        record.checksums,
+        record.checksum_type,
+        record.owner,
+        moves=record.moves,
+        version=record.version,
+        tags=record.tags,
+        acl=record.acl,
+        amended=record.amended,
+        through=record.through,
+    )
 
 
 def stamp_text(stamp: int) -> str:

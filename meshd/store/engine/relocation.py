@@ -17,7 +17,7 @@ from meshd.store.disks.layout import free_above_reserve
 from meshd.store.engine.compaction import MoveMember, Piece
 from meshd.store.engine.file_scan import DirectFile
 from meshd.store.engine.group_commit import store_error_from
-from meshd.store.engine.member_header import Member, stamp_text
+from meshd.store.engine.member_header import object_member
 from meshd.store.errors import DiskFullError
 from meshd.store.index.index import object_key
 from meshd.store.index.ordered_table import slot_filter
@@ -119,7 +119,7 @@ class Relocator:
         try:
             found = await self._run(lambda: self._read(objects))
             pieces = [
-                Piece(_member(bucket, each), each.extent, data)
+                Piece(object_member(bucket, each.key, each.record, each.extent.crc32c), each.extent, data)
                 for each in objects
                 if (data := found.get(each.extent)) is not None
             ]
@@ -174,28 +174,3 @@ def _groups(pieces: Iterable[Piece]) -> Iterable[list[Piece]]:
             group, size = [], 0
     if group:
         yield group
-
-
-def _member(bucket: str, placed: PlacedObject) -> Member:
-    """Returns the header of an object's present member."""
-    record = placed.record
-    return Member(
-        stamp_text(record.stamp),
-        "object",
-        bucket,
-        placed.key,
-        placed.extent.crc32c,
-        record.etag,
-        record.modified,
-        record.headers,
-        record.metadata,
-        record.checksums,
-        record.checksum_type,
-        record.owner,
-        moves=record.moves,
-        version=record.version,
-        tags=record.tags,
-        acl=record.acl,
-        amended=record.amended,
-        through=record.through,
-    )

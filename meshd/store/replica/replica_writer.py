@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshd.store.engine.member_header import Member, stamp_text
+from meshd.store.engine.member_header import Member, object_member, stamp_text
 from meshd.store.engine.mutations import (
     Mutation,
     insert_version,
@@ -188,32 +188,10 @@ class ApplyVersion(Mutation):
             entered = msgspec.structs.replace(record, extents=(self.staged.extent,))
             self.entered = write_manifest(batch, self.bucket, self.key, entered)
         else:
-            self.staged = payload.stage_member(batch, self._member(), record.stamp)
+            member = object_member(self.bucket, self.key, record, payload.crc)
+            self.staged = payload.stage_member(batch, member, record.stamp)
             self.entered = msgspec.structs.replace(record, extents=(self.staged.extent,))
         failpoints.hit("store.replica.placed")
-
-    def _member(self) -> Member:
-        record = self.record
-        return Member(
-            stamp_text(record.stamp),
-            "object",
-            self.bucket,
-            self.key,
-            self.payload.crc,
-            record.etag,
-            record.modified,
-            record.headers,
-            record.metadata,
-            record.checksums,
-            record.checksum_type,
-            record.owner,
-            version=record.version,
-            tags=record.tags,
-            acl=record.acl,
-            amended=record.amended,
-            moves=record.moves,
-            through=record.through,
-        )
 
     def update_index(self, batch: WriteBatch, txn: Any) -> tuple[Applied, VersionStatus]:
         name = object_key(self.bucket, self.key)
