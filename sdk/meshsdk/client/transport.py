@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import ref
 
 from meshsdk.client.error_responses import read_error
 from meshsdk.client.http_connection import Pool
@@ -117,6 +118,19 @@ class EndpointClient:
             connection.close()
 
 
+def _map_request(of: ref[Transport]) -> Callable[[Endpoint], bytes]:
+    """Return what requests the map for a transport, without a reference cycle: the sockets of a client that
+    nobody closed are closed as soon as it is dropped."""
+
+    def ask(endpoint: Endpoint) -> bytes:
+        transport = of()
+        if transport is None:
+            raise ConnectError("this client was dropped")
+        return transport._ask_map(endpoint)
+
+    return ask
+
+
 class Transport:
     """Sends a client's requests to its endpoints and the nodes behind them: pools, signing, retries.
 
@@ -131,7 +145,7 @@ class Transport:
         self._lines: dict[Endpoint, EndpointClient] = {}
         first = self.endpoint_client(settings.endpoint)
         self.pool, self.signer = first.pool, first.signer
-        self.router = Router(ClusterDirectory(settings.endpoints, self._ask_map))
+        self.router = Router(ClusterDirectory(settings.endpoints, _map_request(ref(self))))
         self.local_handover = LocalHandover()
         self.retries = 0
         self.on_progress: Callable[[float, tuple[int, int] | None], None] | None = None

@@ -280,6 +280,7 @@ class Loader:
         place = self._place
         running = self._pass = self._feed.begin_epoch(place, range(place.step, place.steps), self._arena)
         try:
+            self._check_open()  # another thread may have closed the loader before it could see this pass
             for _ in range(self.remaining):
                 if self._pass is not running:
                     raise ClosedError(
@@ -408,11 +409,14 @@ class Loader:
         return bad_samples(self._transport, self.plan.hash)
 
     def close(self) -> None:
-        """End a running iteration and close idle connections. Idempotent; returned batches stay valid."""
+        """End a running iteration and close idle connections. Idempotent; returned batches stay valid.
+
+        Any thread may call it.
+        """
+        self._closed = True  # first, because an iteration that is starting checks it after its pass is set
         self._end_pass()
         self._watchers.close()
         self._transport.close()
-        self._closed = True
 
     def _end_pass(self) -> None:
         running, self._pass = self._pass, None

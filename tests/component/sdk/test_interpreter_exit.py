@@ -12,6 +12,7 @@ import torch
 
 from meshsdk.client.arena import slot_size
 from meshsdk.errors import ClosedError
+from meshsdk.meters import Meter
 from tests.component.sdk import test_sdk_scripted
 from tests.component.sdk.test_sdk_scripted import labels, loader, sockets, threads, wait_for
 from tests.support.bounded_wait import await_end
@@ -147,6 +148,16 @@ def test_a_second_iteration_ends_the_first(server: ScriptedMesh) -> None:
         with pytest.raises(ClosedError, match="another iteration"):
             next(first)
         assert next(second).step == 2
+
+
+def test_closing_while_an_iteration_starts_ends_it(
+    server: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = loader(server)
+    monkeypatch.setattr(Meter, "start", lambda _: one.close())  # called when requests are sent already
+    with pytest.raises(ClosedError, match="this loader is closed"):
+        next(iter(one))
+    assert threads() == []
 
 
 def test_closing_while_waiting_wakes_the_consumer(server: ScriptedMesh) -> None:
