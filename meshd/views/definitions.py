@@ -35,7 +35,7 @@ from meshwire.views.view_kinds import is_sample_view, parse_view, source_buckets
 from meshwire.views.zarr_view import ZarrView
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from meshd.auth.authorizer import Authorizer
     from meshd.auth.identity import Caller, Identity
@@ -69,8 +69,11 @@ class ViewDefinitions:
         clock: Clock,
         access: Authorizer,
         makers: Mapping[type, ViewCompleter] = _NO_MAKERS,
+        announce: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`announce`: returns when the other nodes know the buckets that this process knows."""
         self._table, self._clock, self._access, self._makers = table, clock, access, makers
+        self._announce = announce
 
     def __repr__(self) -> str:
         return "<ViewDefinitions>"
@@ -111,15 +114,18 @@ class ViewDefinitions:
             raise invalid_plan(error) from error
         bucket = Bucket(name, source.owner, self._clock.now_ms(), source.region, view=view.to_json().decode())
         try:
-            return _view_to_json(await self._table.create(bucket))
+            created = await self._table.create(bucket)
         except BucketExistsError as error:
-            if error.bucket is not None and error.bucket.view == bucket.view:
-                return _view_to_json(error.bucket)
-            raise BatchError(
-                "ViewExists",
-                f"a bucket or another view {name!r} already exists",
-                help="choose another name, or delete it first",
-            ) from error
+            if error.bucket is None or error.bucket.view != bucket.view:
+                raise BatchError(
+                    "ViewExists",
+                    f"a bucket or another view {name!r} already exists",
+                    help="choose another name, or delete it first",
+                ) from error
+            created = error.bucket
+        if self._announce is not None:
+            await self._announce()
+        return _view_to_json(created)
 
     def _check_other_sources(self, caller: Caller, source: Bucket, view: View) -> None:
         """Require one owner for all source buckets of a view. Raises PlanError, BatchError."""

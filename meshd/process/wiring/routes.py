@@ -22,6 +22,7 @@ from meshd.documents.admin import DocumentAdmin
 from meshd.jobs.relayout.session import RelayoutHandlers
 from meshd.objects.buckets.decoded_quota import DecodedQuotas
 from meshd.objects.buckets.replication_factor import ReplicationFactors
+from meshd.objects.buckets.service import ChangeBroadcast
 from meshd.origins.admin import BackedAdmin
 from meshd.origins.cache.residency import CacheResidency
 from meshd.origins.client.origin_pool import OriginPool
@@ -129,7 +130,8 @@ def native_routes(
     """Return the routes of the native protocol. `manager`: the cache manager of a daemon; `frame_service`:
     the service with which a worker hands frames over locally."""
     gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects)
-    definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
+    announce = ChangeBroadcast(node.control, node.mesh, node.peers, node.settings.workers).broadcast
+    definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data), announce)
     tests = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
     native = BatchEndpoint(
         data.datasets,
@@ -150,7 +152,7 @@ def native_routes(
         *OpCatalogEndpoint(data.user_ops, node.clock, native).routes(),
         *UserModuleEndpoint(data.user_ops, tests, native).routes(),
         *BackedBucketEndpoint(
-            _backed_admin(node), _copy_counts(node), DecodedQuotas(node.buckets), native
+            _backed_admin(node), _copy_counts(node), DecodedQuotas(node.buckets), announce, native
         ).routes(),
         *DocumentEndpoint(_document_admin(node, access, data), native).routes(),
         *PreviewEndpoint(TablePreviews(data.dataset_access, node.objects), native).routes(),

@@ -1,7 +1,8 @@
 """Bucket API: buckets with origins, replication factors or quotas (`/-/buckets`), and cache residency.
 
 A handler parses, calls the service and answers JSON. Root only: an origin is a location that this node reads
-with its own credentials. `DELETE /-/residence/BUCKET` evicts only data that is cached from an origin.
+with its own credentials. A change is answered when the other nodes know of it, as in the S3 API.
+`DELETE /-/residence/BUCKET` evicts only data that is cached from an origin.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from meshd.auth.identity import Identity
     from meshd.objects.buckets.decoded_quota import DecodedQuotas
     from meshd.objects.buckets.replication_factor import ReplicationFactors
@@ -33,13 +36,19 @@ _BUCKETS_PREFIX = "/-/buckets/"
 
 
 class BackedBucketEndpoint:
-    """The bucket API. One instance per worker."""
+    """The bucket API. One instance per worker. `announce`: returns when the other nodes know the buckets that
+    this process knows."""
 
     def __init__(
-        self, admin: BackedAdmin, counts: ReplicationFactors, quotas: DecodedQuotas, native: BatchEndpoint
+        self,
+        admin: BackedAdmin,
+        counts: ReplicationFactors,
+        quotas: DecodedQuotas,
+        announce: Callable[[], Awaitable[None]],
+        native: BatchEndpoint,
     ) -> None:
         self._admin, self._counts, self._native = admin, counts, native
-        self._quotas = quotas
+        self._quotas, self._announce = quotas, announce
 
     def __repr__(self) -> str:
         return "<OriginEndpoint>"
@@ -78,7 +87,9 @@ class BackedBucketEndpoint:
         parse_query(request, ())
         document = _document(await request.read())
         owner = self._admin if "url" in document else self._counts
-        return self._native.reply_json(await owner.create(identity, _bucket_name(request), document))
+        created = await owner.create(identity, _bucket_name(request), document)
+        await self._announce()
+        return self._native.reply_json(created)
 
     @operation("/-/buckets/{bucket}", "Change such a bucket", accepts="json")
     async def change(self, request: MeshRequest, identity: Identity) -> Reply:
@@ -87,9 +98,12 @@ class BackedBucketEndpoint:
         if FIELD in document:
             await self._quotas.change(identity, name, document.pop(FIELD))
             if not document:
+                await self._announce()
                 return self._native.reply_json(self._quotas.added(self._owner(name).show(identity, name)))
         owner = self._counts if "copies" in document else self._admin
-        return self._native.reply_json(self._quotas.added(await owner.change(identity, name, document)))
+        changed = await owner.change(identity, name, document)
+        await self._announce()
+        return self._native.reply_json(self._quotas.added(changed))
 
 
 def _bucket_name(request: MeshRequest) -> str:

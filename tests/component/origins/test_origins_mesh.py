@@ -65,6 +65,35 @@ def patiently(client: Any, name: str, key: str) -> bytes:
     return found[0]
 
 
+def test_a_bucket_is_known_at_every_node_when_its_creation_is_answered(
+    mesh: DaemonCluster, origin: Place
+) -> None:
+    put(origin, "known", "one", b"1")
+    backed = {
+        "url": f"s3://{origin.bucket}/known",
+        "endpoint": origin.proxy.endpoint,
+        "credentials": "weed",
+    }
+    view = {"bucket": "known-copies", "name": "seen", "view": {"kind": "shards", "count": 4}}
+    for method, path, shown, document in [
+        ("PUT", "/-/buckets/known", "/-/buckets/known", backed),
+        ("PUT", "/-/buckets/known-copies", "/-/buckets/known-copies", {"copies": 2}),
+        ("PATCH", "/-/buckets/known", "/-/buckets/known", {"write": "off"}),
+        ("POST", "/-/views", "/-/views/known-copies--seen", view),
+    ]:
+        mesh.pause("n2")
+        with ThreadPoolExecutor(1) as pool:
+            change = pool.submit(mesh["n1"].request, method, path, json.dumps(document).encode())
+            with pytest.raises(TimeoutError):  # n2 does not know of it
+                change.result(0.5)
+            mesh.resume("n2")
+        answer = change.result()
+        found = mesh["n2"].request("GET", shown)
+        assert (answer.status, found.status) == (200, 200), (answer.body, found.body)
+        known = json.loads(found.body)
+        assert known | json.loads(answer.body) == known
+
+
 def test_readers_at_all_nodes_cost_one_fetch(mesh: DaemonCluster, clients: list[Any], origin: Place) -> None:
     data = os.urandom(5 * MIB)
     put(origin, "eight", "one", data)
