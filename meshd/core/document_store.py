@@ -2,14 +2,15 @@
 
 Law: a document never changes once it is written, so caches of it never go stale. Every storage node
 keeps the shared documents (`SHARED_PREFIXES`) and fetches a missing one from its peers; all other
-documents are local. A plan that names an asset this node lacks is refused. Safe to use from every
-process.
+documents are local; those of `REBUILT_PREFIXES` are made again when their bytes are damaged. A plan that
+names an asset this node lacks is refused. Safe to use from every process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
@@ -18,22 +19,26 @@ from meshd.core.api_errors import BatchError, busy
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.plan_record import Plan
 from meshd.errors import missing_asset_message
+from meshd.store.errors import CorruptExtentError, DiskFailedError
 from meshd.store.records import Meta
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.paged_snapshot import read_snapshot
 from meshwire.frame.columns import ColumnError
+from meshwire.http_values.conditional_requests import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from meshd.core.peer_source import PeerDocumentSource
     from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
     from meshd.transform.source_files import AssetPlace
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.dataset.paged_columns import Page
     from meshwire.dataset.paged_snapshot import PagedSnapshot
 
 
+_log = logging.getLogger("meshd.documents")
 RESERVED_BUCKET = "-mesh-"
 INCARNATIONS_PREFIX: Final = "births/"
 """Prefix of records of the buckets with which a snapshot was registered; see
@@ -44,6 +49,8 @@ RESULTS_PREFIX: Final = "opened/"
 """Prefix of results of snapshot builds; see `meshd.datasets.build_results`."""
 INDEX_PREFIXES: Final = ("lines/", "tfrecords/", "mds/", "parquet/", "tables/", RESULTS_PREFIX)
 """Prefixes of sample indexes of files, and of builds: local to the node and rebuilt on demand."""
+REBUILT_PREFIXES: Final = (*INDEX_PREFIXES, "archives/", "views/", "bad/")
+"""Prefixes of documents that this node can do without: they are made again, or begin again."""
 T = TypeVar("T")
 
 
@@ -241,9 +248,18 @@ class DocumentStore:
         record = self._store.get(RESERVED_BUCKET, key)
         return None if record is None else self._store.read_range(record, 0, record.size)
 
+    def read_intact(self, key: str) -> bytes | None:
+        """Reads a document as `read_document`; None also if its bytes cannot be read. For documents that can
+        be made again."""
+        try:
+            return self.read_document(key)
+        except (CorruptExtentError, DiskFailedError) as error:
+            _log.warning("a document is damaged and is made again", extra={"key": key, "why": str(error)})
+            return None
+
     async def find_shared(self, key: str) -> bytes | None:
-        """Reads a shared document; fetches and stores it if this node lacks it."""
-        document = self.read_document(key)
+        """Reads a shared document; fetches and stores it if this node lacks it, or has it damaged."""
+        document = self.read_document(key) if self._remote.single_node else self.read_intact(key)
         if document is None and not self._remote.single_node and not self.is_gone(key):
             document = await self._remote.fetch_document(key)
             if document is not None:
@@ -274,7 +290,7 @@ class DocumentStore:
         """Writes a document durably. `once`: only if there is none, because its name determines its
         content."""
         self._note(key)
-        if once and self._store.get(RESERVED_BUCKET, key) is not None:
+        if once and find_intact(self._store, key) is not None:
             return
         writer = self._store.writer(RESERVED_BUCKET, key, size=len(document))
         try:
@@ -283,6 +299,18 @@ class DocumentStore:
         except BaseException:
             await writer.abort()
             raise
+
+
+def find_intact(store: ObjectStore, key: str) -> Record | None:
+    """Returns a document's record, None if there is none or its bytes are in quarantine."""
+    record = store.get(RESERVED_BUCKET, key)
+    return None if record is None or record.broken else record
+
+
+def unless_intact(store: ObjectStore, key: str) -> Conditions:
+    """Returns the conditions for writing a document: there is none, or its bytes are in quarantine."""
+    record = store.get(RESERVED_BUCKET, key)
+    return Conditions(if_none_match=("*",)) if record is None or not record.broken else Conditions()
 
 
 def _no_pages(snapshot: PagedSnapshot, number: int) -> Page:

@@ -59,7 +59,7 @@ class BuildResults:
 
     def find(self, name: str) -> dict[str, Any] | None:
         """Return a result whose snapshot this node still has."""
-        document = self._catalog.read_document(name)
+        document = self._catalog.read_intact(name)
         if document is None:
             return None
         result: dict[str, Any] = json.loads(document)

@@ -11,7 +11,6 @@ import struct
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from meshd.core.api_errors import BatchError
-from meshd.store.errors import CorruptExtentError
 from meshd.util.async_tasks import SingleFlight
 from meshwire.frame.columns import ColumnError
 
@@ -41,10 +40,10 @@ class IndexDocuments(Generic[T]):
         """Return the index with this name of the file at `url`; without a document of it, `make` one, once
         for all who ask. Raises BatchError BadSample and what `make` raises."""
         try:
-            document = self._catalog.read_document(name)
+            document = self._catalog.read_intact(name)
             if document is not None:
                 return await asyncio.to_thread(self._parse, document)
-        except (ColumnError, CorruptExtentError):  # written by another version, or damaged
+        except ColumnError:  # written by another version
             pass
         return await self.make_again(name, url, make)
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import BatchError, busy
 from meshd.datasets.index_documents import IndexDocuments
-from meshd.store.errors import CorruptExtentError
 from meshd.util.page_cache import release_free_memory
 from meshwire.dataset.archive_keys import compression_kind
 from meshwire.formats.json_lines import (
@@ -125,9 +124,9 @@ class LineIndexer:
     async def _converted(self, name: str) -> bytes | None:
         """Return the index that an earlier release made, in the present version."""
         try:
-            document = self._catalog.read_document(name)
+            document = self._catalog.read_intact(name)
             found = None if document is None else await asyncio.to_thread(current_line_index, document)
-        except (ColumnError, CorruptExtentError):
+        except ColumnError:
             return None
         return None if found is document else found
 

@@ -11,7 +11,7 @@ import asyncio
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from meshd.core.document_store import RESERVED_BUCKET
+from meshd.core.document_store import RESERVED_BUCKET, find_intact
 from meshd.store.records import Meta
 from meshd.util import failpoints
 from meshwire.dataset.archive_index import ArchiveIndex, index_tar
@@ -49,7 +49,7 @@ class PlanStore:
     async def load_or_make_plan(self, running: JobRun, make: Callable[[], Awaitable[JobPlan]]) -> JobPlan:
         """Return the plan of a run; make and store it if there is none yet."""
         name = f"{scratch_prefix(running)}plan"
-        document = await asyncio.to_thread(self._catalog.read_document, name)
+        document = await asyncio.to_thread(self._catalog.read_intact, name)
         if document is not None:
             try:
                 return await asyncio.to_thread(JobPlan.from_bytes, document)
@@ -122,8 +122,8 @@ class ArchiveDecompressor:
         return await self._load_index(name) or await self._unpack(running, name, bucket, key, record)
 
     async def _load_index(self, name: str) -> ArchiveIndex | None:
-        document = await asyncio.to_thread(self._catalog.read_document, f"{name}.files")
-        if document is not None and self._store.get(RESERVED_BUCKET, name) is not None:
+        document = await asyncio.to_thread(self._catalog.read_intact, f"{name}.files")
+        if document is not None and find_intact(self._store, name) is not None:
             with suppress(ColumnError):  # written by another release
                 return await asyncio.to_thread(ArchiveIndex.from_bytes, document)
         return None

@@ -19,6 +19,7 @@ from meshd.cluster.peer_checks import survey_peers
 from meshd.config.options import cores
 from meshd.control.control_api import ControlError
 from meshd.datasets.archives.background_indexer import BackgroundIndexer
+from meshd.documents.damaged_documents import DamagedDocuments
 from meshd.documents.garbage_collector import DocumentCollector, IndexCollector, is_collector_leader
 from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.process import memory_usage
@@ -119,6 +120,7 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
     return [
         PeriodicTask("indexes of files", 6 * 3600.0, indexes.sweep),
         PeriodicTask("documents", 6 * 3600.0, documents.sweep),
+        PeriodicTask("damaged documents", 0.5, DamagedDocuments(node.store).remove),
         PeriodicTask("removed documents", 30.0, documents.remove_local_copies),
         PeriodicTask("measure documents", 300.0, lambda: asyncio.to_thread(documents.update_gauges)),
         PeriodicTask("archives", 1.0, indexer.index_queued),

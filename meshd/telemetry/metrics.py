@@ -283,6 +283,10 @@ documents = gauge(
 documents_cleared = counter(
     "meshd_documents_cleared_total", "Local copies removed of documents that were removed from the mesh."
 )
+documents_damaged = counter(
+    "meshd_documents_damaged_total",
+    "Indexes and results that were removed because they were damaged; they are made again when used.",
+)
 document_bytes = gauge("meshd_document_bytes", "Bytes of these documents.", "kind", mode="mostrecent")
 documents_waiting = gauge(
     "meshd_documents_waiting",

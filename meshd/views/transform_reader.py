@@ -11,11 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import BatchError
-from meshd.core.document_store import RESERVED_BUCKET
+from meshd.core.document_store import RESERVED_BUCKET, find_intact
 from meshd.core.error_mapping import store_errors
 from meshd.telemetry import metrics
 from meshd.views import view_kind
-from meshd.views.transform_results import TransformResultMaker, find_intact_result, result_key, result_keys
+from meshd.views.transform_results import TransformResultMaker, result_key, result_keys
 from meshd.views.view_kind import StoredResult, to_s3_error, translate_peer_errors
 from meshwire.errors import S3Error
 from meshwire.s3.result_types import ObjectEntry, ObjectListing
@@ -72,7 +72,7 @@ class TransformReader:
 
     async def _ensure_result(self, view: TransformView, origin: str, source: Record) -> str:
         place = self._result_key(view, origin, source)
-        made = find_intact_result(self._store, place) is not None
+        made = find_intact(self._store, place) is not None
         view_kind.count_result(kept=made)
         for op in view.plan.ops if made else ():
             metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc()
@@ -89,7 +89,7 @@ class TransformReader:
             return result_key(view, origin, source.etag, source.size)
         except BatchError as error:
             for place in result_keys(view, origin, source.etag, source.size):
-                if find_intact_result(self._store, place) is not None:
+                if find_intact(self._store, place) is not None:
                     return place
             raise to_s3_error(error) from error
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import busy
-from meshd.core.document_store import RESERVED_BUCKET
+from meshd.core.document_store import RESERVED_BUCKET, find_intact, unless_intact
 from meshd.core.error_mapping import store_errors
 from meshd.core.frame_address import DerivedAddress
 from meshd.core.peer_messages import ViewResultRequest
@@ -30,7 +30,6 @@ from meshd.transform.compiler import asset_digests
 from meshd.util.async_tasks import SingleFlight
 from meshd.views.definitions import is_random
 from meshwire.checksums import body_checksums
-from meshwire.http_values.conditional_requests import Conditions
 from meshwire.plan.plan_spec import spec_document
 from meshwire.strict_json import PlanError, canonical_json
 from meshwire.views.transform_view import OBJECT_FIELD, TransformView
@@ -89,7 +88,7 @@ class TransformResultMaker:
         """
         view = _parsed(ask.view, ask.bucket)
         place = result_key(view, ask.key, ask.etag, ask.size)
-        if find_intact_result(self._store, place) is None:
+        if find_intact(self._store, place) is None:
             await self._making.run(place, lambda: self._make_here(view, ask.key, ask.etag, place))
         record = self._store.get(RESERVED_BUCKET, place)
         if record is None:
@@ -122,22 +121,9 @@ class TransformResultMaker:
         try:
             await writer.write(data)
             with suppress(ConditionFailedError):
-                await writer.commit(meta, conditions=result_conditions(self._store, place))
+                await writer.commit(meta, conditions=unless_intact(self._store, place))
         finally:
             await writer.abort()
-
-
-def find_intact_result(store: ObjectStore, place: str) -> Record | None:
-    """Return a stored result, None if there is none or its bytes are damaged."""
-    record = store.get(RESERVED_BUCKET, place)
-    return None if record is None or record.broken else record
-
-
-def result_conditions(store: ObjectStore, place: str) -> Conditions:
-    """Return the conditions for storing a result: none is stored, or the stored one is damaged."""
-    record = store.get(RESERVED_BUCKET, place)
-    broken = record is not None and record.broken
-    return Conditions() if broken else Conditions(if_none_match=("*",))
 
 
 def result_key(view: TransformView, key: str, etag: str, size: int) -> str:

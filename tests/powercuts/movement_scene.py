@@ -57,16 +57,13 @@ class MovementScene(MeshScene):
     def _disturb(self, seconds: float) -> None:
         time.sleep(self._chance.uniform(0.1, 0.5) * seconds)
         name = self._chance.choice(NODES)
-        act = self._chance.choice(self._acts())
+        act = self._chance.choice((self._drain, self._reweigh, self._empty, self._damage))
         if _is_whole(self._mesh.map_of()) and all(map(self._has_compared, NODES)):
             act(name)
         elif self._chance.random() < 0.4:
             self._cancel_drains()
         time.sleep(self._chance.uniform(0.1, 1.0) * seconds)
         self.report.moving += not _is_whole(self._mesh.map_of()) or bool(self._damaged)
-
-    def _acts(self) -> tuple[Callable[[str], None], ...]:
-        return (self._drain, self._reweigh, self._empty, self._damage)
 
     def _drain(self, name: str) -> None:
         self._mesh._change(name, "drain")
@@ -128,13 +125,6 @@ class MovementScene(MeshScene):
         answer = self._mesh[name].request(method, target, body)
         assert answer.status == 200, answer.body
         return json.loads(answer.body)
-
-
-class JobsScene(MovementScene):
-    """Jobs run while data moves. No damage: what jobs have noted of an archive may have no second copy."""
-
-    def _acts(self) -> tuple[Callable[[str], None], ...]:
-        return (self._drain, self._reweigh, self._empty)
 
 
 class RollingScene(MovementScene):

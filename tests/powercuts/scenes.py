@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from tests.powercuts import job_traffic
 from tests.powercuts.mesh_scene import MeshScene
-from tests.powercuts.movement_scene import JobsScene, MovementScene, RollingScene
+from tests.powercuts.movement_scene import MovementScene, RollingScene
 from tests.powercuts.origin_traffic import Loads, WriteBack, WriteThrough
 from tests.powercuts.scene import Scene
 from tests.powercuts.store_scene import StoreScene, Worker
@@ -49,7 +49,7 @@ _MESHES: Final[dict[str, tuple[type[MeshScene], list[str]]]] = {
     "mesh-write-back": (MeshScene, ["write-back", "write-through"]),
     "movement": (MovementScene, ["stock", "objects", "conditional"]),
     "rolling": (RollingScene, ["stock", "objects", "conditional"]),
-    "mesh-jobs": (JobsScene, ["jobs"]),
+    "mesh-jobs": (MovementScene, ["jobs"]),
 }
 SCENES: Final = (*_DAEMONS, *_STORES, *_MESHES)
 _KINDS: Final = {**KINDS, "usage": Usage, "jobs": job_traffic.Jobs}

@@ -319,13 +319,10 @@ class Uploads(Traffic):
         """What the object may be. A completion without an answer stays in doubt until the next one is
         acknowledged, whatever happens to parts in the meantime."""
         found = set(self._doubted.get(name, {None}))
-        before = None
         for each in self.histories[name].attempts:
             content = _untold(each.value)[0]
-            if content != before:
-                settled = each.is_settled(since)
-                found = {content} if settled and each.begun else found | {content}
-            before = content
+            if content not in found:  # a completion; other changes keep what a node has shown
+                found = {content} if each.is_settled(since) and each.begun else found | {content}
         return found
 
     def _state(self, client: Any, key: str) -> tuple[str | None, dict[int, tuple[str, str]] | None]:

@@ -44,7 +44,8 @@ def mounted(source: Path, mount: Path, *options: str, module: str = "") -> Itera
                 time.sleep(0.05)
             yield process.pid
         finally:
-            subprocess.run(["umount", "-l", str(mount)], check=False, timeout=30)
+            # By force, since a mount namespace that another process has made meanwhile has the mount, too.
+            subprocess.run(["umount", "-f", "-l", str(mount)], check=False, timeout=30)
             try:
                 process.wait(timeout=120)
             except subprocess.TimeoutExpired:  # a file of it is still open

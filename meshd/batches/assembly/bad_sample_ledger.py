@@ -37,7 +37,7 @@ class BadSample:
 
 def read_ledger(catalog: DocumentStore, plan: str) -> list[dict[str, Any]]:
     """Return the entries of a plan as plain JSON values, oldest first; empty if there are none."""
-    document = catalog.read_document(f"bad/{plan}")
+    document = catalog.read_intact(f"bad/{plan}")
     return [] if document is None else list(json.loads(document))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from meshd.core.api_errors import BatchError, busy
-from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
+from meshd.core.document_store import RESERVED_BUCKET, DocumentStore, find_intact, unless_intact
 from meshd.core.peer_messages import RemoteRecord
 from meshd.datasets.archives.reader import (
     SCATTERED,
@@ -47,7 +47,6 @@ from meshwire.dataset.archive_keys import (
 )
 from meshwire.formats.tar import TarError
 from meshwire.frame.columns import ColumnError
-from meshwire.http_values.conditional_requests import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -174,7 +173,7 @@ class LocalArchives:
         BatchError BadSample, TooLarge, NotImplemented."""
         place = copy_key(kind, record)
         self._used(place)
-        found = self._store.get(RESERVED_BUCKET, place)
+        found = find_intact(self._store, place)
         if found is not None and size in (None, found.size):
             return found
         return await self._copy(kind, _url(bucket, key), record)
@@ -206,11 +205,11 @@ class LocalArchives:
     # --- building ---------------------------------------------------------------------------------------
 
     async def _stored(self, name: str, url: str, record: Record) -> ArchiveIndex | None:
-        document = self._catalog.read_document(INDEXES_PREFIX + name)
+        document = self._catalog.read_intact(INDEXES_PREFIX + name)
         if document is not None:
             with suppress(ColumnError):  # written by another version: rebuilt
                 return await asyncio.to_thread(_read, document)
-        kept = self._catalog.read_document(REFUSALS_PREFIX + name)
+        kept = self._catalog.read_intact(REFUSALS_PREFIX + name)
         if kept is not None:
             refusal = json.loads(kept)
             most = refusal["most"]
@@ -318,7 +317,7 @@ class LocalArchives:
             metrics.archives.labels(kind, "inflated").inc()
             meta = Meta(f"{record.etag}-{record.size:x}")
             with suppress(ConditionFailedError):  # another process was faster
-                return await writer.commit(meta, conditions=Conditions(if_none_match=("*",)))
+                return await writer.commit(meta, conditions=unless_intact(self._store, key))
             return self._store.get(RESERVED_BUCKET, key)
         finally:
             await writer.abort()

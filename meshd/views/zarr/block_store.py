@@ -17,14 +17,14 @@ from awscrt.checksums import combine_crc32c, crc32c
 from meshd.batches.assembly.assembler import block_metadata
 from meshd.batches.assembly.frame_buffer import STATUS, fixed_specs
 from meshd.core.api_errors import BatchError
-from meshd.core.document_store import RESERVED_BUCKET
+from meshd.core.document_store import RESERVED_BUCKET, find_intact, unless_intact
 from meshd.core.error_mapping import store_errors
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta, Span
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import SingleFlight
 from meshd.views import view_kind
-from meshd.views.transform_results import RESULTS_PREFIX, find_intact_result, result_conditions
+from meshd.views.transform_results import RESULTS_PREFIX
 from meshd.views.view_kind import to_s3_error
 from meshd.views.zarr.layout import BLOCK_NAME
 from meshwire.errors import S3Error
@@ -64,7 +64,7 @@ class BlockStore:
         work, rows = laid.works[array.name], array.rows(chunk)
         place = f"{RESULTS_PREFIX}blocks/{work.block_name(laid.snapshot, rows)}"
         with store_errors():
-            record = find_intact_result(self._store, place)
+            record = find_intact(self._store, place)
         view_kind.count_result(kept=record is not None)
         if record is None:
             record, _ = await self._making.run(place, lambda: self._make(laid, array, chunk, place))
@@ -117,7 +117,7 @@ class BlockStore:
                     await writer.write(piece)
                 with suppress(ConditionFailedError):
                     meta = Meta(address.block)  # the name identifies the content
-                    return await writer.commit(meta, conditions=result_conditions(self._store, place))
+                    return await writer.commit(meta, conditions=unless_intact(self._store, place))
             finally:
                 await writer.abort()
             found = self._store.get(RESERVED_BUCKET, place)

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import StoreSettings
+from meshd.core.document_store import RESERVED_BUCKET
+from meshd.datasets.archives.archive_service import LocalArchives
+from meshd.documents.damaged_documents import DamagedDocuments
 from meshd.store.errors import CorruptExtentError, InvalidPartError, QuarantinedError
 from meshd.store.records import Meta
 from meshd.store.replica.changes import without_local_fields
@@ -17,6 +20,7 @@ from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
 from meshd.util.clock import ManualClock
+from tests.support.archive_files import archive_of
 from tests.support.store_calls import LARGE, put_object, put_part
 
 if TYPE_CHECKING:
@@ -245,3 +249,45 @@ def test_a_pass_goes_on_where_it_was(tmp_path: Path) -> None:
         store.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["tar", "tgz"])
+def test_a_damaged_index_of_an_archive_is_made_again(tmp_path: Path, kind: str) -> None:
+    """At once by who reads it; what nobody reads leaves the quarantine. So does a decompressed copy."""
+    files = {f"{number}.txt": b"%d" % number * 500 for number in range(40)}
+
+    async def test(store: Store) -> None:
+        key = f"all.{kind}"
+        record = await put_object(store, key, archive_of(kind, files))
+
+        def made(prefix: str) -> Record:
+            (found,) = [each for name, each in store.list(RESERVED_BUCKET).entries if name.startswith(prefix)]
+            return found
+
+        async def read() -> bytes:
+            archives = LocalArchives(store, lambda used: None)  # which has nothing in memory
+            index = await archives.get_index("b", key, record)
+            plain = await archives.decompressed("b", key, record)
+            place = index.find("7.txt")
+            assert place is not None
+            assert store.read_range(plain, *place) == files["7.txt"]
+            return index.to_bytes()
+
+        first = await read()
+        _flip(store, made("archives/").extents[0], 9)
+        assert await read() == first  # nothing is in quarantine yet
+        assert await _scrub(store) == 0  # it was written again
+        derived = ("archives/", "views/") if kind == "tgz" else ("archives/",)
+        for prefix in derived:
+            _flip(store, made(prefix).extents[0], 9)
+        assert await _scrub(store) == len(derived)
+        await read()
+        _flip(store, record.extents[0], 9)
+        for prefix in derived:
+            _flip(store, made(prefix).extents[0], 9)
+        assert await _scrub(store) == 1 + len(derived)
+        assert await DamagedDocuments(store).remove() == len(derived)
+        assert [name for name, *_ in store.quarantine.entries()] == [b"b\0" + key.encode()]
+        assert await DamagedDocuments(store).remove() == 0
+
+    _on(tmp_path, test)
