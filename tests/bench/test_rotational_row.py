@@ -47,6 +47,7 @@ class Counted:
 
 
 @pytest.mark.bench
+@pytest.mark.sampled(3)
 def test_our_epochs_at_toy_size(tmp_path: Path) -> None:
     """Reads that the disk sees: all bytes once when cold, none from memory, one pass for jobs that share."""
     album = make_album(tmp_path, SCALE.rotational)

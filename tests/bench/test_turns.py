@@ -28,6 +28,7 @@ from bench.results import Figure
 from bench.rows import QUICK, Scale, store_rows
 from bench.subprocess_row import apart
 from bench.token_reader import look
+from tests.bench.counted_figures import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -167,18 +168,11 @@ def test_no_row_has_rounds_of_its_own_order() -> None:
     assert len([name for name, text in texts.items() if "bench.interleave import" in text]) >= 14
 
 
-def _counts(most: int) -> Iterator[Figure]:
-    for number in range(most):
-        yield Figure("it", number, {})
-    if most == 3:
-        raise ValueError("three")
-
-
 def test_figures_of_a_process_apart_come_one_by_one() -> None:
-    assert [figure.round for figure in apart(_counts, 2)] == [0, 1]
-    first = next(iter(apart(_counts, 1_000_000)))  # the rest is not waited for
+    assert [figure.round for figure in apart(counted, 2)] == [0, 1]
+    first = next(iter(apart(counted, 1_000_000)))  # the rest is not waited for
     assert first.round == 0
-    figures = apart(_counts, 3)
+    figures = apart(counted, 3)
     assert [next(figures).round for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ChildError, match="ended with 1"):
         next(figures)

@@ -77,6 +77,7 @@ def test_data_parallel_training_goes_on_at_another_world_size(capsys: pytest.Cap
     assert hashes(capsys.readouterr().out) == [first]
 
 
+@pytest.mark.sampled(2)
 def test_compressed_gradients_and_layerwise_rates_train_on_the_same_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -14,6 +14,7 @@ from tests.kubernetes.playing import SCENES, Operator, change, killed_everywhere
 from tests.kubernetes.world import NAME, NAMESPACE, World
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(SCENES)), ids=[name for name, *_ in SCENES])
 def test_an_operator_killed_at_any_call_is_followed_by_one_that_goes_on(number: int) -> None:
     """Before each call that changes something: what it had done until then is what the next one finds. Nobody
@@ -64,13 +65,14 @@ def test_what_a_changed_spec_asks_for_no_more_goes_and_nothing_of_others() -> No
     assert api.of("servicemonitors") == []
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("status", [409, 500])
-def test_refusals_hold_nothing_up_for_ever(status: int) -> None:
+def test_refusals_hold_nothing_up_for_ever(status: int, seed: int) -> None:
     """One call in eight that changes something is refused."""
-    for seed in range(3):
-        choose, api = random.Random(seed), Api()
-        api.fault = Fault(lambda method, *_: method != "GET" and choose.random() < 0.125, status)  # noqa: B023
-        asyncio.run(play(World(api), SCENES))
+    choose, api = random.Random(seed), Api()
+    api.fault = Fault(lambda method, *_: method != "GET" and choose.random() < 0.125, status)
+    asyncio.run(play(World(api), SCENES))
 
 
 def test_a_second_pass_changes_nothing() -> None:

@@ -169,6 +169,7 @@ LOOKS: Final = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("look", LOOKS)
 def test_every_page_is_there_and_accessible(
     daemon: Daemon, chromium: Any, look: str, monkeypatch: pytest.MonkeyPatch

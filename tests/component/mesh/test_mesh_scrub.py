@@ -212,6 +212,7 @@ def test_a_row_takes_another_owners_bytes_of_what_it_is_mixed_with(mesh: DaemonC
     _await_sound(mesh, bodies)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("runner", NODES)
 def test_jobs_take_another_owners_bytes(mesh: DaemonCluster, runner: str) -> None:
     """One copy of each source is damaged, here that of the node that runs them, there another's: of small

@@ -311,6 +311,7 @@ def check_earlier_sdk(script: Script, place: str, expected: list[list[str]]) -> 
     assert {node["id"]: node["state"] for node in json.loads(said)["nodes"]} == dict.fromkeys(NODES, "up")
 
 
+@pytest.mark.sampled(2)
 def test_a_lone_node_is_taken_over_and_given_back(checkout: Path, tmp_path: Path, told: Told) -> None:
     """The control store is the one in its directory."""
     node = Daemon(tmp_path / "node", FLAGS, {}, 1)

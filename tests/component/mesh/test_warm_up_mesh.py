@@ -65,6 +65,7 @@ def test_each_node_keeps_its_own_samples_and_a_loader_finds_all() -> None:
         assert wanted(mesh, "hit") == SAMPLES
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", ["n1", "n2"])
 def test_a_killed_node_warms_up_again(victim: str) -> None:
     with with_failpoints("transform.row=sleep(200)"), two_nodes() as mesh:

@@ -116,6 +116,7 @@ class PowerCut:
         target.write_bytes(mixed)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_it_is_back_at_its_checkpoint(tmp_path: Path, seed: int) -> None:
     settings, chance = settings_at(tmp_path / "store"), random.Random(seed)
