@@ -1,8 +1,8 @@
 """What `open` of many samples costs, first and again: `python -m bench.open_cost --samples 10000000`.
 
-The source has ten files of lines, or one object a sample (`--kind objects`). CPU seconds and memory are
-those of all processes of the daemon; memory counts shared pages once, and the page cache not at all. At
-the end, batches of a full shuffle of lines are read.
+The source has ten files of lines, ten tars (`--kind tar`), or one object a sample (`--kind objects`). CPU
+seconds and memory are those of all processes of the daemon; memory counts shared pages once, and the page
+cache not at all. At the end, batches of a full shuffle of lines or members are read.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import meshsdk as mesh
 from bench.processes import cpu_seconds, memory_bytes
+from tests.support.archive_files import tar_of
 from tests.support.daemons import Daemon
 
 _FILES: Final = 10
@@ -29,7 +30,7 @@ def main() -> None:
     """Print a line for each `open`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=1_000_000)
-    parser.add_argument("--kind", choices=("lines", "objects"), default="lines")
+    parser.add_argument("--kind", choices=("lines", "tar", "objects"), default="lines")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--checkout", type=Path, help="another checkout, whose daemon is measured")
@@ -40,29 +41,30 @@ def main() -> None:
         daemon.up()
         client = daemon.client()
         client.create_bucket(Bucket="many")
-        each, count = (given.samples // _FILES, _FILES) if given.kind == "lines" else (1, given.samples)
+        each, count = (1, given.samples) if given.kind == "objects" else (given.samples // _FILES, _FILES)
+        make, ending = (_tar, "tar") if given.kind == "tar" else (_lines, "txt")
         for number in range(count):
-            client.put_object(Bucket="many", Key=f"{number:09}.txt", Body=_lines(number, each))
+            client.put_object(Bucket="many", Key=f"{number:09}.{ending}", Body=make(number, each))
         for note in ("first", "again", "again", "again"):
             _open(daemon, given.kind, note)
-        client.put_object(Bucket="many", Key="added.txt", Body=_lines(0, _ADDED))
+        client.put_object(Bucket="many", Key=f"added.{ending}", Body=make(count, _ADDED))
         for note in ("one file added", "again", "again"):
             _open(daemon, given.kind, note)
         client.close()
         daemon.restart()
         for note in ("after a restart", "again"):
             _open(daemon, given.kind, note)
-        if given.kind == "lines":
-            _read(daemon, given.batches)
+        if given.kind != "objects":
+            _read(daemon, given.kind, given.batches)
 
 
-def _read(daemon: Daemon, batches: int) -> None:
+def _read(daemon: Daemon, kind: Any, batches: int) -> None:
     os.environ |= {
         "MESH_ENDPOINT": daemon.endpoint,
         "AWS_ACCESS_KEY_ID": daemon.access_key,
         "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
     }
-    samples = mesh.open("s3://many", fields={"text": "txt"}, kind="lines")
+    samples = mesh.open("s3://many", fields={"text": "txt"}, kind=kind)
     loader = mesh.Loader(samples, global_batch=_ROWS, shuffle=True, seed=1)
     began, used = time.monotonic(), cpu_seconds(daemon.pid)
     reading = iter(loader)
@@ -76,6 +78,11 @@ def _read(daemon: Daemon, batches: int) -> None:
 
 def _lines(number: int, count: int) -> bytes:
     return b"".join(b"%d\n" % (number * count + line) for line in range(count))
+
+
+def _tar(number: int, count: int) -> bytes:
+    names = (f"{number * count + member:09}.txt" for member in range(count))
+    return tar_of({name: name[:9].encode() for name in names})
 
 
 def _open(daemon: Daemon, kind: str, note: str) -> None:

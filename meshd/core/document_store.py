@@ -47,7 +47,11 @@ SHARED_PREFIXES: Final = ("snapshots/", "plans/", "assets/", "packs/", INCARNATI
 """Prefixes of documents that are named by their content, so a name means the same on every node."""
 RESULTS_PREFIX: Final = "opened/"
 """Prefix of results of snapshot builds; see `meshd.datasets.build_results`."""
-INDEX_PREFIXES: Final = ("lines/", "tfrecords/", "mds/", "parquet/", "tables/", RESULTS_PREFIX)
+PAGES_PREFIX: Final = "pages/"
+"""Prefix of pages of snapshots, but for those of files of lines, which are their indexes."""
+INDEX_PREFIXES: Final = (
+    "lines/", "tfrecords/", "mds/", "parquet/", "tables/", PAGES_PREFIX, RESULTS_PREFIX
+)  # fmt: skip
 """Prefixes of sample indexes of files, and of builds: local to the node and rebuilt on demand."""
 REBUILT_PREFIXES: Final = (*INDEX_PREFIXES, "archives/", "views/", "bad/")
 """Prefixes of documents that this node can do without: they are made again, or begin again."""

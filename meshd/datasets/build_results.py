@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Record
     from meshwire.dataset.fields import FieldSpec, Source
 
-_FORM: Final = 2
+_FORM: Final = 3
 """Raise it if equal listings give other snapshots than before."""
 _REMEMBERED: Final = 1024
 
@@ -79,9 +79,12 @@ class BuildResults:
         await self._catalog.write_document(_last(request), document)
 
     def last_snapshot(self, request: str) -> bytes | None:
-        """Return the document of the snapshot that a request had last, whatever its source held then."""
+        """Return the document of the snapshot that a request had last, whatever its source held then; None if
+        samples were left out, because only the pages say which."""
         found = self.find(_last(request))
-        return None if found is None else self._catalog.read_document(f"snapshots/{found['snapshot']}")
+        if found is None or found["skipped"]:
+            return None
+        return self._catalog.read_document(f"snapshots/{found['snapshot']}")
 
 
 def _last(request: str) -> str:

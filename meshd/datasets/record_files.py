@@ -11,15 +11,15 @@ import asyncio
 import hashlib
 import json
 import os
-from collections import OrderedDict
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import BatchError, busy
 from meshd.datasets.index_documents import IndexDocuments
+from meshd.datasets.page_indexes import PageIndexes, content_name
 from meshd.util.page_cache import release_free_memory
 from meshwire.dataset.archive_keys import compression_kind
+from meshwire.dataset.paged_snapshot import LINE_PARTS
 from meshwire.formats.json_lines import (
     MAX_LINES,
     LineError,
@@ -40,13 +40,7 @@ if TYPE_CHECKING:
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record, Span
-    from meshwire.dataset.paged_snapshot import PageFacts
-
-
-def content_name(key: str, etag: str, size: int) -> str:
-    """Return a name for the content of a file after decompression by its extension."""
-    packed = compression_kind(key)
-    return f"{etag}-{size}" + (f".{packed}" if packed else "")
+    from meshwire.dataset.paged_snapshot import PageFacts, PageParts
 
 
 def line_index_name(key: str, etag: str, size: int) -> str:
@@ -72,7 +66,6 @@ async def decompressed_object(
 
 
 _PIECE = 4 << 20
-_REMEMBERED = 1 << 16
 _LARGE = 4 << 20  # bytes of an index, whose making took several times as many in small pieces
 
 
@@ -90,18 +83,20 @@ class LineIndexer:
         self._capacity = capacity
         self._store, self._archives, self._objects = store, archives, objects
         self._catalog = catalog
-        self._indexes = IndexDocuments(catalog, "a file of lines", partial(line_page_facts, stored=0))
-        self._facts: OrderedDict[str, PageFacts] = OrderedDict()
+        self._pages = PageIndexes(catalog, "a file of lines", line_page_facts)
 
     def __repr__(self) -> str:
-        return f"<LineIndexer {self._indexes}>"
+        return f"<LineIndexer {self._pages}>"
 
-    async def read_page(self, bucket: str, key: str, record: Record, *, again: bool = False) -> PageFacts:
-        """Return what snapshots say of the page of a file, which is afterwards on this node. `again`: make it
-        even if there is one. Raises BatchError BadSample."""
+    def page_name(self, key: str, etag: str, size: int, parts: PageParts) -> str:
+        """See `PageMaker`."""
+        return line_index_name(key, etag, size)
+
+    async def read_page(
+        self, bucket: str, key: str, record: Record, parts: PageParts = LINE_PARTS, *, again: bool = False
+    ) -> PageFacts:
+        """See `PageMaker`. All pages of a file are the same."""
         name = line_index_name(key, record.etag, record.size)
-        if not again and name in self._facts:
-            return self._facts[name]
 
         async def make() -> bytes:
             earlier = None if again else await self._converted(name)
@@ -113,13 +108,7 @@ class LineIndexer:
                 return await asyncio.to_thread(current_line_index, fetched)
             return await self._index(bucket, key, here)
 
-        url = f"s3://{bucket}/{key}"
-        read = self._indexes.make_again if again else self._indexes.read
-        found = await read(name, url, make)
-        facts = self._facts[name] = replace(found, size=found.size or record.size, stored=record.size)
-        if len(self._facts) > _REMEMBERED:
-            self._facts.popitem(last=False)
-        return facts
+        return await self._pages.read(name, f"s3://{bucket}/{key}", record, make, again=again)
 
     async def _converted(self, name: str) -> bytes | None:
         """Return the index that an earlier release made, in the present version."""

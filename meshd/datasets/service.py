@@ -15,7 +15,7 @@ from meshd.datasets.build_results import BuildResults, request_name, result_name
 from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
 from meshd.datasets.mds import MdsSources
 from meshd.datasets.parquet_row_copies import ParquetFiles, parquet_files
-from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
+from meshd.datasets.record_files import TfrecordIndexer
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
 from meshd.datasets.source_files import scanned_files
@@ -26,11 +26,11 @@ from meshd.peer_reads.replica_selection import gather_limited
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.util.async_tasks import CallProgress, LongRunningCalls, StillRunningError
-from meshwire.dataset.build_snapshot import EmptySnapshotError, build_from_objects, build_from_tars
+from meshwire.dataset.build_paged import build_from_pages
+from meshwire.dataset.build_snapshot import EmptySnapshotError, build_from_objects
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source
-from meshwire.dataset.paged_snapshot import PagedSnapshot, page_facts
-from meshwire.formats.json_lines import build_from_lines
+from meshwire.dataset.paged_snapshot import PagedSnapshot, PageParts, page_facts
 from meshwire.formats.record_index import build_from_records
 from meshwire.strict_json import (
     PlanError,
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
-    from meshwire.dataset.archive_index import ShardIndex
     from meshwire.dataset.build_snapshot import Snapshot, SnapshotBuild
     from meshwire.dataset.fields import FieldSpec, Source
     from meshwire.dataset.paged_snapshot import PageFacts
+    from meshwire.dataset.snapshot import SnapshotKind
     from meshwire.formats.record_index import IndexedFile
 
 Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "table", "tokens"]
@@ -121,8 +121,8 @@ class DatasetService:
         self._structures = DerivedSnapshots(
             store, catalog, readers, archives, objects, births, self._capacity
         )
-        self.lines = LineIndexer(store, catalog, archives, objects, self._capacity)
-        self._pages = SnapshotPages(store, catalog, self.lines, objects)
+        self._pages = SnapshotPages(store, catalog, archives, objects, self._capacity)
+        self.lines = self._pages.lines
         self._zarrs = ZarrSources(objects, self._capacity)
         self._tokens = TokenSources(objects, self._capacity)
         self.parquets = ParquetFiles(store, catalog, archives, objects, self._capacity)
@@ -273,12 +273,11 @@ class DatasetService:
         named = repr((str(source), kind, fields_document(fields), [(key, r.etag) for key, r in listing]))
 
         async def index(progress: CallProgress) -> None:
-            if kind == "lines":
-                await self._lines(scanned_files(listing, kind, fields), source, fields, progress)
+            scanned = scanned_files(listing, kind, fields)
+            if kind in ("lines", "auto", "tar"):
+                await self._page_facts(scanned, source, kind, fields, progress)
             elif kind == "table":
-                await self.tables.index_files(scanned_files(listing, kind, fields), source, progress)
-            elif kind in ("auto", "tar"):
-                await self._archived(scanned_files(listing, kind, fields), source, progress)
+                await self.tables.index_files(scanned, source, progress)
             else:
                 await self._files(listing, source, kind, fields, progress)
 
@@ -303,49 +302,44 @@ class DatasetService:
             files = await self._files(listing, source, kind, fields, CallProgress())
             return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
         scanned = scanned_files(listing, kind, fields)
-        if kind == "lines":
-            lines = await self._lines(scanned, source, fields, CallProgress())
-            return await asyncio.to_thread(
-                build_from_lines, lines, source=source, fields=fields, open_page=self._pages.open_page
-            )
-        if kind == "tar" or scanned:
-            indexed = await self._archived(scanned, source, CallProgress())
-            return await asyncio.to_thread(build_from_tars, indexed, source=source, fields=fields)
-        objects = [(key, record.etag, record.size) for key, record in listing]
-        return await asyncio.to_thread(build_from_objects, objects, source=source, fields=fields)
-
-    async def _archived(
-        self, scanned: Sequence[tuple[str, Record]], source: Source, progress: CallProgress
-    ) -> list[tuple[str, str, int, ShardIndex]]:
-        """Return the indexes of archives, created if needed. Raises EmptySnapshotError if there are none."""
-        if not scanned:
+        if kind == "tar" and not scanned:
             raise EmptySnapshotError(
                 "source",
                 f"there is no archive in {source}; expected names that end in .tar, .tgz, .tar.zst or .zip. "
                 "Plain files are read without a kind, or with kind 'objects'",
             )
-        indexed = []
-        for number, (key, record) in enumerate(scanned):
-            index = await self._archives.get_index(source.bucket, key, record)
-            indexed.append((key, record.etag, index.size, index.files))
-            progress.reached(number + 1, len(scanned))
-        return indexed
+        if kind == "lines" or scanned:
+            shards = await self._page_facts(scanned, source, kind, fields, CallProgress())
+            return await asyncio.to_thread(
+                build_from_pages,
+                shards,
+                kind="lines" if kind == "lines" else "tar",
+                source=source,
+                fields=fields,
+                open_page=self._pages.open_page,
+            )
+        objects = [(key, record.etag, record.size) for key, record in listing]
+        return await asyncio.to_thread(build_from_objects, objects, source=source, fields=fields)
 
-    async def _lines(
+    async def _page_facts(
         self,
         scanned: Sequence[tuple[str, Record]],
         source: Source,
+        kind: Kind,
         fields: Mapping[str, FieldSpec],
         progress: CallProgress,
     ) -> list[tuple[str, str, PageFacts]]:
-        """Return the pages of files of lines; those that the last snapshot of this source lacks are made."""
-        last = self._results.last_snapshot(request_name(source, "lines", fields, _DEFAULTS))
+        """Return what the pages of shards say; those that the last snapshot of this source lacks are made."""
+        last = self._results.last_snapshot(request_name(source, kind, fields, _DEFAULTS))
+        made_of: SnapshotKind = "lines" if kind == "lines" else "tar"
+        maker, parts = self._pages.makers[made_of], PageParts.of_fields(made_of, fields)
         known = {} if last is None else await asyncio.to_thread(page_facts, last)
         pages = [known.get((key, record.etag, record.size)) for key, record in scanned]
         progress.reached(len(scanned) - pages.count(None), len(scanned))
 
         async def page_of(key: str, record: Record) -> PageFacts:
-            page = await self.lines.read_page(source.bucket, key, record)
+            wanted = parts.of_shard(key, source.prefix)
+            page = await maker.read_page(source.bucket, key, record, wanted)
             progress.advance()
             return page
 

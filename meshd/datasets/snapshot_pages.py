@@ -17,21 +17,27 @@ from typing import TYPE_CHECKING, Final
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import RESERVED_BUCKET
 from meshd.core.sample_locations import snapshot_changed
-from meshd.datasets.record_files import line_index_name
+from meshd.datasets.page_indexes import MemberPages
+from meshd.datasets.record_files import LineIndexer
 from meshd.peer_reads.replica_selection import gather_limited
 from meshd.store.errors import StoreError
 from meshd.util.page_cache import map_file
 from meshwire.dataset.paged_snapshot import PagedSnapshot, read_snapshot
-from meshwire.formats.json_lines import open_line_page
+from meshwire.formats.page_formats import open_page
 from meshwire.frame.columns import ColumnError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from meshd.core.document_store import DocumentStore
-    from meshd.datasets.record_files import LineIndexer
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.datasets.page_indexes import PageMaker
+    from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.dataset.paged_columns import Page
+    from meshwire.dataset.snapshot import SnapshotKind
     from meshwire.frame.tensor_frame import Buffer
 
 _KEPT: Final = 8192
@@ -44,12 +50,23 @@ _AT_ONCE: Final = 8
 
 
 class SnapshotPages:
-    """The pages of snapshots, for a process. `lines`: makes the indexes of files of lines."""
+    """The pages of snapshots, for a process. `lines` indexes files of lines; `makers`: by kind of the source,
+    what makes its pages."""
 
     def __init__(
-        self, store: ObjectStore, catalog: DocumentStore, lines: LineIndexer, objects: RemoteObjects
+        self,
+        store: ObjectStore,
+        catalog: DocumentStore,
+        archives: ArchiveService,
+        objects: RemoteObjects,
+        capacity: SnapshotCapacity,
     ) -> None:
-        self._store, self._catalog, self._lines, self._objects = store, catalog, lines, objects
+        self._store, self._catalog, self._objects = store, catalog, objects
+        self.lines = LineIndexer(store, catalog, archives, objects, capacity)
+        self.makers: Mapping[SnapshotKind, PageMaker] = {
+            "lines": self.lines,
+            "tar": MemberPages(catalog, archives),
+        }
         self._open: OrderedDict[bytes, Page] = OrderedDict()
         self._gone: dict[bytes, str] = {}  # what became of the objects of pages that cannot be made
         self._damaged: set[bytes] = set()
@@ -89,7 +106,7 @@ class SnapshotPages:
         """Return the bytes of a page (blocking). Raises BatchError as `open_page`."""
         self.open_page(snapshot, number)
         try:
-            return bytes(self._document(_page_name(snapshot, number)))
+            return bytes(self._document(self._page_name(snapshot, number)))
         except (ColumnError, StoreError, OSError) as error:
             raise self._unavailable(snapshot, number, error) from error
 
@@ -100,7 +117,7 @@ class SnapshotPages:
             if snapshot.table.hash_of(number) in self._open:
                 continue
             if number >= _CHECKED and snapshot.table.hash_of(number) not in self._damaged:
-                if self._store.get(RESERVED_BUCKET, _page_name(snapshot, number)) is None:
+                if self._store.get(RESERVED_BUCKET, self._page_name(snapshot, number)) is None:
                     found.append(number)
                 continue
             try:
@@ -118,7 +135,8 @@ class SnapshotPages:
             self._gone[facts.digest] = "was deleted" if record is None else "was replaced"
             return
         self._gone.pop(facts.digest, None)
-        found = await self._lines.read_page(bucket, key, record, again=True)
+        maker, parts = self.makers[snapshot.kind], snapshot.parts_of(number)
+        found = await maker.read_page(bucket, key, record, parts, again=True)
         if found != facts:
             raise BatchError(
                 "BadSample",
@@ -131,12 +149,12 @@ class SnapshotPages:
 
     def _opened(self, snapshot: PagedSnapshot, number: int) -> Page:
         """Open and verify a page (blocking). Raises ColumnError, StoreError, OSError."""
-        name = _page_name(snapshot, number)
+        name = self._page_name(snapshot, number)
         try:
             document = self._document(name)
         except FileNotFoundError:  # it was moved in the meantime
             document = self._document(name)
-        page = open_line_page(document, snapshot.facts(number))
+        page = open_page(document, snapshot.kind, snapshot.facts(number))
         digest = snapshot.table.hash_of(number)
         self._damaged.discard(digest)
         with self._lock:
@@ -163,7 +181,8 @@ class SnapshotPages:
             return snapshot_changed(snapshot, number, what)
         return busy(f"the page of {url} in the snapshot {snapshot.hash} is made again: {error}")
 
-
-def _page_name(snapshot: PagedSnapshot, number: int) -> str:
-    objects = snapshot.objects
-    return line_index_name(objects.keys[number], objects.etags[number], int(snapshot.table.stored[number]))
+    def _page_name(self, snapshot: PagedSnapshot, number: int) -> str:
+        objects, stored = snapshot.objects, int(snapshot.table.stored[number])
+        return self.makers[snapshot.kind].page_name(
+            objects.keys[number], objects.etags[number], stored, snapshot.parts_of(number)
+        )

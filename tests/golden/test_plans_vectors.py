@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 
 from meshwire.dataset.archive_index import index_tar
-from meshwire.dataset.build_snapshot import build_from_objects, build_from_tars
+from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
 from meshwire.formats.tar import TarMember
 from meshwire.frame.sample_frames import SampleFrame, sample_layout
@@ -25,6 +25,7 @@ from meshwire.plan.epoch_order import epoch_order
 from meshwire.plan.keyed_random import KeyedRandom, derive_key
 from meshwire.plan.plan_spec import LoaderState, ShuffleSpec, canonical_spec, parse_spec, plan_hash
 from meshwire.plan.shuffle import BucketOrder, Feistel, shuffle_order
+from tests.support.paged_snapshots import build_from_tars
 
 DATA = Path(__file__).parent / "plans"
 REWRITE = os.environ.get("GOLDEN") == "rewrite"

@@ -30,7 +30,6 @@ from meshd.core.document_store import DocumentStore
 from meshd.core.peer_source import LOOKUP_ONLY
 from meshd.datasets.archives.background_indexer import IndexQueue
 from meshd.datasets.bucket_incarnations import SnapshotIncarnations
-from meshd.datasets.record_files import LineIndexer
 from meshd.datasets.service import DatasetService
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
@@ -101,8 +100,7 @@ def node_catalog(node: NodeContext) -> DocumentStore:
     """Return the document store, as this process opens it."""
     catalog = DocumentStore(node.store, node.objects.documents, node.last_used, node.removals)
     capacity = SnapshotCapacity(memory_usage.free_memory)
-    lines = LineIndexer(node.store, catalog, node.archives, node.objects, capacity)
-    SnapshotPages(node.store, catalog, lines, node.objects)
+    SnapshotPages(node.store, catalog, node.archives, node.objects, capacity)
     return catalog
 
 

@@ -166,7 +166,7 @@ def fetch_snapshot(transport: Transport, digest: str) -> Snapshot:
     """Fetch a snapshot's document: objects and ETags. The locations of samples come with it, or, of a
     snapshot that consists of pages, with each page when it is first used."""
     from meshwire.dataset.paged_snapshot import read_snapshot  # most jobs never read the document
-    from meshwire.formats.json_lines import open_line_page
+    from meshwire.formats.page_formats import open_page as read_page
 
     path = f"/-/snapshots/{quote(digest, safe='')}"
     opened: dict[int, Page] = {}
@@ -174,7 +174,8 @@ def fetch_snapshot(transport: Transport, digest: str) -> Snapshot:
     def open_page(snapshot: PagedSnapshot, number: int) -> Page:
         if number not in opened:
             page = transport.text(Request("GET", f"{path}/pages/{number}"))
-            opened[number] = read_answer(lambda: open_line_page(page, snapshot.facts(number)), "page")
+            facts = snapshot.facts(number)
+            opened[number] = read_answer(lambda: read_page(page, snapshot.kind, facts), "page")
         return opened[number]
 
     body = transport.text(Request("GET", path))

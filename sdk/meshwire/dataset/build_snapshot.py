@@ -1,4 +1,4 @@
-"""Builds snapshots from listings: objects grouped by name, tars by their indexes.
+"""Builds snapshots of plain objects from their listing, grouped by name.
 
 Law: a pure function of the listing, so building twice gives the same hash.
 Invariant: a sample has every field. Samples that lack one are counted and left out, with every object that
@@ -29,7 +29,6 @@ from meshwire.strict_json import PlanError, shown_value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from meshwire.dataset.archive_index import ShardIndex
     from meshwire.dataset.fields import FieldSpec, Source
     from meshwire.frame.columns import Integers
 
@@ -46,7 +45,6 @@ __all__ = [
     "Snapshot",
     "SnapshotBuild",
     "build_from_objects",
-    "build_from_tars",
 ]
 
 
@@ -87,7 +85,7 @@ class _Tally:
     def empty(self, source: Source, specs: Mapping[str, FieldSpec]) -> EmptySnapshotError:
         if not self.seen:
             return EmptySnapshotError("source", f"no sample in {source}: it is empty")
-        wanted = "; ".join(f"{name}: {_wanted(spec)}" for name, spec in specs.items())
+        wanted = "; ".join(f"{name}: {wanted_part(spec)}" for name, spec in specs.items())
         there = ", ".join(
             f".{shown_value(ext)[1:-1]} ({count})" for ext, count in self.extensions.most_common(8)
         )
@@ -96,7 +94,7 @@ class _Tally:
         return EmptySnapshotError("source", f"{message}{there or 'none with an extension'}{examples}")
 
 
-def _wanted(spec: FieldSpec) -> str:
+def wanted_part(spec: FieldSpec) -> str:
     return " or ".join(f".{ext}" for ext in spec.ext) if spec.ext else "a folder below the source"
 
 
@@ -137,7 +135,7 @@ class _Grouping:
         last, users, samples, columns = "", self.users, self.samples, list(self.columns.values())
         for key, etag, size in listing:
             if key <= last:
-                raise _out_of_order(key)
+                raise out_of_order(key)
             last = key
             stem, ext = sample_key(key)
             names = users.get(ext)
@@ -195,7 +193,7 @@ class _Grouping:
         return SnapshotBuild(snapshot, self.tally.skipped, tuple(self.tally.examples))
 
 
-def _out_of_order(key: str) -> PlanError:
+def out_of_order(key: str) -> PlanError:
     # Compared as text: code point order equals the order of UTF-8 bytes, which is the store's order.
     return PlanError(
         "source", f"the listing is out of order at {shown_value(key)}; sort keys by their UTF-8 bytes"
@@ -240,86 +238,3 @@ def _ordered(
 ) -> Columns:
     label = labels.column(kept)
     return {name: found.get(name, label) for name in specs}
-
-
-def build_from_tars(
-    shards: Iterable[tuple[str, str, int, ShardIndex]],
-    *,
-    source: str | Source,
-    fields: Mapping[str, FieldSpec],
-) -> SnapshotBuild:
-    """Build the snapshot of tar shards: (key, ETag, size in bytes, index) each, in order of key.
-
-    A class label is the folder of the tar below the source or, for a tar directly in the source, the
-    sample's first folder within the tar. Raises EmptySnapshotError, and PlanError for shards out of order
-    or stale indexes.
-    """
-    place = parse_source(source) if isinstance(source, str) else source
-    gathering = _Gathering(fields)
-    for key, etag, size, index in shards:
-        gathering.add(key, etag, size, index, class_name(key, place.prefix))
-    return gathering.build(place)
-
-
-class _Gathering:
-    """Collects shards, each reduced to the samples that have every field."""
-
-    def __init__(self, specs: Mapping[str, FieldSpec]) -> None:
-        self.specs = specs
-        self.tally = _Tally()
-        self.shards: list[tuple[str, str, int]] = []
-        self.counts: list[int] = []
-        self.names: list[str] = []
-        self.classes: list[str | None] = []
-        self.places: dict[str, list[tuple[Integers, Integers]]] = {
-            name: [] for name, spec in specs.items() if spec.kind == "bytes"
-        }
-        self.last = ""
-
-    def add(self, key: str, etag: str, size: int, index: ShardIndex, folder: str | None) -> None:
-        if key <= self.last:
-            raise _out_of_order(key)
-        self.last = key
-        if (index.offsets + index.sizes > size).any():
-            raise PlanError(
-                "source", f"the index of {shown_value(key)} extends beyond its {size} bytes; index it again"
-            )
-        for number in index.extension.tolist():
-            self.tally.count(index.extensions[number])
-        stems = index.stems()
-        classes = [folder or class_name(stem, "") for stem in stems]
-        columns = {name: index.members_with(self.specs[name].ext) for name in self.places}
-        kept = _kept(columns, _Labels(self.specs, classes), stems, self.tally)
-        if not kept.size:
-            return
-        for name, column in columns.items():
-            members = column[kept]
-            self.places[name].append((index.offsets[members], index.sizes[members]))
-        self.shards.append((key, etag, size))
-        self.counts.append(kept.size)
-        self.names.extend(stems[sample] for sample in kept.tolist())
-        self.classes.extend(classes[sample] for sample in kept.tolist())
-
-    def build(self, source: Source) -> SnapshotBuild:
-        if not self.shards:
-            raise self.tally.empty(source, self.specs)
-        keys, etags, sizes = zip(*self.shards, strict=True)
-        objects = ObjectTable(
-            source.bucket,
-            StringColumn.from_strings(keys),
-            StringColumn.from_strings(etags),
-            np.array(sizes, dtype=np.int64),
-        )
-        starts = np.concatenate(([0], np.cumsum(self.counts))).astype(np.int64)
-        which = np.repeat(np.arange(len(keys), dtype=np.int32), self.counts)
-        found = {
-            name: BytesColumn(
-                which, np.concatenate([o for o, _ in runs]), np.concatenate([n for _, n in runs])
-            )
-            for name, runs in self.places.items()
-        }
-        kept = np.arange(which.size, dtype=np.int64)
-        columns = _ordered(self.specs, found, _Labels(self.specs, self.classes), kept)
-        names = StringColumn.from_strings(self.names)
-        snapshot = Snapshot.from_parts(str(source), "tar", objects, starts, columns, self.specs, names)
-        return SnapshotBuild(snapshot, self.tally.skipped, tuple(self.tally.examples))

@@ -29,13 +29,58 @@ _DIGITS: Final = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Page:
-    """Where the samples of one shard are: `offsets`, `lengths`, integers [n] of any width, in bytes of the
-    shard's object; `numbers` [n]: their names, None for 1…n."""
+class PageNames:
+    """Names of the samples of a page: UTF-8 in one blob, uint8[m], and where each ends, integers [n]."""
 
-    offsets: Narrow
-    lengths: Narrow
-    numbers: Narrow | None
+    blob: Narrow
+    ends: Narrow
+
+    def __getitem__(self, sample: int) -> str:
+        first = int(self.ends[sample - 1]) if sample else 0
+        return self.blob[first : int(self.ends[sample])].tobytes().decode()
+
+    def all(self) -> StringColumn:
+        """Return all names."""
+        bounds: Integers = np.concatenate(([0], self.ends)).astype(np.int64)
+        return StringColumn(self.blob.tobytes(), np.diff(bounds))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """Where the samples of one shard are: `offsets`, `lengths`, for each part, integers [n] of any width, in
+    bytes of the shard's object; `names`: theirs, or their numbers [n], None for `first`, `first` + 1 …;
+    `classes` [n]: numbers among the classes of the page, None if the samples have one class."""
+
+    offsets: tuple[Narrow, ...]
+    lengths: tuple[Narrow, ...]
+    names: PageNames | Narrow | None
+    first: int = 1
+    classes: Narrow | None = None
+
+    def __len__(self) -> int:
+        return self.offsets[0].size
+
+    @property
+    def numbers(self) -> Narrow | None:
+        """The numbers that are the names of the samples, None for a run of them."""
+        assert not isinstance(self.names, PageNames)
+        return self.names
+
+    def name(self, sample: int) -> str:
+        """Return the name of a sample of the page; a number has at least nine digits."""
+        if isinstance(self.names, PageNames):
+            return self.names[sample]
+        number = self.first + sample if self.names is None else int(self.names[sample])
+        return f"{number:0{_DIGITS}}"
+
+    def all_names(self) -> StringColumn:
+        """Return the names of all samples of the page."""
+        if isinstance(self.names, PageNames):
+            return self.names.all()
+        numbers = self.names
+        if numbers is None:
+            numbers = np.arange(self.first, self.first + len(self), dtype=np.int64)
+        return StringColumn.from_numbers(numbers.astype(np.int64))
 
 
 class Pages:
@@ -102,19 +147,14 @@ class Pages:
         return map(self._open, range(len(self)))
 
     def name(self, sample: int) -> str:
-        """Return the name of a sample within its shard: a number of at least nine digits."""
+        """Return the name of a sample within its shard."""
         number = int(self.numbers_of(sample))
-        page, local = self._open(number), sample - int(self.starts[number])
-        return f"{local + 1 if page.numbers is None else int(page.numbers[local]):0{_DIGITS}}"
+        return self._open(number).name(sample - int(self.starts[number]))
 
     def names(self) -> StringColumn:
         """Return the names of all samples."""
-        counts = np.diff(self.starts).tolist()
-        runs = [
-            np.arange(1, count + 1, dtype=np.int64) if page.numbers is None else page.numbers
-            for page, count in zip(self, counts, strict=True)
-        ]
-        return StringColumn.from_numbers(np.concatenate(runs).astype(np.int64))
+        runs = [page.all_names() for page in self]
+        return StringColumn(b"".join(run.blob for run in runs), np.concatenate([run.lengths for run in runs]))
 
 
 class _Groups:
@@ -145,28 +185,27 @@ class _Groups:
         return values
 
 
-def _offsets(page: Page) -> Narrow:
-    return page.offsets
-
-
-def _lengths(page: Page) -> Narrow:
-    return page.lengths
-
-
 class PagedColumn(BytesColumn):
-    """A field of bytes; page n is in the snapshot's object n. `total`: bytes of all samples."""
+    """A field of bytes, which is a part of the samples on each page; page n is in the snapshot's object n.
+    `total`: bytes of all samples."""
 
-    __slots__ = ("pages", "total")
+    __slots__ = ("_lengths", "_offsets", "pages", "part", "total")
 
     pages: Pages
+    part: int
     total: int
+    _offsets: Callable[[Page], Narrow]
+    _lengths: Callable[[Page], Narrow]
 
-    def __init__(self, pages: Pages, total: int) -> None:
-        object.__setattr__(self, "pages", pages)
-        object.__setattr__(self, "total", total)
+    def __init__(self, pages: Pages, part: int, total: int) -> None:
+        for name, value in {
+            "pages": pages, "part": part, "total": total,
+            "_offsets": lambda page: page.offsets[part], "_lengths": lambda page: page.lengths[part],
+        }.items():  # fmt: skip
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        return f"<PagedColumn of {self.pages!r}>"
+        return f"<PagedColumn, part {self.part} of {self.pages!r}>"
 
     @property
     def object(self) -> Int32:
@@ -174,20 +213,20 @@ class PagedColumn(BytesColumn):
 
     @property
     def offset(self) -> Integers:
-        return self.pages.join(_offsets)
+        return self.pages.join(self._offsets)
 
     @property
     def length(self) -> Integers:
-        return self.pages.join(_lengths)
+        return self.pages.join(self._lengths)
 
     def objects_at(self, samples: Any) -> Int32:
         return self.pages.objects_at(samples)
 
     def offsets_at(self, samples: Any) -> Integers:
-        return self.pages.gather(samples, _offsets)
+        return self.pages.gather(samples, self._offsets)
 
     def lengths_at(self, samples: Any) -> Integers:
-        return self.pages.gather(samples, _lengths)
+        return self.pages.gather(samples, self._lengths)
 
     def total_bytes(self) -> int:
         return self.total
@@ -200,27 +239,49 @@ class PagedColumn(BytesColumn):
 
 
 class PagedLabels(LabelColumn):
-    """A label that all samples of a page have in common: `of_pages` int64[P]."""
+    """A label whose classes each page lists: `of_pages` int64[C] has those of all pages, and `bounds`
+    int64[P+1] says which are those of a page. Where it is one, it is the class of all its samples."""
 
-    __slots__ = ("of_pages", "pages")
+    __slots__ = ("bounds", "of_pages", "pages")
 
     of_pages: Integers
+    bounds: Integers
     pages: Pages
 
-    def __init__(self, of_pages: Integers, classes: tuple[str, ...], pages: Pages) -> None:
-        for name, value in (("of_pages", of_pages), ("classes", classes), ("pages", pages)):
+    def __init__(self, of_pages: Integers, bounds: Integers, classes: tuple[str, ...], pages: Pages) -> None:
+        for name, value in {
+            "of_pages": of_pages, "bounds": bounds, "classes": classes, "pages": pages
+        }.items():  # fmt: skip
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         return f"<PagedLabels of {len(self.classes)} classes>"
 
     @property
+    def uniform(self) -> bool:
+        """Whether the samples of each page have one class."""
+        return self.of_pages.size == len(self.pages)
+
+    @property
     def values(self) -> Integers:
-        return np.repeat(self.of_pages, np.diff(self.pages.starts))
+        numbers = np.repeat(self.bounds[:-1], np.diff(self.pages.starts))
+        found: Integers = self.of_pages[numbers if self.uniform else numbers + self.pages.join(_classes)]
+        return found
 
     def values_at(self, samples: Any) -> Integers:
-        return self.of_pages[self.pages.numbers_of(samples)]
+        numbers: Integers = self.bounds[self.pages.numbers_of(samples)]
+        if not self.uniform:
+            numbers = numbers + self.pages.gather(samples, _classes)
+        return self.of_pages[numbers]
 
     def counts(self) -> Integers:
-        found = np.bincount(self.of_pages, np.diff(self.pages.starts), minlength=len(self.classes))
-        return found.astype(np.int64)
+        if self.uniform:
+            found = np.bincount(self.of_pages, np.diff(self.pages.starts), minlength=len(self.classes))
+            return found.astype(np.int64)
+        return np.bincount(self.values, minlength=len(self.classes))
+
+
+def _classes(page: Page) -> Narrow:
+    if page.classes is not None:
+        return page.classes
+    return np.broadcast_to(np.uint8(0), (len(page),))

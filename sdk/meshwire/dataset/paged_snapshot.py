@@ -10,13 +10,14 @@ of the pages. A foreign document is validated completely; the pages are validate
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataset.fields import fields_document
+from meshwire.dataset.fields import class_name, fields_document, parse_source
 from meshwire.dataset.paged_columns import PagedColumn, PagedLabels, Pages
+from meshwire.dataset.sample_columns import BytesColumn, LabelColumn
 from meshwire.dataset.snapshot import (
     FORMAT,
     MAX_BYTES,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from meshwire.dataset.fields import FieldSpec
     from meshwire.dataset.paged_columns import Page
-    from meshwire.dataset.sample_columns import BytesColumn, LabelColumn
     from meshwire.dataset.snapshot import (
         ObjectTable,
         SnapshotKind,
@@ -43,29 +43,44 @@ if TYPE_CHECKING:
     from meshwire.frame.tensor_frame import Buffer
 
 HASH_BYTES: Final = 32
-_PAGED_KINDS: Final[tuple[SnapshotKind, ...]] = ("lines",)
+PAGED_KINDS: Final[tuple[SnapshotKind, ...]] = ("lines", "tar")
+
+
+@dataclass(frozen=True, slots=True)
+class PageNotes:
+    """What the builder of a snapshot is told of a page beyond what the snapshot says. `skipped`: samples left
+    out, and the first few `examples` of them with the parts that they lack (−1: the class); `files` of the
+    shard, and how many have each of the most frequent extensions."""
+
+    skipped: int = 0
+    examples: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    files: int = 0
+    extensions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PageFacts:
-    """What a snapshot says of a page. `digest`: SHA-256 of its bytes; `samples`; `total`: bytes of all
-    samples of one field; `size`: bytes of the object after decompression; `stored`: bytes of the object."""
+    """What a snapshot says of a page. `digest`: SHA-256 of its bytes; `samples`; `totals`: for each part,
+    bytes of all samples; `size`: bytes of the object after decompression; `stored`: bytes of the object;
+    `classes`: those that the page lists, none if its samples have no class of their own."""
 
     digest: bytes
     samples: int
-    total: int
+    totals: tuple[int, ...]
     size: int
     stored: int
+    classes: tuple[str, ...] = ()
+    notes: PageNotes = field(default_factory=PageNotes, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageTable:
-    """The pages of a snapshot, one for each of its objects: `hashes`, 32 bytes each; `samples`, `totals`,
-    `stored` int64[P], see `PageFacts`."""
+    """The pages of a snapshot, one for each of its objects: `hashes`, 32 bytes each; `samples`, `stored`
+    int64[P] and, for each part, `totals` int64[P], see `PageFacts`."""
 
     hashes: bytes
     samples: Integers
-    totals: Integers
+    totals: tuple[Integers, ...]
     stored: Integers
 
     def __len__(self) -> int:
@@ -80,18 +95,54 @@ class PageTable:
         return cls(
             b"".join(page.digest for page in pages),
             np.array([page.samples for page in pages], np.int64),
-            np.array([page.total for page in pages], np.int64),
+            tuple(
+                np.array(totals, np.int64) for totals in zip(*(page.totals for page in pages), strict=True)
+            ),
             np.array([page.stored for page in pages], np.int64),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PageParts:
+    """What the pages of a source contain of each sample. `parts`: the extensions of each part, in order of
+    preference; `in_shards`: whether samples of a shard that is in no folder have classes, which are their
+    folders within it."""
+
+    parts: tuple[tuple[str, ...], ...]
+    in_shards: bool
+
+    @classmethod
+    def of_fields(cls, kind: SnapshotKind, specs: Mapping[str, FieldSpec]) -> PageParts:
+        """Return the parts that fields name."""
+        if kind == "lines":
+            return LINE_PARTS
+        parts = sorted({spec.ext for spec in specs.values() if spec.kind == "bytes"})
+        return cls(tuple(parts), any(spec.kind == "label" for spec in specs.values()))
+
+    def of_shard(self, key: str, prefix: str | None) -> PageParts:
+        """Return what the page of a shard contains, in a source with this prefix."""
+        own = self.in_shards and prefix is not None and class_name(key, prefix) is None
+        return self if own == self.in_shards else replace(self, in_shards=False)
+
+    def part_of(self, spec: FieldSpec) -> int:
+        """Return the number of the part that a field names, −1 for a label."""
+        if spec.kind == "label":
+            return -1
+        return self.parts.index(spec.ext) if len(self.parts) > 1 else 0
+
+
+LINE_PARTS: Final = PageParts(((),), in_shards=False)
+"""A line is the only part of a sample."""
 
 
 class PagedSnapshot(Snapshot):
     """A snapshot that consists of pages: page n is the index of object n, and shard n has its samples."""
 
-    __slots__ = ("pages", "table")
+    __slots__ = ("_prefix", "pages", "table")
 
     table: PageTable
     pages: Pages
+    _prefix: str | None  # of the source, if samples of shards that are directly in it have own classes
 
     def __init__(
         self,
@@ -100,22 +151,25 @@ class PagedSnapshot(Snapshot):
         objects: ObjectTable,
         table: PageTable,
         specs: Mapping[str, FieldSpec],
-        labels: Mapping[str, tuple[Integers, tuple[str, ...]]],
+        labels: Mapping[str, tuple[Integers, Integers, tuple[str, ...]]],
         open_page: Callable[[PagedSnapshot, int], Page],
     ) -> None:
-        """`labels`: the class of each page, int64[P], and the classes, by field; `open_page`: returns a page
-        by its number."""
+        """`labels`: by field, the classes of the pages, their bounds, and all classes, see `PagedLabels`;
+        `open_page`: returns a page by its number."""
         starts = np.zeros(len(table) + 1, np.int64)
         np.cumsum(table.samples, out=starts[1:])
-        pages = Pages(starts, lambda number: open_page(self, number))
-        column = PagedColumn(pages, sum(table.totals.tolist()))
-        fields: dict[str, BytesColumn | LabelColumn] = {
-            name: PagedLabels(*labels[name], pages) if spec.kind == "label" else column
-            for name, spec in specs.items()
-        }
+        pages, parts = Pages(starts, lambda number: open_page(self, number)), PageParts.of_fields(kind, specs)
+        fields: dict[str, BytesColumn | LabelColumn] = {}
+        for name, spec in specs.items():
+            if spec.kind == "label":
+                fields[name] = PagedLabels(*labels[name], pages)
+                continue
+            part = parts.part_of(spec)
+            fields[name] = PagedColumn(pages, part, sum(table.totals[part].tolist()))
+        prefix = parse_source(source).prefix if parts.in_shards else None
         for name, value in {
-            "source": source, "kind": kind, "objects": objects, "samples": int(starts[-1]), "pages": pages,
-            "shard_starts": starts, "fields": fields, "specs": specs, "table": table,
+            "_prefix": prefix, "source": source, "kind": kind, "objects": objects, "samples": int(starts[-1]),
+            "pages": pages, "shard_starts": starts, "fields": fields, "specs": specs, "table": table,
         }.items():  # fmt: skip
             object.__setattr__(self, name, value)
         object.__setattr__(self, "hash", hashlib.sha256(self.to_bytes()).hexdigest())
@@ -135,8 +189,39 @@ class PagedSnapshot(Snapshot):
     def facts(self, number: int) -> PageFacts:
         """Return what the snapshot says of a page."""
         table = self.table
-        columns = (table.samples, table.totals, self.objects.sizes, table.stored)
-        return PageFacts(table.hash_of(number), *(int(column[number]) for column in columns))
+        return PageFacts(
+            table.hash_of(number),
+            int(table.samples[number]),
+            tuple(int(totals[number]) for totals in table.totals),
+            int(self.objects.sizes[number]),
+            int(table.stored[number]),
+            self._classes_of(number),
+        )
+
+    def _classes_of(self, number: int) -> tuple[str, ...]:
+        if self._prefix is None or class_name(self.objects.keys[number], self._prefix) is not None:
+            return ()
+        label = next(column for column in self.fields.values() if isinstance(column, PagedLabels))
+        own = label.of_pages[int(label.bounds[number]) : int(label.bounds[number + 1])]
+        return tuple(label.classes[value] for value in own.tolist())
+
+    def parts_of(self, number: int) -> PageParts:
+        """Return what a page of the snapshot contains."""
+        return PageParts.of_fields(self.kind, self.specs).of_shard(self.objects.keys[number], self._prefix)
+
+    def without_pages(self) -> Snapshot:
+        """Return the snapshot that has all samples in its document, as earlier releases made it. Opens all
+        pages."""
+        fields: dict[str, BytesColumn | LabelColumn] = {}
+        which = np.repeat(np.arange(len(self.table), dtype=np.int32), self.table.samples)
+        for name, column in self.fields.items():
+            if isinstance(column, PagedLabels):
+                fields[name] = LabelColumn(column.values, column.classes)
+            elif isinstance(column, PagedColumn):
+                fields[name] = BytesColumn(which, column.offset, column.length)
+        return Snapshot.from_parts(
+            self.source, self.kind, self.objects, self.shard_starts, fields, self.specs, self.names
+        )
 
     def to_bytes(self) -> bytes:
         described = canonical_json(fields_document(self.specs)).decode()
@@ -149,11 +234,14 @@ class PagedSnapshot(Snapshot):
         writer.add_integers("objects.sizes", self.objects.sizes)
         writer.add_integers("pages.stored", self.table.stored)
         writer.add_integers("pages.samples", self.table.samples)
-        writer.add_integers("pages.totals", self.table.totals)
+        for part, totals in enumerate(self.table.totals):
+            writer.add_integers(_totals_name(part), totals)
         writer.add_bytes("pages.hashes", self.table.hashes)
         for name, column in sorted(self.fields.items()):
             if isinstance(column, PagedLabels):
                 writer.add_integers(f"fields.{name}.values", column.of_pages)
+                if not column.uniform:
+                    writer.add_integers(f"fields.{name}.counts", np.diff(column.bounds))
                 writer.add_strings(f"fields.{name}.classes", StringColumn.from_strings(column.classes))
         return writer.to_bytes()
 
@@ -168,33 +256,52 @@ def read_snapshot(document: Buffer, open_page: Callable[[PagedSnapshot, int], Pa
     if reader.version != PAGED_VERSION:
         return Snapshot.from_bytes(document)
     kind: Any = reader.read_text("kind")
-    if kind not in _PAGED_KINDS:
+    if kind not in PAGED_KINDS:
         raise ColumnError(f"a snapshot of the kind {kind[:60]!r} has no pages")
     source, specs = read_description(reader)
     objects = read_objects(reader)
-    table = _read_table(reader, objects)
-    labels = {}
-    for name in (name for name, spec in specs.items() if spec.kind == "label"):
-        classes = tuple(reader.read_strings(f"fields.{name}.classes"))
-        values = reader.read_integers(f"fields.{name}.values", low=0, high=len(classes) - 1, count=len(table))
-        labels[name] = values, classes
+    parts = PageParts.of_fields(kind, specs)
+    table = _read_table(reader, objects, len(parts.parts))
+    labels = {
+        name: _read_label(reader, name, len(table)) for name, spec in specs.items() if spec.kind == "label"
+    }
     found = PagedSnapshot(source, kind, objects, table, specs, labels, open_page)
     if found.hash != hashlib.sha256(document).hexdigest():  # it has other columns, or wider ones
         raise ColumnError("the document of the snapshot is not written as it has to be")
     return found
 
 
-def _read_table(reader: ColumnReader, objects: ObjectTable) -> PageTable:
+def _totals_name(part: int) -> str:
+    return f"pages.totals.{part}" if part else "pages.totals"
+
+
+def _read_label(reader: ColumnReader, name: str, pages: int) -> tuple[Integers, Integers, tuple[str, ...]]:
+    classes = tuple(reader.read_strings(f"fields.{name}.classes"))
+    bounds = np.arange(pages + 1, dtype=np.int64)
+    if reader.has_column(f"fields.{name}.counts"):
+        counts = reader.read_integers(f"fields.{name}.counts", low=1, high=len(classes), count=pages)
+        np.cumsum(counts, out=bounds[1:])
+    count = int(bounds[-1])
+    return (
+        reader.read_integers(f"fields.{name}.values", low=0, high=len(classes) - 1, count=count),
+        bounds,
+        classes,
+    )
+
+
+def _read_table(reader: ColumnReader, objects: ObjectTable, parts: int) -> PageTable:
     count = len(objects)
     samples = reader.read_integers("pages.samples", low=1, high=MAX_SAMPLES, count=count)
-    totals = reader.read_integers("pages.totals", low=0, high=MAX_BYTES, count=count)
+    totals = tuple(
+        reader.read_integers(_totals_name(part), low=0, high=MAX_BYTES, count=count) for part in range(parts)
+    )
     stored = reader.read_integers("pages.stored", low=0, high=MAX_BYTES, count=count)
     hashes = reader.read_bytes("pages.hashes")
     if not count or len(hashes) != count * HASH_BYTES or objects.which is not None:
         raise ColumnError(f"the snapshot has {len(hashes)} bytes of hashes for {count} pages")
     if sum(samples.tolist()) > MAX_SAMPLES:
         raise ColumnError(f"the pages have more than {MAX_SAMPLES} samples")
-    if (totals > objects.sizes).any():
+    if any((each > objects.sizes).any() for each in totals):
         raise ColumnError("the samples of a page are larger than its object")
     return PageTable(hashes, samples, totals, stored)
 

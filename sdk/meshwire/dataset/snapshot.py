@@ -39,7 +39,7 @@ SnapshotKind = Literal[
     "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "table", "tokens", "joined"
 ]
 KINDS: tuple[SnapshotKind, ...] = get_args(SnapshotKind)
-_UNINDEXED = ("objects", "tar", "zarr")  # files of lines and records have indexes; joined may contain them
+_UNINDEXED = ("objects", "tar", "zarr")  # of version 1; pages are of files that have indexes
 CONTENT_TYPE = "application/vnd.shardmesh.snapshot"
 # Plain objects have no shards: runs of this many samples in key order act as shards.
 SAMPLES_PER_SHARD = 1024
@@ -224,7 +224,9 @@ def pinned_files(document: Buffer) -> Iterator[str]:
     """Yield the ETags of the files whose samples come from an index, given a snapshot document of any
     version; none for snapshots of other kinds. Raises ColumnError."""
     reader = ColumnReader(document, FORMAT, _VERSION, PAGED_VERSION)
-    return iter(()) if reader.read_text("kind") in _UNINDEXED else iter(reader.read_strings("objects.etags"))
+    if reader.version != PAGED_VERSION and reader.read_text("kind") in _UNINDEXED:
+        return iter(())
+    return iter(reader.read_strings("objects.etags"))
 
 
 def _summary(column: BytesColumn | LabelColumn, spec: FieldSpec) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def listed_objects(snapshot: Snapshot) -> list[ListedObject]:
         url = f"s3://{objects.bucket_of(number)}/{key}"
         if isinstance(snapshot, PagedSnapshot):
             page = snapshot.facts(number)
-            found.append(ListedObject(url, etag, page.total, page.samples, page.digest.hex()))
+            found.append(ListedObject(url, etag, sum(page.totals), page.samples, page.digest.hex()))
         else:
             found.append(ListedObject(url, etag, size, None, None))
     return found

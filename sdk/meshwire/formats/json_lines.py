@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwire.dataset.archive_keys import uncompressed_name
-from meshwire.dataset.build_snapshot import EmptySnapshotError, SnapshotBuild
-from meshwire.dataset.fields import class_name, parse_source, sample_key
+from meshwire.dataset.fields import sample_key
+from meshwire.dataset.page_document import size_of
 from meshwire.dataset.paged_columns import Page
-from meshwire.dataset.paged_snapshot import PagedSnapshot, PageFacts, PageTable
-from meshwire.dataset.snapshot import MAX_BYTES, MAX_SAMPLES, ObjectTable
-from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn, narrow_integers
-from meshwire.strict_json import PlanError, shown_value
+from meshwire.dataset.paged_snapshot import PageFacts
+from meshwire.dataset.snapshot import MAX_BYTES
+from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, narrow_integers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable
 
     import numpy.typing as npt
 
-    from meshwire.dataset.fields import FieldSpec, Source
     from meshwire.dataset.paged_columns import Narrow
     from meshwire.frame.columns import Integers
     from meshwire.frame.tensor_frame import Buffer
@@ -67,16 +65,9 @@ class LineIndex:
             lengths = reader.read_integers("lengths", low=1, high=MAX_LINE_BYTES)
             gaps = reader.read_integers("gaps", low=0, high=MAX_BYTES, count=lengths.size)
             steps = reader.read_integers("steps", low=1, high=MAX_BYTES, count=lengths.size)
-            return cls(np.cumsum(gaps), lengths, np.cumsum(steps), _size_of(reader))
+            return cls(np.cumsum(gaps), lengths, np.cumsum(steps), size_of(reader))
         page = _read_page(reader)
-        return cls(page.offsets, page.lengths, page.numbers, _size_of(reader))
-
-
-def _size_of(reader: ColumnReader) -> int:
-    size = reader.metadata.get("size", "0")
-    if not (size.isdecimal() and len(size) < len(str(MAX_BYTES))):
-        raise ColumnError(f"invalid file size {shown_value(size)}")
-    return int(size)
+        return cls(page.offsets[0], page.lengths[0], page.numbers, size_of(reader))
 
 
 def _read_page(reader: ColumnReader) -> Page:
@@ -92,7 +83,7 @@ def _read_page(reader: ColumnReader) -> Page:
             raise ColumnError("the lines of the file overlap")
         if numbers is not None and (numbers[size][1:] <= numbers[size][:-1]).any():
             raise ColumnError("the lines of the file are out of order")
-    return Page(offsets, lengths, numbers)
+    return Page((offsets,), (lengths,), numbers)
 
 
 def current_line_index(document: bytes) -> bytes:
@@ -106,24 +97,12 @@ def line_page_facts(document: Buffer, stored: int) -> PageFacts:
     reader = ColumnReader(document, _KIND, _VERSION)
     lengths = reader.view_integers("lengths", low=1, high=MAX_LINE_BYTES)
     digest, total = hashlib.sha256(document).digest(), int(lengths.sum(dtype=np.int64))
-    return PageFacts(digest, lengths.size, total, _size_of(reader) or stored, stored)
+    return PageFacts(digest, lengths.size, (total,), size_of(reader) or stored, stored)
 
 
-def open_line_page(document: Buffer, facts: PageFacts) -> Page:
-    """Return the page of a file of lines, a view of its document. Raises ColumnError unless that is the
-    document that a snapshot describes by `facts`."""
-    if hashlib.sha256(document).digest() != facts.digest:
-        raise ColumnError("its bytes do not have the hash that the snapshot names")
-    page = _read_page(ColumnReader(document, _KIND, _VERSION))
-    found = page.offsets.size, int(page.lengths.sum(dtype=np.int64))
-    if found != (facts.samples, facts.total):
-        raise ColumnError(
-            f"it has {found[0]} samples of {found[1]} bytes; the snapshot says {facts.samples} of "
-            f"{facts.total}"
-        )
-    if int(page.offsets[-1]) + int(page.lengths[-1]) > facts.size:
-        raise ColumnError(f"its samples extend beyond the {facts.size} bytes of its file")
-    return page
+def open_line_page(document: Buffer) -> Page:
+    """Return the page of a file of lines, a view of its document. Raises ColumnError."""
+    return _read_page(ColumnReader(document, _KIND, _VERSION))
 
 
 def is_lines(key: str, endings: Collection[str]) -> bool:
@@ -212,47 +191,3 @@ class _Indexing:
             for size, line, gap in zip(lengths, lines, gaps, strict=True)
         ]
         return LineIndex(offsets, sizes, np.concatenate(numbers))
-
-
-def build_from_lines(
-    files: Iterable[tuple[str, str, PageFacts]],
-    *,
-    source: str | Source,
-    fields: Mapping[str, FieldSpec],
-    open_page: Callable[[PagedSnapshot, int], Page],
-) -> SnapshotBuild:
-    """Build the snapshot of line files: (key, ETag, page) each, in order of key; each file is a shard, and
-    every bytes field of a sample is its line.
-
-    A class label is the folder of the file below the source. Raises EmptySnapshotError, PlanError.
-    """
-    place = parse_source(source) if isinstance(source, str) else source
-    wanted = {ext for spec in fields.values() for ext in spec.ext}
-    labelled = any(spec.kind == "label" for spec in fields.values())
-    taken, skipped, examples = list[tuple[str, str, PageFacts, str]](), 0, list[str]()
-    for key, etag, page in files:
-        folder = class_name(key, place.prefix) if labelled else ""
-        if not is_lines(key, wanted) or not page.samples:
-            continue
-        if folder is None:
-            skipped += page.samples
-            examples.append(f"{shown_value(key)} is in no folder below the source, so it has no class")
-            continue
-        taken.append((key, etag, page, folder))
-    if not taken:
-        endings = " or ".join(sorted(f".{ext}" for ext in wanted))
-        raise EmptySnapshotError("source", f"no line of text in the files of {place} that end in {endings}")
-    keys, etags, pages, folders = zip(*taken, strict=True)
-    samples = sum(page.samples for page in pages)
-    if samples > MAX_SAMPLES:
-        raise PlanError("source", f"{samples} samples; a snapshot holds at most {MAX_SAMPLES}")
-    sizes = np.array([page.size for page in pages], np.int64)
-    strings = StringColumn.from_strings(keys), StringColumn.from_strings(etags)
-    objects = ObjectTable(place.bucket, *strings, sizes)
-    classes = sorted(set(folders))
-    numbers = {name: number for number, name in enumerate(classes)}
-    label = np.array([numbers[folder] for folder in folders], np.int64), tuple(classes)
-    labels = {name: label for name, spec in fields.items() if spec.kind == "label"}
-    table = PageTable.from_facts(pages)
-    snapshot = PagedSnapshot(str(place), "lines", objects, table, fields, labels, open_page)
-    return SnapshotBuild(snapshot, skipped, tuple(examples[:5]))

@@ -237,11 +237,15 @@ class ColumnReader:
             raise ColumnError(f"a value of the column {name!r} is outside {low}…{high}")
         return values
 
-    def read_bytes(self, name: str) -> bytes:
+    def view_bytes(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return bytes, uint8[n], in the memory of the document."""
         blob = self._array(name)
         if blob.dtype != np.uint8:
             raise ColumnError(f"the column {name!r} does not contain bytes")
-        return blob.tobytes()
+        return blob
+
+    def read_bytes(self, name: str) -> bytes:
+        return self.view_bytes(name).tobytes()
 
     def read_strings(self, name: str) -> StringColumn:
         blob = self.read_bytes(f"{name}.data")

@@ -40,13 +40,12 @@ from meshd.transform.source_files import SourceFiles
 from meshd.transform.worker import SliceRenderer
 from meshd.util.clock import ManualClock
 from meshwire.dataset.archive_index import index_tar
-from meshwire.dataset.build_snapshot import build_from_tars
 from meshwire.dataset.fields import parse_fields
 from meshwire.formats.tar import scan_tar
 from meshwire.frame import tensor_frame
 from meshwire.plan.plan_spec import parse_spec, plan_hash
 from tests.support.archive_files import tar_of
-from tests.support.line_snapshots import LinePages
+from tests.support.paged_snapshots import MemoryPages
 from tests.support.single_node_objects import single_node_objects
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ class Node:
         self.store = Store.open(
             StoreSettings.at(folder / "store", durability="relaxed"), writer="w0", clock=ManualClock()
         )
-        self.renderer, self.pages = InlineRenderer(), LinePages()
+        self.renderer, self.pages = InlineRenderer(), MemoryPages()
         archives = ArchiveService(
             LocalArchives(self.store, list[str]().append), single_node_objects(self.store)
         )
@@ -161,7 +160,7 @@ class Node:
             found.append((key, etag, data) if kind == "lines" else (key, etag, len(data), index))
         if kind == "lines":
             return self.pages.build(found, "s3://b/d/", fields).snapshot
-        return build_from_tars(found, source="s3://b/d/", fields=fields).snapshot
+        return self.pages.build_tars(found, "s3://b/d/", fields).snapshot
 
     async def batch(self, plan: str, step: int) -> bytes:
         frame = await self.assembler.get_frame(FrameAddress(plan, 1, step, batch=1024))

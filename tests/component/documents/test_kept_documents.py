@@ -17,6 +17,7 @@ from meshsdk.cli.cluster import cluster
 from meshsdk.cli.documents import plans as plan_group
 from meshsdk.cli.documents import snapshots as snapshot_group
 from meshsdk.errors import AccessError, NotFoundError, ServerError
+from tests.support.archive_files import tar_of
 from tests.support.daemons import Daemon
 from tests.support.plan_fixtures import fill, make
 
@@ -79,28 +80,39 @@ def test_the_command_lists_shows_and_removes(daemon: Daemon) -> None:
     assert plan[:16] in run(daemon, plan_group, "ls")
 
 
-def test_the_pages_of_snapshots_are_shown_and_compared(daemon: Daemon, root: Client) -> None:
+def tar_of_lines(data: bytes) -> bytes:
+    return tar_of({f"{number:09}.txt": line for number, line in enumerate(data.splitlines(), 1)})
+
+
+@pytest.mark.parametrize(("kind", "ending"), [("lines", "txt"), ("tar", "tar")])
+def test_the_pages_of_snapshots_are_shown_and_compared(
+    daemon: Daemon, root: Client, kind: Any, ending: str
+) -> None:
+    bucket = f"paged-{kind}"
+
     def pin(**files: bytes | None) -> meshsdk.Dataset:
-        for key, data in files.items():
+        for name, data in files.items():
+            key = f"{name}.{ending}"
             if data is None:
-                client.delete_object(Bucket="paged", Key=f"{key}.txt")
+                client.delete_object(Bucket=bucket, Key=key)
             else:
-                client.put_object(Bucket="paged", Key=f"{key}.txt", Body=data)
-        return meshsdk.open("s3://paged", {"text": "txt"}, kind="lines", client=root)
+                body = data if kind == "lines" else tar_of_lines(data)
+                client.put_object(Bucket=bucket, Key=key, Body=body)
+        return meshsdk.open(f"s3://{bucket}", {"text": "txt"}, kind=kind, client=root)
 
     client = daemon.client()
-    client.create_bucket(Bucket="paged")
+    client.create_bucket(Bucket=bucket)
     first = pin(a=b"one\ntwo\n", b=b"three", c=b"four\n" * 500)
     second = pin(a=None, b=b"other\nlines", d=b"new")
     hashes = first.snapshot.hash, second.snapshot.hash
     shown = run(daemon, snapshot_group, "show", hashes[0][:12])
     assert "3 pages" in shown
     assert re.search(
-        r" 500 samples  2.0 KiB  page [0-9a-f]{16}  s3://paged/c\.txt", re.sub("  +", "  ", shown)
+        rf" 500 samples  2.0 KiB  page [0-9a-f]{{16}}  s3://{bucket}/c\.{ending}", re.sub("  +", "  ", shown)
     )
     told = json.loads(run(daemon, snapshot_group, "diff", *hashes, "--json"))
     changed = [[each["url"] for each in told[name]] for name in ("added", "removed")]
-    assert changed == [["s3://paged/d.txt"], ["s3://paged/a.txt"]]
+    assert changed == [[f"s3://{bucket}/d.{ending}"], [f"s3://{bucket}/a.{ending}"]]
     assert [new["samples"] for _, new in told["replaced"]] == [2]
     assert (told["same"], told["samples"]) == (1, 0)
     pages = json.loads(run(daemon, snapshot_group, "show", hashes[1], "--json"))["pages"]
@@ -111,12 +123,12 @@ def test_the_pages_of_snapshots_are_shown_and_compared(daemon: Daemon, root: Cli
     assert run(daemon, snapshot_group, "diff", *hashes).endswith("1 replaced, 1 the same; +0 samples\n")
     manifest = second.manifest()
     assert manifest.hash == hashes[1]
-    assert manifest.sample_name(502) == "d.txt/000000001"
+    assert manifest.sample_name(502) == f"d.{ending}/000000001"
     assert [bytes(row["text"]) for row in second.head(3)] == [b"other", b"lines", b"four"]
     assert second.stats().bytes == second.snapshot.bytes == manifest.total_bytes == 2013
-    opened = meshsdk.open("s3://paged", snapshot=hashes[1], client=root).snapshot
+    opened = meshsdk.open(f"s3://{bucket}", snapshot=hashes[1], client=root).snapshot
     assert (opened.hash, opened.samples) == (hashes[1], 503)
-    lines = meshsdk.open("s3://paged", snapshot=hashes[1], client=root).filter("index == 502")
+    lines = meshsdk.open(f"s3://{bucket}", snapshot=hashes[1], client=root).filter("index == 502")
     assert (len(lines), bytes(lines[0]["text"])) == (1, b"new")
     missing = daemon.request("GET", f"/-/snapshots/{hashes[1]}/pages/3")
     assert (missing.status, json.loads(missing.body)["error"]["code"]) == (404, "NoSuchKey")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire.dataset.archive_index import ShardIndex, index_tar
-from meshwire.dataset.build_snapshot import Snapshot, build_from_objects, build_from_tars
+from meshwire.dataset.build_snapshot import Snapshot, build_from_objects
 from meshwire.dataset.fields import parse_fields, sample_key
 from meshwire.formats.tar import TarMember
 from meshwire.frame.columns import ColumnError, StringColumn
@@ -24,6 +24,7 @@ from meshwire.frame.tensor_frame import (
     verify_frame,
 )
 from meshwire.plan.plan_spec import LoaderState, PlanError, PlanSpec, canonical_spec, parse_spec, plan_hash
+from tests.support.paged_snapshots import build_from_tars
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

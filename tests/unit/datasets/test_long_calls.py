@@ -84,7 +84,7 @@ def test_archives_take_as_long_as_they_take() -> None:
 
 async def _archives() -> None:
     store = MemoryStore(ManualClock())
-    listing = [await put(store, f"{part}.tar", tar_of({"x.txt": b"text"})) for part in range(4)]
+    listing = [await put(store, f"{part}.tar", tar_of({"x.txt": b"%d" % part})) for part in range(4)]
     archives = ArchiveService(LocalArchives(store, list[str]().append), single_node_objects(store))
     readers = cast("Any", SimpleNamespace(require_keys=AsyncMock()))
     service = DatasetService(
@@ -94,7 +94,7 @@ async def _archives() -> None:
     begun, free, index = asyncio.Event(), asyncio.Event(), archives.get_index
 
     async def slow(bucket: str, key: str, found: Record) -> Any:
-        if key == "2.tar":
+        if key in ("2.tar", "3.tar"):
             begun.set()
             await free.wait()
         return await index(bucket, key, found)

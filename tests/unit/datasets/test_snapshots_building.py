@@ -16,13 +16,13 @@ from meshwire.dataset.build_snapshot import (
     LabelColumn,
     Snapshot,
     build_from_objects,
-    build_from_tars,
 )
 from meshwire.dataset.fields import parse_fields
 from meshwire.formats.tar import TarMember
 from meshwire.frame.columns import ColumnError
 from meshwire.frame.tensor_frame import parse_frame_header
 from meshwire.strict_json import PlanError
+from tests.support.paged_snapshots import build_from_tars
 
 if TYPE_CHECKING:
     from meshwire.dataset.archive_index import ShardIndex

@@ -17,7 +17,6 @@ from meshwire.dataset.build_snapshot import (
     LabelColumn,
     Snapshot,
     build_from_objects,
-    build_from_tars,
 )
 from meshwire.dataset.derive_snapshot import (
     join_snapshots,
@@ -32,7 +31,7 @@ from meshwire.formats.json_lines import LineIndex, index_lines
 from meshwire.formats.tar import TarMember
 from meshwire.frame.columns import ColumnError
 from meshwire.strict_json import PlanError
-from tests.support.line_snapshots import LinePages
+from tests.support.paged_snapshots import MemoryPages, build_from_tars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -234,7 +233,7 @@ def test_lines_are_those_of_the_file_however_it_is_read(parts: list[bytes], data
 
 def test_a_folder_of_lines_is_a_snapshot() -> None:
     text = b'{"a": 1}\n\n{"a": 2}\r\n{"a": 3}'
-    files, pages = [(f"d/{kind}/x.jsonl", tag(kind), text) for kind in "pq"], LinePages()
+    files, pages = [(f"d/{kind}/x.jsonl", tag(kind), text) for kind in "pq"], MemoryPages()
     fields = parse_fields({"n": "jsonl", "m": "jsonl", "kind": {"class": "prefix"}})
     built = pages.build(files, "s3://b/d", fields).snapshot
     snapshot = pages.read(built.to_bytes())
@@ -249,4 +248,4 @@ def test_a_folder_of_lines_is_a_snapshot() -> None:
     assert isinstance(label, LabelColumn)
     assert label.values.tolist() == [0, 0, 0, 1, 1, 1]
     with pytest.raises(EmptySnapshotError, match=r"that end in \.txt"):
-        pages.build(files, "s3://b/d", parse_fields({"n": "txt"}))
+        pages.build([], "s3://b/d", parse_fields({"n": "txt"}))

@@ -13,7 +13,7 @@ from meshd.documents.inventory import UsageFile
 from meshd.telemetry import metrics
 from meshd.util.clock import ManualClock
 from meshwire.dataset.fields import parse_fields
-from tests.support.line_snapshots import LinePages
+from tests.support.paged_snapshots import MemoryPages
 from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ CHOICE = "0" * 31 + "a"
 def snapshot(etag: str) -> bytes:
     text = b"one\ntwo\n"
     return (
-        LinePages()
+        MemoryPages()
         .build([("v1/a.txt", etag, text)], "s3://b/v1", parse_fields({"t": "txt"}))
         .snapshot.to_bytes()
     )

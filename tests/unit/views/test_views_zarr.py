@@ -17,13 +17,14 @@ from meshd.store.records import Meta
 from meshd.util.clock import ManualClock
 from meshd.views.source_scan_cache import SourceScanCache
 from meshwire.dataset.archive_index import index_tar
-from meshwire.dataset.build_snapshot import BytesColumn, build_from_objects, build_from_tars
+from meshwire.dataset.build_snapshot import BytesColumn, build_from_objects
 from meshwire.dataset.derive_snapshot import content_digest, referenced_objects, slice_field
 from meshwire.dataset.fields import parse_fields
 from meshwire.formats.tar import TarMember
 from meshwire.strict_json import PlanError
 from meshwire.views.view_kinds import parse_view
 from meshwire.views.zarr_view import ZarrArray, ZarrView, is_zarr_dtype, metadata_objects
+from tests.support.paged_snapshots import build_from_tars
 from tests.support.reference_store import MemoryStore as ObjectsInMemory
 
 if TYPE_CHECKING:

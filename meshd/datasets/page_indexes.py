@@ -1,0 +1,111 @@
+"""Pages of shards in the store of this node, each made once for all snapshots, and what they say.
+
+Law: a page is named by its shard's content and by the parts of samples that it contains, so it holds for
+these alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from meshd.core.document_store import PAGES_PREFIX
+from meshd.datasets.index_documents import IndexDocuments
+from meshwire.dataset.archive_keys import compression_kind
+from meshwire.dataset.member_pages import write_member_page
+from meshwire.dataset.page_document import page_document_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.core.document_store import DocumentStore
+    from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.store.records import Record
+    from meshwire.dataset.paged_snapshot import PageFacts, PageParts
+
+_REMEMBERED: Final = 1 << 16
+
+
+def content_name(key: str, etag: str, size: int) -> str:
+    """Return a name for the content of a file after decompression by its extension."""
+    packed = compression_kind(key)
+    return f"{etag}-{size}" + (f".{packed}" if packed else "")
+
+
+class PageMaker(Protocol):
+    """Makes the pages of the shards of one kind of source."""
+
+    def page_name(self, key: str, etag: str, size: int, parts: PageParts) -> str:
+        """Return the name of the document of a page."""
+        ...
+
+    async def read_page(
+        self, bucket: str, key: str, record: Record, parts: PageParts, *, again: bool = False
+    ) -> PageFacts:
+        """Return what snapshots say of a page, which is afterwards on this node. `again`: make it even if
+        there is one. Raises BatchError BadSample."""
+        ...
+
+
+class PageIndexes:
+    """The documents of pages of one format, for a worker. `what`: a shard, as an error calls it; `facts_of`:
+    what a document says of the page, given the size of its object; may raise ColumnError."""
+
+    def __init__(
+        self, catalog: DocumentStore, what: str, facts_of: Callable[[bytes, int], PageFacts]
+    ) -> None:
+        self._documents = IndexDocuments(catalog, what, partial(_facts, facts_of))
+        self._read: OrderedDict[str, PageFacts] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<PageIndexes {self._documents}, {len(self._read)} read>"
+
+    async def read(
+        self, name: str, url: str, record: Record, make: Callable[[], Awaitable[bytes]], *, again: bool
+    ) -> PageFacts:
+        """Return what a page says; without a document of it, or `again`, `make` one, once for all who ask.
+        Raises BatchError BadSample and what `make` raises."""
+        if not again and name in self._read:
+            return self._read[name]
+        read = self._documents.make_again if again else self._documents.read
+        found = await read(name, url, make)
+        facts = self._read[name] = replace(found, size=found.size or record.size, stored=record.size)
+        if len(self._read) > _REMEMBERED:
+            self._read.popitem(last=False)
+        return facts
+
+
+def _facts(facts_of: Callable[[bytes, int], PageFacts], document: bytes) -> PageFacts:
+    return facts_of(document, 0)
+
+
+class MemberPages:
+    """Makes the pages of archives from their indexes, for a worker."""
+
+    def __init__(self, catalog: DocumentStore, archives: ArchiveService) -> None:
+        self._archives = archives
+        self._pages = PageIndexes(catalog, "an archive", page_document_facts)
+
+    def __repr__(self) -> str:
+        return f"<MemberPages {self._pages}>"
+
+    def page_name(self, key: str, etag: str, size: int, parts: PageParts) -> str:
+        """See `PageMaker`."""
+        digest = hashlib.sha256(repr(("tar", parts.parts, parts.in_shards)).encode()).hexdigest()[:32]
+        return f"{PAGES_PREFIX}{content_name(key, etag, size)}-{digest}"
+
+    async def read_page(
+        self, bucket: str, key: str, record: Record, parts: PageParts, *, again: bool = False
+    ) -> PageFacts:
+        """See `PageMaker`."""
+
+        async def make() -> bytes:
+            index = await self._archives.get_index(bucket, key, record)
+            return await asyncio.to_thread(write_member_page, index.files, index.size, parts)
+
+        name = self.page_name(key, record.etag, record.size, parts)
+        return await self._pages.read(name, f"s3://{bucket}/{key}", record, make, again=again)
