@@ -91,11 +91,13 @@ async def _archives() -> None:
         store, DocumentStore(store), readers, archives, single_node_objects(store), cast("Any", None)
     )
     service._long = LongRunningCalls("test", max_wait=0.05)
-    begun, free, index = asyncio.Event(), asyncio.Event(), archives.get_index
+    begun, free, index, waiting = asyncio.Event(), asyncio.Event(), archives.get_index, set[str]()
 
     async def slow(bucket: str, key: str, found: Record) -> Any:
         if key in ("2.tar", "3.tar"):
-            begun.set()
+            waiting.add(key)
+            if len(waiting) == 2:  # so that the others are done
+                begun.set()
             await free.wait()
         return await index(bucket, key, found)
 
