@@ -76,7 +76,7 @@ faults: $(STAMP) ## nodes of a mesh killed, stopped, parted, lost … under clie
 
 CUTS ?= 20
 powercuts: $(STAMP) ## the power fails under a daemon and its writers, on a file system that forgets what was not synced: CUTS=1000
-	@$(BIN)/python -m tests.powercuts --first $(FIRST) --cuts $(CUTS) $(ARGS)
+	@$(BIN)/python -m tests.powercuts --first $(FIRST) --cuts $(CUTS) $(if $(BUG),--bug $(BUG)) $(ARGS)
 
 linearizability: $(STAMP) ## many clients on few names under faults, every history checked: see docs/linearizability.md
 	@$(BIN)/python -m tests.linearizability --first $(FIRST) --seeds $(SEEDS) $(ARGS)

@@ -4,12 +4,14 @@ connection makes a change every 50 ms beside that, so that each checkpoint has s
 
 The figure is CPU time for a request, of all threads of a daemon, in nanoseconds of the scheduler: other
 programs take cores from it, but do not add to it. It is the median of the ratios of many short pairs, with
-the interval that contains the true median in 19 of 20 cases. Checkpoints are as many a second
+the interval that contains the true median in 19 of 20 cases. Two daemons that do the same differ by some
+percent for as long as they run, so each round starts new ones, and the interval is that of the rounds'
+medians; `--same` shows how much two daemons without checkpoints differ. Checkpoints are as many a second
 whatever the rate, so a slow machine shows a price that is too high: the last line computes it for other
-rates. Requests per second are shown, too.
+rates. Requests per second are shown, too, and the part of the coordinator, which takes the checkpoints.
 
-python -m bench.checkpoint_price --pairs 60
-python -m bench.checkpoint_price --pairs 200 --get --changes
+python -m bench.checkpoint_price --rounds 12 --pairs 20
+python -m bench.checkpoint_price --rounds 12 --pairs 20 --get --changes
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import re
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,11 +83,13 @@ async def _connection(
     return done
 
 
-def _cpu_seconds(daemon: Daemon) -> float:
-    """What the threads of its processes have used."""
-    pids = (daemon.pid, *daemon.children().values())
-    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+def _cpu_seconds(daemon: Daemon) -> tuple[float, float]:
+    """What the threads of its processes have used, and those of its coordinator."""
+    used = {}
+    for name, pid in (("supervisor", daemon.pid), *daemon.children().items()):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        used[name] = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    return sum(used.values()), sum(cpu for name, cpu in used.items() if name.startswith("coordinator"))
 
 
 @dataclass
@@ -94,6 +99,7 @@ class _Turn:
     requests: int
     seconds: float
     cpu: float
+    coordinator: float
 
     @property
     def price(self) -> float:
@@ -112,7 +118,10 @@ async def _turn(daemon: Daemon, kinds: _Kinds, seconds: float, *, at_least: int 
     done = await asyncio.gather(
         *[_connection(daemon, share, until, at_least=at_least) for share in shares], *beside
     )
-    return _Turn(sum(done[:_CONNECTIONS]), time.monotonic() - began, _cpu_seconds(daemon) - before)
+    after = _cpu_seconds(daemon)
+    return _Turn(
+        sum(done[:_CONNECTIONS]), time.monotonic() - began, after[0] - before[0], after[1] - before[1]
+    )
 
 
 def _median(ratios: list[float]) -> str:
@@ -123,11 +132,27 @@ def _median(ratios: list[float]) -> str:
     return f"{statistics.median(ordered):.3f} ({ordered[low]:.3f} to {ordered[high]:.3f})"
 
 
-def _report(method: str, on: list[_Turn], off: list[_Turn]) -> None:
+def _of_rounds(ratios: list[float], rounds: int) -> list[float]:
+    """The median of each round."""
+    count = len(ratios) // rounds
+    return [statistics.median(ratios[at : at + count]) for at in range(0, len(ratios), count)]
+
+
+def _report(method: str, on: list[_Turn], off: list[_Turn], rounds: int) -> None:
     pairs = list(zip(on, off, strict=True))
-    print(f"CPU for a {method}, with checkpoints ÷ without: {_median([a.price / b.price for a, b in pairs])}")
+    prices = [a.price / b.price for a, b in pairs]
+    told = _median(_of_rounds(prices, rounds) if rounds > 1 else prices)
+    print(f"CPU for a {method}, with checkpoints ÷ without: {told}")
     rates = [a.requests / a.seconds / (b.requests / b.seconds) for a, b in pairs]
-    print(f"{method}/s, with ÷ without: {_median(rates)}")
+    told = _median(_of_rounds(rates, rounds) if rounds > 1 else rates)
+    print(f"{method}/s, with ÷ without: {told}")
+    own, cpu = (
+        [sum(each.coordinator / each.seconds for each in turns) / len(turns) for turns in (on, off)],
+        sum(each.cpu / each.seconds for each in off) / len(off),
+    )
+    print(
+        f"coordinator: {1e3 * (own[0] - own[1]):.2f} ms/s more, {100 * (own[0] - own[1]) / cpu:.2f} % of all"
+    )
     for name, turns in (("with", on), ("without", off)):
         requests, seconds = sum(each.requests for each in turns), sum(each.seconds for each in turns)
         cost = 1e6 * sum(each.cpu for each in turns) / requests
@@ -158,28 +183,28 @@ def _prepared(daemon: Daemon, method: str, *, changes: bool) -> _Kinds:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=1, help="each with new daemons, and so many pairs")
+    parser.add_argument("--same", action="store_true", help="no checkpoints in both")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each half of a pair")
     parser.add_argument("--get", action="store_true", help="the objects")
     parser.add_argument("--changes", action="store_true", help="beside the GETs")
     asked = parser.parse_args()
     method = "GET" if asked.get else "PUT"
-    with tempfile.TemporaryDirectory() as place:
-        relaxed = ["--durability", "relaxed", "--sync-interval"]
-        daemons = [
-            Daemon.start(Path(place) / name, args=[*relaxed, str(interval)], workers=2)
-            for name, interval in (("on", 1), ("off", _OFF))
-        ]
-        try:
-            prepared = [_prepared(daemon, method, changes=asked.changes) for daemon in daemons]
-            turns: tuple[list[_Turn], list[_Turn]] = ([], [])
+    turns: tuple[list[_Turn], list[_Turn]] = ([], [])
+    for number in range(asked.rounds):
+        with tempfile.TemporaryDirectory() as place, ExitStack() as ending:
+            daemons = {}
+            for which in (0, 1) if number % 2 else (1, 0):
+                interval = _OFF if which or asked.same else 1
+                args = ["--durability", "relaxed", "--sync-interval", str(interval)]
+                daemons[which] = Daemon.start(Path(place) / str(which), args=args, workers=2)
+                ending.callback(daemons[which].close)
+            kinds = {which: _prepared(each, method, changes=asked.changes) for which, each in daemons.items()}
             for pair in range(asked.pairs):
                 for which in (0, 1) if pair % 2 else (1, 0):
-                    turn = _turn(daemons[which], prepared[which], asked.seconds, at_least=1)
+                    turn = _turn(daemons[which], kinds[which], asked.seconds, at_least=1)
                     turns[which].append(asyncio.run(turn))
-        finally:
-            for daemon in daemons:
-                daemon.close()
-    _report(method, *turns)
+    _report(method, *turns, asked.rounds)
 
 
 if __name__ == "__main__":

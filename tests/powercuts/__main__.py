@@ -4,6 +4,7 @@ writers.
 make powercuts CUTS=1000
 make powercuts ARGS="--seed 7 --relaxed"
 make powercuts ARGS="--scenes store syncs"
+make powercuts BUG=order
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.powercuts.mesh_scene import MeshScene
-from tests.powercuts.scenes import SCENES, Stage
+from tests.powercuts.scenes import BUG_CUTS, BUGS, SCENES, Stage
 from tests.powercuts.shrink import keep
 
 if TYPE_CHECKING:
@@ -40,6 +41,24 @@ def _cut(scene: AnyScene, seconds: float) -> Report:
         return scene.report
 
 
+def _found(scene: AnyScene, seconds: float) -> Report:
+    """After as many cuts as it takes to find a deliberate fault."""
+    while scene.report.cuts < BUG_CUTS and not scene.report.wrong:
+        scene.cut(seconds)
+    return scene.report
+
+
+def _try_bug(stage: Stage, asked: argparse.Namespace) -> int:
+    """Exit code 1 when the deliberate fault was not found."""
+    cuts = []
+    for seed in range(asked.first, asked.first + -(-asked.cuts // BUG_CUTS)):
+        report = _found(stage.scene("objects", seed, relaxed=False, options=BUGS[asked.bug]), asked.seconds)
+        print(f"seed {seed}, without the sync of {asked.bug}: {report}", flush=True)
+        cuts.append(report.cuts if report.wrong else None)
+    print(f"{asked.bug}: found at cut {', '.join(str(cut or 'never') for cut in cuts)}")
+    return 1 if None in cuts else 0
+
+
 def _kept(scene: AnyScene, folder: Path) -> str:
     return scene.keep(folder) if isinstance(scene, MeshScene) else keep(scene, folder)
 
@@ -58,12 +77,18 @@ def main() -> int:
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="END", help="syncs of these do nothing"
     )
+    parser.add_argument(
+        "--bug", choices=BUGS, help=f"a deliberate fault, which is found within {BUG_CUTS} cuts of each seed"
+    )
     parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="that each sync takes")
     parser.add_argument(
         "--keep", type=Path, default=Path(".powercuts"), metavar="FOLDER", help="for cuts that were found"
     )
     asked = parser.parse_args()
     logging.getLogger("meshd").setLevel(logging.CRITICAL)  # what stores in this process say of each cut
+    if asked.bug:
+        with tempfile.TemporaryDirectory() as scratch, Stage(Path(scratch)) as stage:
+            return _try_bug(stage, asked)
     modes = [mode for mode, only in ((False, asked.relaxed), (True, asked.commit)) if not only]
     options = [word for end in asked.ignore for word in ("--ignore", end)]
     options += ["--delay", str(asked.delay)]

@@ -22,15 +22,21 @@ import random
 import shutil
 import threading
 import time
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mfusepy import FUSE
 
 from tests.powercuts.power_cut import PAGE, Change, FileState, PowerCut, record
 from tests.support.fuse_file_system import PassThrough
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _DATA: Final = ".tar"
+_LATE: Final = 0.02
+"""Seconds between the sync of an index and those that come late."""
 _SPACE: Final = (
     "f_bsize",
     "f_frsize",
@@ -46,7 +52,9 @@ _SPACE: Final = (
 
 
 class Forgetful(PassThrough):
-    """`ignored`: ends of paths whose syncs do nothing, as deliberate bugs; `/` stands for directories.
+    """`ignored`: ends of paths whose syncs do nothing, as faults of a daemon; `/` for directories. `late`:
+    ends of paths whose syncs happen only after an index has been synced. `off`: a file; once it is there, the
+    power has failed, and no sync succeeds, not even one that is under way.
     `failing`: the number of the sync that fails. `delay`: seconds that a sync takes. `capacity`: bytes that
     it has, 0 for those of the disk below. `read_errors`: the share of reads of data files that fail; `flips`:
     how many of their bits are others after the cut. `journal`: a sync of any file keeps all names, as ext4
@@ -60,6 +68,8 @@ class Forgetful(PassThrough):
         *,
         seed: int,
         ignored: tuple[str, ...] = (),
+        late: tuple[str, ...] = (),
+        off: str = "",
         failing: int = 0,
         delay: float = 0.0,
         capacity: int = 0,
@@ -76,6 +86,8 @@ class Forgetful(PassThrough):
         self._read_errors, self._flips, self._journal = read_errors, flips, journal
         self._limbo, self._chance = limbo, random.Random(seed)
         self._ignored, self._failing, self._delay = ignored, failing, delay
+        self._late, self._off = late, off
+        self._owed: list[Callable[[], None]] = []
         self._syncs = 0
         self._lock = threading.RLock()
         self._files: dict[int, FileState] = {}
@@ -160,9 +172,14 @@ class Forgetful(PassThrough):
         if self._delay:
             time.sleep(self._delay)
         with self._lock:
-            if any(path.endswith(end) for end in self._ignored):
+            self._require_power()
+            if path.endswith(self._ignored):
                 return 0
             state = self._state(fh)
+            if path.endswith(self._late):
+                self._owed.append(partial(_synced, state, [*state.before], os.fstat(fh).st_size))
+                return 0
+            commits = _is_meta(path, state)
             self._syncs += 1
             if self._syncs == self._failing or self._is_triggered(path, state):
                 state.lost |= state.before
@@ -172,11 +189,21 @@ class Forgetful(PassThrough):
             state.size = os.fstat(fh).st_size
             if self._journal:
                 self._directories.clear()
-            return 0
+        if commits and self._late:
+            time.sleep(_LATE)
+            with self._lock:
+                self._require_power()
+                while self._owed:
+                    self._owed.pop()()
+        return 0
+
+    def _require_power(self) -> None:
+        if self._off and os.path.exists(self._off):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def _is_triggered(self, path: str, state: FileState) -> bool:
         """Whether this is the sync of a meta page that is to fail, once."""
-        if not self._trigger or not path.endswith("index/data.mdb") or not set(state.before) <= {0, 1}:
+        if not self._trigger or not _is_meta(path, state):
             return False
         try:
             os.unlink(self._at(self._trigger))
@@ -239,6 +266,7 @@ class Forgetful(PassThrough):
 
     def fsyncdir(self, path: str, datasync: int, fh: int) -> int:
         with self._lock:
+            self._require_power()
             if "/" not in self._ignored:
                 self._directories.pop(path, None)
             return 0
@@ -263,6 +291,18 @@ class Forgetful(PassThrough):
             outcome.apply(self._source, self._limbo)
 
 
+def _is_meta(path: str, state: FileState) -> bool:
+    """Whether a sync of this file makes a transaction of an index visible."""
+    return path.endswith("index/data.mdb") and set(state.before) <= {0, 1}
+
+
+def _synced(state: FileState, pages: list[int], size: int) -> None:
+    """These pages are on the disk now."""
+    for page in pages:
+        state.before.pop(page, None)
+    state.size = size
+
+
 def _used(source: str) -> int:
     """Bytes of the files below."""
     return sum(os.lstat(f"{base}/{name}").st_size for base, _, names in os.walk(source) for name in names)
@@ -276,6 +316,10 @@ def main() -> None:
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="END", help="syncs of these do nothing"
     )
+    parser.add_argument(
+        "--late", action="append", default=[], metavar="END", help="syncs of these come after the index's"
+    )
+    parser.add_argument("--off", default="", metavar="FILE", help="once it is there, no sync succeeds")
     parser.add_argument("--fail-sync", type=int, default=0, metavar="N", help="the Nth sync fails")
     parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="that each sync takes")
     parser.add_argument("--capacity", type=int, default=0, metavar="BYTES", help="that it has")
@@ -299,6 +343,8 @@ def main() -> None:
                 limbo,
                 seed=asked.seed,
                 ignored=tuple(asked.ignore),
+                late=tuple(asked.late),
+                off=asked.off,
                 failing=asked.fail_sync,
                 delay=asked.delay,
                 capacity=asked.capacity,

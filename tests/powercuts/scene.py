@@ -64,7 +64,7 @@ class Scene:
             options,
             clients,
         )
-        self._cut_at = 0.0
+        self._cut_at, self._off = 0.0, place / "off"
         self._env = {"MESHD_SEGMENT_SIZE": "1MiB"}
         for each in (self.source, self.mount):
             shutil.rmtree(each, ignore_errors=True)
@@ -73,7 +73,8 @@ class Scene:
     def cut(self, seconds: float) -> None:
         """Start, compare what is there, write for so long, and cut the power."""
         options = ["--seed", str(self._chance.randrange(1 << 31)), *self._options]
-        options += self.record.options()
+        options += [*self.record.options(), "--off", str(self._off)]
+        self._off.unlink(missing_ok=True)
         if self._failing_syncs and seconds:
             options += ["--fail-sync", str(self._chance.randrange(1, 200))]
         with mounted(self.source, self.mount, *options, module=FILE_SYSTEM) as disk:
@@ -173,8 +174,9 @@ class Scene:
         for writer in writers:
             writer.start()
         time.sleep(seconds)
-        daemon.pause()
         self._cut_at = time.monotonic()
+        self._off.touch()
+        daemon.pause()
         for traffic in self._traffic:
             traffic.cut_off()
         daemon.kill()

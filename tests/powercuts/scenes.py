@@ -51,6 +51,15 @@ _MESHES: Final[dict[str, tuple[type[MeshScene], list[str]]]] = {
     "rolling": (RollingScene, ["stock", "objects", "conditional"]),
     "mesh-jobs": (MovementScene, ["jobs"]),
 }
+BUGS: Final = {
+    "data": ["--ignore", ".tar"],
+    "directories": ["--ignore", "/"],
+    "index": ["--ignore", "data.mdb"],
+    "order": ["--late", ".tar"],
+}
+"""What a file system does as if the daemon had a fault: it does not sync data, names or its index, or data
+only after the index that refers to it. Each is found within `BUG_CUTS` cuts of the scene `objects`."""
+BUG_CUTS: Final = 20
 SCENES: Final = (*_DAEMONS, *_STORES, *_MESHES)
 _KINDS: Final = {**KINDS, "usage": Usage, "jobs": job_traffic.Jobs}
 _AT_ORIGIN: Final[dict[str, Callable[[Place], Traffic]]] = {

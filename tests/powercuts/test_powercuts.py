@@ -10,6 +10,7 @@ import pytest
 from tests.powercuts.history import Attempt, History
 from tests.powercuts.power_cut import recorded
 from tests.powercuts.scene import Scene
+from tests.powercuts.scenes import BUG_CUTS, BUGS
 from tests.powercuts.shrink import keep, minimal
 from tests.powercuts.store_scene import StoreScene, Worker
 from tests.powercuts.traffic import KINDS
@@ -46,11 +47,11 @@ def test_maintenance_is_cut_too(tmp_path: Path, relaxed: bool) -> None:
     assert scene.report.acknowledged > 20
 
 
-@pytest.mark.parametrize("ignored", [".tar", "/", "data.mdb"], ids=["data", "directories", "index"])
-def test_a_sync_that_is_left_out_is_found(tmp_path: Path, ignored: str) -> None:
-    """The file system acts on none of these syncs, as if the daemon had not asked for them."""
-    scene = Scene(tmp_path, seed=5, options=["--ignore", ignored])
-    for _ in range(20):
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_deliberate_fault_is_found(tmp_path: Path, bug: str) -> None:
+    """The file system acts on none of these syncs, or too late, as if the daemon had not asked for them."""
+    scene = Scene(tmp_path, seed=5, options=BUGS[bug])
+    for _ in range(BUG_CUTS):
         scene.cut(0.7)
         if scene.report.wrong:
             return
