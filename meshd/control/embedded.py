@@ -30,6 +30,7 @@ from meshd.control.control_api import (
 )
 from meshd.control.watchers import differences
 from meshd.util.directories import make_directory, sync_directory
+from meshd.util.file_changes import FileChanges
 from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def _key(name: str) -> str:
 
 _MAP_BYTES = 1 << 30  # address space; ten million small documents
 _VERSION = struct.Struct(">Q")
-_POLL = 0.1  # seconds until a watch sees another process's write; the process's own wake it at once
+_POLL = 0.1  # seconds until a watch sees another process's write where the kernel does not tell of writes
+_LAST_LOOK = 2.0  # the same where it does: against a write of which it did not tell
 
 
 class _PinnedRevisions:
@@ -202,16 +204,20 @@ class EmbeddedControl:
 
     async def watch(self, topic: str) -> AsyncGenerator[Change, None]:
         seen: Mapping[str, Versioned] = {}
-        at = -1
-        while not self._closed:
-            written = self._written
-            revision = self.revision(topic)
-            if revision != at:
-                now = self.cached_entries(topic)
-                for change in differences(seen, now):
-                    yield change
-                seen, at = now, revision
-            await _wait_for_write(written, self._poll)
+        at, patience = -1, self._poll
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                stack.enter_context(FileChanges(self._directory / "data.mdb", self._wake))
+                patience = _LAST_LOOK
+            while not self._closed:
+                written = self._written
+                revision = self.revision(topic)
+                if revision != at:
+                    now = self.cached_entries(topic)
+                    for change in differences(seen, now):
+                        yield change
+                    seen, at = now, revision
+                await _wait_for_write(written, patience)
 
     async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
         return await self._leases.acquire_lease(name, holder, ttl)

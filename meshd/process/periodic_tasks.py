@@ -37,6 +37,7 @@ from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 from meshd.telemetry.activity import INTERVAL, ActivityHistory, collect_activity
 from meshd.util import shared_counters
+from meshd.util.async_tasks import sleep_to_tick
 from meshd.util.disk_space import measure_disk_space
 from meshd.views.transform_results import ResultEvictor
 
@@ -57,7 +58,7 @@ _COMPACTION_SHARE = 0.5  # below this share of dead bytes, a rewrite costs more 
 
 @dataclass(frozen=True, slots=True)
 class PeriodicTask:
-    """A task that is run, and run again `every` so many seconds after it ended."""
+    """A task that is run, and run again `every` so many seconds after it ended, or up to a tick earlier."""
 
     name: str
     every: float
@@ -202,7 +203,7 @@ async def _repeat(task: PeriodicTask) -> None:
             )
         except Exception:
             _log.exception("a periodic task failed; it will be retried", extra={"task": task.name})
-        await asyncio.sleep(task.every)
+        await sleep_to_tick(task.every)
 
 
 def measure_store(node: NodeContext) -> None:

@@ -5,22 +5,33 @@ Law: every background task belongs to a group that logs its failure and cancels 
 for the others; it is cancelled when its last caller leaves. `LongRunningCalls` runs at most one call per
 key; a caller that stops waiting does not cancel it, and the last few results are kept for callers that
 come back. `CooperativeYield` yields by elapsed time, not by count, because users control what one item
-costs.
+costs. Loops that wait for the next tick wake their process together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Hashable
 
 
 _log = logging.getLogger("meshd.tasks")
+_TICK_MS: Final = 250
+
+
+async def sleep_to_tick(seconds: float) -> None:
+    """Sleeps `seconds`, or up to a tick (0.25 s) less: to a time at which other loops of this process wake
+    up, too. Every process has ticks of its own, so that those of a machine do not wake up at once."""
+    now = round(asyncio.get_running_loop().time() * 1000)
+    due = now + round(seconds * 1000)
+    early = (due - 37 * os.getpid()) % _TICK_MS
+    await asyncio.sleep((due - early - now) / 1000 if 2 * early <= due - now else seconds)
 
 
 class BackgroundTasks:

@@ -17,6 +17,7 @@ from math import floor
 from typing import TYPE_CHECKING, Final
 
 from meshd.util import failpoints
+from meshd.util.async_tasks import sleep_to_tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,7 +254,7 @@ async def measure_loop_delay(clock: Clock, process: int) -> None:
     while True:
         if not background_work_active(clock.monotonic()):
             set_loop_delay(process, 0.0)
-            await asyncio.sleep(_IDLE_SLEEP)
+            await sleep_to_tick(_IDLE_SLEEP)
             continue
         late: list[float] = []
         for _ in range(_TICKS):

@@ -19,6 +19,7 @@ from meshd.control.control_api import ControlError, VersionConflictError
 from meshd.store.disks.health_monitor import DiskState  # noqa: TC001  msgspec reads the annotations
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
+from meshd.util.async_tasks import sleep_to_tick
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,6 +34,7 @@ STATUS_TOPIC: Final = "scrubs"
 _POLL_INTERVAL: Final = 0.5  # seconds between checks for requests and damage
 _SLICE: Final = 1.0  # seconds of scrubbing between such checks
 _PUBLISH_INTERVAL: Final = 1.0
+_DISKS_INTERVAL: Final = 5.0  # seconds between two looks at how full disks are that all serve
 _COUNT_INTERVAL: Final = 60.0
 _RETRY_INTERVAL: Final = 30.0  # seconds until a failed repair is retried
 _IDLE_FACTOR: Final = 20.0  # scanning the whole quarantine takes at most 1/20 of the time
@@ -152,6 +154,7 @@ class ScrubScheduler:
         self._comparing: asyncio.Task[object] | None = None
         self._disk_loss_comparison: asyncio.Task[object] | None = None
         self._disks: tuple[DiskState, ...] = ()
+        self._disks_at = -_DISKS_INTERVAL
         self._count_under_replicated, self._under_replicated = count_under_replicated, 0
         self._counting: asyncio.Task[int] | None = None
 
@@ -172,7 +175,7 @@ class ScrubScheduler:
                         level, "the scrub is blocked and will resume by itself", extra={"why": str(error)}
                     )
                     said = True
-                await asyncio.sleep(_POLL_INTERVAL)
+                await sleep_to_tick(_POLL_INTERVAL)
         finally:
             for task in (self._comparing, self._disk_loss_comparison, self._repairing, self._counting):
                 if task is not None:
@@ -232,8 +235,10 @@ class ScrubScheduler:
         with the other owners instead, because more than the quarantine is missing."""
         began = self._clock.monotonic()
         if began >= self._sweep_at:
-            await self._store.quarantine.prune()
-            self._lacking = await self._store.quarantine.damaged_bytes()
+            self._lacking = 0
+            if self._store.quarantine.count():
+                await self._store.quarantine.prune()
+                self._lacking = await self._store.quarantine.damaged_bytes()
             now = self._clock.monotonic()
             self._sweep_at = now + _IDLE_FACTOR * (now - began)
         self._repair_eta.observe_remaining(self._lacking)
@@ -270,9 +275,16 @@ class ScrubScheduler:
         metrics.cluster_names_short.set(self._under_replicated)
         self._counting = asyncio.ensure_future(self._count_under_replicated())
 
+    async def _refresh_disks(self) -> None:
+        """Looks at the disks again: at intervals while all of them serve, else each time."""
+        health, now = self._store.disk_health, self._clock.monotonic()
+        known = health.all_serve and self._disks and all(disk.serves for disk in self._disks)
+        if not known or not self._disks_at <= now < self._disks_at + _DISKS_INTERVAL:
+            self._disks, self._disks_at = tuple(await asyncio.to_thread(health.disk_states)), now
+
     async def _publish(self) -> None:
         state = self._store.scrub.state
-        self._disks = tuple(await asyncio.to_thread(self._store.disk_health.disk_states))
+        await self._refresh_disks()
         metrics.scrub_ended.set(state.ended / 1e3)
         busy = not all(map(_is_over, (self._comparing, self._repairing, self._disk_loss_comparison)))
         status = ScrubStatus(

@@ -128,7 +128,7 @@ class CacheManagerClient:
     def __init__(self, path: Path) -> None:
         self._client = ProcessClient(path)
         self._notes: list[Piece] = []
-        self._full = asyncio.Event()
+        self._first, self._full = asyncio.Event(), asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<CacheManagerClient of {self._client!r}, {len(self._notes)} reads to report>"
@@ -136,6 +136,7 @@ class CacheManagerClient:
     def record_read(self, piece: Piece) -> None:
         if len(self._notes) < 100 * _BUNDLE:
             self._notes.append(piece)
+            self._first.set()
         if len(self._notes) >= _BUNDLE:
             self._full.set()
 
@@ -157,8 +158,10 @@ class CacheManagerClient:
         """Report reads until cancelled."""
         try:
             while True:
+                await self._first.wait()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._full.wait(), _EVERY)
+                self._first.clear()
                 self._full.clear()
                 notes, self._notes = self._notes, []
                 for at in range(0, len(notes), _BUNDLE):

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from meshd.process.wiring.node_context import NodeContext
     from meshd.reads.archive_members import MemberService
     from meshd.server.native_routes import HttpRoute
+    from meshd.store.disks.health_monitor import DiskHealthMonitor
     from meshd.store.store import Store
     from meshd.util.async_tasks import BackgroundTasks
     from meshwire.cluster.cluster_map import Role
@@ -269,9 +270,8 @@ async def watch_disks(node: NodeContext) -> None:
     """Take failing disks out of service. A node of a cluster stops when all of its disks, or the device
     of its index, have failed, so that the other nodes take over its share."""
     disks = node.store.disk_health
-    watched = [disks] if node.cache_store is None else [disks, node.cache_store.cache.disk_health]
     for _ in range(_DISK_PROBES):
-        if not any([await each.probe_disks() for each in watched]):
+        if not any([await each.probe_disks() for each in _watched(node)]):
             break
         await asyncio.sleep(_PROBE_INTERVAL)
     if node.settings.cluster.control is None or (disks.has_disk and not disks.index_failed):
@@ -316,9 +316,14 @@ async def _stop_node(node: NodeContext, states: Sequence[DiskState]) -> None:
 
 async def replace_disks(node: NodeContext) -> None:
     """Take disks that were emptied or removed out of service, and put empty ones into service."""
-    await node.store.disk_health.check_missing_disks()
-    if node.cache_store is not None:
-        await node.cache_store.cache.disk_health.check_missing_disks()
+    monitors = await asyncio.to_thread(lambda: [each for each in _watched(node) if each.misses_disks()])
+    for monitor in monitors:
+        await monitor.check_missing_disks()
+
+
+def _watched(node: NodeContext) -> list[DiskHealthMonitor]:
+    own = node.store.disk_health
+    return [own] if node.cache_store is None else [own, node.cache_store.cache.disk_health]
 
 
 async def quarantine_damaged(node: NodeContext) -> None:

@@ -130,6 +130,7 @@ class DiskHealthMonitor:
         self.index_failed = ""
         self._quarantined_disks: set[int] = set()
         self._lock = asyncio.Lock()
+        self._applied = -1
         self._data_lost = self.is_set_back
         disks.set_refresh(self.apply_published_changes)
 
@@ -138,17 +139,26 @@ class DiskHealthMonitor:
 
     def apply_published_changes(self) -> None:
         """Retires the disks here that another process found to fail, and adds those that it adopted."""
+        newest = self._index.last_transaction
+        if newest == self._applied:
+            return
         lost = self._index.get_meta(LOST_DISKS_KEY) or ()
         for disk in lost:
             self._disks.retire_disk(disk)
         for disk, path in (self._index.get_meta("disks") or {}).items():
             if disk not in lost:
                 self._disks.add_disk(disk, Path(path))
+        self._applied = newest
 
     @property
     def has_disk(self) -> bool:
         """Returns True if any disk is in service."""
         return bool(self._disks.roots)
+
+    @property
+    def all_serve(self) -> bool:
+        """Returns True if every directory that should be a disk is in service, and the index device works."""
+        return not self.index_failed and set(self._disks.roots.values()).issuperset(self._wanted)
 
     @property
     def index_is_usable(self) -> bool:
@@ -247,8 +257,13 @@ class DiskHealthMonitor:
         await self._apply_disk_changes()
         return bool(self._failures)
 
+    def misses_disks(self) -> bool:
+        """Returns True if a disk was emptied or unmounted, or is not in service (blocking)."""
+        roots = self._disks.roots
+        return len(roots) < len(self._wanted) or not all(map(self._disks.is_present, roots))
+
     async def check_missing_disks(self) -> None:
-        """Checks for missing disks like `probe_disks`, but without I/O probes, so it can run often."""
+        """Checks for missing disks like `probe_disks`, but without I/O probes."""
         async with self._lock:
             roots = dict(self._disks.roots)
             gone = await self._run(lambda: [disk for disk in roots if not self._disks.is_present(disk)])

@@ -287,7 +287,9 @@ class Compactor:
             if now - self._retired[file] >= (0 if kind == "own" else GRACE)
             and self._retired[file] < synced_before
         ]
-        paths = await self._committer.submit(ForgetRetiredFiles(due)) if due else []
+        if not due:
+            return 0
+        paths = await self._committer.submit(ForgetRetiredFiles(due))
         await self._run(lambda: _unlink(paths))
         for file in due:
             del self._retired[file]

@@ -181,6 +181,11 @@ class Index:
 
     # metadata of the store --------------------------------------------------------------------------------
 
+    @property
+    def last_transaction(self) -> int:
+        """Returns the number of the newest transaction that any process has committed. Cheap."""
+        return int(self.env.info()["last_txnid"])
+
     def get_meta(self, name: str, txn: Any = None) -> Any:
         """Returns a value of the meta table, or None."""
         if txn is None:

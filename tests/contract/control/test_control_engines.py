@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from meshd.control import embedded
 from meshd.control.embedded import EmbeddedControl
 from meshd.util.clock import ManualClock
+from meshd.util.file_changes import FileChanges
 from tests.support.control_suite import ControlSuite, closing
 from tests.support.reference_control import MemoryControl
 
@@ -50,10 +52,20 @@ def test_embedded_state_survives_closing(tmp_path: Path) -> None:
     control.close()
 
 
-def test_embedded_sees_and_watches_another_process(tmp_path: Path) -> None:
-    """A child writes; this process's lookups and its watch notice."""
+@pytest.mark.parametrize("told", [True, False], ids=["kernel", "poll"])
+def test_embedded_sees_and_watches_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, told: bool
+) -> None:
+    """A child writes; this process's lookups and its watch notice: told by the kernel, or where it cannot."""
+    if told:
+        monkeypatch.setattr(embedded, "_LAST_LOOK", 3600.0)
+    else:
+        missing = tmp_path / "missing"
+        monkeypatch.setattr(embedded, "FileChanges", lambda _, changed: FileChanges(missing, changed))
+    go, gone = os.pipe()
 
     async def other() -> None:
+        os.read(go, 1)
         control = EmbeddedControl(tmp_path, ManualClock())
         await control.put("topic/a", b"from the child")
         control.close()
@@ -66,8 +78,11 @@ def test_embedded_sees_and_watches_another_process(tmp_path: Path) -> None:
     async def main() -> None:
         control = EmbeddedControl(tmp_path, ManualClock(), poll=0.01)
         watch = control.watch("topic")
+        first = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)
+        os.write(gone, b"!")
         async with asyncio.timeout(20):
-            change = await anext(watch)
+            change = await first
         assert change.entry is not None
         assert change.entry.value == b"from the child"
         assert "topic/a" in control.cached_entries("topic")
