@@ -1,0 +1,97 @@
+"""What a daemon costs while nobody asks it anything: `python -m bench.idle_cost`.
+
+For each process of a standalone node with one and with two workers, and of a node of a mesh of three: the
+share of a core, and wake-ups a second of all its threads; and the CPU seconds that start and stop of a node
+take. With `--checkout`, another checkout takes turns with this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import Daemon
+from tests.support.wakeups import spent_by_daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SETTLE: Final = 6.0  # seconds after the start
+_LEASE: Final = 10.0  # the default, in seconds
+
+
+@contextmanager
+def _standalone(workers: int, checkout: Path | None) -> Iterator[Daemon]:
+    daemon = Daemon(None, (), {}, workers)
+    daemon.checkout = checkout
+    with daemon:
+        daemon.up()
+        yield daemon
+
+
+@contextmanager
+def _member(checkout: Path | None) -> Iterator[Daemon]:
+    with DaemonCluster.start(3, lease=_LEASE, checkout=checkout) as mesh:
+        yield mesh["n2"]
+
+
+_KINDS: Final = {
+    "standalone": lambda checkout: _standalone(1, checkout),
+    "two workers": lambda checkout: _standalone(2, checkout),
+    "one of three nodes": _member,
+}
+
+
+def main() -> None:
+    """Print a line for each process, and one for start and stop."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--checkout", type=Path, help="another checkout, which takes turns with this one")
+    given = parser.parse_args()
+    sides = {"": None} if given.checkout is None else {"there, ": given.checkout, "here, ": None}
+    for kind, start in _KINDS.items():
+        for side, checkout in sides.items():
+            shares, waits = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+            for _ in range(given.rounds):
+                with start(checkout) as daemon:
+                    time.sleep(_SETTLE)
+                    before = spent_by_daemon(daemon)
+                    time.sleep(given.seconds)
+                    for name, after in spent_by_daemon(daemon).items():
+                        shares[name].append((after.cpu - before[name].cpu) / given.seconds)
+                        waits[name].append((after.waits - before[name].waits) / given.seconds)
+            for name in shares:
+                share, often = statistics.median(shares[name]), statistics.median(waits[name])
+                print(
+                    f"{side}{kind}: {name:14} {share:8.2%} of a core, {often:6.1f} wake-ups a second",
+                    flush=True,
+                )
+    taken = defaultdict[str, list[float]](list)
+    for _ in range(given.starts):
+        for side, checkout in sides.items():
+            used = _children_cpu()
+            with _standalone(1, checkout):
+                pass
+            taken[side].append(_children_cpu() - used)
+    for side, each in taken.items():
+        print(
+            f"{side}start and stop: {statistics.median(each):.2f} s of CPU, interpreter and imports included"
+        )
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What the processes of a daemon use while nobody asks them anything."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.support.daemons import Daemon
+
+_WINDOW: Final = 2.0
+_WINDOWS: Final = 15
+
+
+class Spent(NamedTuple):
+    """What a process has used: seconds of CPU, and how often its threads have waited for something."""
+
+    cpu: float
+    waits: int
+
+
+def spent_by(pid: int) -> Spent:
+    """What all threads of a process have used that still run."""
+    cpu, waits = 0, 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        cpu += int((task / "schedstat").read_text().split()[0])
+        found = dict(line.split(":") for line in (task / "status").read_text().splitlines() if "ctxt" in line)
+        waits += int(found["voluntary_ctxt_switches"])
+    return Spent(cpu / 1e9, waits)
+
+
+def spent_by_daemon(daemon: Daemon) -> dict[str, Spent]:
+    """The same for each process of a daemon, by name."""
+    return {name: spent_by(pid) for name, pid in {"supervisor": daemon.pid, **daemon.children()}.items()}
+
+
+def restless(daemon: Daemon, limits: Mapping[str, float]) -> dict[str, float]:
+    """The processes that wake up more often than so many times a second in every window of two seconds, with
+    how often. A busy machine makes no process restless: one that waits for a core wakes up less often."""
+    fewest = dict.fromkeys(limits, float("inf"))
+    for _ in range(_WINDOWS):
+        before = spent_by_daemon(daemon)
+        threading.Event().wait(_WINDOW)
+        after = spent_by_daemon(daemon)
+        for name in limits:
+            fewest[name] = min(fewest[name], (after[name].waits - before[name].waits) / _WINDOW)
+        if all(fewest[name] <= limit for name, limit in limits.items()):
+            break
+    return {name: often for name, often in fewest.items() if often > limits[name]}
