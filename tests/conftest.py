@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import signal
 import uuid
 from contextlib import ExitStack, suppress
@@ -20,6 +21,7 @@ from tests.support import fresh_fixtures, sampling, scheduling
 from tests.support.daemon_cluster import running_nodes
 from tests.support.daemons import Daemon, live_daemons, with_failpoints
 from tests.support.fork_server import ForkServers, forked_from
+from tests.support.interpreters import InterpreterServer, python
 from tests.support.one_node import one_node
 
 if TYPE_CHECKING:
@@ -179,6 +181,16 @@ def pytest_collection() -> Any:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Processes that run tests are forked from one that has collected them."""
+    server = InterpreterServer(config.args)
+    config.add_cleanup(server.close)
+    for spec in specs:
+        if spec.popen:
+            spec.python = shlex.quote(python())
 
 
 @pytest.hookimpl(optionalhook=True)

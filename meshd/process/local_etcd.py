@@ -34,14 +34,17 @@ FIRST_PORT: Final = 20_000
 LAST_PORT: Final = 32_000
 """Below Linux's `ip_local_port_range`, which begins at 32768."""
 _STRIDE: Final = 7919  # processes that run at the same time begin far from each other
-_port_sequence = itertools.count(os.getpid() * _STRIDE)
+_port_sequences: dict[int, itertools.count[int]] = {}
+"""By process: those that are forked from one begin far from each other, too."""
 
 
 def reserve_port(host: str = "127.0.0.1") -> int:
     """Return a free port that this process returns to no other caller; 0, the system's choice, for an address
     of another network namespace. Raises OSError if every port is taken."""
+    pid = os.getpid()
+    ports = _port_sequences.setdefault(pid, itertools.count(pid * _STRIDE))
     for _ in range(LAST_PORT - FIRST_PORT):
-        port = FIRST_PORT + next(_port_sequence) % (LAST_PORT - FIRST_PORT)
+        port = FIRST_PORT + next(ports) % (LAST_PORT - FIRST_PORT)
         try:
             _require_free(host, port)
         except OSError as error:

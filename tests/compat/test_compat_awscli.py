@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.interpreters import program
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.support.daemons import Daemon
 
@@ -34,10 +35,9 @@ def aws(daemon: Daemon, tmp_path: Path) -> Callable[..., str]:
         "AWS_MAX_ATTEMPTS": "1",
         "AWS_PAGER": "",
     }
-    program = Path(sys.executable).with_name("aws")
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, str(program), "--endpoint-url", daemon.endpoint, *arguments]
+        command = [program("aws"), "--endpoint-url", daemon.endpoint, *arguments]
         done = subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=90
         )

@@ -12,9 +12,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from tests.support.interpreters import python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,7 +117,7 @@ def run_page(
     log = folder.with_suffix(".log")
     with log.open("wb") as out:
         page = subprocess.Popen(
-            [sys.executable, "-c", script(page_blocks)],
+            [python(), "-c", script(page_blocks)],
             cwd=folder,
             env={**os.environ, **env, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL,

@@ -8,7 +8,6 @@ own with the same pictures in `./train/<class>/`; the `mesh`, `meshd`, `aws` and
 from __future__ import annotations
 
 import io
-import os
 import sys
 import tarfile
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import pytest
 from PIL import Image
 
 from tests.support.daemons import Daemon
+from tests.support.interpreters import path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,7 @@ def environment(daemon: Daemon) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_REGION": "us-east-1",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": path(),
     }
 
 

@@ -15,6 +15,7 @@ import torch
 
 import meshsdk as mesh
 from examples import arguments, ddp, features, lars, series, sounds, sweep, tokens, toys
+from tests.support.interpreters import python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,10 +50,10 @@ def hashes(output: str) -> list[str]:
 
 def ranks(number: int, *arguments: str) -> str:
     """What `number` ranks of the data-parallel example print."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
+    command = [python(), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
     done = subprocess.run(
         [*command, "-m", "examples.ddp", *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHON_EXEC": python()},
         capture_output=True,
         text=True,
         check=False,

@@ -38,15 +38,16 @@ _SHARED: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-s .* /dev/zero \(delet
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A node to be: its arguments, its whole environment, the folder it is started in, the network namespace
-    it runs in (its file; "" for this one), where it prints."""
+    """A node to be: its arguments, its whole environment, the folder it is started in, where it prints and
+    reads (-1: nothing), the network namespace it runs in (its file; "" for this one)."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     folder: str
-    namespace: str
     stdout: int
     stderr: int
+    stdin: int = -1
+    namespace: str = ""
 
 
 @dataclass(slots=True)
@@ -60,12 +61,19 @@ class _Node:
 
 
 class NodeForker:
-    """Forks a node for each request, tells its process id and later how it ended (as `Popen.returncode`)."""
+    """Forks a node for each request, tells its process id and later how it ended (as `Popen.returncode`),
+    until nobody can ask: until `requests`, or `life`, has no other end. `kept`: a node lives on when whoever
+    asked for it has gone; otherwise it leads a session, which is ended."""
 
-    def __init__(self, requests: socket.socket) -> None:
-        self._requests, self._selector = requests, selectors.DefaultSelector()
+    def __init__(
+        self, requests: socket.socket, life: socket.socket | None = None, *, kept: bool = True
+    ) -> None:
+        self._requests, self._life, self._kept = requests, life, kept
+        self._selector = selectors.DefaultSelector()
         self._nodes = list[_Node]()
         self._selector.register(requests, selectors.EVENT_READ)
+        if life is not None:
+            self._selector.register(life, selectors.EVENT_READ)
 
     def __repr__(self) -> str:
         return f"<Nursery of {[node.pid for node in self._nodes]}>"
@@ -77,20 +85,27 @@ class NodeForker:
                 if key.data is not None:
                     key.data()
                     continue
-                text, files, _, _ = socket.recv_fds(self._requests, MAX_REQUEST, 3)
+                if key.fileobj is self._life:
+                    return None
+                text, files, _, _ = socket.recv_fds(self._requests, MAX_REQUEST, 4)
                 if not text:
                     return None
                 request = self._fork(json.loads(text), *files)
                 if request is not None:
                     return request
 
-    def _fork(self, asked: dict[str, Any], stdout: int, stderr: int, owner: int) -> Request | None:
+    def _fork(
+        self, asked: dict[str, Any], stdout: int, stderr: int, owner: int, stdin: int = -1
+    ) -> Request | None:
         pid = os.fork()
         if pid == 0:
             self._leave(owner)
-            return Request(**asked, stdout=stdout, stderr=stderr)
-        os.close(stdout)
-        os.close(stderr)
+            if not self._kept:
+                os.setsid()
+            return Request(**asked, stdout=stdout, stderr=stderr, stdin=stdin)
+        for file in (stdout, stderr, stdin):
+            if file >= 0:
+                os.close(file)
         told = socket.socket(fileno=owner)
         node = _Node(pid, os.pidfd_open(pid), told)
         self._nodes.append(node)
@@ -106,6 +121,8 @@ class NodeForker:
         """In a node: close what is the nursery's."""
         self._selector.close()
         self._requests.close()
+        if self._life is not None:
+            self._life.close()
         os.close(owner)
         for node in self._nodes:
             if node.ending >= 0:
@@ -130,6 +147,9 @@ class NodeForker:
         owner, node.owner = node.owner, None
         assert owner is not None
         self._selector.unregister(owner)
+        if not self._kept:
+            with suppress(ProcessLookupError):  # it has ended, and has left nothing
+                os.killpg(node.pid, signal.SIGKILL)
         self._bury(node)
         owner.close()  # tells that it is buried
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +16,7 @@ from click.testing import CliRunner
 
 from meshd.cli import meshd
 from tests.support.daemons import Daemon
+from tests.support.interpreters import program
 from tests.support.s3_raw import Wire
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Subprocess(Command):
             name: value for name, value in os.environ.items() if not name.startswith(("MESH", "AWS_"))
         }
         return subprocess.run(
-            [sys.executable, "-m", "meshd", "admin", *words],
+            [program("meshd"), "admin", *words],
             input=stdin,
             capture_output=True,
             text=True,

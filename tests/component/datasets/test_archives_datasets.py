@@ -8,7 +8,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import tarfile
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import meshsdk as mesh
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, NotFoundError, ServerError
 from tests.support.archive_files import KINDS, archive_of
+from tests.support.interpreters import program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ def test_the_command(daemon: Daemon, client: mesh.Client, bucket: str) -> None:
             "AWS_ACCESS_KEY_ID": daemon.access_key,
             "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
         }
-        command = [sys.executable, "-c", "from meshsdk.cli import main; main()", *words]
+        command = [program("mesh"), *words]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=100)
         assert done.returncode == code, done.stderr
         return done.stdout if not code else done.stderr

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from meshd.store.index.index import Index
 from meshd.util.clock import SystemClock
 from tests.support.bounded_wait import await_end
 from tests.support.daemon_cluster import DaemonCluster
+from tests.support.interpreters import program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ def _command(mesh: DaemonCluster, *words: str) -> subprocess.CompletedProcess[st
         "AWS_ACCESS_KEY_ID": mesh.access_key,
         "AWS_SECRET_ACCESS_KEY": mesh.secret_key,
     }
-    line = [sys.executable, "-c", "from meshsdk.cli import main; main()", *words]
+    line = [program("mesh"), *words]
     return subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=110)
 
 

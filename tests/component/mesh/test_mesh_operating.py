@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import Daemon
+from tests.support.interpreters import program
 from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def line_of(mesh: DaemonCluster | Daemon, *words: str) -> tuple[list[str], dict[
         "AWS_ACCESS_KEY_ID": mesh.access_key,
         "AWS_SECRET_ACCESS_KEY": mesh.secret_key,
     }
-    return [sys.executable, "-c", "from meshsdk.cli import main; main()", "cluster", *words], env
+    return [program("mesh"), "cluster", *words], env
 
 
 def command(mesh: DaemonCluster | Daemon, *words: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from meshd.util.clock import SystemClock
 from tests.support import native_fixtures as native
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import Daemon, DaemonFailedError
+from tests.support.interpreters import program
 from tests.support.job_fixtures import done, members, objects
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
         "AWS_ACCESS_KEY_ID": daemon.access_key,
         "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
     }
-    line = [sys.executable, "-c", "from meshsdk.cli import main; main()", "cluster", *words]
+    line = [program("mesh"), "cluster", *words]
     return subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=110)
 
 

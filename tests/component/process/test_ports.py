@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,8 @@ def lowest_given_away() -> int:
 
 def test_a_port_that_somebody_has_is_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     first = reserve_port()
-    monkeypatch.setattr(local_etcd, "_port_sequence", itertools.count(first - local_etcd.FIRST_PORT))
+    mine = {os.getpid(): itertools.count(first - local_etcd.FIRST_PORT)}
+    monkeypatch.setattr(local_etcd, "_port_sequences", mine)
     with socket.create_server(("127.0.0.1", first)):
         assert reserve_port() != first
 

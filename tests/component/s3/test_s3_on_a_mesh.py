@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.interpreters import python
 from tests.support.one_node import NODES
 
 ROOT = Path(__file__).parents[3]
@@ -61,7 +61,7 @@ def test_a_node_of_a_mesh_answers_as_one_alone() -> None:
         for module, names in TELLING.items()
         for name in names
     ]
-    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    argv = [python(), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     env = {**os.environ, NODES: "3", "MESH_TEST_COPIES": "2"}
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

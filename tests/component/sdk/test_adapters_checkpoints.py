@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from meshsdk.adapters.ranges import Ranges, merged
 from meshsdk.errors import ConfigurationError, NotFoundError, PreconditionError
 from meshsdk.transfers import Tuning
 from tests.support.daemons import Daemon
+from tests.support.interpreters import python
 from tests.support.origin_fixtures import bucket as backed_bucket
 from tests.support.origin_fixtures import eventually, sdk, write_credentials
 from tests.support.origin_places import Faults
@@ -102,7 +102,7 @@ def test_ranks_write_their_parts_and_read_other_ones(
     url = f"s3://{bucket}/run"
     keys = {"AWS_ACCESS_KEY_ID": daemon.access_key, "AWS_SECRET_ACCESS_KEY": daemon.secret_key}
     env = os.environ | keys | {"MESH_ENDPOINT": daemon.endpoint, "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-c", RANK, url, str(tmp_path / "meeting")]
+    command = [python(), "-c", RANK, url, str(tmp_path / "meeting")]
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(subprocess.Popen([*command, str(rank)], env=env, stderr=subprocess.PIPE))

@@ -22,6 +22,7 @@ from meshsdk import ops
 from meshsdk.adapters.dali import ExternalSource
 from meshsdk.adapters.plain import plain_types
 from meshsdk.adapters.rays import FetchSamples
+from tests.support.interpreters import python
 from tests.support.required import required_module
 
 if TYPE_CHECKING:
@@ -251,9 +252,10 @@ def test_an_evaluation_counts_each_sample_once(
         "AWS_ACCESS_KEY_ID": daemon.access_key,
         "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
         "OMP_NUM_THREADS": "1",
+        "PYTHON_EXEC": python(),
     }
     program = Path(__file__).with_name("evaluating_trainer.py")
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    argv = [python(), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     done = subprocess.run(
         [*argv, str(program), f"s3://{bucket}/n/", str(tmp_path)],
         env=env, capture_output=True, text=True, check=False, timeout=110,

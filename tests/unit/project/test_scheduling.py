@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import scheduling
+from tests.support.interpreters import python
 
 TESTS = Path(__file__).parents[2]
 
@@ -53,7 +54,7 @@ def test_a_test_that_ends_its_process_fails_once_and_the_others_are_run(tmp_path
     (tmp_path / "test_it.py").write_text(ENDING)
     (tmp_path / "conftest.py").write_text(PLUGIN)
     command = [
-        sys.executable,
+        python(),
         "-m",
         "pytest",
         "-q",

@@ -1,0 +1,111 @@
+"""Main of the process that interpreters are forked from: it has collected the tests, and loaded what they do.
+
+Law: one thread of Python's, and no test is run here. What is forked has its own environment, arguments,
+folder and files, and a `__main__` of its own; it ends when whoever asked for it has ended.
+
+    python -m tests.support.interpreter_server REQUESTS LIFE TEST…   # numbers of two sockets
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib.util
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+from tests.support.fork_server_main import NodeForker, renew_shared_memory
+
+if TYPE_CHECKING:
+    from tests.support.fork_server_main import Request
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: who asks decides
+    requests, life = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    pytest.main(["--collect-only", "-qqq", "-p", "no:cacheprovider", *sys.argv[3:]])
+    gc.collect()
+    gc.freeze()
+    request = NodeForker(requests, life, kept=False).run()
+    if request is not None:
+        run(request)
+
+
+def run(request: Request) -> NoReturn:
+    """Be the program, from start to end."""
+    for number, file in enumerate((request.stdin, request.stdout, request.stderr)):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    renew_shared_memory()
+    added = [each for each in request.environment.get("PYTHONPATH", "").split(os.pathsep) if each]
+    sys.path[:0] = [each for each in added if each not in sys.path]
+    code = 1
+    try:
+        _execute(*request.arguments)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        _flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+    # As an interpreter ends, but its modules are not taken apart: that would first copy all their memory.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            os._exit(120)  # as Python does
+
+
+def _execute(name: str, *words: str) -> None:
+    if name != "python":
+        sys.argv = [str(Path(sys.executable).with_name(name)), *words]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
+    what, rest = words[0], words[1:]
+    if what == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        sys.path.insert(0, "")
+        module = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), module.__dict__)
+    elif what == "-m":
+        sys.argv = list(rest)
+        sys.path.insert(0, os.getcwd())
+        found = importlib.util.find_spec(rest[0])
+        package = found is not None and found.submodule_search_locations is not None
+        sys.modules.pop(f"{rest[0]}.__main__" if package else rest[0], None)
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        sys.path.insert(0, str(Path(what).absolute().parent))
+        runpy.run_path(what, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
