@@ -32,6 +32,7 @@ from meshd.process.wiring.cluster import (
 from meshd.process.wiring.data_services import node_catalog
 from meshd.process.wiring.services import document_inventory, document_references
 from meshd.store.disks.disk_type import RotationalDisks
+from meshd.store.disks.reserve_files import make_reserves
 from meshd.store.engine.checkpointer import LostSyncError
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
@@ -134,6 +135,7 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
         PeriodicTask("others", 30.0, lambda: measure_peers(node)),
         PeriodicTask("disks", 5.0, lambda: watch_disks(node)),
         PeriodicTask("gone disks", 0.5, lambda: replace_disks(node)),
+        PeriodicTask("reserves", 15.0, lambda: asyncio.to_thread(make_reserves, _store_directories(node))),
         PeriodicTask("compact", 60.0, lambda: compact(node.store, node.clock)),
         PeriodicTask("removals", 3600.0, node.store.compactor.prune_tombstones),
         *checkpoint_tasks(node),
@@ -186,6 +188,11 @@ def document_collector(node: NodeContext) -> DocumentCollector:
         days=settings.keep_documents_days,
         tombstone_ttl_ms=int(1000 * settings.tombstone_ttl),
     )
+
+
+def _store_directories(node: NodeContext) -> list[str]:
+    stores = [node.settings.store] + ([] if node.cache_store is None else [node.settings.cache_store])
+    return [str(each) for settings in stores for each in (settings.index_dir, *settings.disks)]
 
 
 def _bucket_names(node: NodeContext) -> list[str]:

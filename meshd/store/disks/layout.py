@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from meshd.store.disks.reserve_files import has_reserve
 from meshd.store.errors import DiskFailedError, FormatError
 from meshd.store.records import DiskStats
 from meshd.telemetry import metrics
@@ -219,6 +220,10 @@ class Disks:
                 except FileNotFoundError:
                     continue
 
+    def with_index(self, index_dir: Path) -> list[str]:
+        """Returns the directories that a store writes to."""
+        return [str(root) for root in (index_dir, *self.roots.values())]
+
     def files(self) -> Iterator[tuple[int, int, str]]:
         """Yields (disk, file, path) of every committed data file."""
         for disk, entry in self.entries():
@@ -239,7 +244,7 @@ def free_above_reserve(path: str, reserves: int = 1) -> int:
     """
     space = measure_disk_space(path)
     if not space.is_known:
-        return sys.maxsize
+        return sys.maxsize if has_reserve(path) else -1
     return space.free - min(_KEEP_FREE, space.total // _KEEP_SHARE) // reserves
 
 

@@ -30,6 +30,7 @@ from meshd.store.disks.layout import (
     write_marker,
 )
 from meshd.store.disks.replacement import can_replace_disk, quarantine_lost_disks, record_mounts
+from meshd.store.disks.reserve_files import make_reserves
 from meshd.store.engine.checkpointer import REBUILD_DIRECTORY, protect_index, restore_after_power_cut
 from meshd.store.errors import FormatError
 from meshd.store.index.index import Index
@@ -330,6 +331,7 @@ def _recover(
     ):
         disks = open_disks(index, settings, missing_policy, failing)
         sweep_drafts(disks, None)
+        make_reserves(disks.with_index(settings.index_dir))
         lost = quarantine_lost_disks(index, disks)
         with index.write_transaction() as txn:
             record_mounts(index, disks, txn)

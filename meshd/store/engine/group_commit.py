@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.store.disks.layout import index_has_free_space, reserves_kept
+from meshd.store.disks.reserve_files import release_reserves
 from meshd.store.engine.data_files import Segment
 from meshd.store.engine.write_batch import WriteBatch
 from meshd.store.errors import (
@@ -224,6 +225,8 @@ class Committer:
             batch.finish_commit()
         metrics.store_commits.inc()
         metrics.store_writes.inc(len(group))
+        if any(isinstance(each.error, DiskFullError) and each.error.__cause__ is not None for each in group):
+            release_reserves(self._disks.with_index(self._index.path))  # met by a write: deletes must go on
         self._resolve_futures(group)
 
     def _await_checkpoint(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,42 @@ def test_an_index_that_would_not_be_safe_is_refused(tmp_path: Path, option: str,
             client.create_bucket(Bucket="bucket")
             client.put_object(Bucket="bucket", Key="a", Body=b"1")
             assert client.get_object(Bucket="bucket", Key="a")["Body"].read() == b"1"
+
+
+def test_one_that_is_full_takes_deletes_and_then_writes(tmp_path: Path) -> None:
+    """Its free bytes are unknown, so that only ENOSPC says that it is full."""
+    source, mount, kept = tmp_path / "source", tmp_path / "mount", list[str]()
+    refused = set[str]()
+    source.mkdir()
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", source], check=True, timeout=30)
+    try:
+        with mounted(source, mount), Daemon.start(data_dir=mount / "data") as daemon:
+            client = daemon.client()
+            client.create_bucket(Bucket="bucket")
+
+            def put(key: str) -> bool:
+                try:
+                    client.put_object(Bucket="bucket", Key=key, Body=_BODY)
+                except client.exceptions.ClientError as error:
+                    refused.add(error.response["Error"]["Code"])
+                    return False
+                return True
+
+            while put(f"{len(kept)}"):
+                kept.append(f"{len(kept)}")
+            assert len(kept) > 8
+            for key in kept[:8]:
+                client.delete_object(Bucket="bucket", Key=key)
+            for key in kept[8:]:
+                assert client.get_object(Bucket="bucket", Key=key)["Body"].read() == _BODY
+            until = time.monotonic() + 120
+            while not put("again"):
+                assert time.monotonic() < until, daemon.output()
+                time.sleep(0.2)
+            assert refused == {"InsufficientStorage"}
+    finally:
+        subprocess.run(["umount", "-l", source], check=True, timeout=30)
 
 
 def test_it_serves_and_starts_again(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
