@@ -7,9 +7,18 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
-from tests.e2e import client_scenes, failure_scenes, release_scenes, scaling_scenes
+from tests.e2e import (
+    client_scenes,
+    control_plane_scenes,
+    failure_scenes,
+    monitoring_scenes,
+    release_scenes,
+    scaling_scenes,
+    storage_scenes,
+)
 from tests.e2e.cluster_client import EndToEndError, RealCluster
 from tests.e2e.rights import used
 from tests.e2e.stage import Stage
@@ -19,8 +28,26 @@ def run(stage: Stage) -> None:
     """Play all scenes, in order. Raises EndToEndError."""
     options = stage.options
     release_scenes.install(stage)
+    with ExitStack() as stack:
+        if options.prometheus:
+            monitoring_scenes.observe(stage, stack)
+        play_on_one_release(stage)
+    if options.keep:
+        return
+    release_scenes.remove(stage)
+    release_scenes.mesh_of_values(stage)
+    if options.audit_log:
+        tell_rights(stage)
+
+
+def play_on_one_release(stage: Stage) -> None:
+    """Play the scenes between the installation and the end of one mesh. Raises EndToEndError."""
+    options = stage.options
     client_scenes.load(stage)
     epoch = client_scenes.train(stage)
+    client_scenes.assume_role(stage)
+    if options.prometheus:
+        monitoring_scenes.fill_dashboards(stage)
     client_scenes.upgrade(stage, epoch)
     failure_scenes.bad_image(stage)
     failure_scenes.delete_pod(stage)
@@ -32,13 +59,17 @@ def run(stage: Stage) -> None:
         failure_scenes.lose_node(stage, "power cut", options.crash, options.restore)
     if options.cut:
         failure_scenes.lose_node(stage, "cable out", options.cut, options.mend)
+    if options.on_node:
+        storage_scenes.two_meshes(stage)
+    if options.kill:
+        control_plane_scenes.kill_operator(stage)
+    if options.stop_api:
+        if options.prometheus:
+            monitoring_scenes.expect_alerts(stage, set())
+        control_plane_scenes.lose_control_plane(stage, epoch)
+        if options.prometheus:
+            monitoring_scenes.expect_alerts(stage, {"ShardmeshControlStoreLost"})
     release_scenes.reinstall(stage)
-    if options.keep:
-        return
-    release_scenes.remove(stage)
-    release_scenes.mesh_of_values(stage)
-    if options.audit_log:
-        tell_rights(stage)
 
 
 def tell_rights(stage: Stage) -> None:
@@ -68,12 +99,17 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--tag", default="0.1.0", help="the images' tag")
     made.add_argument("--next-tag", help="to which daemons are rolled; default: none")
+    made.add_argument("--client-image", help="of clients.Dockerfile; default: the daemon's, without boto3")
+    made.add_argument("--prometheus", help="one with kubernetes_sd_configs; it has to reach pods from here")
     made.add_argument("--host-path", default="/mnt/shardmesh", help='the disk of each node; "": emptyDir')
     made.add_argument("--crash", help='a command that cuts the power of a node: "… {node} …"')
     made.add_argument("--restore", help="a command that starts that node again")
     made.add_argument("--cut", help="a command that takes the cable of a node out")
     made.add_argument("--mend", help="a command that puts it in again")
     made.add_argument("--kill", help="a command that kills a container: … {node} … {container} …")
+    made.add_argument("--on-node", help="runs a command of the shell on a node: … {node} … sh -c {script}")
+    made.add_argument("--stop-api", help="a command that ends the API servers")
+    made.add_argument("--start-api", help="a command that starts them again")
     made.add_argument("--kubectl", default="kubectl", help="for drain and uncordon")
     made.add_argument("--audit-log", help="the API server's, to compare rights granted and used")
     made.add_argument("--keep", action="store_true", help="leave everything there at the end")
@@ -88,8 +124,10 @@ def main() -> int:
         sys.exit("--crash and --restore come together")
     if bool(options.cut) != bool(options.mend):
         sys.exit("--cut and --mend come together")
+    if bool(options.stop_api) != bool(options.start_api):
+        sys.exit("--stop-api and --start-api come together")
     with tempfile.TemporaryDirectory() as place:
-        image = f"{options.registry}/meshd:{options.tag}"
+        image = options.client_image or f"{options.registry}/meshd:{options.tag}"
         cluster = RealCluster(Path(options.kubeconfig), options.namespace, image)
         stage = Stage(options, cluster, Path(place))
         try:

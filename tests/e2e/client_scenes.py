@@ -1,19 +1,30 @@
-"""Scenes of clients: load through the Service, a training job, a rolling upgrade under both."""
+"""Scenes of clients: load through the Service, training jobs, roles, a rolling upgrade under all of them."""
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
 from lightkube.generic_resource import create_namespaced_resource
-from lightkube.resources.core_v1 import Pod
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Pod, ServiceAccount
 
 from tests.e2e.cluster_client import EndToEndError
+from tests.e2e.scaling_scenes import kubectl
+from tests.e2e.stage import MESH_PODS
 
 if TYPE_CHECKING:
     from tests.e2e.stage import Stage
 
 SAMPLES = 400
+POLICY = {
+    "Version": "2012-10-17",
+    "Statement": [
+        {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::samples/*"},
+        {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": "arn:aws:s3:::samples"},
+    ],
+}
 MeshDataset: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", "MeshDataset", "meshdatasets")
 
 
@@ -67,3 +78,44 @@ def upgrade(stage: Stage, epoch: str) -> None:
         told["equal"] = found["sha256"] == epoch
     if found["sha256"] != epoch:
         raise EndToEndError("the epoch during the upgrade had other batches")
+
+
+def assume_role(stage: Stage) -> None:
+    """A pod with an annotation exchanges the token that its kubelet projects for keys of a role."""
+    cluster = stage.cluster
+    with stage.step("a role of the mesh for a service account") as told:
+        cluster.change(auth={"webIdentity": {}})
+        stage.until_settled()
+        cluster.until(lambda: "kubernetes" in admin(stage, "idp ls"), "the issuer is registered")
+        admin(stage, "policy put read-samples /dev/stdin", given=json.dumps(POLICY))
+        subject = f"system:serviceaccount:{cluster.namespace}:trainer"
+        admin(stage, f"role add trainer --idp kubernetes --policy read-samples --claim sub={subject}")
+        cluster.kube.create(ServiceAccount(metadata=ObjectMeta(name="trainer", namespace=cluster.namespace)))
+        stage.tell_load(told)
+    for account, expected in (("trainer", True), ("default", False)):
+        with stage.step(f"a pod of the account {account} uses the role") as told:
+            name = f"role-{account}"
+            labels = {"shardmesh.io/dataset": "photos"}
+            annotations = {"shardmesh.io/role": "trainer"}
+            cluster.run_script(name, "role_pod.py", labels=labels, annotations=annotations, account=account)
+            if not expected:
+                cluster.until(
+                    lambda: cluster.kube.get(Pod, "role-default").status.phase == "Failed", "refused"
+                )
+                told["refused"] = "AccessDenied" in "".join(cluster.kube.log(name))
+                if not told["refused"]:
+                    raise EndToEndError(f"not AccessDenied: {''.join(cluster.kube.log(name))[-2000:]}")
+                continue
+            found = cluster.result(name)
+            told |= found
+            allowed = {key for key, value in found.items() if value is True}
+            reads = {"sdk reads"} | ({"boto3 reads", "boto3 lists"} if "boto3" not in found else set())
+            if allowed != reads:
+                raise EndToEndError(f"the role allowed {sorted(allowed)}, not {sorted(reads)}")
+
+
+def admin(stage: Stage, arguments: str, given: str = "") -> str:
+    """Run `meshd admin` in a daemon's pod, as root; return what it printed."""
+    pod = stage.cluster.pods(MESH_PODS)[0].metadata.name
+    where = f"exec -i {pod} --namespace {stage.cluster.namespace} -c meshd"
+    return kubectl(stage, f"{where} -- meshd admin {arguments}", given=given)

@@ -91,6 +91,8 @@ class RealCluster:
         arguments: Sequence[str] = (),
         *,
         labels: dict[str, str] | None = None,
+        annotations: dict[str, str] | None = None,
+        account: str = "default",
         env: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Start a pod that runs a script of this folder."""
@@ -108,12 +110,14 @@ class RealCluster:
         }
         spec = {
             "restartPolicy": "Never",
+            "serviceAccountName": account,
             "terminationGracePeriodSeconds": 1,
             "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER},
             "containers": [container],
             "volumes": [{"name": "tmp", "emptyDir": {}}],
         }
-        metadata = {"name": name, "namespace": self.namespace, "labels": labels or {}}
+        labels, annotations = labels or {}, annotations or {}
+        metadata = {"name": name, "namespace": self.namespace, "labels": labels, "annotations": annotations}
         self.kube.create(Pod.from_dict({"metadata": metadata, "spec": spec}))
 
     def printed(self, name: str) -> list[dict[str, Any]]:
@@ -139,6 +143,12 @@ class RealCluster:
     def delete_pod(self, name: str) -> None:
         self.kube.delete(Pod, name)
         self.until(lambda: name not in {pod.metadata.name for pod in self.kube.list(Pod)}, f"{name} gone")
+
+    def delete_pod_at_once(self, name: str) -> None:
+        """Delete a pod without grace, and wait until it is another one, or none."""
+        uid = self.kube.get(Pod, name).metadata.uid
+        self.kube.delete(Pod, name, grace_period=0)
+        self.until(lambda: uid not in {pod.metadata.uid for pod in self.kube.list(Pod)}, f"{name} is gone")
 
     def describe(self) -> str:
         """Return what one would look at: the mesh's status, pods and last events."""

@@ -18,12 +18,7 @@ def delete_pod(stage: Stage) -> None:
     """One daemon's pod is deleted without grace."""
     cluster = stage.cluster
     with stage.step("a daemon's pod is deleted without grace") as told:
-        victim = cluster.pods(MESH_PODS)[0]
-        name, uid = victim.metadata.name, victim.metadata.uid
-        cluster.kube.delete(Pod, name, grace_period=0)
-        cluster.until(
-            lambda: uid not in {pod.metadata.uid for pod in cluster.pods(MESH_PODS)}, "the pod is gone"
-        )
+        cluster.delete_pod_at_once(cluster.pods(MESH_PODS)[0].metadata.name)
         stage.until_settled()
         stage.tell_load(told)
 

@@ -1,16 +1,21 @@
-"""Runs in a pod: writes and reads objects through the Service until the pod is deleted. Each second it prints
-what happened in that second, as a line of JSON."""
+"""Runs in a pod: writes and reads objects through the Service until the pod is deleted, with the SDK and, if
+the image has it, boto3. Each second it prints what happened in that second, as a line of JSON."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import meshsdk as mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 OBJECTS, SIZE = 200, 10 * 1024
 
@@ -22,12 +27,12 @@ def body(number: int) -> bytes:
 class Tally:
     """What all threads did since the last line."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, kinds: Iterable[str]) -> None:
+        self._lock, self._kinds = threading.Lock(), tuple(kinds)
         self._clear()
 
     def _clear(self) -> None:
-        self._seconds: dict[str, list[float]] = {"read": [], "written": []}
+        self._seconds: dict[str, list[float]] = {kind: [] for kind in self._kinds}
         self._failed: list[str] = []
 
     def add(self, kind: str, seconds: float, failure: str = "") -> None:
@@ -43,15 +48,43 @@ class Tally:
             return json.dumps(found)
 
 
-def work(tally: Tally, client: mesh.Client, kind: str, start: int) -> None:
+class SdkClient:
+    """The SDK, as it is."""
+
+    def __init__(self) -> None:
+        self._client = mesh.connect(os.environ["MESH_ENDPOINT"])
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._client.get("load", key))
+
+    def put(self, key: str, data: bytes) -> None:
+        self._client.put("load", key, data)
+
+
+class BotoClient:
+    """boto3 with its defaults, also its default retries."""
+
+    def __init__(self) -> None:
+        import boto3
+
+        self._client = boto3.client("s3", endpoint_url=os.environ["MESH_ENDPOINT"], region_name="us-east-1")
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._client.get_object(Bucket="load", Key=key)["Body"].read())
+
+    def put(self, key: str, data: bytes) -> None:
+        self._client.put_object(Bucket="load", Key=key, Body=data)
+
+
+def work(tally: Tally, client: SdkClient | BotoClient, kind: str, start: int) -> None:
     number = start
     while True:
         number += 1
         began, failure = time.monotonic(), ""
         try:
-            if kind == "written":
-                client.put("load", f"new/{number:09}", body(number))
-            elif client.get("load", f"old/{number % OBJECTS}") != body(number % OBJECTS):
+            if kind.endswith("writes"):
+                client.put(f"new/{number:09}", body(number))
+            elif client.get(f"old/{number % OBJECTS}") != body(number % OBJECTS):
                 failure = "wrong bytes"
         except Exception as error:  # whatever a user would see is a failure
             failure = f"{kind} {time.strftime('%T')}: {error!r}"[:500]
@@ -60,19 +93,24 @@ def work(tally: Tally, client: mesh.Client, kind: str, start: int) -> None:
 
 
 def main() -> None:
-    tally = Tally()
     if authority := os.environ.get("E2E_AUTHORITY"):
         Path("/tmp/authority.pem").write_text(authority)
-        os.environ["MESH_CA_BUNDLE"] = "/tmp/authority.pem"
+        os.environ["MESH_CA_BUNDLE"] = os.environ["AWS_CA_BUNDLE"] = "/tmp/authority.pem"
+    clients: dict[str, SdkClient | BotoClient] = {"": SdkClient()}
+    if importlib.util.find_spec("boto3"):
+        clients["boto3 "] = BotoClient()
     with mesh.connect(os.environ["MESH_ENDPOINT"]) as client:
         client.create_bucket("load")
         for number in range(OBJECTS):
             client.put("load", f"old/{number}", body(number))
-        for at, kind in enumerate(("read", "read", "written")):
-            threading.Thread(target=work, args=(tally, client, kind, at * 10**6), daemon=True).start()
-        while True:
-            print(tally.line(), flush=True)
-            time.sleep(1)
+    tally = Tally(name + kind for name in clients for kind in ("reads", "writes"))
+    threads = [(name, kind) for name in clients for kind in ("reads", "reads", "writes")]
+    for at, (name, kind) in enumerate(threads):
+        arguments = (tally, clients[name], name + kind, at * 10**6)
+        threading.Thread(target=work, args=arguments, daemon=True).start()
+    while True:
+        print(tally.line(), flush=True)
+        time.sleep(1)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,6 @@ def fetched_bytes(stage: Stage) -> dict[str, int]:
     return found
 
 
-def kubectl(stage: Stage, arguments: str) -> str:
+def kubectl(stage: Stage, arguments: str, given: str = "") -> str:
     """Run kubectl; return what it printed. Raises EndToEndError."""
-    return run_command(f"{stage.options.kubectl} --kubeconfig {stage.options.kubeconfig} {arguments}")
+    return run_command(f"{stage.options.kubectl} --kubeconfig {stage.options.kubeconfig} {arguments}", given)

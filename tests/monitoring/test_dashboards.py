@@ -7,15 +7,9 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import cv2
-import numpy as np
 import pytest
 
-import meshsdk as mesh
-from meshsdk import ops
-from meshsdk.admin import jobs
-from meshsdk.admin.views import create_view, transform_view
-from meshsdk.client.gather import Item
+from tests.monitoring.node_work import work
 from tests.monitoring.scraping import prometheus
 from tests.monitoring.shipped_files import (
     DASHBOARDS,
@@ -32,7 +26,6 @@ from tests.support.required import required_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.monitoring.scraping import Prometheus
 
@@ -116,7 +109,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     rules = place / "rules.yaml"
     rules.write_text(RULES.read_text().replace("interval: 30s", "interval: 1s"))
     with Daemon.start() as daemon, DaemonCluster.start(2) as pair:
-        work(daemon, place)
+        work(daemon.endpoint, daemon.access_key, daemon.secret_key)
         mesh_work(pair)
         nodes = [urlsplit(endpoint).netloc for endpoint in (daemon.endpoint, *pair.endpoints.values())]
         with prometheus(place, nodes, rules) as found:
@@ -131,36 +124,6 @@ def mesh_work(pair: DaemonCluster) -> None:
     for number in range(8):
         client.put_object(Bucket="shared", Key=f"{number}", Body=b"shared")
         pair["n2"].client().get_object(Bucket="shared", Key=f"{number}")
-
-
-def work(daemon: Daemon, place: Path) -> None:
-    """Objects, batches with a bad sample among them, a view, a gather, a job."""
-    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
-        client.create_bucket("photos")
-        for number in range(24):
-            image = cv2.imencode(".jpg", np.full((48, 48, 3), number * 10, np.uint8))[1].tobytes()
-            client.put("photos", f"train/cat/{number:02}.jpg", image if number else image[:200])
-        ds = mesh.open("s3://photos/train", fields={"image": "jpg", "label": "@class"}, client=client)
-        ds = ds.map(ops.decode("image"), ops.center_crop("image", 32))
-        with mesh.Loader(ds, 8, output="numpy", report="resnet50", max_bad=1.0) as loader:
-            assert sum(batch.rows for batch in loader) == 24
-        crops = ds.map(ops.random_crop("image", 16))
-        with mesh.Loader(crops, 8, output="numpy", max_bad=1.0) as loader:
-            for _ in range(2):  # the second epoch may begin with what the first one decoded
-                assert sum(batch.rows for batch in loader) == 24
-        create_view(
-            client.transport,
-            "photos",
-            "small",
-            transform_view([{"op": "decode"}, {"op": "encode", "args": {"format": "png"}}]),
-        )
-        for _ in range(2):
-            assert client.get("photos--small", "train/cat/05.jpg")
-        list(client.gather([Item("photos", "train/cat/03.jpg")]))
-        job = jobs.start_job(
-            client.transport, jobs.shard_job("s3://photos/train/", "s3://photos/shards/", count=10)
-        )
-        assert jobs.wait_for_job(client.transport, job.id).state == "done"
 
 
 def _asked(expr: str) -> str:

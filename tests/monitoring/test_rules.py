@@ -76,6 +76,7 @@ CASES: dict[str, tuple[Series, Series]] = {
             f"meshd_cluster_map_version{{{AT}}}": "7x100 9x140",
             'meshd_cluster_map_version{instance="n2:9000"}': "7x101 9x139",
             'meshd_cluster_map_version{instance="alone:9000"}': "0x240",
+            'meshd_cluster_map_version{instance="n1:9000",namespace="other",mesh="mesh"}': "3x240",
         },
     ),
     "ShardmeshMovementStuck": (

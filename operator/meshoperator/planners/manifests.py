@@ -440,6 +440,7 @@ def _monitor(cluster: Cluster) -> Manifest:
         "path": "/metrics",
         "interval": cluster.spec.metrics.interval,
         "scheme": "https" if cluster.spec.s3.tls else "http",
+        "relabelings": [{"targetLabel": "mesh", "replacement": cluster.name}],  # the alerts are by mesh
     }
     if cluster.spec.s3.tls:  # Prometheus connects to pods by address, certificates are for names
         authority = {"secret": {"name": cluster.spec.s3.tls.secret_ref.name, "key": "ca.crt"}}

@@ -1,0 +1,97 @@
+"""Scenes of monitoring: a Prometheus that finds pods by itself, its targets, its alerts, the dashboards."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from base64 import b64decode
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+from lightkube.resources.core_v1 import Secret, Service
+
+from tests.e2e.cluster_client import EndToEndError
+from tests.e2e.stage import DAEMONS
+from tests.monitoring.node_work import work
+from tests.monitoring.scraping import Prometheus
+from tests.monitoring.shipped_files import ROOT, RULES, panel_expressions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import ExitStack
+
+    from tests.e2e.stage import Stage
+
+
+@contextmanager
+def watched(stage: Stage) -> Iterator[Prometheus]:
+    """Run a Prometheus on this machine, with the example's discovery and the chart's rules."""
+    place = stage.place
+    config = yaml.safe_load((ROOT / "helm/examples/prometheus.yaml").read_text())
+    for job in config["scrape_configs"]:
+        for each in job["kubernetes_sd_configs"]:
+            each["kubeconfig_file"] = str(Path(stage.options.kubeconfig).resolve())
+    config |= {"global": {"scrape_interval": "5s", "evaluation_interval": "5s"}, "rule_files": [str(RULES)]}
+    (place / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [stage.options.prometheus, f"--config.file={place / 'prometheus.yaml'}"]
+    command += [f"--storage.tsdb.path={place / 'tsdb'}", f"--web.listen-address=127.0.0.1:{port}"]
+    with subprocess.Popen([*command, "--log.level=error"]) as process:
+        try:
+            yield Prometheus(port)
+        finally:
+            process.terminate()
+
+
+def observe(stage: Stage, stack: ExitStack) -> None:
+    """Start a Prometheus that ends with `stack`; it has to find all daemons and the operator."""
+    with stage.step("Prometheus finds daemons and operator by role: pod") as told:
+        stage.prometheus = found = stack.enter_context(watched(stage))
+        for job, count in (("shardmesh", DAEMONS), ("shardmesh-operator", 1)):
+            found.wait(f'count(up{{job="{job}"}} == 1) == {count}')
+        targets = found.query("up")
+        told["targets"] = ", ".join(sorted(each["metric"]["instance"] for each in targets))
+        if len(targets) != DAEMONS + 1 or any(each["value"][1] != "1" for each in targets):
+            raise EndToEndError(f"targets: {targets}")
+
+
+def fill_dashboards(stage: Stage) -> None:
+    """Do a little of everything, until every expression of the dashboards gives something."""
+    cluster, found = stage.cluster, stage.prometheus
+    with stage.step("a little of everything, until every panel of the dashboards has data") as told:
+        keys = cluster.kube.get(Secret, "mesh-root").to_dict()["data"]
+        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        access, secret = (b64decode(keys[name]).decode() for name in names)
+        address = cluster.kube.get(Service, "mesh-s3").spec.clusterIP
+        work(f"http://{address}:9000", access, secret)
+        expressions = panel_expressions(may_be_empty=False)
+        empty = set(expressions)
+
+        def full() -> bool:
+            empty.difference_update({each for each in empty if found.query(_asked(each))})
+            return not empty
+
+        try:
+            cluster.until(full, "every panel has data", 120)
+        except EndToEndError as error:
+            raise EndToEndError(f"panels without data: {sorted(empty)}") from error
+        told["expressions"] = len(expressions)
+
+
+def expect_alerts(stage: Stage, expected: set[str]) -> None:
+    """Raise EndToEndError unless these alerts fired since Prometheus was started, and no others."""
+    with stage.step("alerts that fired until now") as told:
+        series = stage.prometheus.query(
+            'count by (alertname) (max_over_time(ALERTS{alertstate="firing"}[3h]))'
+        )
+        fired = {each["metric"]["alertname"] for each in series}
+        told["alerts"] = ", ".join(sorted(fired)) or "none"
+    if fired != expected:
+        raise EndToEndError(f"alerts that fired: {sorted(fired)}, expected: {sorted(expected)}")
+
+
+def _asked(expr: str) -> str:
+    return expr.replace("$instance", ".*").replace("$__rate_interval", "1m")

@@ -1,0 +1,122 @@
+"""Scenes of a second mesh of the same name, in its own namespace, on claims of local volumes; one fills."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import TYPE_CHECKING, Any
+
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Node, PersistentVolume, PersistentVolumeClaim
+from lightkube.resources.storage_v1 import StorageClass
+
+from tests.e2e.cluster_client import EndToEndError, RealCluster
+from tests.e2e.stage import DAEMONS, Stage, run_command
+from tests.kubernetes.scenes import MeshCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CLASS = "mesh-e2e-local"
+FOLDER = "/mnt/mesh-e2e-claims"
+MAKE = (
+    f"truncate -s 400M {FOLDER}.img && mkfs.ext4 -q -F {FOLDER}.img && mkdir -p {FOLDER} "
+    f"&& mount -o loop {FOLDER}.img {FOLDER}"
+)
+UNMAKE = f"umount -l {FOLDER}; rm -rf {FOLDER} {FOLDER}.img"
+FILL = f"head -c 1G /dev/zero > {FOLDER}/another-program; sync"  # ends when the file system is full
+ROOM = f"rm {FOLDER}/another-program"
+FULL = ("507", "InsufficientStorage", "no space", "SlowDown", "503")
+
+
+def two_meshes(stage: Stage) -> None:
+    """Another mesh beside the first, on volume claims; one of its disks is full for a while."""
+    first = stage.cluster
+    nodes = [each.metadata.name for each in first.kube.list(Node)]
+    cluster = RealCluster(first.kubeconfig, f"{first.namespace}-two", first.image)
+    second = Stage(stage.options, cluster, stage.place)
+    with stage.step(
+        "a second mesh of the same name, in another namespace, on claims of local volumes"
+    ) as told:
+        make_volumes(stage, nodes)
+        cluster.create_namespace()
+        claim = {"storageClass": CLASS, "size": "300Mi"}
+        pool = second.pool() | {"tiers": [{"name": "disk", "class": "ssd", "volumeClaim": claim}]}
+        spec = {"image": stage.image, "nodePools": [pool], "copies": 2, "deletionPolicy": "Delete"}
+        cluster.kube.create(MeshCluster(metadata={"name": "mesh", "namespace": cluster.namespace}, spec=spec))
+        second.until_settled()
+        stage.tell_load(told)
+    with stage.step("clients of the second mesh for 10 s; the first is as it was") as told:
+        second.start_load(second.keys())
+        time.sleep(10)
+        second.tell_load(told)
+        if not first.is_settled(DAEMONS):
+            raise EndToEndError(f"the first mesh is not settled: {first.describe()}")
+    with stage.step("a disk of the second mesh is full for 20 s") as told:
+        on_node(stage, nodes[0], FILL)
+        time.sleep(20)
+        second.tell_load(told, allowed=FULL)
+        if not told["refused"]:
+            raise EndToEndError("no write was refused: the disk was not full")
+        stage.tell_load(told_first := dict[str, Any]())
+        told |= {f"first mesh: {name}": value for name, value in told_first.items()}
+    with stage.step("it has room again, until the second mesh is settled; clients for 10 s") as told:
+        on_node(stage, nodes[0], ROOM)
+        cluster.until(lambda: not refuses(second), "writes are accepted")
+        second.until_settled()
+        time.sleep(10)
+        second.tell_load(told)
+    with stage.step("the second mesh is deleted with its claims (deletionPolicy: Delete)") as told:
+        cluster.delete_pod("load")
+        cluster.kube.delete(MeshCluster, "mesh")
+        cluster.until(lambda: not cluster.mesh(), "the mesh is gone")
+        cluster.until(lambda: not list(cluster.kube.list(PersistentVolumeClaim)), "its claims are gone", 60)
+        cluster.delete_namespace()
+        unmake_volumes(stage, nodes)
+        stage.tell_load(told)
+        if not first.is_settled(DAEMONS):
+            raise EndToEndError(f"the first mesh is not settled: {first.describe()}")
+
+
+def refuses(second: Stage) -> bool:
+    """Return whether a write was refused within the last seconds."""
+    told: dict[str, Any] = {}
+    second.tell_load(told, allowed=FULL)
+    return bool(told["refused"])
+
+
+def make_volumes(stage: Stage, nodes: Sequence[str]) -> None:
+    """A small file system on each node, as a local volume of a class that provides nothing by itself."""
+    kube = stage.cluster.kube
+    kube.create(
+        StorageClass(
+            provisioner="kubernetes.io/no-provisioner",
+            volumeBindingMode="WaitForFirstConsumer",
+            metadata=ObjectMeta(name=CLASS),
+        )
+    )
+    for node in nodes:
+        on_node(stage, node, MAKE)
+        term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}
+        spec = {
+            "capacity": {"storage": "350Mi"},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": CLASS,
+            "local": {"path": FOLDER},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}},
+        }
+        kube.create(PersistentVolume.from_dict({"metadata": {"name": f"{CLASS}-{node}"}, "spec": spec}))
+
+
+def unmake_volumes(stage: Stage, nodes: Sequence[str]) -> None:
+    """Undo `make_volumes`."""
+    for node in nodes:
+        stage.cluster.kube.delete(PersistentVolume, f"{CLASS}-{node}")
+        on_node(stage, node, UNMAKE)
+    stage.cluster.kube.delete(StorageClass, CLASS)
+
+
+def on_node(stage: Stage, node: str, command: str) -> None:
+    """Run a command of the shell on a node, as root. Raises EndToEndError."""
+    run_command(stage.options.on_node, node=node, script=shlex.quote(command))
