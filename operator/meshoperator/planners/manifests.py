@@ -71,10 +71,12 @@ def daemon_settings(cluster: Cluster) -> dict[str, Any]:
         "down-after": spec.down_after_seconds,
         "scrub-interval": spec.upkeep.scrub_interval_seconds,
         "repair-interval": spec.upkeep.repair_interval_seconds,
-        "remember-removals": spec.upkeep.remember_removals_seconds,
         "log-format": "json",
         "origin-credentials": _ORIGINS,
     }
+    if spec.upkeep.remember_removals_seconds != type(spec.upkeep)().remember_removals_seconds:
+        # By its earlier name: an operator is upgraded before its daemons, and those may restart meanwhile.
+        found["remember-removals"] = spec.upkeep.remember_removals_seconds
     if spec.console.enabled:
         found["console"] = "on"
         found |= {"console-grafana": spec.console.grafana} if spec.console.grafana else {}
