@@ -93,6 +93,16 @@ class IndexRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     table: bool = False
 
 
+class PagedKindsRequest(Struct, frozen=True):
+    """Requests the kinds of snapshots of which this node reads pages."""
+
+
+class PagedKindsResponse(Struct, frozen=True):
+    """`kinds`: kinds of snapshots of which the node reads pages."""
+
+    kinds: list[str]
+
+
 class InventoryRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests a page of this node's documents under a prefix."""
 
@@ -181,6 +191,9 @@ READ_INDEX: Final = PeerCall(
     errors="batch",
 )
 """Returns the document of an index."""
+READ_PAGED_KINDS: Final = PeerCall(
+    f"{PREFIX}paged-kinds", request=PagedKindsRequest, response=PagedKindsResponse, errors="batch"
+)
 READ_FRAME: Final = PeerCall(
     f"{PREFIX}frames",
     request=cast("type[AnyFrameAddress]", AnyFrameAddress),

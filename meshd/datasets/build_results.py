@@ -25,12 +25,23 @@ if TYPE_CHECKING:
 
 _FORM: Final = 3
 """Raise it if equal listings give other snapshots than before."""
+_FORM_WITHOUT_PAGES: Final = 1
+"""Of snapshots that all releases read."""
 _REMEMBERED: Final = 1024
 
 
-def request_name(source: Source, kind: str, fields: Mapping[str, FieldSpec], options: object) -> str:
-    """Return a name for what a client asked for, whatever the source holds."""
-    asked = [_FORM, str(source), kind, fields_document(fields), repr(options)]
+def request_name(
+    source: Source, kind: str, fields: Mapping[str, FieldSpec], options: object, *, paged: bool = True
+) -> str:
+    """Return a name for what a client asked for, whatever the source holds. `paged`: whether snapshots may
+    have pages."""
+    asked = [
+        _FORM if paged else _FORM_WITHOUT_PAGES,
+        str(source),
+        kind,
+        fields_document(fields),
+        repr(options),
+    ]
     return hashlib.sha256(canonical_json(asked)).hexdigest()
 
 

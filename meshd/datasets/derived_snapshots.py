@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from meshwire.dataset.expression_evaluation import Value
     from meshwire.dataset.expression_parser import Expression
 
-DERIVATIONS = ("select", "rename", "relabel", "filter", "join", "concat")
+DERIVATIONS = ("select", "rename", "relabel", "filter", "join", "concat", "pages")
 OWN_NAMES = ("key", "name", "stem", "size", "index")
 MAX_VALUE_BYTES = 1 << 20
 """Limit of a field's content in an expression; longer content evaluates to none."""
@@ -126,6 +126,8 @@ class DerivedSnapshots:
             return await self._join(caller, base, asked)
         if asked.way == "concat":
             return await self._concatenate(caller, base, asked.value)
+        if asked.way == "pages":
+            return await self._patiently(f"pages {base.hash}", lambda _: _without_pages(base, asked.value))
         chosen = parse_expression(asked.value, "filter", known_names(base))
         return await self._patiently(
             f"filter {base.hash} {chosen.text}", lambda p: self._filter(base, chosen, p)
@@ -280,3 +282,12 @@ class _Scope:
         if length > MAX_VALUE_BYTES:
             return None
         return self._pinned.read_range(int(column.objects_at(sample)), int(column.offsets_at(sample)), length)
+
+
+async def _without_pages(snapshot: Snapshot, pages: object) -> SnapshotBuild:
+    """Return the snapshot as releases made it that do not know pages. Raises PlanError."""
+    if pages is not False:
+        raise PlanError("pages", f"expected false, got {shown_value(pages)}")
+    if isinstance(snapshot, PagedSnapshot):
+        snapshot = await asyncio.to_thread(snapshot.without_pages)
+    return SnapshotBuild(snapshot, 0, ())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from meshd.core.api_errors import BatchError, in_progress
@@ -22,7 +23,6 @@ from meshd.datasets.source_files import scanned_files
 from meshd.datasets.tables import TableFiles, TableOptions, table_files
 from meshd.datasets.token_files import TokenSources, token_files
 from meshd.datasets.zarr_arrays import ZarrSources
-from meshd.peer_reads.replica_selection import gather_limited
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.util.async_tasks import CallProgress, LongRunningCalls, StillRunningError
@@ -30,7 +30,7 @@ from meshwire.dataset.build_paged import build_from_pages
 from meshwire.dataset.build_snapshot import EmptySnapshotError, build_from_objects
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source
-from meshwire.dataset.paged_snapshot import PagedSnapshot, PageParts, page_facts
+from meshwire.dataset.paged_snapshot import PagedSnapshot, PageParts
 from meshwire.formats.record_index import build_from_records
 from meshwire.strict_json import (
     PlanError,
@@ -82,7 +82,6 @@ _READ_THROUGH = (
     "tokens",
 )  # every file is read once first
 _PAGE = 1000
-_INDEXED_AT_ONCE = 2
 _DEFAULTS = TableOptions()
 _TABLE_OPTIONS = ("filter", "masks", "ids")
 _EMPTY = {
@@ -163,7 +162,10 @@ class DatasetService:
     ) -> dict[str, Any]:
         source, kind, fields, options = _parse(document)
         self._readers.require_listing(caller, source)
-        began, request = self._objects.revision([source.bucket]), request_name(source, kind, fields, options)
+        made_of = _paged_kind(kind)
+        paged = made_of is None or await self._objects.page_support.is_everywhere(made_of)
+        began = self._objects.revision([source.bucket])
+        request = request_name(source, kind, fields, options, paged=paged)
         whole = self._readers.reads_whole_bucket(caller, source.bucket)
         found = self._results.find_unchanged(request, began) if whole else None
         if found is None:
@@ -174,6 +176,9 @@ class DatasetService:
             found = self._results.find(name)
             if found is None:
                 built = await self._build(listing, source, kind, fields, options)
+                if not paged and isinstance(built.snapshot, PagedSnapshot):
+                    self._capacity.require_room(built.snapshot.samples, len(fields), source)
+                    built = replace(built, snapshot=await asyncio.to_thread(built.snapshot.without_pages))
                 still = began == self._objects.revision([source.bucket])
                 answer = await self._registered(caller, built, births)
                 await self._results.add(request, name, answer)
@@ -274,7 +279,7 @@ class DatasetService:
 
         async def index(progress: CallProgress) -> None:
             scanned = scanned_files(listing, kind, fields)
-            if kind in ("lines", "auto", "tar"):
+            if _paged_kind(kind) is not None:
                 await self._page_facts(scanned, source, kind, fields, progress)
             elif kind == "table":
                 await self.tables.index_files(scanned, source, progress)
@@ -313,7 +318,7 @@ class DatasetService:
             return await asyncio.to_thread(
                 build_from_pages,
                 shards,
-                kind="lines" if kind == "lines" else "tar",
+                kind=_paged_kind(kind) or "tar",
                 source=source,
                 fields=fields,
                 open_page=self._pages.open_page,
@@ -331,24 +336,9 @@ class DatasetService:
     ) -> list[tuple[str, str, PageFacts]]:
         """Return what the pages of shards say; those that the last snapshot of this source lacks are made."""
         last = self._results.last_snapshot(request_name(source, kind, fields, _DEFAULTS))
-        made_of: SnapshotKind = "lines" if kind == "lines" else "tar"
-        maker, parts = self._pages.makers[made_of], PageParts.of_fields(made_of, fields)
-        known = {} if last is None else await asyncio.to_thread(page_facts, last)
-        pages = [known.get((key, record.etag, record.size)) for key, record in scanned]
-        progress.reached(len(scanned) - pages.count(None), len(scanned))
-
-        async def page_of(key: str, record: Record) -> PageFacts:
-            wanted = parts.of_shard(key, source.prefix)
-            page = await maker.read_page(source.bucket, key, record, wanted)
-            progress.advance()
-            return page
-
-        new = [entry for entry, page in zip(scanned, pages, strict=True) if page is None]
-        made = iter(await gather_limited(_INDEXED_AT_ONCE, [page_of(*entry) for entry in new]))
-        return [
-            (key, record.etag, next(made) if page is None else page)
-            for (key, record), page in zip(scanned, pages, strict=True)
-        ]
+        made_of = _paged_kind(kind) or "tar"
+        parts = PageParts.of_fields(made_of, fields)
+        return await self._pages.read_facts(scanned, source, made_of, parts, last, progress)
 
     async def _files(
         self,
@@ -401,6 +391,13 @@ class DatasetService:
                 return found
             after = page.next_after
             await asyncio.sleep(0)  # give other requests a turn between pages
+
+
+def _paged_kind(kind: Kind) -> SnapshotKind | None:
+    """Return the kind of the snapshots of a source that consist of pages; None if none do."""
+    if kind == "auto" or kind == "tar":
+        return "tar"
+    return "lines" if kind == "lines" else None
 
 
 def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec], TableOptions]:

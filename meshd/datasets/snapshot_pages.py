@@ -22,12 +22,12 @@ from meshd.datasets.record_files import LineIndexer
 from meshd.peer_reads.replica_selection import gather_limited
 from meshd.store.errors import StoreError
 from meshd.util.page_cache import map_file
-from meshwire.dataset.paged_snapshot import PagedSnapshot, read_snapshot
+from meshwire.dataset.paged_snapshot import PagedSnapshot, page_facts, read_snapshot
 from meshwire.formats.page_formats import open_page
 from meshwire.frame.columns import ColumnError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from meshd.core.document_store import DocumentStore
     from meshd.datasets.archives.archive_service import ArchiveService
@@ -35,8 +35,12 @@ if TYPE_CHECKING:
     from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshd.util.async_tasks import CallProgress
     from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.dataset.fields import Source
     from meshwire.dataset.paged_columns import Page
+    from meshwire.dataset.paged_snapshot import PageFacts, PageParts
     from meshwire.dataset.snapshot import SnapshotKind
     from meshwire.frame.tensor_frame import Buffer
 
@@ -47,6 +51,7 @@ _COPIED: Final = 4096
 _CHECKED: Final = 256
 """Pages of a snapshot that are opened before it is used; further ones when a sample of them is asked for."""
 _AT_ONCE: Final = 8
+_INDEXED_AT_ONCE: Final = 2
 
 
 class SnapshotPages:
@@ -84,6 +89,34 @@ class SnapshotPages:
             lacking = await asyncio.to_thread(self._unusable, snapshot)
             await gather_limited(_AT_ONCE, [self._make(snapshot, number) for number in lacking])
         return snapshot
+
+    async def read_facts(
+        self,
+        scanned: Sequence[tuple[str, Record]],
+        source: Source,
+        kind: SnapshotKind,
+        parts: PageParts,
+        last: bytes | None,
+        progress: CallProgress,
+    ) -> list[tuple[str, str, PageFacts]]:
+        """Return key, ETag and page of each shard of a source, by (key, record). Pages that `last`, the
+        document of an earlier snapshot of it, does not have are made. Raises BatchError."""
+        known = {} if last is None else await asyncio.to_thread(page_facts, last)
+        pages = [known.get((key, record.etag, record.size)) for key, record in scanned]
+        progress.reached(len(scanned) - pages.count(None), len(scanned))
+
+        async def page_of(key: str, record: Record) -> PageFacts:
+            wanted = parts.of_shard(key, source.prefix)
+            page = await self.makers[kind].read_page(source.bucket, key, record, wanted)
+            progress.advance()
+            return page
+
+        new = [entry for entry, page in zip(scanned, pages, strict=True) if page is None]
+        made = iter(await gather_limited(_INDEXED_AT_ONCE, [page_of(*entry) for entry in new]))
+        return [
+            (key, record.etag, next(made) if page is None else page)
+            for (key, record), page in zip(scanned, pages, strict=True)
+        ]
 
     def open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
         """Return a page. Raises BatchError Busy, SnapshotChanged, if this node no longer has it."""

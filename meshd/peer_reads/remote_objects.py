@@ -17,6 +17,7 @@ from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.errors import MeshdError
 from meshd.peer_reads.fetch import MAX_ORIGIN_READS, PeerFetcher, PeerFrames, RendezvousFrameSource
 from meshd.peer_reads.listing import ObjectListings
+from meshd.peer_reads.page_support import PageSupport
 from meshd.peer_reads.peer_documents import PeerDocuments
 from meshd.peer_reads.replica_selection import (
     ReplicaSelector,
@@ -119,6 +120,7 @@ class RemoteObjects:
         self.documents = PeerDocuments(self._asking)
         self.frames = PeerFrames(self._asking, near_cache, self._memory)
         self.resumer = ReadResumer(self._asking)
+        self.page_support = PageSupport(mesh, peers)
 
     def __repr__(self) -> str:
         return f"<RemoteObjects of {self._mesh.node_id}>"

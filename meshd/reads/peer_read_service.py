@@ -22,16 +22,20 @@ from meshd.core.peer_messages import (
     READ_DOCUMENT,
     READ_FRAME,
     READ_INDEX,
+    READ_PAGED_KINDS,
     READ_PARTS,
     STORE_DOCUMENT,
     FindResponse,
     InventoryResponse,
+    PagedKindsResponse,
     to_remote_record,
 )
 from meshd.core.peer_source import ObjectRange
 from meshd.peer_reads.listing import primary_page
 from meshd.rpc.peer_rpc import NotHereError, handler, stream_handler
 from meshd.store.errors import CorruptExtentError, StoreError
+from meshwire.dataset.paged_snapshot import PAGED_KINDS
+from meshwire.formats.json_lines import earlier_line_index
 from meshwire.frame.tensor_frame import FRAME_VERSION
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
         InventoryRequest,
         ListRequest,
         ListResponse,
+        PagedKindsRequest,
         ReadRequest,
         RemoteRecord,
     )
@@ -194,7 +199,8 @@ class PeerReadService:
         NotHereError."""
         record = await self._indexable(asked.bucket, asked.key, asked.etag)
         if asked.lines:
-            return await self._lines.read_document(asked.bucket, asked.key, record)
+            document = await self._lines.read_document(asked.bucket, asked.key, record)
+            return await asyncio.to_thread(earlier_line_index, document)
         if asked.rows:
             return (await self._parquets.read_rows(asked.bucket, asked.key, record)).document
         if asked.table:
@@ -204,6 +210,11 @@ class PeerReadService:
             return await asyncio.to_thread(records.to_bytes)
         index = await self._archives.get_index(asked.bucket, asked.key, record)
         return await asyncio.to_thread(index.to_bytes)
+
+    @handler(READ_PAGED_KINDS)
+    async def get_paged_kinds(self, asked: PagedKindsRequest, context: CallContext) -> PagedKindsResponse:
+        """Return the kinds of snapshots of which this node reads pages."""
+        return PagedKindsResponse(list(PAGED_KINDS))
 
     async def _indexable(self, bucket: str, key: str, etag: str) -> Record:
         """Return the record as `_held` does; in a bucket with an origin, fetch the whole object to this

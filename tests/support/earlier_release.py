@@ -19,6 +19,9 @@ EARLIER: Final = "a78d64589d71f8770ebadb6a409fe819a39c6c10"
 """A day before that. Before volumes that grow and neighbours on one disk: rights and definitions of
 Kubernetes have changed since."""
 
+BEFORE_PAGES: Final = "65f03ed6b348f40291963ce27d6e294f65b41c4c"
+"""The last one whose nodes do not know snapshots of pages."""
+
 
 def unpack(commit: str, place: Path, *parts: str) -> Path:
     """Unpack folders of a commit at a place, and return it. Skips the test where there is no history."""

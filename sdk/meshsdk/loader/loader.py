@@ -31,7 +31,7 @@ from meshsdk.loader.loader_setup import (
     TRACE_LIMIT,
     checked_arguments,
     make_setup,
-    order_of_state,
+    setup_of_state,
 )
 from meshsdk.loader.plain_loader import tuple_loader
 from meshsdk.meters import LoaderReporter, Meter
@@ -208,9 +208,10 @@ class Loader:
         Example:
             loader.load_state_dict(checkpoint["loader"])
         """
-        if self.order.reason and (order := order_of_state(self.dataset, self._arguments, self.plan, state)):
+        if (found := setup_of_state(self.dataset, self._arguments, self.plan, self.order, state)) is not None:
             self._end_pass()
             self._watchers.close()
+            self.dataset, order = found
             self._set_up(order)
         self._move(self._place.after_resume(state))
         self._resumed = True

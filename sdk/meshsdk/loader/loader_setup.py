@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from meshsdk.client.arena import Arena
-from meshsdk.client.native_api import register_plan
+from meshsdk.client.native_api import derive_snapshot, register_plan
 from meshsdk.client.settings import checked_seconds
 from meshsdk.datasets.batch import read_frame
 from meshsdk.datasets.default_order import Order, shuffle_of_plan
 from meshsdk.datasets.plan_notes import log_notes
+from meshsdk.errors import BusyError, ServerError
 from meshsdk.loader.arguments import (
     arena_bytes,
     checked_batch,
@@ -328,7 +329,7 @@ def checked_arguments(given: Mapping[str, Any]) -> LoaderArguments:
     return LoaderArguments(**{**given, **found})
 
 
-def order_of_state(
+def _order_of_state(
     dataset: Dataset, arguments: LoaderArguments, present: PlanInfo, state: Mapping[str, Any] | str | bytes
 ) -> Order | None:
     """Return the order with which a loader of these arguments has the plan of a state; None if it has that
@@ -347,6 +348,39 @@ def order_of_state(
         transport, dataset.snapshot.hash, changed.plan_spec(dataset), changed.global_batch, changed.deadline
     )
     return order if found.hash == loaded.plan else None
+
+
+def _dataset_of_state(dataset: Dataset, state: Mapping[str, Any] | str | bytes) -> Dataset:
+    """Return the dataset with the snapshot of a state, if an earlier release made that of the same objects;
+    else the dataset itself."""
+    try:
+        wanted = LoaderState.from_json(state).snapshot
+    except (PlanError, TypeError, ValueError):
+        return dataset  # `Position.after_resume` says what is wrong
+    if wanted == dataset.snapshot.hash:
+        return dataset
+    try:
+        found = derive_snapshot(dataset.client.transport, dataset.snapshot, {"pages": False})
+    except BusyError:
+        raise
+    except ServerError:  # a node of an earlier release, or the document of all samples is too large
+        return dataset
+    given = dataset.client, found, dataset.ops, dataset.epoch, dataset.packing, dataset.mixing
+    return type(dataset)(*given) if found.hash == wanted else dataset
+
+
+def setup_of_state(
+    dataset: Dataset,
+    arguments: LoaderArguments,
+    present: PlanInfo,
+    order: Order,
+    state: Mapping[str, Any] | str | bytes,
+) -> tuple[Dataset, Order] | None:
+    """Return the dataset and order with which a loader of these arguments has the plan of a state; None if it
+    has that plan at present, or more than these differs."""
+    former = _dataset_of_state(dataset, state)
+    stated = _order_of_state(former, arguments, present, state) if order.reason else None
+    return None if former is dataset and stated is None else (former, stated or order)
 
 
 def make_setup(

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     """Integers of any width."""
 
 _DIGITS: Final = 9
+_JOINED_SAMPLES: Final = 1 << 20
+_JOINED_PAGES: Final = 4096
+"""Up to so many samples and pages, the columns of a snapshot are joined in memory once enough are looked up:
+a batch touches most pages of a small snapshot, and each costs a microsecond."""
+_SHARE: Final = 4  # of the samples; one in so many is looked up before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,11 +92,16 @@ class Pages:
     """The pages of a snapshot, in order. `starts` int64[P+1]: the first sample of each; `open_page` returns
     a page by its number, and may raise what its owner likes."""
 
-    __slots__ = ("_last", "_open", "starts")
+    __slots__ = ("_joined", "_last", "_left", "_open", "starts")
 
     def __init__(self, starts: Integers, open_page: Callable[[int], Page]) -> None:
         self.starts, self._open = starts, open_page
         self._last = _Groups(self, np.zeros(0, np.int64))  # several columns are asked for the same samples
+        self._joined: dict[Callable[[Page], Narrow], Narrow] = {}
+        small = int(starts[-1]) <= _JOINED_SAMPLES and len(self) <= _JOINED_PAGES
+        self._left = (
+            int(starts[-1]) // _SHARE if small else None
+        )  # samples to look up before columns are joined
 
     def __repr__(self) -> str:
         return f"<Pages, {len(self)}>"
@@ -107,10 +117,21 @@ class Pages:
         """Return the number of the page of each sample; int64, in the shape of `samples`. Raises
         IndexError."""
         wanted = np.asarray(samples, np.int64)
-        if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= int(self.starts[-1])):
-            raise IndexError(f"a sample outside 0…{int(self.starts[-1]) - 1}")
+        self._check(wanted)
         found: Integers = np.searchsorted(self.starts, wanted, side="right") - 1
         return found
+
+    def _check(self, wanted: Integers) -> None:
+        if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= int(self.starts[-1])):
+            raise IndexError(f"a sample outside 0…{int(self.starts[-1]) - 1}")
+
+    def _try_to_join(self, column: Callable[[Page], Narrow]) -> Narrow | None:
+        try:
+            joined = self._joined[column] = np.concatenate([column(page) for page in self])
+        except Exception:  # a page cannot be opened, which matters only to those who ask for its samples
+            self._left = None
+            return None
+        return joined
 
     def _grouped(self, wanted: Integers) -> _Groups:
         groups = self._last
@@ -127,6 +148,13 @@ class Pages:
     def gather(self, samples: Any, column: Callable[[Page], Narrow]) -> Integers:
         """Return a column's values for some samples; int64, in the shape of `samples`."""
         wanted = np.asarray(samples, np.int64)
+        joined = self._joined.get(column)
+        if joined is None and self._left is not None:
+            self._left -= wanted.size
+            joined = self._try_to_join(column) if self._left < 0 else None
+        if joined is not None:
+            self._check(wanted)
+            return joined[wanted].astype(np.int64)
         if wanted.ndim == 0:
             number = int(self.numbers_of(wanted))
             found: Any = np.int64(column(self._open(number))[int(wanted - self.starts[number])])

@@ -92,6 +92,20 @@ def current_line_index(document: bytes) -> bytes:
     return document if current else LineIndex.from_bytes(document).to_bytes()
 
 
+def earlier_line_index(document: bytes) -> bytes:
+    """Return the document of an index in the form that nodes send to each other, which all releases read.
+    Raises ColumnError."""
+    index = LineIndex.from_bytes(document)
+    numbers = index.numbers
+    if numbers is None:
+        numbers = np.arange(1, index.lengths.size + 1)
+    writer = ColumnWriter(_KIND, 1, {"size": str(index.size)} if index.size else {})
+    writer.add_integers("gaps", np.diff(index.offsets.astype(np.int64), prepend=0))
+    writer.add_integers("lengths", index.lengths)
+    writer.add_integers("steps", np.diff(numbers.astype(np.int64), prepend=0))
+    return writer.to_bytes()
+
+
 def line_page_facts(document: Buffer, stored: int) -> PageFacts:
     """Return what a snapshot says of the page of a file that has `stored` bytes. Raises ColumnError."""
     reader = ColumnReader(document, _KIND, _VERSION)

@@ -30,7 +30,7 @@ from meshwire.dataset.page_document import page_document_facts
 from meshwire.dataset.paged_snapshot import PagedSnapshot, PageFacts, PageParts, PageTable, read_snapshot
 from meshwire.dataset.sample_columns import BytesColumn, LabelColumn
 from meshwire.dataset.snapshot import Snapshot
-from meshwire.formats.json_lines import index_lines, line_page_facts
+from meshwire.formats.json_lines import earlier_line_index, index_lines, line_page_facts
 from meshwire.formats.page_formats import open_page
 from meshwire.formats.tar import TarMember
 from meshwire.frame.columns import ColumnError, ColumnWriter, StringColumn
@@ -375,9 +375,11 @@ def test_an_index_of_an_earlier_release_becomes_a_page(node: Node) -> None:
         name = f"lines/{hashlib.md5(b'one' + bytes([10, 10]) + b'two').hexdigest()}-8"
         await node.catalog.write_document(name, writer.to_bytes())
         snapshot = await node.scan()
-        assert snapshot.names is not None
         assert list(snapshot.names) == ["000000001", "000000003"]
         assert node.indexed == 0
+        page = node.catalog.read_document(name)
+        assert page == replace(index, size=8).to_bytes()
+        assert earlier_line_index(page) == writer.to_bytes()  # what nodes send to each other
 
     asyncio.run(run())
 
