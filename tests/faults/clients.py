@@ -41,7 +41,7 @@ LONGEST: Final = 150.0
 """Seconds an operation may take that met with a fault: a silent answer is waited for, and asked for again."""
 _AT_ONCE: Final = 48  # threads that share a client
 _BODIES: Final = 5  # reads of one body
-_PAUSE: Final = 0.05  # between two operations: what nodes do about a fault needs the machine, too
+_PAUSE: Final = 0.1  # between two operations: what nodes do about a fault needs the machine, too
 CONDITIONAL: Final = ("chains", "firsts")
 _clock = SystemClock()
 

@@ -145,7 +145,7 @@ class Scene:
 
 
 class Reader:
-    """A client that reads all the time, with ordinary retries."""
+    """A client that reads ten times a second, with ordinary retries."""
 
     def __init__(self, client: Any, bodies: dict[str, bytes]) -> None:
         self._client, self._bodies = client, bodies
@@ -172,7 +172,7 @@ class Reader:
             except Exception as error:
                 self.failed.append(f"{name}: {type(error).__name__}: {error}")
             self.read += 1
-            self._stop.wait(0.02)
+            self._stop.wait(0.1)
 
 
 def photographs(client: Any) -> dict[str, bytes]:

@@ -1,5 +1,6 @@
 """From an earlier commit to this one, as docs/kubernetes.md, "Upgrade" says: its definitions, chart, operator
-and daemons on a real control plane, then those of this checkout, under a client that reads."""
+and daemons on a real control plane, then those of this checkout, under a client that reads. At its end its
+definitions are deleted before what they define, and come again ("Uninstall")."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 from lightkube.resources.core_v1 import Secret
 
 from tests.kubernetes.apart import NAMESPACE, apart
-from tests.kubernetes.control_plane import ROOT, define
+from tests.kubernetes.control_plane import ROOT, define, undefine
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.releases import copied_chart, earlier, run_helm
 from tests.kubernetes.scenes import POOL, SPEC, Reader, photographs
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(480)  # two releases, one after the other, on a slow machine
 NAMES = ("mesh-s-0", "mesh-s-1")
+KINDS = ("MeshCluster", "MeshNode", "MeshDataset", "MeshLoad", "MeshView")
 FLAGS = ["--workers=1", "--transforms=1", "--lease=2", "--drain-timeout=1"]  # the earlier release's names
 TWO = SPEC | {"nodePools": [POOL | {"replicas": 2, "extraArgs": FLAGS}]}
 
@@ -50,8 +52,11 @@ def scene(old: Path, tmp_path: Path) -> Iterator[tuple[Scene, Path]]:
         yield found
 
 
-def test_an_earlier_release_becomes_this_one(scene: tuple[Scene, Path], old: Path, tmp_path: Path) -> None:
-    """Users, buckets, datasets and views are there afterwards, and no read fails meanwhile."""
+def test_an_earlier_release_becomes_this_one_and_lost_definitions_cost_no_data(
+    scene: tuple[Scene, Path], old: Path, tmp_path: Path
+) -> None:
+    """Users, buckets, datasets and views are there after the upgrade, and no read fails meanwhile. Definitions
+    that are deleted take everything along but the data, which the next mesh finds."""
     mesh, kubeconfig = scene
     where = ["--namespace", NAMESPACE, "--kubeconfig", str(kubeconfig), "--values", "-"]
     (tmp_path / "source").mkdir()
@@ -87,6 +92,16 @@ def test_an_earlier_release_becomes_this_one(scene: tuple[Scene, Path], old: Pat
         client.put_object(Bucket="photos", Key="later", Body=b"later")
         told = {each["type"]: each["status"] for each in mesh.mesh()["status"]["conditions"]}
         assert told["DisksApart"] == "True"  # which the earlier one did not know
+        for kind in KINDS:  # MeshClusters first: the others wait for daemons that have ended
+            undefine(kubeconfig, BY_NAME[kind].plural)
+        mesh.until(lambda: served(mesh) == [], "without definitions")
+        mesh.until(lambda: mesh.pods() == {}, "without daemons")
+        define(kubeconfig)
+        make(mesh, "MeshCluster", "mesh", now["cluster"]["spec"])
+        mesh.settled(2)
+        again = mesh.client(front.endpoint)
+        assert again.get_object(Bucket="photos", Key="later")["Body"].read() == b"later"
+        assert [each.restarts for each in mesh.kubelet.pods.values() if "operator" in each.name] == [0]
         run_helm(helm(), "uninstall", "mesh", *where[:4])
 
 
@@ -135,3 +150,9 @@ def seen(client: Any) -> tuple[list[str], list[bytes]]:
     buckets = [each["Name"] for each in client.list_buckets()["Buckets"]]
     shards = [each["Key"] for each in client.list_objects_v2(Bucket="photos--packed")["Contents"]]
     return buckets, [client.get_object(Bucket="photos--packed", Key=key)["Body"].read() for key in shards]
+
+
+def served(mesh: Scene) -> list[str]:
+    """Of our kinds."""
+    answer = mesh.kube._client._client.get(f"/apis/{GROUP_VERSION}")
+    return [each["name"] for each in answer.json()["resources"]] if answer.status_code == 200 else []

@@ -58,7 +58,7 @@ LONGEST: Final = (
 """Beginnings of paths below tests/, what takes longest first; seldom changed: the order need not be exact."""
 TOGETHER: Final = ("kubernetes/",)
 _APART: Final = re.compile(
-    r"kubernetes/test_(\w+_emulated|definitions_end_to_end|upgrade_end_to_end|foreign_kinds|images|pod_security|rights)\.py"
+    r"kubernetes/test_(\w+_emulated|upgrade_end_to_end|foreign_kinds|images|pod_security|rights)\.py"
 )
 """Files below `TOGETHER` that have no control plane, or one of their own."""
 

@@ -42,6 +42,7 @@ THROUGH, BACK = "planned-through", "planned-back"
 """Buckets with an origin: one folder each, which all nodes have."""
 ONCE = {"if-none-match": "*"}
 NAMES = 10
+PAUSE = 0.2  # seconds between two rounds of a client: the nodes need the cores, too
 SIZES = (5000, 300_000)
 _clock = SystemClock()
 
@@ -107,7 +108,7 @@ class Busy:
 
     def _run(self) -> None:
         clients = [self._mesh[node_id].client() for node_id in ("n1", "n2", "n3")]
-        while not self._stop.wait(0.01):
+        while not self._stop.wait(PAUSE):
             self.rounds += 1
             try:
                 self._round(clients[self.rounds % 3], f"busy/{secrets.token_hex(6)}")
