@@ -117,6 +117,7 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
     indexer = BackgroundIndexer(
         node.store, node.archives, lambda: _bucket_names(node), results.free_bytes, node.clock
     )
+    node.store.compactor.first_copies = lambda bucket: _first_copies(node, bucket)
     documents, history = document_collector(node), ActivityHistory(settings.activity_file)
     indexes = IndexCollector(node.store, node.last_used, node.clock)
     return [
@@ -261,6 +262,12 @@ async def measure_peers(node: NodeContext) -> None:
     seen = await survey_peers(node.mesh, node.peers, node.clock)
     metrics.cluster_refused.set(len(seen.refused))
     metrics.cluster_clock_ahead.set(compare_clocks(seen.ahead).skew_of(node.mesh.node_id))
+
+
+def _first_copies(node: NodeContext, bucket: str) -> bytes | None:
+    """Return the slots of a bucket for which this node is the first to be asked; None: all."""
+    slots = node.objects.slots_read_here(bucket, first_only=True)
+    return None if slots is None else slots.tobytes()
 
 
 async def compact(store: Store, clock: Clock) -> int:

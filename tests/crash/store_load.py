@@ -23,7 +23,7 @@ from meshd.store.store import Store
 from meshd.util import failpoints
 from meshd.util.clock import SystemClock
 from meshwire.http_values.conditional_requests import Conditions
-from tests.crash.version_load import VersionLoad
+from tests.crash.version_load import BUCKET, VersionLoad
 from tests.support.bounded_wait import await_end
 
 SMALL = 8 << 10
@@ -64,6 +64,9 @@ class Load:
             for file in self.store.compactor.candidates(0.3):
                 await self.store.compactor.compact(file)
             await asyncio.sleep(0.005)
+            for bucket in ("b", BUCKET):
+                placed = self.store.relocator.page(bucket, "", "", 1000)
+                await self.store.relocator.move(bucket, [each for each in placed if not each.fixed][:10])
 
     async def task(self, number: int) -> None:
         chance = random.Random(self.seed * 1000 + number)

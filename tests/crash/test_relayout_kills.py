@@ -29,10 +29,12 @@ def content(number: int, version: int) -> bytes:
 
 
 class Client:
-    """Replaces and removes some of the objects, one at a time. `want`: what is there, by key."""
+    """Replaces, removes and tags some of the objects, one at a time. `want`: what is there, by key; `tags`:
+    those of keys that have some."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon, self.want, self._rng = daemon, dict[str, bytes | None](), random.Random(3)
+        self.tags: dict[str, str] = {}
 
     def fill(self) -> None:
         s3 = self.daemon.client()
@@ -44,11 +46,22 @@ class Client:
             s3.put_object(Bucket="photos", Key=key, Body=content(number, 0))
             s3.put_object(Bucket="others", Key=key, Body=bytes(900_000))
             self.want[key] = content(number, 0)
+        for number in range(0, COUNT, 6):
+            self.tag(s3, f"train/{number:03d}", "first")
+
+    def tag(self, s3: Any, key: str, value: str) -> None:
+        tagging = {"TagSet": [{"Key": "t", "Value": value}]}
+        s3.put_object_tagging(Bucket="photos", Key=key, Tagging=tagging)
+        self.tags[key] = value
 
     def change(self, count: int) -> None:
         s3 = self.daemon.client()
         for number, key in enumerate(self._rng.sample(sorted(self.want), count)):
-            if number % 3:
+            if number % 3 == 2 and self.want[key] is not None:
+                self.tag(s3, key, str(number))
+                continue
+            self.tags.pop(key, None)
+            if number % 3 == 1:
                 s3.put_object(Bucket="photos", Key=key, Body=content(number, 1))
                 self.want[key] = content(number, 1)
             else:
@@ -56,7 +69,7 @@ class Client:
                 self.want[key] = None
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_killed_while_objects_move(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "data", ("--disk-type", "rotational"), {}, 2)
     client = Client(daemon)
@@ -87,18 +100,18 @@ def test_killed_while_objects_move(tmp_path: Path) -> None:
         assert found["state"] == "done", found
         report = found["report"]
         assert (report["after"] or report["before"])["seeks"] < 10
-        check(daemon, client.want)
+        check(daemon, client.want, client.tags)
         daemon.stop()
         settings = load_settings({"data_dir": str(daemon.data_dir)}, env={}).store
         assert (checked := check_store(settings)).clean, checked.problems
         assert rebuild_index(settings).problems == []
         daemon.up()
-        check(daemon, client.want)
+        check(daemon, client.want, client.tags)
     finally:
         daemon.close()
 
 
-def check(daemon: Daemon, want: dict[str, bytes | None]) -> None:
+def check(daemon: Daemon, want: dict[str, bytes | None], tags: dict[str, str]) -> None:
     """Every current version, and of every key the first version."""
     s3 = daemon.client()
     listed: dict[str, Any] = {
@@ -107,7 +120,10 @@ def check(daemon: Daemon, want: dict[str, bytes | None]) -> None:
     assert sorted(listed) == sorted(key for key, body in want.items() if body is not None)
     for key, body in want.items():
         if body is not None:
-            assert s3.get_object(Bucket="photos", Key=key)["Body"].read() == body
+            found = s3.get_object(Bucket="photos", Key=key)
+            assert (found["Body"].read(), found.get("TagCount", 0)) == (body, key in tags)
+    for key in sorted(tags)[::3]:
+        assert s3.get_object_tagging(Bucket="photos", Key=key)["TagSet"] == [{"Key": "t", "Value": tags[key]}]
     versions = s3.list_object_versions(Bucket="photos", MaxKeys=1000)["Versions"]
     oldest = {entry["Key"]: entry["VersionId"] for entry in versions}
     assert len(oldest) == COUNT

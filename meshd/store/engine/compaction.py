@@ -3,6 +3,9 @@
 Law: compaction writes through the committer like every other writer. Readers keep the files they
 opened, and a retired file stays on disk for a grace period, because other processes may hold its path.
 Invariant: a member that cancels others is carried along as long as any file may still contain them.
+
+It keeps neighbours together: what it holds in memory at a time is written in order of bucket and key. This
+costs no reads or writes, since these bytes are moved anyway.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,12 +26,13 @@ from meshd.store.engine.member_header import cancels_others, stamp_of_version_id
 from meshd.store.engine.mutations import Mutation, replace_version, write_manifest
 from meshd.store.errors import CorruptExtentError, DiskFullError
 from meshd.store.index.index import object_key
+from meshd.store.index.ordered_table import slot_filter
 from meshd.store.index.tombstones import prunable_before
 from meshd.telemetry import metrics
 from meshd.util import failpoints
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from meshd.config import StoreSettings
     from meshd.store.disks.layout import Disks
@@ -41,7 +45,10 @@ if TYPE_CHECKING:
     from meshd.util.clock import Clock
 
 GRACE = 60.0  # seconds that a retired file stays for processes that hold its path
-_GROUP_BYTES = 4 << 20
+_SORTED_BYTES: Final = 64 << 20
+"""Bytes that are in memory, and in order, at a time."""
+_GROUP_BYTES: Final = 4 << 20
+_MEMBER_BYTES: Final = 4 << 10  # what a member in memory takes beside its data
 _PASSES = 3
 _TOMBSTONES_PER_BATCH = 2000
 _TOMBSTONES_PAUSE = 0.05
@@ -102,6 +109,14 @@ class MoveMember(Mutation):
             batch.release_extents((old,))
             batch.retain_extents((new,))
         return True
+
+
+class _Move(NamedTuple):
+    """A mutation that carries a member along, and the place of its copy among the others: what an epoch reads
+    here first, in order of bucket and key."""
+
+    place: tuple[int, bytes]
+    mutation: Mutation
 
 
 class MoveManifestedExtent(Mutation):
@@ -224,6 +239,9 @@ class Compactor:
         )
         self.turn, self.segment_bytes = asyncio.Lock(), settings.segment_bytes
         """Held while members are moved that belong together."""
+        self.first_copies: Callable[[str], bytes | None] = lambda bucket: None
+        """Returns the slots of a bucket for which this node is the first to be asked, as a byte each that is
+        not 0; None: all. Set in a mesh."""
         self._retired: dict[int, float] = {}
         self._tombstone_seconds = settings.tombstone_seconds
         self._tombstone_ms = round(1e3 * self._tombstone_seconds)
@@ -308,33 +326,43 @@ class Compactor:
     async def _move_live_members(self, file: int, info: DataFile) -> None:
         with DataFileScan(info.disk, file, self._disks.path(info.disk, file)) as scan:
             members, oldest = scan.members(info.end), self._oldest_cancelled(file)
-            while group := await self._run(lambda: list(self._gather(scan, members, oldest))):
-                await asyncio.gather(*[self._committer.submit(mutation) for mutation in group])
+            first = _FirstCopies(self.first_copies)
+            while found := await self._run(lambda: list(self._gather(scan, members, oldest, first))):
+                found.sort(key=lambda move: move.place)
+                for group in commit_groups(move.mutation for move in found):
+                    await asyncio.gather(*[self._committer.submit(mutation) for mutation in group])
 
     def _gather(
-        self, scan: DataFileScan, members: Iterator[ScannedMember], oldest: int
-    ) -> Iterator[Mutation]:
-        """Yields the next few megabytes of mutations (blocking)."""
+        self, scan: DataFileScan, members: Iterator[ScannedMember], oldest: int, first: _FirstCopies
+    ) -> Iterator[_Move]:
+        """Yields the next moves, as many as are in memory at a time, in the order of the file (blocking)."""
         weight = 0
         for found in members:
-            mutation = self._mutation_for(scan, found, oldest)
-            if mutation is not None:
-                yield mutation
-                weight += mutation.data_bytes + 1024
-                if weight >= _GROUP_BYTES:
+            move = self._move_for(scan, found, oldest, first)
+            if move is not None:
+                yield move
+                weight += move.mutation.data_bytes + _MEMBER_BYTES
+                if weight >= _SORTED_BYTES:
                     return
 
-    def _mutation_for(self, scan: DataFileScan, found: ScannedMember, oldest: int) -> Mutation | None:
+    def _move_for(
+        self, scan: DataFileScan, found: ScannedMember, oldest: int, first: _FirstCopies
+    ) -> _Move | None:
         member, extent = found.member, found.extent
+        name = object_key(member.bucket, member.key)
         with self._index.read_transaction() as txn:
             record = self._index.versions.version_using_extent(txn, member, extent)
             if record is not None:
                 piece = Piece(member, extent, _verified_bytes(scan, extent))
-                return MoveMember(piece) if record.manifest is None else MoveManifestedExtent(piece)
+                current = self._index.versions.current_version(txn, name)
+                read = current is not None and current.stamp == record.stamp and extent != record.manifest
+                rank = 2 if not read else 0 if first.includes(member.bucket, name) else 1
+                mutation = MoveMember(piece) if record.manifest is None else MoveManifestedExtent(piece)
+                return _Move((rank, name), mutation)
             if self._uses(txn, member, extent):
-                return MoveMember(Piece(member, extent, _verified_bytes(scan, extent)))
+                return _Move((2, name), MoveMember(Piece(member, extent, _verified_bytes(scan, extent))))
             needed = cancels_others(member) and self._still_cancels(txn, member, oldest)
-        return RewriteTombstoneMember(member) if needed else None
+        return _Move((2, name), RewriteTombstoneMember(member)) if needed else None
 
     def _uses(self, txn: Any, member: Member, extent: Extent) -> bool:
         """Returns True if an upload in progress uses this extent."""
@@ -365,6 +393,37 @@ class Compactor:
         with self._index.read_transaction() as txn:
             files = [info for other, info in self._index.all_files(txn) if other != file and info.buried]
         return min((info.first_stamp for info in files), default=1 << 64)
+
+
+class _FirstCopies:
+    """Which names this node is the first to be asked for, under one map. `slots`: see `Compactor`."""
+
+    def __init__(self, slots: Callable[[str], bytes | None]) -> None:
+        self._slots = slots
+        self._filters: dict[str, Callable[[bytes], bool]] = {}
+
+    def includes(self, bucket: str, name: bytes) -> bool:
+        if bucket not in self._filters:
+            slots = self._slots(bucket)
+            self._filters[bucket] = (lambda _: True) if slots is None else slot_filter(slots)
+        return self._filters[bucket](name)
+
+
+_M = TypeVar("_M", bound=Mutation)
+
+
+def commit_groups(mutations: Iterable[_M]) -> Iterator[list[_M]]:
+    """Yields mutations in groups of a few megabytes, for one commit each."""
+    group: list[_M] = []
+    weight = 0
+    for mutation in mutations:
+        group.append(mutation)
+        weight += mutation.data_bytes + _MEMBER_BYTES
+        if weight >= _GROUP_BYTES:
+            yield group
+            group, weight = [], 0
+    if group:
+        yield group
 
 
 def _sealed_segment(info: DataFile) -> bool:

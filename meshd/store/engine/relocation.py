@@ -1,8 +1,9 @@
 """Relocation: writes current versions of small objects again, in the order of their names.
 
-Law: it moves members as compaction does, through the committer, one version at a time: what was replaced or
-removed meanwhile stays as it is, and readers keep the files that they opened. Compaction reclaims the space.
-Objects in files of their own, and those whose extents a manifest lists, are never moved.
+Law: it moves members as compaction does, through the committer, one version at a time: what was replaced,
+removed or changed meanwhile stays as it is, and readers keep the files that they opened. Compaction reclaims
+the space. Objects in files of their own, and those that need a manifest, are never moved. An object that has
+one only because its tags or ACL were changed, or because it is a copy, gets a header that says all of it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import asyncio
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 from awscrt.checksums import crc32c
 
 from meshd.store.disks.layout import free_above_reserve
-from meshd.store.engine.compaction import MoveMember, Piece
+from meshd.store.engine.compaction import MoveMember, Piece, commit_groups
 from meshd.store.engine.file_scan import DirectFile
 from meshd.store.engine.group_commit import store_error_from
-from meshd.store.engine.member_header import object_member
-from meshd.store.errors import DiskFullError
+from meshd.store.engine.member_header import object_member, render_member_header
+from meshd.store.engine.mutations import replace_version
+from meshd.store.errors import DiskFullError, MetadataTooLargeError
 from meshd.store.index.index import object_key
 from meshd.store.index.ordered_table import slot_filter
 from meshd.store.index.versions import decode
@@ -30,13 +33,13 @@ if TYPE_CHECKING:
     from meshd.store.disks.layout import Disks
     from meshd.store.engine.compaction import Compactor
     from meshd.store.engine.group_commit import Committer
+    from meshd.store.engine.write_batch import WriteBatch
     from meshd.store.index.index import Index
     from meshd.store.records import Extent, Record
 
-_GROUP_BYTES: Final = 4 << 20
-_GROUP_MEMBERS: Final = 1024
 LARGE: Final = "in a file of its own"
-IN_PARTS: Final = "uploaded in parts, or tags changed"
+IN_PARTS: Final = "uploaded in parts"
+LONG_TAGS: Final = "tags too long for its header"
 DAMAGED: Final = "damaged"
 
 
@@ -95,19 +98,21 @@ class Relocator:
             for name, raw in islice((each for each in named if accepts(each[0])), limit):
                 record = decode(raw)
                 key = bytes(name).partition(b"\0")[2].decode()
-                found.append(PlacedObject(key, record, self._fixed(txn, record, own)))
+                found.append(PlacedObject(key, record, self._fixed(txn, bucket, key, record, own)))
         return found
 
-    def _fixed(self, txn: Any, record: Record, own: dict[int, bool]) -> str:
+    def _fixed(self, txn: Any, bucket: str, key: str, record: Record, own: dict[int, bool]) -> str:
         if record.broken:
             return DAMAGED
-        if record.manifest is not None or len(record.extents) != 1:
+        if record.parts or len(record.extents) != 1:
             return IN_PARTS
         file = record.extents[0].file
         if file not in own:
             info = self._index.get_file(txn, file)
             own[file] = info is None or info.kind != "segment"
-        return LARGE if own[file] else ""
+        if own[file]:
+            return LARGE
+        return LONG_TAGS if record.manifest is not None and not _fits_header(bucket, key, record) else ""
 
     async def move(self, bucket: str, objects: Sequence[PlacedObject]) -> tuple[int, list[str]]:
         """Writes objects again, one behind the other in the order given, and waits until they are durable.
@@ -118,19 +123,19 @@ class Relocator:
         """
         try:
             found = await self._run(lambda: self._read(objects))
-            pieces = [
-                Piece(object_member(bucket, each.key, each.record, each.extent.crc32c), each.extent, data)
+            moves = [
+                _MoveObject(bucket, each, data)
                 for each in objects
                 if (data := found.get(each.extent)) is not None
             ]
             async with self._turn:
-                for group in _groups(pieces):
+                for group in commit_groups(moves):
                     await self._run(lambda group=group: self._require_space(group))
-                    await asyncio.gather(*[self._committer.submit(MoveMember(piece)) for piece in group])
+                    await asyncio.gather(*[self._committer.submit(move) for move in group])
         except OSError as error:
             raise store_error_from(error) from error
         damaged = [each.key for each in objects if found.get(each.extent, b"") is None]
-        return sum(len(piece.data) for piece in pieces), damaged
+        return sum(move.data_bytes for move in moves), damaged
 
     def _read(self, objects: Iterable[PlacedObject]) -> dict[Extent, bytes | None]:
         """Returns the bytes of each, read in the order of the disk; None for damaged ones, nothing for those
@@ -149,11 +154,12 @@ class Relocator:
                 continue
         return found
 
-    def _require_space(self, pieces: Iterable[Piece]) -> None:
-        """Raises DiskFullError if a disk cannot take the pieces that are on it now."""
+    def _require_space(self, moves: Iterable[_MoveObject]) -> None:
+        """Raises DiskFullError if a disk cannot take the objects that are on it now."""
         wanted: dict[int, int] = {}
-        for piece in pieces:
-            wanted[piece.old.disk] = wanted.get(piece.old.disk, 0) + piece.old.length
+        for move in moves:
+            old = move.piece.old
+            wanted[old.disk] = wanted.get(old.disk, 0) + old.length
         for disk, size in wanted.items():
             if disk in self._disks.roots and self.free_bytes(disk) <= size:
                 raise DiskFullError(
@@ -162,15 +168,27 @@ class Relocator:
                 )
 
 
-def _groups(pieces: Iterable[Piece]) -> Iterable[list[Piece]]:
-    """Yields pieces in groups of a few megabytes."""
-    group: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        group.append(piece)
-        size += len(piece.data)
-        if size >= _GROUP_BYTES or len(group) == _GROUP_MEMBERS:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+class _MoveObject(MoveMember):
+    """Writes an object again as its record says; without effect if the record has changed since then."""
+
+    def __init__(self, bucket: str, placed: PlacedObject, data: bytes) -> None:
+        extent, self._record = placed.extent, placed.record
+        super().__init__(Piece(object_member(bucket, placed.key, placed.record, extent.crc32c), extent, data))
+
+    def _repoint_user(self, batch: WriteBatch, txn: Any, old: Extent, new: Extent) -> bool:
+        name = object_key(self.piece.member.bucket, self.piece.member.key)
+        if batch.index.versions.version_at(txn, name, self._record.stamp) != self._record:
+            return False
+        moved = msgspec.structs.replace(
+            self._record, extents=(new,), manifest=None, moves=self._record.moves + 1
+        )
+        replace_version(batch, txn, name, moved, self._record)
+        return True
+
+
+def _fits_header(bucket: str, key: str, record: Record) -> bool:
+    try:
+        render_member_header(object_member(bucket, key, record, 0), record.size)
+    except MetadataTooLargeError:
+        return False
+    return True

@@ -36,6 +36,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
                 client.put_object(Bucket="others", Key=f"{number:04d}.bin", Body=bytes(BETWEEN))
             client.put_object(Bucket="photos", Key="train/0007.bin", Body=b"a newer version")
             client.delete_object(Bucket="photos", Key="train/0008.bin")
+            for number in range(10, 60):
+                tags = {"TagSet": [{"Key": "split", "Value": str(number)}]}
+                client.put_object_tagging(Bucket="photos", Key=f"train/{number:04d}.bin", Tagging=tags)
             yield made
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
+import random
 import shutil
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from meshd.config import StoreSettings
 from meshd.store.disks.layout import Disks, find_disks
 from meshd.store.errors import DiskFailedError
 from meshd.store.index.index import Index, object_key
+from meshd.store.index.ordered_table import slot_filter
 from meshd.store.records import NULL, Meta, Part
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
@@ -152,6 +155,52 @@ async def put_parted(store: Store, key: str, size: int) -> bytes:
     record = await writer.commit(Meta("of-2", parts=parts), versioning=ON)
     assert record.parts == parts
     return data
+
+
+def test_compaction_puts_neighbours_together(settings: StoreSettings) -> None:
+    """What is current, in order of bucket and key; second copies behind it, and older versions behind all."""
+
+    async def doing(store: Store) -> None:
+        keys = [f"{number:02}" for number in random.Random(1).sample(range(24), 24)]
+        for key in keys:
+            await put_object(store, key, key.encode() * 200, bucket="ab"[int(key) % 2], versioning=ON)
+        for key in keys[::3]:
+            await put_object(store, key, key.encode() * 100, bucket="ab"[int(key) % 2], versioning=ON)
+        for key in keys[::5]:
+            await store.amend("ab"[int(key) % 2], key, None, tags={"t": key})
+        for _ in range(5):
+            await fill(store)
+        (file,) = {record.extents[0].file for each in "ab" for _, record in store.list_versions(each).entries}
+        mine = bytes(slot % 3 > 0 for slot in range(256))
+        store.compactor.first_copies = lambda bucket: mine if bucket == "b" else None
+        assert await store.compactor.compact(file)
+
+        def places(number: int) -> list[tuple[Any, ...]]:
+            """Of the `number`-th version of each key: the file, the offset, bucket and key."""
+            found = []
+            for bucket in "ab":
+                for key, record in store.list_versions(bucket).entries:
+                    newest = record == store.get(bucket, key)
+                    assert store.read_range(record, 0, record.size) == key.encode() * (record.size // 2)
+                    assert record.tags == ({"t": key} if newest and key in keys[::5] else {})
+                    if newest == (number == 0):
+                        found.append((record.extents[0].file, record.extents[0].offset, bucket, key))
+            return sorted(found)
+
+        first = slot_filter(mine)
+        current, older = places(0), places(1)
+        assert (len(current), len(older), current[0][0] != file) == (24, 8, True)
+        expected = sorted(
+            (bucket == "b" and not first(object_key(bucket, key)), bucket, key) for *_, bucket, key in current
+        )
+        assert [place[2:] for place in current] == [place[1:] for place in expected]
+        assert 2 < sum(place[0] for place in expected) < 10
+        assert [place[2:] for place in older] == sorted(place[2:] for place in older)
+        assert max(current)[:2] < min(older)[:2]
+
+    larger = dataclasses.replace(settings, segment_bytes=100_000)
+    run(larger, doing)
+    same_after_rebuild(larger)
 
 
 def test_compaction_moves_every_version(settings: StoreSettings) -> None:
