@@ -55,8 +55,8 @@ def scene(old: Path, tmp_path: Path) -> Iterator[tuple[Scene, Path]]:
 def test_an_earlier_release_becomes_this_one_and_lost_definitions_cost_no_data(
     scene: tuple[Scene, Path], old: Path, tmp_path: Path
 ) -> None:
-    """Users, buckets, datasets and views are there after the upgrade, and no read fails meanwhile. Definitions
-    that are deleted take everything along but the data, which the next mesh finds."""
+    """Users, buckets, datasets and views are there after the upgrade, and no read fails meanwhile. Deleted
+    definitions take everything along but the data, which the next mesh finds."""
     mesh, kubeconfig = scene
     where = ["--namespace", NAMESPACE, "--kubeconfig", str(kubeconfig), "--values", "-"]
     (tmp_path / "source").mkdir()
