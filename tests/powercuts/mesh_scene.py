@@ -55,6 +55,7 @@ class MeshScene:
         self.report, self._place = Report(), place
         self._mounts: dict[str, ExitStack] = {}
         self._disks: dict[str, int] = {}  # process ids of the file systems
+        self._logs: dict[str, str] = {}
         self._chance, self._relaxed, self._options = random.Random(seed), relaxed, options
         self._traffic, self._cut_at = traffic, 0.0
         for name in (*NODES, "etcd"):
@@ -115,8 +116,8 @@ class MeshScene:
         """Keep what is on the disks after a life in which something was wrong, and the logs; return where."""
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self._place / "source", folder, ignore=shutil.ignore_patterns("*.sock"))
-        for name in NODES:
-            (folder / f"{name}.log").write_text(self._mesh[name].output())
+        for name, said in self._logs.items():
+            (folder / f"{name}.log").write_text(said)
         (folder / "found.txt").write_text(str(self.report))
         return f"kept in {folder}"
 
@@ -154,8 +155,9 @@ class MeshScene:
         )
 
     def _kill(self) -> None:
-        for node in self._mesh.nodes.values():
+        for name, node in self._mesh.nodes.items():
             node.kill()
+            self._logs[name] = node.output()  # the file of it loses power, too
         self._mesh.etcd.__exit__()
 
     def _give_up(self, name: str) -> None:
