@@ -9,6 +9,7 @@ response is 421 with its map version, and nothing was changed. The node that run
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import NoneType
@@ -20,6 +21,7 @@ import msgspec
 from meshd.cluster.replication.primary_writes import WriteNotTakenError
 from meshd.core.api_errors import BatchError, busy
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, QueryTarget, decode_message, handler
+from meshd.store.errors import CorruptExtentError
 from meshd.store.records import NULL, Meta
 from meshd.store.write_context import INTERNAL_WRITE
 from meshd.util import failpoints
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 
+_log = logging.getLogger("meshd.jobs")
 MAX_METADATA_BYTES: Final = 64 << 10
 _LENGTH: Final = 4
 _TIMEOUT: Final = 90.0
@@ -171,12 +174,21 @@ class LocalOutputStore:
 
     async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[UserMetadata | None]:
         """See `OutputStore.lookup_outputs`."""
-        found = [self._store.get(bucket, key) for key in keys]
         async with asyncio.TaskGroup() as group:
-            for key, record in zip(keys, found, strict=True):
-                if record is not None:
-                    group.create_task(self._replicated.wait_replicated(bucket, key, record))
-        return [None if record is None else dict(record.metadata) for record in found]
+            found = [group.create_task(self._lookup(bucket, key)) for key in keys]
+        return [each.result() for each in found]
+
+    async def _lookup(self, bucket: str, key: str) -> UserMetadata | None:
+        """Return None for an output whose bytes are damaged, too: it is written again."""
+        record = self._store.get(bucket, key)
+        if record is None or record.broken:
+            return None
+        try:
+            await self._replicated.wait_replicated(bucket, key, record)
+        except CorruptExtentError as error:
+            _log.warning("a damaged output is made again", extra={"key": key, "why": str(error)})
+            return None
+        return dict(record.metadata)
 
     async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """See `OutputStore.list_outputs`."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from meshd.cluster.replication.replicated_store import ReplicatedStore
-    from meshd.store.api import ObjectStore
+    from meshd.store.api import Location, ObjectStore
     from meshd.store.records import Record
     from meshd.store.replica.changes import ReplicaFacts
     from meshwire.cluster import Node
@@ -91,6 +91,12 @@ def _pair(test: Callable[[Pair], Awaitable[None]]) -> None:
             await test(Pair(nodes))
 
     asyncio.run(run())
+
+
+def _damage(place: Location) -> None:
+    with open(place.path, "r+b") as file:
+        file.seek(place.offset)
+        file.write(b"M")
 
 
 async def _none_returns(*writes: asyncio.Future[Any]) -> None:
@@ -349,6 +355,24 @@ def test_an_output_that_a_job_finds_is_at_the_other_owner_too() -> None:
             pair.here, pair.store, VersionLookup(pair.here, pair.primary.node.buckets), AsyncMock()
         )
         assert await outputs.lookup_outputs("b", ["k", "missing"]) == [{}, None]
+        pair.same()
+
+    _pair(test)
+
+
+def test_an_output_that_a_job_finds_damaged_is_missing() -> None:
+    """The other owner does not have it: the job writes it again."""
+
+    async def test(pair: Pair) -> None:
+        made = await put_object(pair.here, "k", b"made")
+        (place,) = pair.here.locate(made)
+        _damage(place)
+        outputs = LocalOutputStore(
+            pair.here, pair.store, VersionLookup(pair.here, pair.primary.node.buckets), AsyncMock()
+        )
+        assert await outputs.lookup_outputs("b", ["k"]) == [None]
+        await put_object(pair.store, "k", b"made")
+        assert await outputs.lookup_outputs("b", ["k"]) == [{}]
         pair.same()
 
     _pair(test)
