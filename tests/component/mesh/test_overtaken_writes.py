@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from meshd.cluster.replication.replicated_store import ReplicatedStore
-    from meshd.store.api import Location, ObjectStore
-    from meshd.store.records import Record
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Location, Record
     from meshd.store.replica.changes import ReplicaFacts
     from meshwire.cluster import Node
     from tests.support.mesh_nodes import Running
