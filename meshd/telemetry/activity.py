@@ -37,8 +37,12 @@ TOTALS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "transformed": ("meshd_transform_samples_total", {}),
     "transform_failures": ("meshd_transform_failures_total", {}),
     "moved_bytes": ("meshd_rebalance_bytes_total", {}),
+    "decoded_seconds_saved": ("meshd_decoded_cache_cpu_seconds_saved_total", {}),
+    "read_ahead_seconds": ("meshd_read_ahead_seconds_total", {}),
+    "transform_processes": ("meshd_processes_up", {"role": "transform"}),
 }
-"""Counters by the name that they have here: the metric, and the labels of the series that are summed."""
+"""Counters, and processes that are up, by the name that they have here: the metric, and the labels of the
+series that are summed."""
 GAUGES: Final[Mapping[str, str]] = {
     "objects": "meshd_store_objects",
     "live_bytes": "meshd_store_live_bytes",
@@ -60,6 +64,8 @@ GAUGES: Final[Mapping[str, str]] = {
     "connections": "meshd_http_connections",
     "missing_bytes": "meshd_rebalance_missing_bytes",
     "jobs_running": "meshd_jobs_running",
+    "read_ahead_bytes": "meshd_read_ahead_window_bytes",
+    "decoded_at_quota": "meshd_decoded_cache_buckets_at_quota",
 }
 _LOADERS: Final[Mapping[str, str]] = {
     "meshd_loader_samples_total": "samples",
@@ -91,8 +97,8 @@ _HEAD: Final = struct.Struct("<q")
 
 def collect_activity() -> dict[str, Any]:
     """Return totals and gauges by name, `loaders`: by name, what each reports about itself, `plans`: by the
-    first digits of its hash, what each costs, and `disks`: by kind, size and free space. Blocking, some
-    milliseconds."""
+    first digits of its hash, what each costs, and `disks`: by kind, number, size and free space. Blocking,
+    some milliseconds."""
     totals, gauges = dict.fromkeys(TOTALS, 0.0), dict.fromkeys(GAUGES, 0.0)
     wanted: dict[str, list[tuple[str, Mapping[str, str]]]] = {}
     for name, (metric, labels) in TOTALS.items():
@@ -124,10 +130,11 @@ def collect_activity() -> dict[str, Any]:
             else:
                 loader[_LOADERS[metric]] = value
     plans.pop(OTHER, None)
-    kinds = {kind: {"bytes": 0.0, "free": 0.0} for kind in ("rotational", "solid-state")}
+    kinds = {kind: {"bytes": 0.0, "free": 0.0, "disks": 0.0} for kind in ("rotational", "solid-state")}
     for disk in disks.values():
-        for name, sum_of in (kind := kinds["rotational" if disk["rotational"] else "solid-state"]).items():
-            kind[name] = sum_of + disk[name]
+        kind = kinds["rotational" if disk["rotational"] else "solid-state"]
+        for name, gained in (("bytes", disk["bytes"]), ("free", disk["free"]), ("disks", 1.0)):
+            kind[name] += gained
     return {"totals": totals, "gauges": gauges, "loaders": loaders, "plans": plans, "disks": kinds}
 
 

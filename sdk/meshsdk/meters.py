@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from meshsdk.errors import ConfigurationError
@@ -27,6 +27,8 @@ from meshwire.http_values.mesh_headers import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from meshsdk.client.request import Request
 
 
 _UNKNOWN = ServerTiming(FrameTiming(), 0.0)
@@ -369,6 +371,15 @@ class Observer(Protocol):
 
 
 _EVERY: Final = 1.0  # minimum seconds between reports
+_REPORT_HEADERS: Final = (LOADER_REPORT_HEADER, LOADER_POSITION_HEADER)
+
+
+def without_report(request: Request) -> Request:
+    """Return a request that reports nothing, for the other nodes of those that get a frame's request."""
+    if LOADER_REPORT_HEADER not in request.headers:
+        return request
+    kept = {name: value for name, value in request.headers.items() if name not in _REPORT_HEADERS}
+    return replace(request, headers=kept)
 
 
 class LoaderReporter:

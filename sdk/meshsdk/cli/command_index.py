@@ -43,6 +43,7 @@ CHAPTERS = {
     "Training jobs": {
         "doctor": (TOOLS, "What a training job waits for, and the cheapest fix."),
         "top": (TOOLS, "This machine, its jobs and the nodes on one screen."),
+        "tune": (TOOLS, "What to change on a live mesh, and what it gains."),
         "bad": ("bad_samples", "Samples that could not be prepared, and why."),
         "replay": ("bad_samples", "Prepare one position of an epoch again."),
     },

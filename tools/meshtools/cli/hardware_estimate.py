@@ -125,7 +125,7 @@ def sizing(
     from meshtools.sizing.alternatives import compare
     from meshtools.sizing.workload import workload_of
 
-    assumed = _assumptions(assume, changes)
+    assumed = read_assumptions(assume, changes)
     if show_assumptions:
         _show_assumptions(session, assumed)
         return 0
@@ -155,7 +155,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not TOML: {error}") from None
 
 
-def _assumptions(path: Path | None, changes: Sequence[str]) -> Assumptions:
+def read_assumptions(path: Path | None, changes: Sequence[str]) -> Assumptions:
     """Raises ConfigurationError."""
     from meshtools.sizing.assumptions import parse_values, shipped_assumptions
 

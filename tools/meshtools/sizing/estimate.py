@@ -129,8 +129,8 @@ def estimate(workload: Workload, design: Design, assumed: Assumptions) -> Estima
         usd,
         rate * epoch,
         rate * total,
-        _runs(workload, design, assumed, hardware, sharing=False),
-        _runs(workload, design, assumed, hardware, sharing=True),
+        runs_on(workload, design, assumed, hardware, sharing=False),
+        runs_on(workload, design, assumed, hardware, sharing=True),
         tuple(_problems(workload, total, usd)),
     )
 
@@ -151,6 +151,13 @@ def rotational_seconds(workload: Workload, read_bytes: float, assumed: Assumptio
         return media + gap / assumed["rotational.bytes_per_second"], 0.0
     seek = assumed["rotational.short_seek_seconds"]
     return media + seek, seek
+
+
+def resource_loads(
+    workload: Workload, design: Design, bought: Hardware, assumed: Assumptions
+) -> tuple[Load, ...]:
+    """Return the loads of hardware that is there: disks or seeks, NVMe, decode, network and memory."""
+    return _loads(bought, assumed, _needs(workload, design, assumed))
 
 
 def _needs(workload: Workload, design: Design, assumed: Assumptions, *, cold: bool = False) -> _Needs:
@@ -243,7 +250,7 @@ def _loads(bought: Hardware, assumed: Assumptions, needs: _Needs) -> tuple[Load,
     )
 
 
-def _runs(
+def runs_on(
     workload: Workload, design: Design, assumed: Assumptions, bought: Hardware, *, sharing: bool
 ) -> int:
     """Return how many jobs of this kind the hardware carries at the planned utilization."""

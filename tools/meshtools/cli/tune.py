@@ -1,0 +1,194 @@
+"""`mesh tune`: what to change on a live mesh, what that gains, and what it has gained."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from meshsdk.cli.command_base import shared_options
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshsdk.cli.command_base import Session
+    from meshsdk.client.transport import Transport
+    from meshtools.tune.changes import Advice, Change
+    from meshtools.tune.live_mesh import Outcome
+    from meshtools.tune.observation import Observation
+
+_LEAST_WINDOW: Final = 5.0  # seconds; loops report once a second at most
+
+
+@click.command()
+@click.option(
+    "-w",
+    "--window",
+    type=click.FloatRange(_LEAST_WINDOW, 3600),
+    default=15.0,
+    help="Seconds for which the mesh is observed, before and after a change [15].",
+)
+@click.option(
+    "--apply", "applies", is_flag=True, help="Make the changes that can be made live; asks for each."
+)
+@click.option("--yes", is_flag=True, help="With --apply: do not ask; make all that foretell a gain.")
+@click.option("--only", multiple=True, metavar="KIND", help="Changes of this kind alone; repeatable.")
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=900.0,
+    help="With --apply: most seconds until the loops are an epoch further [900].",
+)
+@click.option("--set", "changes", multiple=True, metavar="NAME=NUMBER", help="As with mesh sizing.")
+@shared_options
+def tune(
+    session: Session,
+    window: float,
+    applies: bool,
+    yes: bool,
+    only: Sequence[str],
+    patience: float,
+    changes: Sequence[str],
+) -> None:
+    """Says what to change on a live mesh: caches, order of a loop, read-ahead, sharing, parallel runs,
+    copies. Each change has the gain that the model of `mesh sizing` foretells from what is measured now, the
+    reason, and the command. Run it while training runs, with loops that report (MESH_REPORT=NAME).
+
+    With --apply, quotas and copies of buckets are changed, since nothing else can be while nodes run. Then it
+    says what was gained. Copies make nothing faster: --yes leaves them alone, unless --only names them.
+
+    \b
+    mesh tune
+    mesh tune --apply --only "decoded quota"
+    mesh tune --json --window 60
+    """
+    from meshtools.cli.hardware_estimate import read_assumptions
+    from meshtools.tune.changes import advise
+    from meshtools.tune.live_mesh import watch, with_facts
+
+    if applies and not yes and (session.as_json or not sys.stdin.isatty()):
+        raise ConfigurationError("--apply asks on a terminal; without one, give --yes as well")
+    assumed = read_assumptions(None, changes)
+    with session.make_client() as client:
+        with session.steps("observing the mesh") as _:
+            seen, parts = watch(client.transport, window, threading.Event().wait)
+            seen = with_facts(seen, client.transport)
+        advice = advise(seen, assumed)
+        chosen = [change for change in advice.changes if not only or change.kind in only]
+        session.show(_text(seen, advice, chosen), **_record(seen, advice, chosen))
+        if not applies:
+            return
+        live = [change for change in chosen if change.setting is not None]
+        if not live:
+            session.tell("nothing of this can be changed while the nodes run")
+        wanted = [change for change in live if _confirmed(change, yes=yes, named=change.kind in only)]
+        if wanted:
+            _apply(session, client.transport, wanted, parts, window, patience)
+
+
+def _confirmed(change: Change, *, yes: bool, named: bool) -> bool:
+    if yes:
+        return named or change.rate > 0
+    return click.confirm(f"{change.command}?")
+
+
+def _apply(
+    session: Session,
+    transport: Transport,
+    wanted: Sequence[Change],
+    parts: Sequence[Observation],
+    window: float,
+    patience: float,
+) -> None:
+    """Make changes, wait for their effect, and say what was gained."""
+    from meshtools.tune.live_mesh import Outcome, apply_setting, await_effect, rate_of, watch
+
+    for change in wanted:
+        assert change.setting is not None
+        apply_setting(transport, change.setting)
+        session.tell(f"changed: {change.command}; back: {change.undo}")
+    faster = [change for change in wanted if change.rate]
+    with session.steps("until the loops are an epoch further"):
+        settled = await_effect(transport, faster, patience, threading.Event().wait)
+    with session.steps("observing the mesh"):
+        _, later = watch(transport, window, threading.Event().wait)
+    for change in wanted:
+        outcome = Outcome(change, rate_of(parts, change.loops), rate_of(later, change.loops), settled)
+        session.show(_outcome_text(outcome), **_outcome_record(outcome))
+
+
+def _text(seen: Observation, advice: Advice, chosen: Sequence[Change]) -> str:
+    lines = [f"{len(seen.nodes)} node{'s' * (len(seen.nodes) != 1)}, {seen.seconds:.0f} s"]
+    for loop in seen.loops:
+        stage = f", {loop.stage} {loop.stalls[loop.stage]:.0%}" if loop.wait_share >= 0.005 else ""
+        lines.append(
+            f"  {loop.name}: {loop.samples_per_second:,.0f} samples/s, waits {loop.wait_share:.0%}{stage}"
+        )
+    for number, change in enumerate(chosen, 1):
+        gained = (
+            f"{change.gain:.2f}×, {change.rate:,.0f} → {change.forecast:,.0f} samples/s"
+            if change.rate
+            else "safer, not faster"
+        )
+        live = "; can be applied live" if change.setting is not None else ""
+        lines += [
+            f"{number}. {change.kind} ({change.target}): {gained}{live}",
+            f"   {change.why}",
+            f"   {change.command}",
+        ]
+    if not chosen:
+        lines.append("nothing to change")
+    return "\n".join([*lines, *(f"note: {note}" for note in advice.notes)])
+
+
+def _record(seen: Observation, advice: Advice, chosen: Sequence[Change]) -> dict[str, Any]:
+    return {
+        "seconds": round(seen.seconds, 3),
+        "nodes": sorted(seen.nodes),
+        "decoded_hits": seen.decoded_hits,
+        "loops": [
+            {
+                "name": loop.name,
+                "samples_per_second": round(loop.samples_per_second, 2),
+                "wait_share": round(loop.wait_share, 4),
+                "stalls": {stage: round(share, 4) for stage, share in loop.stalls.items()},
+            }
+            for loop in seen.loops
+        ],
+        "changes": [change.to_dict() for change in chosen],
+        "notes": list(advice.notes),
+    }
+
+
+def _outcome_text(found: Outcome) -> str:
+    change = found.change
+    if not change.rate:
+        return f"{change.kind} of {change.target}: changed; back: {change.undo}"
+    rates = " → ".join(f"{rate.mean:,.0f} ± {rate.error:,.0f}" for rate in (found.before, found.after))
+    told = f"{change.kind} of {change.target}: {rates} samples/s, {found.gain:.2f} ± {found.noise:.2f}×"
+    told += f"; foretold {change.gain:.2f}×"
+    if not found.certain:
+        told += "; this is within the noise, a longer --window tells more"
+    elif found.gain < 1:
+        told += f"; slower: take it back with {change.undo}"
+    return told if found.settled else f"{told}; measured before the loops were an epoch further"
+
+
+def _outcome_record(found: Outcome) -> dict[str, Any]:
+    return {
+        "applied": found.change.kind,
+        "target": found.change.target,
+        "before": round(found.before.mean, 2),
+        "before_error": round(found.before.error, 2),
+        "after": round(found.after.mean, 2),
+        "after_error": round(found.after.error, 2),
+        "gain": round(found.gain, 4),
+        "noise": round(found.noise, 4),
+        "foretold": round(found.change.gain, 4),
+        "certain": found.certain,
+        "settled": found.settled,
+        "undo": found.change.undo,
+    }
