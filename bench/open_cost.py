@@ -11,14 +11,19 @@ import argparse
 import itertools
 import json
 import os
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import meshsdk as mesh
 from bench.processes import cpu_seconds, memory_bytes
 from tests.support.archive_files import tar_of
 from tests.support.daemons import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _FILES: Final = 10
 _ADDED: Final = 1000
@@ -85,16 +90,36 @@ def _tar(number: int, count: int) -> bytes:
     return tar_of({name: name[:9].encode() for name in names})
 
 
+@contextmanager
+def _peak_memory(pid: int) -> Iterator[list[int]]:
+    """Collect the memory of all processes every 50 ms."""
+    found, ended = [memory_bytes(pid)], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.05):
+            found.append(memory_bytes(pid))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        watching.join()
+
+
 def _open(daemon: Daemon, kind: str, note: str) -> None:
     wanted = {"source": "s3://many", "kind": kind, "fields": {"text": {"ext": ["txt"]}}}
     began, used = time.monotonic(), cpu_seconds(daemon.pid)
-    answer = daemon.request("POST", "/-/snapshots", json.dumps(wanted).encode())
-    while answer.status in _RETRY:
-        time.sleep(0.1)
+    with _peak_memory(daemon.pid) as peak:
         answer = daemon.request("POST", "/-/snapshots", json.dumps(wanted).encode())
+        while answer.status in _RETRY:
+            time.sleep(0.1)
+            answer = daemon.request("POST", "/-/snapshots", json.dumps(wanted).encode())
     took, cpu = time.monotonic() - began, cpu_seconds(daemon.pid) - used
     found = json.loads(answer.body)
-    cost = f"{took:8.3f} s {cpu:8.2f} s of CPU {memory_bytes(daemon.pid) >> 20:6} MiB"
+    memory = f"{memory_bytes(daemon.pid) >> 20:6} MiB, at most {max(peak) >> 20} meanwhile"
+    cost = f"{took:8.3f} s {cpu:8.2f} s of CPU {memory}"
     print(f"{note:16} {found['samples']:>11,} samples {cost}", flush=True)
 
 

@@ -18,14 +18,20 @@ from meshd.datasets.index_documents import IndexDocuments
 from meshwire.dataset.archive_keys import compression_kind
 from meshwire.dataset.member_pages import write_member_page
 from meshwire.dataset.page_document import page_document_facts
+from meshwire.formats.record_index import write_record_page
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from meshd.core.document_store import DocumentStore
     from meshd.datasets.archives.archive_service import ArchiveService
+    from meshd.datasets.record_files import TfrecordIndexer
+    from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.store.records import Record
     from meshwire.dataset.paged_snapshot import PageFacts, PageParts
+    from meshwire.dataset.snapshot import SnapshotKind
+
+    MakePage = Callable[[str, str, Record, PageParts], Awaitable[bytes]]
 
 _REMEMBERED: Final = 1 << 16
 
@@ -83,29 +89,48 @@ def _facts(facts_of: Callable[[bytes, int], PageFacts], document: bytes) -> Page
     return facts_of(document, 0)
 
 
-class MemberPages:
-    """Makes the pages of archives from their indexes, for a worker."""
+class DerivedPages:
+    """Makes the pages of shards of a kind from their indexes, for a worker. `make`: returns a page."""
 
-    def __init__(self, catalog: DocumentStore, archives: ArchiveService) -> None:
-        self._archives = archives
-        self._pages = PageIndexes(catalog, "an archive", page_document_facts)
+    def __init__(self, catalog: DocumentStore, kind: SnapshotKind, what: str, make: MakePage) -> None:
+        self._kind, self._make = kind, make
+        self._pages = PageIndexes(catalog, what, page_document_facts)
 
     def __repr__(self) -> str:
-        return f"<MemberPages {self._pages}>"
+        return f"<DerivedPages {self._pages}>"
 
     def page_name(self, key: str, etag: str, size: int, parts: PageParts) -> str:
         """See `PageMaker`."""
-        digest = hashlib.sha256(repr(("tar", parts.parts, parts.in_shards)).encode()).hexdigest()[:32]
+        digest = hashlib.sha256(repr((self._kind, parts.parts, parts.in_shards)).encode()).hexdigest()[:32]
         return f"{PAGES_PREFIX}{content_name(key, etag, size)}-{digest}"
 
     async def read_page(
         self, bucket: str, key: str, record: Record, parts: PageParts, *, again: bool = False
     ) -> PageFacts:
         """See `PageMaker`."""
-
-        async def make() -> bytes:
-            index = await self._archives.get_index(bucket, key, record)
-            return await asyncio.to_thread(write_member_page, index.files, index.size, parts)
-
         name = self.page_name(key, record.etag, record.size, parts)
+        make = partial(self._make, bucket, key, record, parts)
         return await self._pages.read(name, f"s3://{bucket}/{key}", record, make, again=again)
+
+
+def member_pages(catalog: DocumentStore, archives: ArchiveService) -> DerivedPages:
+    """Return what makes the pages of archives."""
+
+    async def make(bucket: str, key: str, record: Record, parts: PageParts) -> bytes:
+        index = await archives.get_index(bucket, key, record)
+        return await asyncio.to_thread(write_member_page, index.files, index.size, parts)
+
+    return DerivedPages(catalog, "tar", "an archive", make)
+
+
+def record_pages(
+    catalog: DocumentStore, tfrecords: TfrecordIndexer, capacity: SnapshotCapacity
+) -> DerivedPages:
+    """Return what makes the pages of TFRecord files."""
+
+    async def make(bucket: str, key: str, record: Record, parts: PageParts) -> bytes:
+        index = await tfrecords.index_file(bucket, key, record, [name for name, *_ in parts.parts])
+        capacity.require_room(index.numbers.size, len(parts.parts), f"s3://{bucket}/{key}")
+        return await asyncio.to_thread(write_record_page, index, parts)
+
+    return DerivedPages(catalog, "tfrecord", "TFRecord", make)

@@ -145,8 +145,11 @@ class LineIndexer:
                 help="split it, or move it out of the source's folder",
                 detail={"url": url},
             ) from error
+        large = index.offsets.nbytes > _LARGE
+        if large:  # the pieces of which it was made, before the document takes as much
+            await asyncio.to_thread(release_free_memory)
         document = await asyncio.to_thread(replace(index, size=plain.size).to_bytes)
-        if len(document) > _LARGE:
+        if large:
             del index
             await asyncio.to_thread(release_free_memory)
         return document

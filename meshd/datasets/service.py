@@ -16,7 +16,6 @@ from meshd.datasets.build_results import BuildResults, request_name, result_name
 from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
 from meshd.datasets.mds import MdsSources
 from meshd.datasets.parquet_row_copies import ParquetFiles, parquet_files
-from meshd.datasets.record_files import TfrecordIndexer
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
 from meshd.datasets.source_files import scanned_files
@@ -81,6 +80,12 @@ _READ_THROUGH = (
     "table",
     "tokens",
 )  # every file is read once first
+_ABSENT = {
+    "tar": "archive in {source}; expected names that end in .tar, .tgz, .tar.zst or .zip. Plain files are "
+    "read without a kind, or with kind 'objects'",
+    "tfrecord": "TFRecord file in {source}; expected names that have .tfrecord or end in -00000-of-00008",
+}
+"""What is said of a source without a file of its kind."""
 _PAGE = 1000
 _DEFAULTS = TableOptions()
 _TABLE_OPTIONS = ("filter", "masks", "ids")
@@ -129,10 +134,8 @@ class DatasetService:
         self._long: LongRunningCalls[None] = LongRunningCalls("datasets")
         self._results = BuildResults(catalog)
         self._listed: tuple[str, object] = "", None
-        self.tfrecords, self._mds = (
-            TfrecordIndexer(store, catalog, archives, objects),
-            MdsSources(store, catalog, archives, objects, self._capacity),
-        )
+        self.tfrecords = self._pages.tfrecords
+        self._mds = MdsSources(store, catalog, archives, objects, self._capacity)
 
     def __repr__(self) -> str:
         return f"<DatasetService over {self._archives!r}>"
@@ -303,16 +306,12 @@ class DatasetService:
             return await self.tables.build_snapshot(table_files(listing), source, fields, _DEFAULTS)
         if kind == "zarr":
             return await self._zarrs.build_snapshot(listing, source, fields)
-        if kind == "tfrecord" or kind == "mds" or kind == "parquet" or kind == "tokens":
+        if kind == "mds" or kind == "parquet" or kind == "tokens":
             files = await self._files(listing, source, kind, fields, CallProgress())
             return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
         scanned = scanned_files(listing, kind, fields)
-        if kind == "tar" and not scanned:
-            raise EmptySnapshotError(
-                "source",
-                f"there is no archive in {source}; expected names that end in .tar, .tgz, .tar.zst or .zip. "
-                "Plain files are read without a kind, or with kind 'objects'",
-            )
+        if kind in _ABSENT and not scanned:
+            raise EmptySnapshotError("source", f"there is no {_ABSENT[kind].format(source=source)}")
         if kind == "lines" or scanned:
             shards = await self._page_facts(scanned, source, kind, fields, CallProgress())
             return await asyncio.to_thread(
@@ -353,24 +352,7 @@ class DatasetService:
             return await self._mds.index_shards(listing, source, fields, progress)
         if kind == "tokens":
             return await self._tokens.index_files(token_files(listing), source, fields, progress)
-        if kind == "parquet":
-            return await self.parquets.index_files(parquet_files(listing), source, fields, progress)
-        scanned = scanned_files(listing, kind, fields)
-        if not scanned:
-            raise EmptySnapshotError(
-                "source",
-                f"there is no TFRecord file in {source}; expected names that have .tfrecord or end in "
-                "-00000-of-00008",
-            )
-        wanted = [spec.feature for spec in fields.values() if spec.feature is not None]
-        files, samples = [], 0
-        for number, (key, record) in enumerate(scanned):
-            index = await self.tfrecords.index_file(source.bucket, key, record, wanted)
-            files.append((key, record.etag, index.size or record.size, index))
-            samples += index.numbers.size
-            self._capacity.require_room(samples, len(fields), source)
-            progress.reached(number + 1, len(scanned))
-        return files
+        return await self.parquets.index_files(parquet_files(listing), source, fields, progress)
 
     def _entries(self, source: Source) -> Iterator[tuple[str, Record]]:
         after, more = "", True
@@ -397,7 +379,7 @@ def _paged_kind(kind: Kind) -> SnapshotKind | None:
     """Return the kind of the snapshots of a source that consist of pages; None if none do."""
     if kind == "auto" or kind == "tar":
         return "tar"
-    return "lines" if kind == "lines" else None
+    return kind if kind == "lines" or kind == "tfrecord" else None
 
 
 def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec], TableOptions]:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import RESERVED_BUCKET
 from meshd.core.sample_locations import snapshot_changed
-from meshd.datasets.page_indexes import MemberPages
-from meshd.datasets.record_files import LineIndexer
+from meshd.datasets.page_indexes import member_pages, record_pages
+from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
 from meshd.peer_reads.replica_selection import gather_limited
 from meshd.store.errors import StoreError
 from meshd.util.page_cache import map_file
@@ -55,8 +55,8 @@ _INDEXED_AT_ONCE: Final = 2
 
 
 class SnapshotPages:
-    """The pages of snapshots, for a process. `lines` indexes files of lines; `makers`: by kind of the source,
-    what makes its pages."""
+    """The pages of snapshots, for a process. `lines`, `tfrecords`: index such files; `makers`: by kind of the
+    source, what makes its pages."""
 
     def __init__(
         self,
@@ -68,9 +68,11 @@ class SnapshotPages:
     ) -> None:
         self._store, self._catalog, self._objects = store, catalog, objects
         self.lines = LineIndexer(store, catalog, archives, objects, capacity)
+        self.tfrecords = TfrecordIndexer(store, catalog, archives, objects)
         self.makers: Mapping[SnapshotKind, PageMaker] = {
             "lines": self.lines,
-            "tar": MemberPages(catalog, archives),
+            "tar": member_pages(catalog, archives),
+            "tfrecord": record_pages(catalog, self.tfrecords, capacity),
         }
         self._open: OrderedDict[bytes, Page] = OrderedDict()
         self._gone: dict[bytes, str] = {}  # what became of the objects of pages that cannot be made
@@ -103,6 +105,8 @@ class SnapshotPages:
         document of an earlier snapshot of it, does not have are made. Raises BatchError."""
         known = {} if last is None else await asyncio.to_thread(page_facts, last)
         pages = [known.get((key, record.etag, record.size)) for key, record in scanned]
+        if kind == "tfrecord" and pages:  # its notes have the types that the others must have
+            pages[0] = None
         progress.reached(len(scanned) - pages.count(None), len(scanned))
 
         async def page_of(key: str, record: Record) -> PageFacts:

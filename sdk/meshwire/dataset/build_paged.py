@@ -67,6 +67,8 @@ class _Building:
         self.classes: list[Sequence[str]] = []
         self.skipped, self.examples = 0, list[str]()
         self.files, self.extensions = 0, Counter[str]()
+        self.kinds: tuple[str, tuple[str, ...]] | None = None  # of the first shard that tells them
+        self.told: Mapping[str, str] = {}
 
     def add(self, shard: Shard, classes: Sequence[str]) -> None:
         """Add a shard, unless it has no samples or they have no class."""
@@ -75,13 +77,31 @@ class _Building:
         self.files += notes.files
         self.extensions.update(notes.extensions)
         self.skipped += notes.skipped
-        self.examples += [f"{name} lacks {self._lacking(parts)}" for name, parts in notes.examples]
+        self.told = self.told or notes.told
+        self.examples += [
+            f"{name} lacks {self._lacking(parts)}" if parts else f"{key}: {name}"
+            for name, parts in notes.examples
+        ]
         if page.samples and classes:
+            self._check_kinds(key, notes.kinds)
             self.taken.append(shard)
             self.classes.append(classes)
         elif page.samples:
             self.skipped += page.samples
             self.examples.append(f"{shown_value(key)} is in no folder below the source, so it has no class")
+
+    def _check_kinds(self, key: str, kinds: tuple[str, ...]) -> None:
+        """Raise PlanError if a part has another type than in an earlier shard."""
+        if not kinds:
+            return
+        first, expected = self.kinds = self.kinds or (key, kinds)
+        for part, (one, other) in enumerate(zip(expected, kinds, strict=True)):
+            if one != other:
+                name = next(name for name, spec in self.specs.items() if self.parts.part_of(spec) == part)
+                message = (
+                    f"{shown_value(self.parts.parts[part][0])} is {one} in {shown_value(first)}, and {other}"
+                )
+                raise PlanError(f"fields.{name}", f"{message} in {key}; it must have one type in all files")
 
     def _lacking(self, parts: Sequence[int]) -> str:
         """Return the names of the fields that these parts are, −1 for a class."""
@@ -123,6 +143,12 @@ class _Building:
             return EmptySnapshotError(
                 "source", f"no line of text in the files of {source} that end in {endings}{examples}"
             )
+        if self.kind == "tfrecord":
+            named = {name: spec.part for name, spec in self.specs.items() if spec.kind == "bytes"}
+            wanted = ", ".join(f"{name}: {shown_value(part)}" for name, part in named.items())
+            there = ", ".join(f"{name} ({kind or 'empty'})" for name, kind in self.told.items())
+            message = f"no record in {source} has all its fields ({wanted}). Existing parts: "
+            return EmptySnapshotError("source", f"{message}{there or 'none'}{examples}")
         if not self.files:
             return EmptySnapshotError("source", f"no sample in {source}: it is empty")
         wanted = "; ".join(f"{name}: {wanted_part(spec)}" for name, spec in self.specs.items())

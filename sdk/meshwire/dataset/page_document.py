@@ -20,6 +20,7 @@ from meshwire.strict_json import PlanError, canonical_json, read_json, shown_val
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from meshwire.dataset.paged_columns import Narrow
     from meshwire.frame.columns import Integers
     from meshwire.frame.tensor_frame import Buffer
 
@@ -30,23 +31,28 @@ _BLOCK: Final = 1 << 16
 
 def write_page(
     places: Sequence[tuple[Integers, Integers]],
-    names: StringColumn,
+    names: StringColumn | Integers,
     classes: tuple[Integers, Sequence[str]] | None,
     notes: PageNotes,
     size: int,
 ) -> bytes:
     """Encode a page; equal pages have equal bytes. `places`: offsets and lengths of each part, int64[n];
+    `names` of the samples, or their numbers from 0, int64[n];
     `classes`: a number for each sample, int64[n], and what it stands for; `size`: uncompressed bytes of the
     shard."""
     examples = [[name, list(parts)] for name, parts in notes.examples]
-    told = [notes.skipped, examples, notes.files, dict(notes.extensions)]
+    told: list[Any] = [notes.skipped, examples, notes.files, dict(notes.extensions)]
+    told += [list(notes.kinds), dict(notes.told)] if notes.kinds else []
     described = {"size": str(size), "parts": str(len(places)), "notes": canonical_json(told).decode()}
     writer = ColumnWriter(_KIND, _VERSION, described)
     for part, (offsets, lengths) in enumerate(places):
         writer.add_integers(f"offsets.{part}", offsets)
         writer.add_integers(f"lengths.{part}", lengths)
-    writer.add_bytes("names", names.blob)
-    writer.add_integers("ends", np.cumsum(names.lengths))
+    if isinstance(names, StringColumn):
+        writer.add_bytes("names", names.blob)
+        writer.add_integers("ends", np.cumsum(names.lengths))
+    elif names.size and int(names[-1]) != names.size - 1:
+        writer.add_integers("numbers", names)
     if classes is not None:
         writer.add_integers("class", classes[0])
         writer.add_strings("classes", StringColumn.from_strings(classes[1]))
@@ -110,9 +116,9 @@ def _last_end(offsets: Any, lengths: Any) -> int:
 
 
 def _read_page(reader: ColumnReader) -> Page:
-    count = reader.view_integers("ends", low=0, high=MAX_BYTES).size
+    count = reader.view_integers("offsets.0", low=0, high=MAX_BYTES).size
     parts = reader.read_text("parts")
-    if not (parts.isdecimal() and 0 < len(parts) < 4):
+    if not (parts.isdecimal() and 0 < len(parts) < 4 and int(parts)):
         raise ColumnError(f"invalid number of parts {shown_value(parts)}")
     offsets, lengths = (
         tuple(
@@ -121,18 +127,24 @@ def _read_page(reader: ColumnReader) -> Page:
         )
         for column in ("offsets", "lengths")
     )
-    if not offsets:
-        raise ColumnError("the page has no parts")
     classes = None
     if reader.has_column("class"):
         most = max(0, len(reader.read_strings("classes")) - 1)
         classes = reader.view_integers("class", low=0, high=most, count=count)
-    return Page(offsets, lengths, _read_names(reader), classes=classes)
+    return Page(offsets, lengths, _read_names(reader, count), first=0, classes=classes)
 
 
-def _read_names(reader: ColumnReader) -> PageNames:
+def _read_names(reader: ColumnReader, count: int) -> PageNames | Narrow | None:
+    if reader.has_column("numbers"):
+        numbers = reader.view_integers("numbers", low=0, high=MAX_BYTES, count=count)
+        for at in range(0, count, _BLOCK):
+            if (np.diff(numbers[at : at + _BLOCK + 1].astype(np.int64)) <= 0).any():
+                raise ColumnError("the records of the page are out of order")
+        return numbers
+    if not reader.has_column("ends"):
+        return None
     blob = reader.view_bytes("names")
-    ends = reader.view_integers("ends", low=0, high=blob.size)
+    ends = reader.view_integers("ends", low=0, high=blob.size, count=count)
     for at in range(0, ends.size, _BLOCK):
         if (np.diff(ends[at : at + _BLOCK + 1].astype(np.int64)) < 0).any():
             raise ColumnError("the names of the page are out of order")
@@ -150,12 +162,15 @@ def _classes_of(reader: ColumnReader) -> tuple[str, ...]:
 
 def _read_notes(reader: ColumnReader) -> PageNotes:
     try:
-        skipped, examples, files, extensions = read_json(reader.read_text("notes"))
+        skipped, examples, files, extensions, *more = read_json(reader.read_text("notes"))
+        kinds, told = more or ((), {})
         return PageNotes(
             int(skipped),
             tuple((str(name), tuple(map(int, parts))) for name, parts in examples),
             int(files),
             {str(ext): int(count) for ext, count in extensions.items()},
+            tuple(map(str, kinds)),
+            {str(name): str(kind) for name, kind in told.items()},
         )
     except (PlanError, ValueError, TypeError, AttributeError) as error:
         raise ColumnError(f"the notes of the page are malformed: {error}") from error

@@ -43,19 +43,22 @@ if TYPE_CHECKING:
     from meshwire.frame.tensor_frame import Buffer
 
 HASH_BYTES: Final = 32
-PAGED_KINDS: Final[tuple[SnapshotKind, ...]] = ("lines", "tar")
+PAGED_KINDS: Final[tuple[SnapshotKind, ...]] = ("lines", "tar", "tfrecord")
 
 
 @dataclass(frozen=True, slots=True)
 class PageNotes:
     """What the builder of a snapshot is told of a page beyond what the snapshot says. `skipped`: samples left
     out, and the first few `examples` of them with the parts that they lack (−1: the class); `files` of the
-    shard, and how many have each of the most frequent extensions."""
+    shard, and how many have each of the most frequent extensions; `kinds`: the type of each part of records,
+    and `told`: the parts that there are, with their types."""
 
     skipped: int = 0
     examples: tuple[tuple[str, tuple[int, ...]], ...] = ()
     files: int = 0
     extensions: Mapping[str, int] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
+    told: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,8 @@ class PageTable:
 @dataclass(frozen=True, slots=True)
 class PageParts:
     """What the pages of a source contain of each sample. `parts`: the extensions of each part, in order of
-    preference; `in_shards`: whether samples of a shard that is in no folder have classes, which are their
-    folders within it."""
+    preference, or its name in records; `in_shards`: whether samples of a shard that is in no folder have
+    classes, which are their folders within it."""
 
     parts: tuple[tuple[str, ...], ...]
     in_shards: bool
@@ -116,8 +119,9 @@ class PageParts:
         """Return the parts that fields name."""
         if kind == "lines":
             return LINE_PARTS
-        parts = sorted({spec.ext for spec in specs.values() if spec.kind == "bytes"})
-        return cls(tuple(parts), any(spec.kind == "label" for spec in specs.values()))
+        parts = sorted({_part(spec) for spec in specs.values() if spec.kind == "bytes"})
+        in_shards = kind == "tar" and any(spec.kind == "label" for spec in specs.values())
+        return cls(tuple(parts), in_shards)
 
     def of_shard(self, key: str, prefix: str | None) -> PageParts:
         """Return what the page of a shard contains, in a source with this prefix."""
@@ -128,7 +132,11 @@ class PageParts:
         """Return the number of the part that a field names, −1 for a label."""
         if spec.kind == "label":
             return -1
-        return self.parts.index(spec.ext) if len(self.parts) > 1 else 0
+        return self.parts.index(_part(spec)) if len(self.parts) > 1 else 0
+
+
+def _part(spec: FieldSpec) -> tuple[str, ...]:
+    return spec.ext or (spec.part,)
 
 
 LINE_PARTS: Final = PageParts(((),), in_shards=False)

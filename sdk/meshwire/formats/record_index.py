@@ -13,6 +13,8 @@ import numpy as np
 
 from meshwire.dataset.build_snapshot import EmptySnapshotError, SnapshotBuild
 from meshwire.dataset.fields import class_name
+from meshwire.dataset.page_document import write_page
+from meshwire.dataset.paged_snapshot import PageNotes
 from meshwire.dataset.snapshot import MAX_BYTES, BytesColumn, LabelColumn, ObjectTable, Snapshot
 from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
 from meshwire.strict_json import PlanError, shown_value
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from meshwire.dataset.fields import FieldSpec, Source
+    from meshwire.dataset.paged_snapshot import PageParts
     from meshwire.dataset.snapshot import SnapshotKind
     from meshwire.frame.columns import Integers
     from meshwire.frame.tensor_frame import Buffer
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 _KIND, _VERSION = "shardmesh.records", 1
 MAX_RECORD_BYTES: Final = 1 << 32
 _EXAMPLES = 5
+_EXAMPLE_CHARS = 1000
+_TOLD = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +88,16 @@ class RecordIndex:
             )
             places[name] = np.cumsum(gaps), lengths
         return cls(np.cumsum(steps) - 1, places, kinds, skipped, examples, told, size)
+
+
+def write_record_page(index: RecordIndex, parts: PageParts) -> bytes:
+    """Encode the page of a file of records from an index of these parts."""
+    names = [name for name, *_ in parts.parts]
+    examples = tuple((example[:_EXAMPLE_CHARS], ()) for example in index.examples)
+    told = dict(list(index.told.items())[:_TOLD])
+    kinds = tuple(index.kinds[name] for name in names)
+    notes = PageNotes(index.skipped, examples, kinds=kinds, told=told)
+    return write_page([index.places[name] for name in names], index.numbers, None, notes, index.size)
 
 
 IndexedFile = tuple[str, str, int, RecordIndex]

@@ -180,11 +180,12 @@ class ColumnWriter:
     def to_bytes(self) -> bytes:
         described = [(name, array.dtype, array.shape) for name, array in self._arrays.items()]
         frame = frame_layout(described, dict(sorted(self._metadata.items())), checksums=False)
-        document = bytearray(frame.size)
-        document[: len(frame.header)] = frame.header
+        pieces: list[Buffer] = [frame.header]
+        at = len(frame.header)
         for name, slot in frame.tensors.items():
-            slot.view(document)[:] = self._arrays[name]
-        return bytes(document)
+            pieces += [bytes(slot.offset - at), np.ascontiguousarray(self._arrays[name]).data]
+            at = slot.offset + slot.nbytes
+        return b"".join(pieces)  # a document is large: it is in memory once, beside its columns
 
 
 class ColumnReader:

@@ -54,12 +54,14 @@ async def _told() -> None:
         cast("Any", None),
     )
     service._long = LongRunningCalls("test", max_wait=0.05)
-    begun, free = asyncio.Event(), asyncio.Event()
+    begun, free, waiting = asyncio.Event(), asyncio.Event(), set[str]()
     index = service.tfrecords.index_file
 
     async def slow(bucket: str, key: str, found: Record, wanted: list[str]) -> Any:
-        if key == "3.tfrecord":
-            begun.set()
+        if key in ("2.tfrecord", "3.tfrecord"):
+            waiting.add(key)
+            if len(waiting) == 2:  # so that the others are done
+                begun.set()
             await free.wait()
         return await index(bucket, key, found, wanted)
 
@@ -70,7 +72,7 @@ async def _told() -> None:
     assert (told.value.code, told.value.retry_after) == ("Busy", 1)
     assert 0 <= told.value.detail["progress"] < 1
     await begun.wait()
-    with pytest.raises(BatchError, match="75% done"):
+    with pytest.raises(BatchError, match="50% done"):
         await service._patiently(listing, source, "tfrecord", FIELDS)
     free.set()
     service._long._max_wait = 30.0

@@ -32,13 +32,15 @@ from meshwire.dataset.sample_columns import BytesColumn, LabelColumn
 from meshwire.dataset.snapshot import Snapshot
 from meshwire.formats.json_lines import earlier_line_index, index_lines, line_page_facts
 from meshwire.formats.page_formats import open_page
+from meshwire.formats.record_index import write_record_page
 from meshwire.formats.tar import TarMember
+from meshwire.formats.tfrecord_index import index_records
 from meshwire.frame.columns import ColumnError, ColumnWriter, StringColumn
 from tests.support.archive_files import tar_of
 from tests.support.mds_writer import mds_files
 from tests.support.paged_snapshots import MemoryPages
 from tests.support.single_node_objects import single_node_objects
-from tests.support.tf_example_writer import Int64List, example, record
+from tests.support.tf_example_writer import BytesList, Int64List, example, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from meshwire.dataset.snapshot import SnapshotKind
 
 FIELDS = parse_fields({"text": "txt", "kind": {"class": "prefix"}})
+RECORD_FIELDS = parse_fields({"text": {"feature": "x"}, "kind": {"class": "prefix"}})
 SOURCE = Source("b", "d/")
 
 
@@ -149,6 +152,16 @@ def member_page() -> bytes:
     return write_member_page(index_tar(members), 9999, PageParts((("jpg",), ("txt",)), in_shards=True))
 
 
+def records_of(rows: Sequence[bytes]) -> bytes:
+    return b"".join(record(example({"x": BytesList([row])})) for row in rows)
+
+
+def record_page() -> bytes:
+    """The page of a TFRecord file whose second record lacks the part."""
+    file = b"".join([records_of([b"one"]), record(example({"y": BytesList([b"y"])})), records_of([b"two"])])
+    return write_record_page(index_records([file], ["x"]), PageParts((("x",),), in_shards=False))
+
+
 PAGES: dict[SnapshotKind, tuple[bytes, PageFacts, PageFacts]] = {
     "lines": (
         (document := index_lines([b"one\ntwo\n\nthree"]).to_bytes()),
@@ -159,6 +172,11 @@ PAGES: dict[SnapshotKind, tuple[bytes, PageFacts, PageFacts]] = {
         (document := member_page()),
         page_document_facts(document, 9999),
         PageFacts(hashlib.sha256(document).digest(), 2, (10, 10), 9999, 9999, ("c", "d")),
+    ),
+    "tfrecord": (
+        (document := record_page()),
+        page_document_facts(document, 999),
+        PageFacts(hashlib.sha256(document).digest(), 2, (6,), 999, 999),
     ),
 }
 
@@ -190,6 +208,7 @@ def test_a_lying_page_is_refused(kind: SnapshotKind) -> None:
         ("tar", {"names": [0xC3, 0x28]}),
         ("tar", {"class": [0, 1]}),
         ("tar", {"lengths.0": [1]}),
+        ("tar", {"numbers": [1, 0]}),
     ],
 )
 def test_a_page_that_contradicts_itself_is_refused(kind: SnapshotKind, columns: dict[str, list[int]]) -> None:
@@ -233,11 +252,14 @@ class Node:
         """Store a shard with these samples."""
         if kind == "lines":
             await self.put(f"d/k/{name}.txt", b"\n".join(rows))
+        elif kind == "tfrecord":
+            await self.put(f"d/k/{name}.tfrecord", records_of(rows))
         else:
             await self.put(f"d/k/{name}.tar", tar_of({f"{at:06}.txt": row for at, row in enumerate(rows)}))
 
     async def scan(self, kind: Any = "lines") -> PagedSnapshot:
-        snapshot = (await self.datasets.scan_source(SOURCE, kind, FIELDS))[0].snapshot
+        fields = RECORD_FIELDS if kind == "tfrecord" else FIELDS
+        snapshot = (await self.datasets.scan_source(SOURCE, kind, fields))[0].snapshot
         assert isinstance(snapshot, PagedSnapshot)
         await self.catalog.add_snapshot(snapshot)
         return snapshot
@@ -261,6 +283,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
     count(record_files, "index_lines")
     count(page_indexes, "write_member_page")
+    count(page_indexes, "write_record_page")
     yield made
     made.store.close()
 
@@ -286,7 +309,7 @@ def test_a_page_is_made_once_for_all_snapshots_and_again_if_it_is_lost(node: Nod
         assert (node.indexed, first.samples, second.samples) == (5, 8000, 8001)
         assert second.table.hashes.startswith(first.table.hashes)
         expected = lengths(second)
-        for lost in (None, b"damaged", PAGES["lines"][0], PAGES["tar"][0]):
+        for lost in (None, b"damaged", *(document for document, _, _ in PAGES.values())):
             name = node.page_of(second, 1)
             if lost is None:
                 await node.store.delete(RESERVED_BUCKET, name)
@@ -386,7 +409,7 @@ def test_an_index_of_an_earlier_release_becomes_a_page(node: Node) -> None:
 
 SNAPSHOTS_OF_FORM = {
     1: "58ffec55281d6eab87cfc75377eae0ddaff91eff3d8d2ad41194eec424c014fc",
-    3: "f907300ca84c02a2ac735ad2576092473392b2a4c7ff0f47f2775e73768fd34f",
+    4: "c7afc95c0eb9047d78eec028dd612e4b43e133dd4a7cbaa370e7e80a08e062a5",
 }
 """SHA-256 of the hashes of the snapshots below, by `_FORM`: of the present form and of that without pages."""
 
