@@ -10,12 +10,16 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import statistics
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from meshd.store.errors import FormatError
+
+if TYPE_CHECKING:
+    from meshd.util.clock import Clock
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _BLOCK: Final = Path("/sys/dev/block")
@@ -32,6 +36,7 @@ _WEAK_OPTIONS: Final = {
     "data=writeback": "files may hold old bytes of others after a power cut",
 }
 _PAGE: Final = mmap.PAGESIZE
+_SYNCS: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,23 @@ def require_index_file_system(directory: Path, mounts: Path = _MOUNTS) -> None:
         raise FormatError(
             f"this file system cannot map files into shared memory, as an index needs. {advice}"
         )
+
+
+def sync_seconds(directory: Path, clock: Clock) -> float:
+    """Return what a sync of a page takes that is written again and again: the median of a few (blocking).
+    Raises OSError."""
+    probe, took = directory / "probe.sync", []
+    fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        for number in range(_SYNCS + 1):  # the first one also writes where the file lies
+            began = clock.monotonic()
+            os.pwrite(fd, bytes([number]) * _PAGE, 0)
+            os.fdatasync(fd)
+            took.append(clock.monotonic() - began)
+    finally:
+        os.close(fd)
+        probe.unlink(missing_ok=True)
+    return statistics.median(took[1:])
 
 
 def _maps_show_writes(directory: Path) -> bool:

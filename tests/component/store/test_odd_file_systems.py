@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
@@ -10,7 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
+from meshd.cli.doctor import doctor
+from tests.powercuts.scene import FILE_SYSTEM
 from tests.support.daemons import Daemon, DaemonFailedError
 from tests.support.fuse_mount import mounted, require_fuse
 
@@ -52,6 +56,27 @@ def test_an_index_that_would_not_be_safe_is_refused(tmp_path: Path, option: str,
             client.create_bucket(Bucket="bucket")
             client.put_object(Bucket="bucket", Key="a", Body=b"1")
             assert client.get_object(Bucket="bucket", Key="a")["Body"].read() == b"1"
+
+
+def _diagnosis(data_dir: Path) -> list[str]:
+    asked = CliRunner().invoke(doctor, ["--json", "--data-dir", str(data_dir)])
+    problems = [problem for line in asked.output.splitlines() for problem in json.loads(line)["problems"]]
+    assert asked.exit_code == bool(problems), asked.output
+    return problems
+
+
+def test_the_doctor_says_what_weakens_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, mount = tmp_path / "source", tmp_path / "mount"
+    (source / "data").mkdir(parents=True)
+    mount.mkdir()
+    with mounted(source, mount, "subtype=sshfs"):
+        assert "an index on a network file system" in _diagnosis(mount / "data")[0]
+    monkeypatch.setenv("MESHD_DISK_TYPE", "rotational")
+    with mounted(source, mount, "--seed", "1", "--delay", "0.006", module=FILE_SYSTEM):
+        assert _diagnosis(mount / "data") == []
+    assert not list((source / "data").iterdir())
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:  # whose syncs are done at once
+        assert "a platter takes longer to turn" in _diagnosis(Path(place))[0]
 
 
 def test_one_that_is_full_takes_deletes_and_then_writes(tmp_path: Path) -> None:
