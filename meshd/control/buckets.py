@@ -63,11 +63,14 @@ class BucketExistsError(ControlError):
         self.name, self.bucket = name, bucket
 
 
+_decode = msgspec.json.Decoder(Bucket).decode
+
+
 class BucketTable:
     """Buckets by name. `get` and `list_all` are dictionary reads."""
 
     def __init__(self, control: ControlStore) -> None:
-        self._documents = CachedTopic(control, "buckets", Bucket)
+        self._documents = CachedTopic(control, "buckets", _decode)
         self._seen: Mapping[str, Bucket] | None = None
         self._backed = False
 

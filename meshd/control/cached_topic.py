@@ -25,11 +25,11 @@ _PATIENCE: Final = 1.0
 
 
 class CachedTopic(Generic[D]):
-    """The documents under `topic/` by name, decoded from JSON to values of `kind`."""
+    """The documents under `topic/` by name. `decode`: of a decoder for JSON that its module makes, so that
+    the processes of a node share what it knows of the types."""
 
-    def __init__(self, control: ControlStore, topic: str, kind: type[D]) -> None:
-        self._control, self._topic = control, topic
-        self._decode = msgspec.json.Decoder(kind).decode
+    def __init__(self, control: ControlStore, topic: str, decode: Callable[[bytes], D]) -> None:
+        self._control, self._topic, self._decode = control, topic, decode
         self._seen = (-1, -1)
         self._values: dict[str, D] = {}
         self._versions: dict[str, int] = {}

@@ -33,11 +33,14 @@ class DefaultOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     runs: float = 1.0
 
 
+_decode = msgspec.json.Decoder(DefaultOrder).decode
+
+
 class DefaultOrderTable:
     """Default orders by snapshot. One per process."""
 
     def __init__(self, control: ControlStore) -> None:
-        self._documents = CachedTopic(control, TOPIC, DefaultOrder)
+        self._documents = CachedTopic(control, TOPIC, _decode)
 
     def __repr__(self) -> str:
         return f"<DefaultOrderTable {self._documents!r}>"

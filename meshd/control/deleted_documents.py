@@ -43,11 +43,14 @@ class Deletion(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"was removed on {when} after {self.days} days without use"
 
 
+_decode = msgspec.json.Decoder(Deletion).decode
+
+
 class DeletedDocumentTable:
     """The table of deleted documents. One per process."""
 
     def __init__(self, control: ControlStore) -> None:
-        self._documents = CachedTopic(control, TOPIC, Deletion)
+        self._documents = CachedTopic(control, TOPIC, _decode)
         self._seen: Mapping[str, Deletion] | None = None
         self._entry_names: dict[str, str] = {}
 

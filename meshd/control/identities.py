@@ -112,12 +112,14 @@ class Signer:
 E = TypeVar("E", bound=Entry)
 
 
+_decode_entry = msgspec.json.Decoder(cast("type[Entry]", User | Key | NamedPolicy)).decode
+
+
 class IdentityTable:
     """Users, keys and policies by name. Reads are dictionary reads."""
 
     def __init__(self, control: ControlStore) -> None:
-        kinds = cast("type[Entry]", User | Key | NamedPolicy)
-        self._documents: CachedTopic[Entry] = CachedTopic(control, TOPIC, kinds)
+        self._documents = CachedTopic(control, TOPIC, _decode_entry)
         self.roles = RoleTable(control)
         self._view = _View({}, {}, None)
 
@@ -356,11 +358,14 @@ class _Use(msgspec.Struct, frozen=True):
     used_ms: int
 
 
+_decode_use = msgspec.json.Decoder(_Use).decode
+
+
 class KeyLastUsed:
     """Records uses in this process, and knows those that any process has saved."""
 
     def __init__(self, control: ControlStore) -> None:
-        self._documents = CachedTopic(control, "keyuse", _Use)
+        self._documents = CachedTopic(control, "keyuse", _decode_use)
         self._noted: set[str] = set()
 
     def __repr__(self) -> str:

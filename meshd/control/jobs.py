@@ -95,11 +95,14 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.state in ENDED
 
 
+_decode = msgspec.json.Decoder(Job).decode
+
+
 class JobTable:
     """Jobs by id. Reads are dictionary reads."""
 
     def __init__(self, control: ControlStore) -> None:
-        self._documents = CachedTopic(control, TOPIC, Job)
+        self._documents = CachedTopic(control, TOPIC, _decode)
 
     def __repr__(self) -> str:
         return f"<JobTable {self._documents!r}>"

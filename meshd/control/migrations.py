@@ -35,7 +35,10 @@ class _Identity(msgspec.Struct, frozen=True):
 
 async def migrate_control_state(control: ControlStore, now_ms: int) -> int:
     """Rewrites documents of an old format; returns how many."""
-    old, present = CachedTopic(control, "identities", _Identity), control.cached_entries(TOPIC)
+    old, present = (
+        CachedTopic(control, "identities", msgspec.json.Decoder(_Identity).decode),
+        control.cached_entries(TOPIC),
+    )
     found = dict(old.current())
     new: dict[str, Entry] = {}
     for identity in found.values():

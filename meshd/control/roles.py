@@ -82,12 +82,14 @@ class Role(RoleEntry, frozen=True, tag="role"):
 R = TypeVar("R", bound=RoleEntry)
 
 
+_decode = msgspec.json.Decoder(cast("type[RoleEntry]", IdentityProvider | Role)).decode
+
+
 class RoleTable:
     """Providers and roles by name. Reads are dictionary reads."""
 
     def __init__(self, control: ControlStore) -> None:
-        kinds = cast("type[RoleEntry]", IdentityProvider | Role)
-        self._documents: CachedTopic[RoleEntry] = CachedTopic(control, TOPIC, kinds)
+        self._documents = CachedTopic(control, TOPIC, _decode)
         self._entries: Mapping[str, RoleEntry] = {}
         self._providers: Mapping[str, IdentityProvider] = {}
         self._roles: Mapping[str, Role] = {}

@@ -45,11 +45,14 @@ class PushedModule(msgspec.Struct, frozen=True, omit_defaults=True):
         return next((build for build in reversed(self.builds) if not build.draft), None)
 
 
+_decode = msgspec.json.Decoder(PushedModule).decode
+
+
 class ModuleTable:
     """Modules by name. Reads are dictionary reads."""
 
     def __init__(self, control: ControlStore) -> None:
-        self._documents = CachedTopic(control, TOPIC, PushedModule)
+        self._documents = CachedTopic(control, TOPIC, _decode)
 
     def __repr__(self) -> str:
         return f"<ModuleTable {self._documents!r}>"

@@ -278,7 +278,8 @@ class Supervisor:
         now, name = self._clock.monotonic(), child.spec.name
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
-        metric_registry.drop_dead_processes()
+        if not self._draining:  # soon nobody can ask any more
+            metric_registry.drop_dead_processes()
         pid, child.pid, child.pipe = child.pid, 0, -1
         self._board[name] = Phase.DOWN
         self._count(child.spec.role)

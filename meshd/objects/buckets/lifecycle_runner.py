@@ -57,6 +57,9 @@ class SweepProgress(msgspec.Struct, frozen=True):
     done: bool = False
 
 
+_decode = msgspec.json.Decoder(SweepProgress).decode
+
+
 class LifecycleRunner:
     """Applies the lifecycle rules of all buckets. One instance per node."""
 
@@ -73,7 +76,7 @@ class LifecycleRunner:
         self._store, self._replicated, self._buckets = store, replicated, buckets
         self._clock, self._mesh = clock, mesh
         self._stale_upload_days = stale_upload_days
-        self._progress = CachedTopic(control, "lifecycle", SweepProgress)
+        self._progress = CachedTopic(control, "lifecycle", _decode)
         self._swept: dict[str, str] = {}  # bucket → mark: these need no look at the control store
 
     def __repr__(self) -> str:

@@ -34,7 +34,7 @@ class Restorable(MemoryControl):
 
 def test_documents_are_read_again() -> None:
     control = Restorable(ManualClock())
-    words = CachedTopic(control, "words", Word)
+    words = CachedTopic(control, "words", msgspec.json.Decoder(Word).decode)
     asyncio.run(words.put("one", Word("before")))
     asyncio.run(words.put("two", Word("since")))
     assert words.current() == {"one": Word("before"), "two": Word("since")}
