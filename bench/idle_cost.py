@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SETTLE: Final = 6.0  # seconds after the start
-_LEASE: Final = 10.0  # the default, in seconds
+_LEASE: Final = 5.0  # seconds, the default
 
 
 @contextmanager
