@@ -11,6 +11,7 @@ import struct
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from meshd.core.api_errors import BatchError
+from meshd.util import failpoints
 from meshd.util.async_tasks import SingleFlight
 from meshwire.frame.columns import ColumnError
 
@@ -60,6 +61,7 @@ class IndexDocuments(Generic[T]):
             raise BatchError(
                 "BadSample", f"{url} cannot be read as {self._what}: {error}", detail={"url": url}
             ) from error
+        failpoints.hit("indexes.made")
         await self._catalog.write_document(name, document)
         return index
 

@@ -20,8 +20,10 @@ from meshd.datasets import page_indexes, record_files, snapshot_pages
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.datasets.build_results import _FORM
 from meshd.datasets.service import DatasetService
+from meshd.store.errors import DiskFullError
 from meshd.store.records import Meta
 from meshd.store.store import Store
+from meshd.util import failpoints
 from meshd.util.clock import ManualClock
 from meshwire.dataset.archive_index import index_tar
 from meshwire.dataset.fields import Source, parse_fields
@@ -332,6 +334,25 @@ def test_a_page_is_made_once_for_all_snapshots_and_again_if_it_is_lost(node: Nod
             with pytest.raises(BatchError, match=what) as caught:
                 column.lengths_at([sample])
             assert caught.value.code == "SnapshotChanged"
+
+    asyncio.run(run())
+
+
+@KINDS
+def test_a_full_disk_leaves_no_page_that_is_not_whole(node: Node, kind: str) -> None:
+    async def run() -> None:
+        for number in range(3):
+            await node.put_shard(kind, str(number), [b"line"] * (number + 1))
+        failpoints.configure("store.data.before_write=error(28)")
+        try:
+            with pytest.raises(DiskFullError):
+                await node.scan(kind)
+        finally:
+            failpoints.configure("")
+        node.restart()
+        made = node.indexed
+        assert lengths(await node.scan(kind)) == [4] * 6
+        assert node.indexed == made + 3
 
     asyncio.run(run())
 
