@@ -21,17 +21,18 @@ from meshwire.dataset.page_document import page_document_facts
 from meshwire.formats.record_index import write_record_page
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from meshd.core.document_store import DocumentStore
     from meshd.datasets.archives.archive_service import ArchiveService
-    from meshd.datasets.record_files import TfrecordIndexer
     from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.store.records import Record
     from meshwire.dataset.paged_snapshot import PageFacts, PageParts
     from meshwire.dataset.snapshot import SnapshotKind
+    from meshwire.formats.record_index import RecordIndex
 
     MakePage = Callable[[str, str, Record, PageParts], Awaitable[bytes]]
+    IndexRecords = Callable[[str, str, Record, Sequence[str]], Awaitable[RecordIndex]]
 
 _REMEMBERED: Final = 1 << 16
 
@@ -124,13 +125,13 @@ def member_pages(catalog: DocumentStore, archives: ArchiveService) -> DerivedPag
 
 
 def record_pages(
-    catalog: DocumentStore, tfrecords: TfrecordIndexer, capacity: SnapshotCapacity
+    catalog: DocumentStore, kind: SnapshotKind, what: str, index_of: IndexRecords, capacity: SnapshotCapacity
 ) -> DerivedPages:
-    """Return what makes the pages of TFRecord files."""
+    """Return what makes the pages of files of records. `index_of`: returns the positions of some parts."""
 
     async def make(bucket: str, key: str, record: Record, parts: PageParts) -> bytes:
-        index = await tfrecords.index_file(bucket, key, record, [name for name, *_ in parts.parts])
+        index = await index_of(bucket, key, record, [name for name, *_ in parts.parts])
         capacity.require_room(index.numbers.size, len(parts.parts), f"s3://{bucket}/{key}")
         return await asyncio.to_thread(write_record_page, index, parts)
 
-    return DerivedPages(catalog, "tfrecord", "TFRecord", make)
+    return DerivedPages(catalog, kind, what, make)

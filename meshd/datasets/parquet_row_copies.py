@@ -8,7 +8,7 @@ the cause.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshd.datasets.index_documents import IndexDocuments, read_copy_document, split_copy_document
 from meshwire.dataset.archive_keys import copy_kind
@@ -22,15 +22,11 @@ if TYPE_CHECKING:
 
     from meshd.core.document_store import DocumentStore
     from meshd.core.sample_locations import DecompressedArchives
-    from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
-    from meshd.util.async_tasks import CallProgress
     from meshwire.dataset.fields import FieldSpec, Source
-    from meshwire.formats.record_index import IndexedFile
-
-_AT_ONCE: Final = 2  # files read at a time, which is as many as are converted at a time
+    from meshwire.formats.record_index import RecordIndex
 
 
 class ParquetRows(NamedTuple):
@@ -50,50 +46,34 @@ class ParquetFiles:
         catalog: DocumentStore,
         archives: DecompressedArchives,
         objects: RemoteObjects,
-        capacity: SnapshotCapacity,
     ) -> None:
-        self._capacity = capacity
         self._store, self._archives, self._objects = store, archives, objects
         self._indexes = IndexDocuments(catalog, "Parquet", _kept)
 
     def __repr__(self) -> str:
         return f"<ParquetFiles {self._indexes}>"
 
-    async def index_files(
-        self,
-        listing: Sequence[tuple[str, Record]],
-        source: Source,
-        fields: Mapping[str, FieldSpec],
-        progress: CallProgress,
-    ) -> list[IndexedFile]:
-        """Return the files and the positions of their columns; without `fields`, of no columns.
-
-        Raises PlanError, EmptySnapshotError; BatchError BadSample, TooLarge, NotImplemented.
-        """
-        if not listing:
-            raise _without(source)
+    async def require_columns(
+        self, listing: Sequence[tuple[str, Record]], source: Source, fields: Mapping[str, FieldSpec]
+    ) -> None:
+        """Raise PlanError for a field whose column the first file does not have or that is not supported;
+        BatchError BadSample, TooLarge, NotImplemented."""
         first = (await self.read_rows(source.bucket, *listing[0])).lengths
         for name, spec in fields.items():
             if spec.column is not None:
                 _check_column(name, spec.column, first, listing[0][0])
-        wanted = sorted({spec.column for spec in fields.values() if spec.column is not None})
-        files: list[IndexedFile] = []
-        samples = 0
-        for start in range(0, len(listing), _AT_ONCE):
-            some = listing[start : start + _AT_ONCE]
-            found = await asyncio.gather(*[self.read_rows(source.bucket, *each) for each in some])
-            for (key, record), kept in zip(some, found, strict=True):
-                index = await asyncio.to_thread(kept.lengths.choose, wanted, kept.size)
-                files.append((key, record.etag, kept.size, index))
-                samples += index.numbers.size
-            self._capacity.require_room(samples, len(fields), source)
-            progress.done = len(files) / len(listing)
-        return files
+
+    async def index_file(self, bucket: str, key: str, record: Record, columns: Sequence[str]) -> RecordIndex:
+        """Return the positions of these columns in the rows of a file. Raises BatchError BadSample, TooLarge,
+        NotImplemented."""
+        rows = await self.read_rows(bucket, key, record)
+        return await asyncio.to_thread(rows.lengths.choose, columns, rows.size)
 
     async def guess_fields(
         self, listing: Sequence[tuple[str, Record]], source: Source
     ) -> dict[str, dict[str, str]]:
-        """Return a field for each column of the first file. Raises as `index_files`."""
+        """Return a field for each column of the first file. Raises EmptySnapshotError; BatchError BadSample,
+        TooLarge, NotImplemented."""
         if not listing:
             raise _without(source)
         return column_fields(list((await self.read_rows(source.bucket, *listing[0])).lengths.columns))

@@ -15,7 +15,6 @@ from meshd.core.api_errors import BatchError, in_progress
 from meshd.datasets.build_results import BuildResults, request_name, result_name
 from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
 from meshd.datasets.mds import MdsSources
-from meshd.datasets.parquet_row_copies import ParquetFiles, parquet_files
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
 from meshd.datasets.source_files import scanned_files
@@ -84,6 +83,7 @@ _ABSENT = {
     "tar": "archive in {source}; expected names that end in .tar, .tgz, .tar.zst or .zip. Plain files are "
     "read without a kind, or with kind 'objects'",
     "tfrecord": "TFRecord file in {source}; expected names that have .tfrecord or end in -00000-of-00008",
+    "parquet": "Parquet file in {source}; expected names that end in .parquet or .pq",
 }
 """What is said of a source without a file of its kind."""
 _PAGE = 1000
@@ -129,7 +129,7 @@ class DatasetService:
         self.lines = self._pages.lines
         self._zarrs = ZarrSources(objects, self._capacity)
         self._tokens = TokenSources(objects, self._capacity)
-        self.parquets = ParquetFiles(store, catalog, archives, objects, self._capacity)
+        self.parquets = self._pages.parquets
         self.tables = TableFiles(store, catalog, archives, objects, self._capacity)
         self._long: LongRunningCalls[None] = LongRunningCalls("datasets")
         self._results = BuildResults(catalog)
@@ -306,7 +306,7 @@ class DatasetService:
             return await self.tables.build_snapshot(table_files(listing), source, fields, _DEFAULTS)
         if kind == "zarr":
             return await self._zarrs.build_snapshot(listing, source, fields)
-        if kind == "mds" or kind == "parquet" or kind == "tokens":
+        if kind == "mds" or kind == "tokens":
             files = await self._files(listing, source, kind, fields, CallProgress())
             return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
         scanned = scanned_files(listing, kind, fields)
@@ -334,6 +334,9 @@ class DatasetService:
         progress: CallProgress,
     ) -> list[tuple[str, str, PageFacts]]:
         """Return what the pages of shards say; those that the last snapshot of this source lacks are made."""
+        if kind == "parquet":
+            fields = fields or parse_fields(await self.parquets.guess_fields(scanned, source))
+            await self.parquets.require_columns(scanned, source, fields)
         last = self._results.last_snapshot(request_name(source, kind, fields, _DEFAULTS))
         made_of = _paged_kind(kind) or "tar"
         parts = PageParts.of_fields(made_of, fields)
@@ -350,9 +353,7 @@ class DatasetService:
         """Return the indexes of files of records, created if needed."""
         if kind == "mds":
             return await self._mds.index_shards(listing, source, fields, progress)
-        if kind == "tokens":
-            return await self._tokens.index_files(token_files(listing), source, fields, progress)
-        return await self.parquets.index_files(parquet_files(listing), source, fields, progress)
+        return await self._tokens.index_files(token_files(listing), source, fields, progress)
 
     def _entries(self, source: Source) -> Iterator[tuple[str, Record]]:
         after, more = "", True
@@ -379,7 +380,7 @@ def _paged_kind(kind: Kind) -> SnapshotKind | None:
     """Return the kind of the snapshots of a source that consist of pages; None if none do."""
     if kind == "auto" or kind == "tar":
         return "tar"
-    return kind if kind == "lines" or kind == "tfrecord" else None
+    return kind if kind == "lines" or kind == "tfrecord" or kind == "parquet" else None
 
 
 def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec], TableOptions]:

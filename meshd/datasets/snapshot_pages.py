@@ -18,6 +18,7 @@ from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import RESERVED_BUCKET
 from meshd.core.sample_locations import snapshot_changed
 from meshd.datasets.page_indexes import member_pages, record_pages
+from meshd.datasets.parquet_row_copies import ParquetFiles
 from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
 from meshd.peer_reads.replica_selection import gather_limited
 from meshd.store.errors import StoreError
@@ -55,8 +56,8 @@ _INDEXED_AT_ONCE: Final = 2
 
 
 class SnapshotPages:
-    """The pages of snapshots, for a process. `lines`, `tfrecords`: index such files; `makers`: by kind of the
-    source, what makes its pages."""
+    """The pages of snapshots, for a process. `lines`, `tfrecords`, `parquets`: index such files; `makers`: by
+    kind of the source, what makes its pages."""
 
     def __init__(
         self,
@@ -69,10 +70,12 @@ class SnapshotPages:
         self._store, self._catalog, self._objects = store, catalog, objects
         self.lines = LineIndexer(store, catalog, archives, objects, capacity)
         self.tfrecords = TfrecordIndexer(store, catalog, archives, objects)
+        self.parquets = ParquetFiles(store, catalog, archives, objects)
         self.makers: Mapping[SnapshotKind, PageMaker] = {
             "lines": self.lines,
             "tar": member_pages(catalog, archives),
-            "tfrecord": record_pages(catalog, self.tfrecords, capacity),
+            "tfrecord": record_pages(catalog, "tfrecord", "TFRecord", self.tfrecords.index_file, capacity),
+            "parquet": record_pages(catalog, "parquet", "Parquet", self.parquets.index_file, capacity),
         }
         self._open: OrderedDict[bytes, Page] = OrderedDict()
         self._gone: dict[bytes, str] = {}  # what became of the objects of pages that cannot be made
@@ -105,7 +108,7 @@ class SnapshotPages:
         document of an earlier snapshot of it, does not have are made. Raises BatchError."""
         known = {} if last is None else await asyncio.to_thread(page_facts, last)
         pages = [known.get((key, record.etag, record.size)) for key, record in scanned]
-        if kind == "tfrecord" and pages:  # its notes have the types that the others must have
+        if kind not in ("lines", "tar") and pages:  # its notes have the types that the others must have
             pages[0] = None
         progress.reached(len(scanned) - pages.count(None), len(scanned))
 

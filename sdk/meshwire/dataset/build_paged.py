@@ -143,7 +143,7 @@ class _Building:
             return EmptySnapshotError(
                 "source", f"no line of text in the files of {source} that end in {endings}{examples}"
             )
-        if self.kind == "tfrecord":
+        if self.kind in ("tfrecord", "parquet"):
             named = {name: spec.part for name, spec in self.specs.items() if spec.kind == "bytes"}
             wanted = ", ".join(f"{name}: {shown_value(part)}" for name, part in named.items())
             there = ", ".join(f"{name} ({kind or 'empty'})" for name, kind in self.told.items())

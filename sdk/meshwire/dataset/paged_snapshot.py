@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshwire.frame.tensor_frame import Buffer
 
 HASH_BYTES: Final = 32
-PAGED_KINDS: Final[tuple[SnapshotKind, ...]] = ("lines", "tar", "tfrecord")
+PAGED_KINDS: Final[tuple[SnapshotKind, ...]] = ("lines", "tar", "tfrecord", "parquet")
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,9 @@ def write_record_page(index: RecordIndex, parts: PageParts) -> bytes:
     told = dict(list(index.told.items())[:_TOLD])
     kinds = tuple(index.kinds[name] for name in names)
     notes = PageNotes(index.skipped, examples, kinds=kinds, told=told)
-    return write_page([index.places[name] for name in names], index.numbers, None, notes, index.size)
+    nowhere = np.zeros(0, np.int64), np.zeros(0, np.int64)  # of a part that the file does not have
+    places = [index.places.get(name, nowhere) for name in names]
+    return write_page(places, index.numbers, None, notes, index.size)
 
 
 IndexedFile = tuple[str, str, int, RecordIndex]
