@@ -214,7 +214,7 @@ class Webhook:
             metrics.admissions.labels("odd").inc()
             return Admitted((), (f"shardmesh: the pod is left unchanged: {error}",))
         except Exception as error:  # no failure may keep a pod from running
-            _log.warning("a pod is left unchanged: %s", error, exc_info=True)
+            _log.warning("a pod is left unchanged: %r", error, exc_info=True)
             metrics.admissions.labels("failed").inc()
             return Admitted(
                 (), ("shardmesh: the pod is left unchanged, because the API cannot be asked about it now",)

@@ -65,10 +65,10 @@ def play_on_one_release(stage: Stage) -> None:
         control_plane_scenes.kill_operator(stage)
     if options.stop_api:
         if options.prometheus:
-            monitoring_scenes.expect_alerts(stage, set())
+            monitoring_scenes.expect_alerts(stage)
         control_plane_scenes.lose_control_plane(stage, epoch)
         if options.prometheus:
-            monitoring_scenes.expect_alerts(stage, {"ShardmeshControlStoreLost"})
+            monitoring_scenes.expect_alerts(stage, "ShardmeshControlStoreLost")
     release_scenes.reinstall(stage)
 
 

@@ -72,7 +72,7 @@ class RealCluster:
         mesh = self.mesh()
         status = mesh.get("status") or {}
         conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
-        ready = [pod for pod in self.pods({"shardmesh.io/cluster": "mesh"}) if _is_ready(pod)]
+        ready = self.ready_pods({"shardmesh.io/cluster": "mesh"})
         return (
             status.get("phase") == "Running"
             and conditions.get("Settled") == "True"
@@ -83,6 +83,9 @@ class RealCluster:
 
     def pods(self, labels: dict[str, str]) -> list[Any]:
         return list(self.kube.list(Pod, labels=labels))
+
+    def ready_pods(self, labels: dict[str, str]) -> list[Any]:
+        return [pod for pod in self.pods(labels) if _is_ready(pod)]
 
     def run_script(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -63,6 +64,11 @@ def api_answers(stage: Stage) -> bool:
     return False
 
 
+def has_nodes(stage: Stage, count: int) -> bool:
+    """Return whether there are so many MeshNodes."""
+    return len(list(stage.cluster.kube.list(MeshNode))) == count
+
+
 def restarts_of_daemons(stage: Stage) -> int:
     """Return how often containers of daemons were started again."""
     pods = stage.cluster.pods(MESH_PODS)
@@ -77,6 +83,7 @@ def kill_operator(stage: Stage) -> None:
             with operator_killed(stage, told):
                 cluster.change(nodePools=[stage.pool(daemons)])
             stage.until_settled(daemons)
+            cluster.until(partial(has_nodes, stage, daemons), f"{daemons} MeshNodes")
             stage.tell_load(told)
             tell_moved(stage, told, before)
         before = fetched_bytes(stage)
@@ -95,8 +102,7 @@ def operator_killed(stage: Stage, told: dict[str, Any]) -> Iterator[None]:
     cluster = stage.cluster
     pod = cluster.pods(OPERATOR_PODS)[0].metadata.name  # the kubelet waits longer after each failure of a pod
     cluster.delete_pod_at_once(pod)
-    cluster.until(lambda: cluster.pods(OPERATOR_PODS), "another operator's pod")
-    stage.until_operator()
+    cluster.until(lambda: cluster.ready_pods(OPERATOR_PODS), "another operator is ready")
     yield
     for kills, pause in enumerate(MOMENTS, 1):
         time.sleep(pause)

