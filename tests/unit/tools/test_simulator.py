@@ -137,6 +137,47 @@ def test_a_restart_of_all_racks_loses_no_batch() -> None:
     assert found["map_changes"] == 3 + 6 + 6  # groups away; returning, complete
 
 
+def test_caches_of_an_origin_by_hand() -> None:
+    """Three epochs of 4.2 GB. With room for all, each byte comes once; with room for half, and the order of
+    the plan known, the other half comes in every epoch, but for what lies between the watermarks."""
+    text = SMALL.replace("[jobs]", "[origin]\nbytes_per_second = 1e9\ncache_bytes = {}\n[jobs]\nepochs = 3")
+    text = text.replace(
+        "[data]", "page_cache_bytes = 1e6\nread_ahead_bytes = 1e9\n[data]\nsamples_per_shard = 128"
+    )
+    data = SAMPLES * 70_000
+    every = figures(text.format(2e9))
+    assert every["origin_bytes"] == pytest.approx(data, rel=0.01)
+    assert every["seconds"] > data / 1e9
+    half = figures(text.format(data / 2 / 6))
+    assert 2.0 * data <= half["origin_bytes"] <= 2.3 * data
+
+
+WRITES = "[writes]\nbytes_per_second = 64e6\nobject_bytes = 32_000_000\n"
+
+
+def test_a_write_on_idle_disks_by_hand() -> None:
+    found = figures(SMALL.replace("step_seconds = 0.02", "step_seconds = 0.5") + WRITES)
+    least = 0.002 + SEEK_SECONDS + 32e6 / 200e6  # and 32 MB to the second node, at 3.125 GB/s
+    assert least < found["write_p50_seconds"] < least + 0.05
+    assert found["writes"] == pytest.approx(2 * found["seconds"], abs=2)
+    assert found["written_bytes"] == pytest.approx(2 * 32e6 * found["writes"], rel=0.1)
+
+
+def test_a_partition_is_a_lease_long_and_what_was_missed_is_copied() -> None:
+    fault = '[[fault]]\nkind = "partition"\nat_seconds = 1\nfirst = 2\ncount = 2\nseconds = {}\n'
+    slow = SMALL.replace("step_seconds = 0.02", "step_seconds = 0.5") + WRITES
+    found = figures(slow + fault.format(20))
+    assert 5 <= found["wait_longest_seconds"] <= 8  # a lease of 10 s, without 8 batches ahead of 0.5 s each
+    assert 9 <= found["write_longest_seconds"] <= 12
+    assert found["map_changes"] == 1 + 2 + 2  # away together; each returns, and is complete
+    # 64 MB/s of ten seconds, and of the lease; two of six nodes have a third of the two copies.
+    [copied] = found["repairs"]
+    assert 0.8 <= copied["bytes"] / (20 * 64e6 * 2 / 3) <= 1.3
+    short = figures(slow + fault.format(4))
+    assert short["wait_longest_seconds"] < 2
+    assert (short["map_changes"], short["repairs"]) == (0, [])
+
+
 def test_failures_agree_with_the_formula() -> None:
     scenario = replace(read_scenario("ten-years"), seed=3)
     found = simulate_failures(scenario)

@@ -37,6 +37,7 @@ class ClusterModel:
         nodes = tuple(self._node(number) for number in range(mesh.nodes))
         self.map = ClusterMap(1, nodes, mesh.slots, mesh.copies)
         self.changes, self.sent_bytes = 0, 0.0
+        self._owners_of, self._owned = 0, np.empty((0, 0), np.int64)
         self.map_bytes = len(self.map.to_json(short=True))
 
     def __repr__(self) -> str:
@@ -61,6 +62,12 @@ class ClusterModel:
         number = {name: place for place, name in enumerate(self.names)}
         numbers = np.array([number[node.node_id] for node in placement.nodes] + [-1], np.int64)
         return numbers[placement.table]
+
+    def target_owners(self, slot: int) -> tuple[int, ...]:
+        """Return the nodes that shall have a slot's data, whether they answer or not."""
+        if self._owners_of != self.map.version:
+            self._owners_of, self._owned = self.map.version, self.owners()
+        return tuple(owner for owner in self._owned[slot].tolist() if owner >= 0)
 
     def mark_away(self, nodes: Iterable[int]) -> None:
         """Nodes do not answer, and are marked together."""

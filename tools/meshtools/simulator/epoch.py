@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from meshd.batches.read_ahead.windows import (
 )
 from meshsdk.errors import ConfigurationError
 from meshtools.simulator.cluster_model import ClusterModel, added_slots
+from meshtools.simulator.object_writes import ObjectWrites
+from meshtools.simulator.origin_caches import OriginCaches
 from meshtools.simulator.resources import NodeResources
 from meshwire.cluster.routes import slot_of
 from meshwire.plan.shuffle import BlocksOrder, ShuffleSpec, shuffle_order
@@ -116,6 +119,17 @@ class EpochSimulation:
         self.slots_per_node = np.bincount(self.cluster.owners().ravel(), minlength=mesh.nodes)
         self.jobs = [JobResult() for _ in range(scenario.jobs.count)]
         self.spans: list[Span] = []
+        shard_bytes = per_shard * self._data.sample_bytes
+        self.caches = (
+            None
+            if scenario.origin is None
+            else OriginCaches(scenario.origin, shard_bytes, mesh.nodes + joining)
+        )
+        self.writes = (
+            None
+            if scenario.writes is None
+            else ObjectWrites(self._env, mesh, scenario.writes, self.cluster, self.nodes, self._dead)
+        )
         self.repairs: list[tuple[str, float, float]] = []
         """What was copied to nodes: (why, bytes, seconds)."""
 
@@ -136,6 +150,8 @@ class EpochSimulation:
         training = [self._env.process(self._train(number)) for number in range(self.scenario.jobs.count)]
         for fault in self.scenario.faults:
             self._env.process(self._fault(fault))
+        if self.writes is not None:
+            self._env.process(self.writes.run())
         try:
             self._env.run(until=self._env.all_of(training))
         except RuntimeError:  # no event is left
@@ -173,9 +189,23 @@ class EpochSimulation:
         jobs = self.scenario.jobs
         spec = ShuffleSpec(jobs.shuffle, jobs.block_shards if jobs.shuffle == "blocks" else 0)
         order = shuffle_order(spec, self._starts, seed, epoch)
+        if self.caches is not None:
+            self._plan(self.caches, spec, seed, epoch)
         size = first_size(order, jobs.batch / self._spread)
         self._readers[seed, epoch] = reader = _Reader(seed, epoch, order, 0, size)
         return reader
+
+    def _plan(self, caches: OriginCaches, spec: ShuffleSpec, seed: int, epoch: int) -> None:
+        """Tell the caches of the nodes the shards of this epoch and the next, in order."""
+        both = []
+        for each in (epoch, epoch + 1):
+            order = shuffle_order(spec, self._starts, seed, each)
+            ends = [*order.window_ends.tolist()] if isinstance(order, BlocksOrder) else [order.n]
+            for first, end in pairwise([0, *(end for end in ends if end)]):
+                samples = order.samples_at(np.arange(first, end, dtype=np.int64))
+                both.append(np.unique(np.searchsorted(self._starts, samples, side="right") - 1))
+        shards = np.concatenate(both)
+        caches.plan(f"{seed} {epoch}", shards, self._owners[self._slots[shards]])
 
     def _batch(self, reader: _Reader, seed: int, epoch: int, step: int) -> Process:
         """Take the batch of a step from the request to its arrival; jobs that share have it prepared once."""
@@ -290,9 +320,17 @@ class EpochSimulation:
                 inside[np.repeat(there, counts)],
                 np.cumsum(counts[there]),
                 readers[there],
+                self._arrival(reader),
             )
             done[there] = np.maximum(done[there], read)
         return _Window(first, end, shards, owners, done, int((end - first) * each / nodes))
+
+    def _arrival(self, reader: _Reader) -> Callable[[int, int], float] | None:
+        """Return what tells when a shard is on a node, if shards come from an origin."""
+        if (caches := self.caches) is None:
+            return None
+        name, now = f"{reader.seed} {reader.epoch}", self._env.now
+        return lambda node, shard: caches.fetch(name, node, shard, now)
 
     def _read_again(self, parts: list[_Window]) -> None:
         """Read the shards of windows whose nodes are gone from their present owners, whole."""
@@ -321,6 +359,8 @@ class EpochSimulation:
             self.nodes.slow[list(numbers)] /= fault.factor
         elif fault.kind == "lose":
             yield from self._lose(numbers)
+        elif fault.kind == "partition":
+            yield from self._cut_off(numbers, fault.seconds)
         elif fault.kind == "restart":
             for first in range(0, fault.count, fault.at_once):
                 yield from self._restart(numbers[first : first + fault.at_once], fault.seconds)
@@ -342,6 +382,28 @@ class EpochSimulation:
         self._lost |= self._dead[before].all(axis=1)
         self.cluster.give_up(numbers)
         self.cluster.complete_all((yield from self._copy(f"{len(numbers)} nodes lost", before)))
+        self._map_changed()
+
+    def _cut_off(self, numbers: range, seconds: float) -> Process:
+        """Nodes do not answer for `seconds`; then they copy what was written meanwhile, and are complete."""
+        mesh, nodes = self.scenario.mesh, list(numbers)
+        self._dead[nodes] = True
+        yield self._env.timeout(min(seconds, mesh.lease_seconds))
+        if seconds <= mesh.lease_seconds:
+            self._dead[nodes] = False
+            self._map_changed()  # nobody has marked them; requests that wait go on
+            return
+        self.cluster.mark_away(numbers)
+        self._map_changed()
+        yield self._env.timeout(seconds - mesh.lease_seconds)
+        if self.writes is not None:
+            missed = self.writes.missed_bytes[nodes]
+            took = float(missed.max()) / mesh.repair_bytes_per_second
+            self.repairs.append((f"{len(nodes)} nodes were cut off", float(missed.sum()), took))
+            yield self._env.timeout(took)
+            self.writes.missed_bytes[nodes] = 0
+        self._dead[nodes] = False
+        self.cluster.bring_back(numbers)
         self._map_changed()
 
     def _restart(self, numbers: range, seconds: float) -> Process:

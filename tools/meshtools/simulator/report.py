@@ -32,7 +32,23 @@ def epoch_figures(done: EpochSimulation) -> dict[str, Any]:
     size = done.scenario.data.sample_bytes if done.scenario.data else 0
     count = mesh.nodes
     disks = nodes.disk_seconds[:count] / mesh.disks_per_node / seconds
+    more: dict[str, Any] = {}
+    if (caches := done.caches) is not None:
+        more |= {
+            "origin_hit_share": round(1 - caches.fetched_bytes / max(1.0, nodes.wanted_bytes), 4),
+            "origin_bytes": caches.fetched_bytes,
+        }
+    if done.writes is not None and done.writes.seconds:
+        took = np.array(done.writes.seconds)
+        more |= {
+            "writes": took.size,
+            "written_bytes": round(nodes.written_bytes),
+            "write_p50_seconds": round(float(np.quantile(took, 0.5)), 4),
+            "write_p99_seconds": round(float(np.quantile(took, 0.99)), 4),
+            "write_longest_seconds": round(float(took.max()), 3),
+        }
     return {
+        **more,
         "scenario": done.scenario.name,
         "nodes": count,
         "jobs": len(done.jobs),
@@ -93,6 +109,17 @@ def epoch_text(figures: Mapping[str, Any]) -> Iterator[str]:
         f"  the map has {each['map_bytes'] / 1e6:.3g} MB; {each['map_changes']} changes, "
         f"{each['map_sent_bytes'] / 1e9:.3g} GB sent to the nodes"
     )
+    if "origin_hit_share" in each:
+        yield (
+            f"  caches had {each['origin_hit_share']:.1%} of the bytes read; "
+            f"{each['origin_bytes'] / 1e12:.4g} TB came from the origin"
+        )
+    if "writes" in each:
+        yield (
+            f"  {each['writes']:,} objects written, {each['written_bytes'] / 1e12:.4g} TB on disks; half "
+            f"took {each['write_p50_seconds']:.3g} s, 99 % below {each['write_p99_seconds']:.3g} s, at most "
+            f"{each['write_longest_seconds']:.3g} s"
+        )
     for repair in each["repairs"]:
         yield f"  {repair['why']}: {repair['bytes'] / 1e12:.4g} TB copied in {repair['seconds']:,.0f} s"
     if each["nodes"] > MAX_NODES:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshd.batches.read_ahead.extents import plan_reads
+from meshd.batches.read_ahead.extents import READ_BYTES, plan_reads
 from meshd.batches.read_ahead.read_cost import SEEK_SECONDS, SHORT_SEEK_SECONDS, cost_of_reads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from meshd.batches.read_ahead.extents import Reads
@@ -37,6 +39,7 @@ class NodeResources:
         self._arms = np.zeros((nodes, mesh.disks_per_node), np.int64)
         self.slow = np.ones(nodes)
         self._disk_free = np.zeros((nodes, mesh.disks_per_node))
+        self._writes_free = np.zeros((nodes, mesh.disks_per_node))
         self._cpu_free, self._port_free = np.zeros(nodes), np.zeros(nodes)
         self._uplink_free = np.zeros(-(-nodes // mesh.nodes_per_rack))
         self.disk_seconds, self.cpu_seconds, self.port_bytes = (
@@ -44,6 +47,7 @@ class NodeResources:
             np.zeros(nodes),
             np.zeros(nodes),
         )
+        self.written_bytes = 0.0
         self.seeks = self.read_bytes = self.wanted_bytes = self.samples = self.cached_bytes = 0.0
         self.computed_rows = self.sent_rows = 0
         self._cached: list[OrderedDict[int, npt.NDArray[np.bool_]]] = [OrderedDict() for _ in range(nodes)]
@@ -63,12 +67,19 @@ class NodeResources:
         return places.reshape(holders.shape) * self._data.samples_per_shard * self._data.sample_bytes
 
     def read_shards(
-        self, now: float, shards: Integers, rows: Integers, ends: Integers, owners: Integers
+        self,
+        now: float,
+        shards: Integers,
+        rows: Integers,
+        ends: Integers,
+        owners: Integers,
+        there: Callable[[int, int], float] | None = None,
     ) -> Floats:
         """Queue the reads of a window and return when each shard's are done, float64[shards].
 
         shards: int64[n], ascending; rows: the samples within their shards, shard after shard; ends: int64[n],
-        where each shard's rows end in `rows`; owners: int64[n], the node that reads each.
+        where each shard's rows end in `rows`; owners: int64[n], the node that reads each. there(node, shard):
+        when a shard is on a disk of the node; None: all are.
         """
         size = self._data.sample_bytes
         done = np.empty(shards.size)
@@ -83,6 +94,7 @@ class NodeResources:
             start = end
             reads = plan_reads(np.zeros(inside.size, np.int64), inside * size, np.full(inside.size, size))
             missing = self._missing_share(node, shard, reads)
+            arrives = now if there is None else there(node, shard)
             if not missing:
                 done[place] = now
                 self.cached_bytes += inside.size * size
@@ -97,6 +109,7 @@ class NodeResources:
             self._arms[node, disk] = begin + int(reads.offsets[-1] + reads.lengths[-1])
             self._work(node, cost.read * missing * self._data.cpu_seconds_per_read_byte, now)
             free = max(now, float(self._disk_free[node, disk]))
+            free = max(free, arrives)
             done[place] = self._disk_free[node, disk] = free + seconds
             self.disk_seconds[node] += seconds
             self.seeks += missing * (cost.seeks - 1) + 1
@@ -104,6 +117,31 @@ class NodeResources:
             self.cached_bytes += inside.size * size * (1 - missing)
         self.wanted_bytes += rows.size * size
         self.samples += rows.size
+        return done
+
+    def write_object(self, now: float, nodes: tuple[int, ...], number: int, size: int) -> float:
+        """Write an object on nodes, the first of which sends it to the others; return when all have it. Reads
+        that are queued already are not delayed, those that come are."""
+        disk, done = number % self._mesh.disks_per_node, now
+        sent = (len(nodes) - 1) * size
+        first = nodes[0]
+        self._port_free[first] = (
+            max(now, float(self._port_free[first])) + sent / self._mesh.nic_bytes_per_second
+        )
+        self.port_bytes[first] += sent
+        for node in nodes:
+            begun = now if node == first else max(now, float(self._port_free[first]))
+            busy = float(self._disk_free[node, disk]) > begun
+            begun = max(begun, float(self._writes_free[node, disk]))
+            begun += busy * READ_BYTES / self._mesh.disk_bytes_per_second
+            seconds = SEEK_SECONDS * self._mesh.seek_scale + size / self._mesh.disk_bytes_per_second
+            seconds *= self.slow[node]
+            self._writes_free[node, disk] = begun + seconds
+            self._disk_free[node, disk] = max(begun, float(self._disk_free[node, disk])) + seconds
+            self._arms[node, disk] = _ELSEWHERE
+            self.disk_seconds[node] += seconds
+            self.written_bytes += size
+            done = max(done, begun + seconds)
         return done
 
     def _work(self, nodes: Any, seconds: Any, now: float) -> Any:

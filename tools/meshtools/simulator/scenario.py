@@ -17,7 +17,7 @@ from meshsdk.errors import ConfigurationError, NotFoundError
 from meshwire.strict_json import suggestion
 
 _Table = TypeVar("_Table")
-FaultKind = Literal["lose", "restart", "slow", "join"]
+FaultKind = Literal["lose", "restart", "slow", "join", "partition"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,9 @@ class Jobs:
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What happens at `at_seconds` after the start: `lose` nodes for good, `restart` nodes one group after
-    the other, `slow` disks by `factor`, `join` new nodes. first, count: which nodes; at_once: of a group;
-    seconds: how long each group is away, or disks are slow."""
+    the other, `slow` disks by `factor`, `join` new nodes, `partition`: nodes reach neither the others, nor
+    trainers, nor the control store. first, count: which nodes; at_once: of a group; seconds: how long each
+    group is away, disks are slow, or nodes are cut off."""
 
     kind: FaultKind
     at_seconds: float
@@ -94,6 +95,26 @@ class Fault:
     at_once: int = 1
     seconds: float = 30.0
     factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A remote store from which all shards come; nodes cache them. bytes_per_second: that it gives to all
+    nodes together; cache_bytes: of each node."""
+
+    bytes_per_second: float
+    cache_bytes: float
+    request_seconds: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Objects that are written beside the jobs. bytes_per_second: of objects, each of which is stored as
+    often as the mesh has copies; retry_seconds: until a write is repeated that a node did not answer."""
+
+    bytes_per_second: float
+    object_bytes: int = 64_000_000
+    retry_seconds: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +138,8 @@ class Scenario:
     faults: tuple[Fault, ...]
     disks: Disks | None
     seed: int = 0
+    origin: Origin | None = None
+    writes: Writes | None = None
 
 
 def shipped_scenarios() -> list[str]:
@@ -149,7 +172,7 @@ def parse_scenario(text: str, name: str) -> Scenario:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{name} is not TOML: {error}") from None
-    known = ("mesh", "data", "jobs", "fault", "disks", "seed")
+    known = ("mesh", "data", "jobs", "fault", "disks", "seed", "origin", "writes")
     for key in document:
         if key not in known:
             raise ConfigurationError(f"{name}: there is no table {key!r}{suggestion(key, known)}")
@@ -163,6 +186,8 @@ def parse_scenario(text: str, name: str) -> Scenario:
         tuple(_parsed(Fault, each, "fault") for each in document.get("fault", [])),
         _parsed(Disks, document["disks"], "disks") if "disks" in document else None,
         int(document.get("seed", 0)),
+        _parsed(Origin, document["origin"], "origin") if "origin" in document else None,
+        _parsed(Writes, document["writes"], "writes") if "writes" in document else None,
     )
     _check(found)
     return found
@@ -206,6 +231,12 @@ def _check(found: Scenario) -> None:
         raise ConfigurationError("[jobs]: count, batch and prefetch are at least 1; see docs/simulator.md")
     if not 0 < jobs.share <= 1:
         raise ConfigurationError("[jobs] share is above 0 and at most 1")
+    if found.disks is not None and (found.origin is not None or found.writes is not None):
+        raise ConfigurationError("years of failures have no [origin] and no [writes]")
+    if found.origin is not None and (found.origin.bytes_per_second <= 0 or jobs.shuffle == "global"):
+        raise ConfigurationError("[origin]: bytes_per_second is above 0, and shuffle is blocks or none")
+    if found.writes is not None and min(found.writes.bytes_per_second, found.writes.object_bytes) <= 0:
+        raise ConfigurationError("[writes]: bytes_per_second and object_bytes are above 0")
     for fault in found.faults:
         if fault.kind not in get_args(FaultKind):
             raise ConfigurationError(f"[[fault]] kind = {fault.kind!r}: {', '.join(get_args(FaultKind))}")
