@@ -122,7 +122,7 @@ def test_windows_are_as_large_as_the_bytes_that_a_node_reads(
 def test_a_relayout_puts_what_a_node_reads_apart_from_its_second_copies(
     mesh: DaemonCluster, disk: RotationalDisk
 ) -> None:
-    count = 640
+    count = 320
     with closing(mesh["n2"].client()) as client:
         client.create_bucket(Bucket="loose")
         for number in random.Random(2).sample(range(count), count):
