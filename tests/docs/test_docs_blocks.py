@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from tests.support.daemons import Daemon
-from tests.support.interpreters import path
+from tests.support.interpreters import path, python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +97,7 @@ def environment(daemon: Daemon) -> dict[str, str]:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_REGION": "us-east-1",
         "PATH": path(),
+        "PYTHON_EXEC": python(),  # of the ranks that torchrun starts
     }
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PLACE: Final = "MESH_TEST_INTERPRETERS"
 """Names the folder of the programs that are forked; without it all are executed."""
 SOCKET: Final = "requests"
-PROGRAMS: Final = ("python", "mesh", "meshd", "aws")
+PROGRAMS: Final = ("python", "mesh", "meshd", "aws", "torchrun")
 _PATIENCE: Final = 60.0
 
 
