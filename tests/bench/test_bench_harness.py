@@ -46,6 +46,7 @@ from bench.rows import QUICK, store_rows
 from bench.servers import SERVERS, Server
 from bench.store_timing import requests_of
 from bench.timing import Pass, time_import, time_pass
+from tests.support.interpreters import python
 from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def test_store_and_memory_rows_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.sampled(3)
 def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
     only = ["--only", "cold,cold-eight,cold-1g,epochs", "--scratch", str(tmp_path)]
-    argv = [sys.executable, "-m", "bench", "--quick", *only]
+    argv = [python(), "-m", "bench", "--quick", *only]
     env = {**os.environ, "BENCH_INSTALL": "0"}
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
@@ -110,7 +111,7 @@ def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
 def test_the_rows_of_windows_tables_and_media_at_toy_size(tmp_path: Path) -> None:
     media = [each.name for each in media_row.ROWS]
     only = ["--only", ",".join([windows.NAME, table_row.NAME, *media]), "--scratch", str(tmp_path)]
-    argv = [sys.executable, "-m", "bench", "--quick", *only]
+    argv = [python(), "-m", "bench", "--quick", *only]
     env = {**os.environ, "BENCH_INSTALL": "0"}
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
@@ -137,7 +138,7 @@ def test_the_rows_of_windows_tables_and_media_at_toy_size(tmp_path: Path) -> Non
 @pytest.mark.sampled(3)
 def test_the_row_of_checkpoints_at_toy_size(tmp_path: Path) -> None:
     only = ["--only", checkpoints.NAME, "--scratch", str(tmp_path)]
-    argv = [sys.executable, "-m", "bench", "--quick", *only]
+    argv = [python(), "-m", "bench", "--quick", *only]
     env = {**os.environ, "BENCH_INSTALL": "0"}
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
@@ -154,7 +155,7 @@ def test_the_row_of_checkpoints_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_the_row_of_rows_from_their_owners_at_toy_size(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "bench", "--quick", "--only", owners.NAME, "--scratch", str(tmp_path)]
+    argv = [python(), "-m", "bench", "--quick", "--only", owners.NAME, "--scratch", str(tmp_path)]
     env = {**os.environ, "BENCH_INSTALL": "0"}
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
@@ -176,7 +177,7 @@ def test_the_row_of_rows_from_their_owners_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_what_the_simulator_foretells_at_toy_size(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "bench", "--quick", "--only", foretold.NAME, "--scratch", str(tmp_path)]
+    argv = [python(), "-m", "bench", "--quick", "--only", foretold.NAME, "--scratch", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     [found] = load(tmp_path / "quick").values()
@@ -192,7 +193,7 @@ def test_what_the_simulator_foretells_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_the_row_of_jobs_at_toy_size(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "bench", "--quick", "--only", "reshard", "--scratch", str(tmp_path)]
+    argv = [python(), "-m", "bench", "--quick", "--only", "reshard", "--scratch", str(tmp_path)]
     env = {**os.environ, "BENCH_INSTALL": "0"}
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
@@ -209,7 +210,7 @@ def test_the_row_of_jobs_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.sampled(3)
 def test_the_row_of_redundancy_at_toy_size(tmp_path: Path) -> None:
     require_etcd()
-    argv = [sys.executable, "-m", "bench", "--quick", "--only", "restore", "--scratch", str(tmp_path)]
+    argv = [python(), "-m", "bench", "--quick", "--only", "restore", "--scratch", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     [found] = load(tmp_path / "quick").values()
@@ -222,7 +223,7 @@ def test_the_row_of_redundancy_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.sampled(3)
 def test_gather_rows_at_toy_size(tmp_path: Path) -> None:
     only = ["--only", "gather-10k,gather-members", "--scratch", str(tmp_path)]
-    argv = [sys.executable, "-m", "bench", "--quick", *only]
+    argv = [python(), "-m", "bench", "--quick", *only]
     env = {**os.environ, "BENCH_INSTALL": "0"}
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
@@ -238,7 +239,7 @@ def test_gather_rows_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_passing_on_at_toy_size(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "bench", "--quick", "--only", "passing", "--scratch", str(tmp_path)]
+    argv = [python(), "-m", "bench", "--quick", "--only", "passing", "--scratch", str(tmp_path)]
     env = {**os.environ, "BENCH_INSTALL": "0"}
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
@@ -264,7 +265,7 @@ def photographs_in(daemon: Daemon, s3: Any, folder: Path, count: int, bucket: st
 @pytest.mark.sampled(3)
 def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None:
     server = photographs_in(daemon, s3, tmp_path, 12, "bench-loaders")
-    argv = [sys.executable, "-m", "bench.meshsdk_contender", server.endpoint, "bench-loaders", "--batch", "8"]
+    argv = [python(), "-m", "bench.meshsdk_contender", server.endpoint, "bench-loaders", "--batch", "8"]
     env = environment(server)
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
@@ -503,7 +504,7 @@ def test_shards_hold_every_photograph_once(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_the_ops_row_at_toy_size(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "bench", "--quick", "--only", "ops", "--scratch", str(tmp_path)]
+    argv = [python(), "-m", "bench", "--quick", "--only", "ops", "--scratch", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert load(tmp_path / "quick")["ops"].value("meshd", "rate")
@@ -524,7 +525,7 @@ def test_the_ops_bar_is_of_time_not_of_rate() -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_the_row_of_user_ops_at_toy_size(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "bench", "--quick", "--only", "userops", "--scratch", str(tmp_path)]
+    argv = [python(), "-m", "bench", "--quick", "--only", "userops", "--scratch", str(tmp_path)]
     env = {**os.environ, "BENCH_INSTALL": "0"}
     done = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env

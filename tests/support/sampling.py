@@ -1,7 +1,8 @@
 """Tests of which CI runs a sample: points of a larger space, and toy runs of benchmarks.
 
 Law: `@pytest.mark.sampled(n)` gives a test its turn in one of `n` commits, and a commit every nth case of a
-test with parameters. A commit always has the same sample. Outside CI every test is run.
+test with parameters; `points` gives it every nth point that one test looks at. A commit always has the same
+sample. Outside CI every test is run.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ import zlib
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 MARK = "sampled"
+T = TypeVar("T")
 
 
 def chosen(test: str, case: int, parts: int, commit: str) -> bool:
@@ -36,6 +42,11 @@ def sample(items: list[pytest.Item], commit: str) -> list[pytest.Item]:
     out = {id(item) for item in left}
     items[:] = [item for item in items if id(item) not in out]
     return left
+
+
+def points(all_points: Sequence[T], parts: int, commit: str) -> Sequence[T]:
+    """Those points of a sweep, of at least `parts`, that a commit has in its sample. Without a commit all."""
+    return all_points[int(commit[:8], 16) % parts :: parts] if commit else all_points
 
 
 @cache
