@@ -192,7 +192,11 @@ READ_INDEX: Final = PeerCall(
 )
 """Returns the document of an index."""
 READ_PAGED_KINDS: Final = PeerCall(
-    f"{PREFIX}paged-kinds", request=PagedKindsRequest, response=PagedKindsResponse, errors="batch"
+    f"{PREFIX}paged-kinds",
+    request=PagedKindsRequest,
+    response=PagedKindsResponse,
+    timeout=2.0,
+    errors="batch",
 )
 READ_FRAME: Final = PeerCall(
     f"{PREFIX}frames",

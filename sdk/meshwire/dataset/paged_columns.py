@@ -7,6 +7,7 @@ Law: immutable, and equal to the column that has the values of all pages one aft
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -213,6 +214,16 @@ class _Groups:
         return values
 
 
+@cache  # one function a part: what is joined is found by it
+def _offsets_of(part: int) -> Callable[[Page], Narrow]:
+    return lambda page: page.offsets[part]
+
+
+@cache
+def _lengths_of(part: int) -> Callable[[Page], Narrow]:
+    return lambda page: page.lengths[part]
+
+
 class PagedColumn(BytesColumn):
     """A field of bytes, which is a part of the samples on each page; page n is in the snapshot's object n.
     `total`: bytes of all samples."""
@@ -228,7 +239,7 @@ class PagedColumn(BytesColumn):
     def __init__(self, pages: Pages, part: int, total: int) -> None:
         for name, value in {
             "pages": pages, "part": part, "total": total,
-            "_offsets": lambda page: page.offsets[part], "_lengths": lambda page: page.lengths[part],
+            "_offsets": _offsets_of(part), "_lengths": _lengths_of(part),
         }.items():  # fmt: skip
             object.__setattr__(self, name, value)
 

@@ -150,11 +150,11 @@ class _Indexing:
             1,
         )  # start of the current line, offset of the next byte, line number
         self._last = 0  # the byte before; 0 is neither CR nor LF
-        self._count = 0
-        self._found: list[tuple[Narrow, Narrow, int, Narrow | None]] = []
+        self._starts, self._lengths = _Growing(), _Growing()
+        self._numbers: _Growing | None = None  # from the first empty line on
 
     def __repr__(self) -> str:
-        return f"<_Indexing, {self._count} lines>"
+        return f"<_Indexing, {self._starts.size} lines>"
 
     def add(self, octets: npt.NDArray[np.uint8]) -> None:
         """Add the next bytes, at least one. Raises LineError."""
@@ -173,14 +173,15 @@ class _Indexing:
         longest = int(np.argmax(lengths))
         self._check(int(lengths[longest]), self._line + longest)
         there = np.flatnonzero(lengths > 0)
-        numbers = None if there.size == starts.size else narrow_integers(there)
-        # Narrow at once: until the file ends, this is all that is in memory of it.
-        self._found.append(
-            (narrow_integers(starts[there]), narrow_integers(lengths[there]), self._line, numbers)
-        )
+        if self._numbers is None and there.size < starts.size:
+            self._numbers = _Growing()
+            self._numbers.append(np.arange(1, self._starts.size + 1))
+        if self._numbers is not None:
+            self._numbers.append(self._line + there)
+        self._starts.append(starts[there])
+        self._lengths.append(lengths[there])
         self._line += starts.size
-        self._count += there.size
-        if self._count > self._most:
+        if self._starts.size > self._most:
             raise LineError(f"the file has more than {self._most} lines, too many to index")
 
     def _check(self, length: int, line: int) -> None:
@@ -192,16 +193,33 @@ class _Indexing:
         if self._at > self._begin:
             ended = np.array([self._last == _RETURN])
             self._take(np.array([self._begin]), np.array([self._at]), ended)
-        if not self._found:
-            return LineIndex(np.zeros(0, np.int64), np.zeros(0, np.int64), None)
-        starts, lengths, lines, gaps = zip(*self._found, strict=True)
-        self._found.clear()
-        offsets, sizes = narrow_integers(np.concatenate(starts)), narrow_integers(np.concatenate(lengths))
-        del starts
-        if all(numbers is None for numbers in gaps):
-            return LineIndex(offsets, sizes, None)
-        numbers = [
-            narrow_integers(line + (np.arange(size.size) if gap is None else gap.astype(np.int64)))
-            for size, line, gap in zip(lengths, lines, gaps, strict=True)
-        ]
-        return LineIndex(offsets, sizes, np.concatenate(numbers))
+        numbers = None if self._numbers is None else self._numbers.array()
+        return LineIndex(self._starts.array(), self._lengths.array(), numbers)
+
+
+class _Growing:
+    """Integers in the narrowest type. They grow in place: until the file ends, this is what is in memory of
+    it, and many small arrays would take twice as much."""
+
+    def __init__(self) -> None:
+        self._values: Narrow = np.empty(0, np.uint8)
+        self.size = 0
+
+    def __repr__(self) -> str:
+        return f"<_Growing, {self.size} of {self._values.dtype}>"
+
+    def append(self, values: Integers) -> None:
+        """Add integers of 0 and above."""
+        narrow, end = narrow_integers(values), self.size + values.size
+        dtype = np.promote_types(self._values.dtype, narrow.dtype)
+        if dtype != self._values.dtype:
+            self._values = self._values[: self.size].astype(dtype)
+        if end > self._values.size:
+            self._values.resize(end + end // 8, refcheck=False)
+        self._values[self.size : end] = narrow
+        self.size = end
+
+    def array(self) -> Narrow:
+        """Return all of them; nothing may be added afterwards."""
+        self._values.resize(self.size, refcheck=False)
+        return self._values

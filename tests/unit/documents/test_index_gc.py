@@ -39,6 +39,7 @@ def snapshot(etag: str) -> bytes:
         (f"lines/{'a' * 32}-17.gz", "a" * 32),
         (f"lines/{'a' * 32}-3-17", f"{'a' * 32}-3"),  # of an upload in parts
         (f"tfrecords/{'a' * 32}-17.zst-{CHOICE}", "a" * 32),
+        (f"pages/{'a' * 32}-17.gz-{CHOICE}", "a" * 32),
         (f"mds/{'a' * 32}-17-{CHOICE}", "a" * 32),
     ],
 )
