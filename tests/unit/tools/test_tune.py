@@ -197,6 +197,33 @@ def test_order_and_read_ahead_on_rotational_disks_alone() -> None:
     assert any("memory or faster disks" in note for note in found.notes)
 
 
+def test_the_cache_of_an_origin_holds_more_or_is_filled_before() -> None:
+    # 7 GiB on two nodes. A quota of 1 GiB a node keeps a quarter; with room for 2.5 GiB each, 4.75 GiB stay.
+    before = mesh(*[node(cache_capacity=2.5 * GIB) for _ in range(2)])
+    now = after(before, fetch=0.6)
+    for document in now["nodes"].values():
+        document["totals"] |= {"cache_hit": 250.0, "cache_miss": 750.0}
+    backed = BucketInfo("photos", 0, {"url": "s3://far", "quota": GIB})
+    [change] = advise(seen(before, now, backed), ASSUMED).changes
+    assert (change.kind, change.live) == ("cache quota", True)
+    assert change.gain == pytest.approx(0.75 / (1 - 4.75 / 7), rel=0.01)
+    # In the first epoch of a cache with room for all, without a quota.
+    before = mesh(*[node(cache_capacity=8 * GIB) for _ in range(2)])
+    now = after(before, fetch=0.6, epochs=0.3)
+    now["nodes"]["n1"]["totals"] |= {"cache_miss": 750.0}
+    [change] = advise(
+        seen(before, now, BucketInfo("photos", 0, {"url": "s3://far", "quota": 0})), ASSUMED
+    ).changes
+    assert (change.kind, change.live) == ("prefetch", False)
+
+
+def test_nodes_without_a_decoded_cache() -> None:
+    before = mesh(node())
+    [change] = advise(seen(before, after(before, preprocessing=0.9)), ASSUMED).changes
+    assert (change.kind, change.live) == ("decoded cache", False)
+    assert 2 < change.gain < 4  # 0.3 of 1.11 ms are left by the assumptions, and delivery
+
+
 def test_a_loop_that_waits_for_nothing_leaves_room_for_others() -> None:
     # 1,000 samples a second of 2 ms, and 0.27 ms of delivery, are 2.27 of 24 cores: eight at 80 %.
     before = mesh(node(), node(), node())

@@ -81,7 +81,7 @@ def tune(
         session.show(_text(seen, advice, chosen), **_record(seen, advice, chosen))
         if not applies:
             return
-        live = [change for change in chosen if change.setting is not None]
+        live = [change for change in chosen if change.live]
         if not live:
             session.tell("nothing of this can be changed while the nodes run")
         wanted = [change for change in live if _confirmed(change, yes=yes, named=change.kind in only)]
@@ -133,7 +133,7 @@ def _text(seen: Observation, advice: Advice, chosen: Sequence[Change]) -> str:
             if change.rate
             else "safer, not faster"
         )
-        live = "; can be applied live" if change.setting is not None else ""
+        live = "; can be applied live" if change.live else ""
         lines += [
             f"{number}. {change.kind} ({change.target}): {gained}{live}",
             f"   {change.why}",

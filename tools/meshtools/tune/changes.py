@@ -26,6 +26,7 @@ _ROOM: Final = 1.15  # of kept samples: nodes have unequal shares
 _OPEN_SEGMENTS: Final = 1 / 16  # of a decoded cache: segments that are open count in full
 _KEEP_FREE: Final = 0.1  # of a disk, or _MOST_FREE bytes: caches leave so much
 _MOST_FREE: Final = float(32 << 30)
+_CACHE_FILL: Final = 0.95  # of a cache of origins: the lower watermark of eviction
 _REPAIR_SECONDS: Final = 36_000.0
 _FAILURES: Final = 0.015  # of a disk in a year
 
@@ -61,8 +62,13 @@ class Change:
         """Foretold ÷ present rate; 1 if it makes nothing faster."""
         return self.forecast / self.rate if self.rate else 1.0
 
+    @property
+    def live(self) -> bool:
+        """Whether it can be made while the nodes run."""
+        return self.setting is not None
+
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "gain": round(self.gain, 3), "live": self.setting is not None}
+        return {**asdict(self), "gain": round(self.gain, 3), "live": self.live}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ def advise(seen: Observation, assumed: Assumptions) -> Advice:
     if seen.buckets is None:
         notes.append("quotas and copies of buckets are not known: this needs root's access key")
     unique = {(change.kind, change.command): change for change in reversed(changes)}
-    ordered = sorted(unique.values(), key=lambda change: (-change.gain, change.setting is None, change.kind))
+    ordered = sorted(unique.values(), key=lambda change: (-change.gain, not change.live, change.kind))
     return Advice(tuple(ordered), tuple(dict.fromkeys(notes)))
 
 
@@ -303,16 +309,19 @@ def _origin(model: LoopModel) -> Iterator[Change]:
         return
     why = f"{_waits(model)}, and {1 - seen.cached_hits:.0%} of the reads go to the origin of {facts.bucket}"
     quota, nodes = int(bucket.origin["quota"] or 0), max(1, len(seen.nodes))
-    wanted = _rounded(facts.bytes * _ROOM / nodes)
-    if quota and quota < wanted <= seen.total("cache_capacity") / nodes:
+    room = seen.total("cache_capacity") * _CACHE_FILL
+    wanted = _rounded(min(facts.bytes * _ROOM, room) / nodes)
+    if quota and wanted > quota and loop.epochs >= 1:
+        left = max(0.0, 1 - wanted * nodes / facts.bytes)
         yield replace(
             _change(
                 model,
                 "cache quota",
                 facts.bucket,
-                f"{why}; its quota, {format_size(quota)}, does not hold its {format_size(facts.bytes)}",
+                f"{why}; its quota, {format_size(quota)} a node, does not hold its "
+                f"{format_size(facts.bytes)}; {format_size(wanted)} hold {1 - left:.0%}, one epoch later",
                 f"mesh bucket change {facts.bucket} --quota {wanted}",
-                model.scaled(0.0),
+                model.scaled(left / (1 - seen.cached_hits)),
             ),
             setting=Setting(facts.bucket, "quota", quota, wanted),
             undo=f"mesh bucket change {facts.bucket} --quota {quota}",
