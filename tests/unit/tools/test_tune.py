@@ -148,14 +148,18 @@ def test_no_gain_is_above_the_wait_that_it_removes() -> None:
 
 def test_fewer_processes_than_cores_and_all_cores_busy() -> None:
     before = mesh(*[node(transform_processes=2) for _ in range(2)])
-    found = advise(seen(before, after(before, preprocessing=0.8), ops=("parse",)), ASSUMED)
+    found = advise(seen(before, after(before, preprocessing=0.8, cpu=0.0035), ops=("parse",)), ASSUMED)
     [change] = found.changes
     assert (change.kind, change.setting) == ("transform processes", None)
     assert change.gain == pytest.approx(4.0, rel=0.01)
     busy = mesh(node(), node())
-    found = advise(seen(busy, after(busy, preprocessing=0.8), ops=("parse",)), ASSUMED)
+    found = advise(seen(busy, after(busy, preprocessing=0.8, cpu=0.014), ops=("parse",)), ASSUMED)
     assert not found.changes
     assert any("one more node with the role compute gains 1.50×" in note for note in found.notes)
+    # Where the processes hardly compute, more of them gain nothing.
+    found = advise(seen(before, after(before, preprocessing=0.8, cpu=0.0005), ops=("parse",)), ASSUMED)
+    assert not found.changes
+    assert any("compute for 12% of the time only" in note for note in found.notes)
 
 
 def test_loops_of_their_own_seeds_that_could_share() -> None:
@@ -190,6 +194,10 @@ def test_order_and_read_ahead_on_rotational_disks_alone() -> None:
     # Windows of the whole data do not seek: 5.37 ms of seek and media against 0.37, bounded by the wait.
     assert by_kind["read-ahead"].gain == pytest.approx(1 / (1 - 0.6))
     assert not any(change.setting for change in found.changes)
+    # Rows that are queued behind others count as preprocessing, but the disks are busy.
+    queued = after(before, preprocessing=0.6)
+    queued["nodes"]["n1"]["totals"]["read_ahead_seconds"] = 0.9 * 4 * SECONDS
+    assert "order" in kinds(advise(seen(before, queued, disk_cost=cost), ASSUMED))
     # The same on solid-state disks: nothing to change.
     before = mesh(node())
     found = advise(seen(before, after(before, fetch=0.6), disk_cost=cost), ASSUMED)

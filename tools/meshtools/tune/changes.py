@@ -27,6 +27,7 @@ _OPEN_SEGMENTS: Final = 1 / 16  # of a decoded cache: segments that are open cou
 _KEEP_FREE: Final = 0.1  # of a disk, or _MOST_FREE bytes: caches leave so much
 _MOST_FREE: Final = float(32 << 30)
 _CACHE_FILL: Final = 0.95  # of a cache of origins: the lower watermark of eviction
+_BUSY: Final = 0.5  # of the time of transform processes: below it, more of them do not help
 _REPAIR_SECONDS: Final = 36_000.0
 _FAILURES: Final = 0.015  # of a disk in a year
 
@@ -136,6 +137,11 @@ def _other(model: LoopModel) -> str:
     """Return what is left where no setting helps."""
     if model.bound == "network":
         return "`mesh doctor -- SCRIPT` says which argument of its loader to change"
+    if model.bound == "decode" and model.transforms_busy < _BUSY:
+        return (
+            f"its transform processes compute for {model.transforms_busy:.0%} of the time only, so they wait "
+            "for reads, or for cores that other programs use"
+        )
     if model.bound == "decode":
         nodes = len(model.seen.nodes)
         more = replace(model.hardware, nodes=nodes + 1)
@@ -255,7 +261,7 @@ def _rounded(size: float) -> int:
 def _transforms(model: LoopModel) -> Iterator[Change]:
     seen = model.seen
     short = {name: node for name, node in seen.nodes.items() if 0 < node.transforms < node.cores}
-    if not short:
+    if not short or model.transforms_busy < _BUSY:
         return
     nodes = len(seen.nodes)
     more = replace(model.hardware, cores_per_node=max(1, round(seen.total("cores") / nodes)))

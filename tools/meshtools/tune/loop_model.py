@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from meshtools.sizing.assumptions import Assumptions
     from meshtools.tune.observation import Loop, Observation, PlanFacts, PlanUse
 
+_BUSY: Final = 0.5
 WORTH: Final = 0.05
 """A wait below this share of a loop's time is not worth a change."""
 
@@ -73,7 +74,20 @@ class LoopModel:
         stage = self.loop.stage
         if self.loop.stalls.get(stage, 0.0) < WORTH:
             return ""
+        if stage == "preprocessing" and self.disk_busy > max(_BUSY, self.transforms_busy):
+            return "disk"  # rows that are queued behind those which wait for a disk count as preprocessing
         return {"preprocessing": "decode", "fetch": "disk", "network": "network"}[stage]
+
+    @property
+    def transforms_busy(self) -> float:
+        """Share of their time for which the transform processes compute, 0…1."""
+        spent = sum(plan.rows_per_second * plan.cpu_seconds_per_row for plan in self.seen.plans.values())
+        return spent / max(1.0, self.seen.total("workers"))
+
+    @property
+    def disk_busy(self) -> float:
+        """Share of their time for which rotational disks read ahead, 0…1."""
+        return self.seen.disk_seconds / max(1.0, self.seen.total("rotational"))
 
     def _read_ahead_share(self, memory: float) -> float:
         return min(1.0, max(1e-6, memory / max(1, self.facts.bytes)))
