@@ -179,9 +179,7 @@ class DatasetService:
             found = self._results.find(name)
             if found is None:
                 built = await self._build(listing, source, kind, fields, options)
-                if not paged and isinstance(built.snapshot, PagedSnapshot):
-                    self._capacity.require_room(built.snapshot.samples, len(fields), source)
-                    built = replace(built, snapshot=await asyncio.to_thread(built.snapshot.without_pages))
+                built = built if paged else await self._without_pages(built)
                 still = began == self._objects.revision([source.bucket])
                 answer = await self._registered(caller, built, births)
                 await self._results.add(request, name, answer)
@@ -251,7 +249,17 @@ class DatasetService:
             else await self._objects.list_entries(source.bucket, source.prefix)
         )
         newest = max((record.modified for _, record in listing), default=0)
-        return await self._built(listing, source, kind, fields), newest
+        built, made_of = await self._built(listing, source, kind, fields), _paged_kind(kind)
+        paged = made_of is None or await self._objects.page_support.is_everywhere(made_of)
+        return built if paged else await self._without_pages(built), newest
+
+    async def _without_pages(self, built: SnapshotBuild) -> SnapshotBuild:
+        """Return the snapshot in the form that all releases read. Raises BatchError TooLarge."""
+        snapshot = built.snapshot
+        if not isinstance(snapshot, PagedSnapshot):
+            return built
+        self._capacity.require_room(snapshot.samples, len(snapshot.fields), snapshot.source)
+        return replace(built, snapshot=await asyncio.to_thread(snapshot.without_pages))
 
     async def _build(
         self,
