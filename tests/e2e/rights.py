@@ -69,5 +69,5 @@ def _events(log: Path) -> Iterable[dict[str, Any]]:
     with log.open() as lines:
         for line in lines:
             event = json.loads(line)
-            if event["user"]["username"].startswith("system:serviceaccount:"):
+            if event["user"].get("username", "").startswith("system:serviceaccount:"):
                 yield event

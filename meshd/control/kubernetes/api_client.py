@@ -180,9 +180,18 @@ class ApiClient:
         self._idle: list[http.client.HTTPConnection] = []
         self._streams: set[http.client.HTTPConnection] = set()
         self._closed = False
+        self._answered = clock.monotonic()
+        self._silent_since: float | None = None
+        self._silence = 0.0  # of earlier times
 
     def __repr__(self) -> str:
         return f"<Api of {self._server.host}:{self._server.port}>"
+
+    def silence(self) -> float:
+        """Return for how many seconds, of all since the start, the API did not answer this process."""
+        with self._lock:
+            since = self._silent_since
+            return self._silence + (0.0 if since is None else self._clock.monotonic() - since)
 
     def call(
         self,
@@ -198,9 +207,11 @@ class ApiClient:
         tries = 0
         while True:
             tries += 1
+            began_try = self._clock.monotonic()
             try:
                 return self._once(method, _target(path, query), body)
             except _NotNowError as error:
+                self._note_silence(began_try)
                 if error.sent and not repeatable:
                     raise AmbiguousError(
                         f"the Kubernetes API did not say whether it did what it was asked ({error.why}); "
@@ -217,7 +228,7 @@ class ApiClient:
     def watch(self, path: str, idle: float, **query: str) -> Iterator[dict[str, Any]]:
         """Events until the server ends them or is silent for `idle` seconds (then they just end). Raises
         RefusedError, KubernetesError when it cannot begin."""
-        connection = self._connection(idle)
+        connection, began = self._connection(idle), self._clock.monotonic()
         try:
             _connect(connection)
             with self._lock:  # `close` ends what is here; a socket is replaced while TLS is set up
@@ -227,8 +238,10 @@ class ApiClient:
             response = self._begin(connection, "GET", _target(path, query | {"watch": "1"}), None)
             if response.status != 200:
                 _document(response.status, response.read(_MOST_BYTES))
+            self._note_answer()
             yield from _events(response)
         except _NotNowError as error:
+            self._note_silence(began)
             raise KubernetesError(f"the Kubernetes API does not answer ({error.why})") from None
         except (OSError, http.client.HTTPException) as error:
             raise KubernetesError(f"the Kubernetes API does not answer ({error})") from None
@@ -270,7 +283,22 @@ class ApiClient:
                 self._idle.append(connection)
         if not keep:
             connection.close()
+        if response.status < 500 and response.status not in _AGAIN:
+            self._note_answer()
         return _document(response.status, data)
+
+    def _note_silence(self, began: float) -> None:
+        """Note that a call which began then got no answer."""
+        with self._lock:
+            if self._silent_since is None:
+                self._silent_since = max(began, self._answered)
+
+    def _note_answer(self) -> None:
+        with self._lock:
+            self._answered = self._clock.monotonic()
+            if self._silent_since is not None:
+                self._silence += self._answered - self._silent_since
+                self._silent_since = None
 
     def _begin(
         self, connection: http.client.HTTPConnection, method: str, target: str, body: Mapping[str, Any] | None

@@ -4,7 +4,7 @@ Law: versions are resource versions. `revision` and `cached_entries` read the co
 write is in the copy when it returns. While the API is unreachable the copy stays as it is and writes
 fail within seconds. Leases are coordination.k8s.io/v1 Leases. No two clocks are compared: a lease has
 expired when this process has seen it unchanged for its whole duration, so a new process waits once for
-that long.
+that long. Time in which the API does not answer does not count: no holder could renew, either.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class KubernetesLeases:
     def __init__(self, api: ApiClient, namespace: str, store: str, clock: Clock) -> None:
         self._api, self._store, self._clock = api, store, clock
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._seen: dict[str, tuple[int, float]] = {}  # name → version, and when it was first seen here
+        self._seen: dict[str, tuple[int, float]] = {}  # name → version, and when it was first seen: `_now`
         self._written: dict[str, dict[str, Any]] = {}  # name → what this process wrote last
 
     def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
@@ -117,12 +117,16 @@ class KubernetesLeases:
         return held
 
     def _ran_out(self, name: str, present: dict[str, Any]) -> bool:
-        version, now = _lease_version(present), self._clock.monotonic()
+        version, now = _lease_version(present), self._now()
         seen, since = self._seen.get(name, (0, now))
         if seen != version:
             self._seen[name] = (version, now)
             return False
         return now - since >= float(present["spec"].get("leaseDurationSeconds") or 0)
+
+    def _now(self) -> float:
+        """Return the seconds, since some moment, in which the API answered."""
+        return self._clock.monotonic() - self._api.silence()
 
     def _write(
         self, method: str, path: str, name: str, holder: str, ttl: float, present: dict[str, Any] | None
@@ -159,7 +163,7 @@ class KubernetesLeases:
                 return None
             raise
         self._written[name], version = answer, _lease_version(answer)
-        self._seen[name] = (version, self._clock.monotonic())
+        self._seen[name] = (version, self._now())
         return Lease(name, holder, ttl, now_ms + int(ttl * 1000), version)
 
     def _read(self, name: str) -> dict[str, Any] | None:
