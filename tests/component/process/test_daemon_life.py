@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _executed() -> Iterator[None]:
-    """Nodes begin here as those of users do, and are not forked from a process that has loaded everything."""
+@pytest.fixture
+def executed() -> Iterator[None]:
+    """Nodes begin as those of users do, and are not forked from a process that has loaded everything."""
     with forked_from(None):
         yield
 
@@ -69,8 +69,10 @@ def refused(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Daemon]:
-    """A daemon with two workers, a coordinator and two transforms, whose children may be killed."""
-    with Daemon.start(workers=2, args=("--transform-workers", "2")) as daemon:
+    """A daemon with two workers, a coordinator and two transforms, whose children may be killed; executed."""
+    with forked_from(None):  # its memory and threads are looked at
+        started = Daemon.start(workers=2, args=("--transform-workers", "2"))
+    with started as daemon:
         client = daemon.client()
         client.create_bucket(Bucket="kept")
         client.put_object(Bucket="kept", Key="a", Body=b"value")
@@ -88,6 +90,7 @@ def test_operators_endpoints_need_no_signature(daemon: Daemon) -> None:
     assert get(daemon, "/")[0] == 403
 
 
+@pytest.mark.usefixtures("executed")
 def test_data_outlives_a_restart_and_the_port_stays() -> None:
     with Daemon.start() as daemon:
         with contextlib.closing(daemon.client()) as client:
@@ -226,6 +229,7 @@ def test_metrics_count_every_worker_also_dead_ones(pair: Daemon) -> None:
     assert healthy() == before + 10
 
 
+@pytest.mark.usefixtures("executed")
 def test_no_child_outlives_a_killed_supervisor_and_the_directory_opens_again() -> None:
     with Daemon.start(workers=2) as daemon:
         with contextlib.closing(daemon.client()) as client:
@@ -276,6 +280,7 @@ def _closed_to_newcomers(host: str | None, port: int | None) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("executed")
 def test_a_second_sigterm_ends_without_waiting() -> None:
     with Daemon.start(args=("--drain-timeout", "600")) as daemon:
         with contextlib.closing(daemon.client()) as client:
