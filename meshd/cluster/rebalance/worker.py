@@ -107,8 +107,10 @@ class LocalWorker:
 
     async def _run_request(self, request: SyncRequest, tally: SyncStats) -> None:
         cluster = parse_map(request.cluster)
-        if self._mesh.current_map().version < cluster.version:
-            await self._mesh.wait_for_newer_map(cluster.version - 1, _MAP_TIMEOUT)
+        # The peers fence off writes under maps before the one that this process has: with an older one,
+        # writes that leave this node out might follow what it has read.
+        if not await self._mesh.wait_for_newer_map(cluster.version - 1, _MAP_TIMEOUT):
+            raise RebalanceWorkerError(f"the rebalance process does not get map {cluster.version} yet")
         await self.sync_with(cluster, request.holder, request.scope, tally)
 
 

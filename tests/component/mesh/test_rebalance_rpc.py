@@ -38,8 +38,13 @@ SCOPE = full_scope(MAP, (2,))
 class Worker(LocalWorker):
     """Counts 30 names in three steps; then fails as the holder's name says."""
 
-    def __init__(self) -> None:
-        self._mesh = cast("Any", SimpleNamespace(current_map=lambda: MAP))
+    def __init__(self, version: int = MAP.version) -> None:
+        """`version`: of the map that its process has."""
+
+        async def wait_for_newer_map(before: int, max_wait: float) -> bool:
+            return version > before
+
+        self._mesh = cast("Any", SimpleNamespace(wait_for_newer_map=wait_for_newer_map))
         self.begun, self.cancelled = asyncio.Event(), asyncio.Event()
 
     async def sync_with(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
@@ -64,8 +69,8 @@ class Worker(LocalWorker):
 
 
 @asynccontextmanager
-async def served(path: Path) -> AsyncIterator[Worker]:
-    worker, server = Worker(), ProcessServer(ERRORS)
+async def served(path: Path, version: int = MAP.version) -> AsyncIterator[Worker]:
+    worker, server = Worker(version), ProcessServer(ERRORS)
     server.register(SYNC, worker.serve_sync)
     with listen(path) as listener:
         serving = asyncio.create_task(server.serve_forever(listener))
@@ -121,6 +126,19 @@ def test_errors_come_through_and_what_was_done_counts(
 
 async def nothing() -> None:
     pass
+
+
+def test_a_process_that_does_not_get_the_map_compares_nothing(tmp_path: Path) -> None:
+    """Its peers would fence off writes under older maps than the client's only."""
+
+    async def run() -> None:
+        async with served(tmp_path / "s.sock", MAP.version - 1) as worker:
+            client = WorkerProcessClient(WorkerSocket(tmp_path / "s.sock"), nothing)
+            with pytest.raises(RebalanceWorkerError, match="does not get map 7"):
+                await client.sync_with(MAP, "n2", SCOPE, SyncStats())
+            assert not worker.begun.is_set()
+
+    asyncio.run(run())
 
 
 def test_a_process_that_ends_or_is_not_there(tmp_path: Path) -> None:
