@@ -2,6 +2,9 @@
 
 Law: one disk has one arm, so one read at a time; windows that a batch waits for go first. Bytes that are
 cached already are not read again. A read that fails is left to the reader of the bytes, which reports it.
+
+A disk serves requests in one direction: as long as the next read of a window is there when one has ended,
+reads of others may wait until the window has ended. So now and then nothing is queued until theirs are done.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshd.batches.read_ahead.extents import READ_BYTES
-from meshd.store.disks.disk_type import advice_limit
+from meshd.store.disks.disk_type import advice_limit, reads_in_flight, request_limit
 from meshd.telemetry import metrics
 from meshd.telemetry.plan_metrics import record_reading_ahead
 from meshd.util.page_cache import missing_bytes
@@ -31,6 +34,11 @@ if TYPE_CHECKING:
 
 QUEUED_READS: Final = 1
 """Reads that are queued at the disk behind the one in progress."""
+PIECE_BYTES: Final = 4 << 20
+"""Bytes of a window, 20 ms of media time, after which the reads of others go first if there are some."""
+OTHERS_SECONDS: Final = 0.02
+"""The longest wait for them: a window has half of the disk's time at least."""
+_POLL_SECONDS: Final = 0.0005
 _log = logging.getLogger("meshd.read_ahead")
 
 
@@ -62,7 +70,8 @@ class DiskReader:
 
     def __init__(self, device: int, clock: Clock) -> None:
         name = f"{os.major(device)}:{os.minor(device)}"
-        self._clock, self._advice_bytes = clock, advice_limit(device)
+        self._device, self._clock, self._advice_bytes = device, clock, advice_limit(device)
+        self._own_requests = QUEUED_READS * -(-READ_BYTES // request_limit(device))
         self._queue: list[tuple[int, int, DiskWork]] = []
         self._number = itertools.count()
         self._changed = threading.Condition()
@@ -117,12 +126,18 @@ class DiskReader:
             return work
 
     def _read_window(self, work: DiskWork) -> None:
-        reads, done, seeks = work.reads, 0, 0
+        reads, done, seeks, piece = work.reads, 0, 0, 0
         began, arm = self._clock.monotonic(), (-1, -1)  # file and offset where the last read ended
         ahead: deque[_Read] = deque()
         files: deque[int] = deque()  # open descriptors in order; only the last few have reads in progress
         try:
             for read in self._missing(work, files):
+                if piece >= PIECE_BYTES and reads_in_flight(self._device) > self._own_requests:
+                    while ahead:
+                        done += ahead.popleft().finish(self._buffer)
+                    self._let_others_read()
+                    piece = 0
+                piece += read.length
                 ahead.append(read)
                 read.begin(self._advice_bytes)
                 if len(ahead) > QUEUED_READS:
@@ -143,6 +158,12 @@ class DiskReader:
         metrics.read_ahead_seconds.inc(seconds)
         if work.plan:
             record_reading_ahead(work.plan, seeks, seconds)
+
+    def _let_others_read(self) -> None:
+        """Wait, with nothing of this reader queued, until the disk has no reads of others to do."""
+        end = self._clock.monotonic() + OTHERS_SECONDS
+        while reads_in_flight(self._device) and not self._closed and self._clock.monotonic() < end:
+            threading.Event().wait(_POLL_SECONDS)
 
     def _missing(self, work: DiskWork, files: deque[int]) -> Iterator[_Read]:
         """Yield the reads whose bytes are not cached; appends the descriptors of their files to `files`."""

@@ -38,6 +38,24 @@ def advice_limit(device: int, block: Path = _BLOCK) -> int:
     return max(_DEFAULT_READ_AHEAD, *((_queue_value(device, name, block) or 0) << 10 for name in names))
 
 
+def reads_in_flight(device: int, block: Path = _BLOCK) -> int:
+    """Return how many reads, of any process, a block device has not finished; of a partition, its disk. 0 if
+    that is not known."""
+    folder = (block / f"{os.major(device)}:{os.minor(device)}").resolve()
+    for each in (folder.parent, folder):
+        with suppress(OSError, ValueError, IndexError):
+            return int((each / "inflight").read_text().split()[0])
+    return 0
+
+
+def request_limit(device: int, block: Path = _BLOCK) -> int:
+    """Return the bytes of the largest request that the kernel always makes of a long read, whose pages may be
+    anywhere in memory."""
+    sectors = (_queue_value(device, "max_sectors_kb", block) or 0) << 10
+    segments = (_queue_value(device, "max_segments", block) or 0) * os.sysconf("SC_PAGE_SIZE")
+    return min(sectors, segments) or _DEFAULT_READ_AHEAD
+
+
 def _queue_value(device: int, name: str, block: Path) -> int | None:
     """Return a number that the queue of a block device reports; None if it reports none."""
     folder = block / f"{os.major(device)}:{os.minor(device)}"

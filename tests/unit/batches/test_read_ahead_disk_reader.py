@@ -63,6 +63,37 @@ def test_a_window_is_in_the_page_cache_when_it_is_done(reader: DiskReader, tmp_p
     assert not cached(path, 4 * MIB, MIB)
 
 
+def test_reads_of_others_go_first_now_and_then(
+    reader: DiskReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the reader is queued while it waits for them; a disk that is always busy does not end it."""
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(20 * MIB))
+    begun, finished, looks = list[int](), list[int](), list[tuple[int, int]]()
+    own = reader._own_requests
+    in_flight = iter([own, own, own + 2, 2, 1, 0])  # two other reads while the seventh piece is queued
+
+    def look(device: int) -> int:
+        looks.append((sum(begun) // MIB, sum(begun) // MIB - sum(finished) // MIB))
+        return next(in_flight, own + 1)
+
+    def finish(read: disk_reader._Read, buffer: object) -> int:
+        finished.append(read.length)
+        return read.length
+
+    monkeypatch.setattr(disk_reader, "is_cached", lambda *_: False)
+    monkeypatch.setattr(disk_reader, "reads_in_flight", look)
+    monkeypatch.setattr(disk_reader._Read, "begin", lambda read, _: begun.append(read.length))
+    monkeypatch.setattr(disk_reader._Read, "finish", finish)
+    work, done = work_on(path, (0, 20 * MIB))
+    reader.submit(work)
+    assert done.wait(30)
+    assert sum(finished) == 20 * MIB
+    assert looks[:7] == [(4, 1), (5, 1), (6, 1), (6, 0), (6, 0), (6, 0), (10, 1)]
+    assert len(looks) > 10
+    assert set(looks[7:]) == {(10, 0), (14, 1), (14, 0), (18, 1), (18, 0)}
+
+
 def test_missing_files_and_short_files_are_left_to_the_reader_of_the_bytes(
     reader: DiskReader, tmp_path: Path
 ) -> None:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.store.disks.disk_type import RotationalDisks, advice_limit, is_rotational
+from meshd.store.disks.disk_type import (
+    RotationalDisks,
+    advice_limit,
+    is_rotational,
+    reads_in_flight,
+    request_limit,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +27,11 @@ def block(tmp_path: Path) -> Path:
     disk = tmp_path / "devices" / "sda"
     (disk / "queue").mkdir(parents=True)
     (disk / "sda1").mkdir()
+    (disk / "inflight").write_text("       3        1\n")
+    (disk / "sda1" / "inflight").write_text("       0        0\n")
     (disk / "queue" / "rotational").write_text("1\n")
     (disk / "queue" / "max_sectors_kb").write_text("1280\n")
+    (disk / "queue" / "max_segments").write_text("168\n")
     (disk / "queue" / "read_ahead_kb").write_text("128\n")
     links = tmp_path / "block"
     links.mkdir()
@@ -35,6 +44,8 @@ def test_a_partition_is_as_its_disk(block: Path) -> None:
     assert is_rotational(DISK, block)
     assert is_rotational(PARTITION, block)
     assert advice_limit(PARTITION, block) == 1280 << 10
+    assert (request_limit(PARTITION, block), request_limit(OTHER, block)) == (168 * 4096, 128 << 10)
+    assert [reads_in_flight(each, block) for each in (DISK, PARTITION, OTHER)] == [3, 3, 0]
 
 
 def test_what_reports_nothing_is_not_rotational(block: Path) -> None:
