@@ -13,7 +13,7 @@ import pytest
 
 import meshsdk as mesh
 from meshsdk import ops
-from meshsdk.admin.cluster_admin import show_bucket
+from meshsdk.admin.cluster_admin import create_bucket, show_bucket
 from meshsdk.cli import run
 from tests.support.daemon_cluster import DaemonCluster
 
@@ -33,8 +33,10 @@ def picture(number: int) -> bytes:
 def cluster() -> Iterator[DaemonCluster]:
     """Three nodes that may keep 1 MiB of results each, of 3 MiB that all samples take."""
     with DaemonCluster.start(3, args=("--decoded-cache", "32MiB", "--durability", "relaxed")) as made:
+        where, key, secret = made["n1"].endpoint, made.access_key, made.secret_key
+        with mesh.connect(where, access_key=key, secret_key=secret) as root:
+            create_bucket(root.transport, "photos", {"copies": 1})
         with closing(made["n1"].client()) as client:
-            client.create_bucket(Bucket="photos")
             for number in range(SAMPLES):
                 client.put_object(Bucket="photos", Key=f"train/{number:04}.jpg", Body=picture(number))
         yield made
@@ -92,8 +94,10 @@ def test_a_quota_is_found_raised_and_measured(
         assert outcome["settled"]
         assert outcome["foretold"] == pytest.approx(change["gain"], rel=0.001)
         assert outcome["after"] > 0
-        [again] = told(capsys)
-        assert "decoded quota" not in [each["kind"] for each in again["changes"]]
+        again, _ = told(capsys, "--apply", "--yes", "--only", "copies")
+        assert [(each["kind"], each["gain"]) for each in again["changes"]] == [("copies", 1.0)]
+        with mesh.connect() as client:
+            assert show_bucket(client.transport, "photos").wanted == 2
         assert advice["decoded_hits"] < 0.9 < 0.99 < again["decoded_hits"]
     finally:
         ended.set()
