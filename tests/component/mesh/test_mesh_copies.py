@@ -19,6 +19,7 @@ from meshd.util.clock import SystemClock
 from tests.support.bounded_wait import await_end
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.interpreters import program
+from tests.support.wakeups import restless
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +32,10 @@ _clock = SystemClock()
 def mesh() -> Iterator[DaemonCluster]:
     with DaemonCluster.start(3, workers=2) as found:
         yield found
+
+
+def test_a_member_that_nobody_asks_anything_rests(mesh: DaemonCluster) -> None:
+    assert not restless(mesh["n2"], {"supervisor": 2, "worker-0": 12, "coordinator-0": 70})
 
 
 @pytest.fixture

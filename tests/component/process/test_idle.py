@@ -8,4 +8,4 @@ from tests.support.wakeups import restless
 
 def test_a_standalone_node_rests() -> None:
     with Daemon.start(workers=2) as daemon:
-        assert not restless(daemon, {"supervisor": 2, "worker-0": 8, "coordinator-0": 40, "transform-0": 1})
+        assert not restless(daemon, {"supervisor": 2, "worker-0": 7, "coordinator-0": 20, "transform-0": 1})
