@@ -84,6 +84,18 @@ def warm_ratio(result: RowResult, name: str) -> float | None:
     return rate / min(warm, allowed)
 
 
+def running_ratio(result: RowResult, name: str) -> float | None:
+    """The same from the first batch on. Both epochs have the same batches; the waits for the first are left
+    out."""
+    seconds = []
+    for rate, wait in (("rate", "first_wait"), ("warm_rate", "warm_wait")):
+        per_second, waited = result.value(name, rate), result.value(name, wait)
+        if not per_second or waited is None:
+            return None
+        seconds.append(float(result.setup["rotational"]) / per_second - waited)
+    return seconds[1] / seconds[0]
+
+
 def _line(result: RowResult, name: str) -> list[str]:
     if problem := result.problem(name):
         return [name, f"failed: {problem}".replace("|", "/"), *([""] * (len(HEAD) - 2))]
@@ -116,6 +128,8 @@ def bars(result: RowResult) -> list[list[str]]:
         warm = warm_ratio(result, way.name)
         title = f"{way.name}: first epoch ÷ from memory, or the media rate where that is less"
         lines.append([title, number(warm, 2, "×"), verdict(warm, bar)])
+        if (running := running_ratio(result, way.name)) is not None:
+            lines.append([f"{way.name}: the same from the first batch on", number(running, 2, "×"), ""])
     for way in (TARS, LOOSE):
         best = ratio_to_best_peer(result, way)
         ratio = best[1] if best else None

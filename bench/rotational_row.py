@@ -116,7 +116,7 @@ class Site:
                 again = self._commands(way, server, number + self.scale.rounds)
                 warm = run_epoch(self.drive, again, server, cold=False)
                 metrics["warm_rate"] = warm.samples / warm.seconds
-                metrics["warm_reads"] = warm.drive.reads
+                metrics["warm_reads"], metrics["warm_wait"] = warm.drive.reads, warm.waited_s
                 problem = problem or self._short(warm, 1)
         except (EpochError, subprocess.TimeoutExpired, OSError) as error:
             return Figure(way.name, number, {}, str(error)[:300])

@@ -126,6 +126,10 @@ def test_from_memory_is_bounded_by_the_media_rate() -> None:
     fast = [replace(each, metrics={**each.metrics, "warm_rate": 6000.0}) for each in found.figures]
     assert rotational_report.warm_ratio(replace(found, figures=tuple(fast)), row.TARS.name) == 0.3
     assert rotational_report.warm_ratio(found, row.FOUR.name) is None
+    waited = [replace(each, metrics={**each.metrics, "first_wait": 1.0, "warm_wait": 0.5}) for each in fast]
+    running = rotational_report.running_ratio(replace(found, figures=tuple(waited)), row.TARS.name)
+    assert running == pytest.approx((1.0 - 0.5) / (6000 / 900 - 1.0))
+    assert rotational_report.running_ratio(found, row.TARS.name) is None
     assert rotational_report.ratio_to_best_peer(found) is None
 
 

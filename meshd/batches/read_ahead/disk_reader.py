@@ -130,6 +130,10 @@ class DiskReader:
         began, arm = self._clock.monotonic(), (-1, -1)  # file and offset where the last read ended
         ahead: deque[_Read] = deque()
         files: deque[int] = deque()  # open descriptors in order; only the last few have reads in progress
+        for path in work.paths:  # their inodes and folders at once, not each between the bytes of two files
+            if not work.cancelled and not self._closed:
+                with suppress(OSError):
+                    os.stat(path)
         try:
             for read in self._missing(work, files):
                 if piece >= PIECE_BYTES and reads_in_flight(self._device) > self._own_requests:

@@ -92,18 +92,27 @@ class WindowLookup:
                 await turns.yield_if_due()
         return [piece for piece in found if not piece[0].startswith(PROC_PREFIX)]
 
-    def _device(self, path: str) -> int | None:
-        """Return the rotational disk of a file; None for another kind of disk, or if the file is gone."""
-        try:
-            device = os.stat(path).st_dev
-        except OSError:
-            return None
-        return device if self._disks.includes(device) else None
+    def _device(self, path: str, known: dict[str, int | None]) -> int | None:
+        """Return the rotational disk of a file; None for another kind of disk, or if its folder is gone.
+        `known`: by folder.
+
+        The file itself is not looked at: where it is cold, that would cost seeks between the reads of the
+        window before.
+        """
+        folder = os.path.dirname(path)
+        if folder not in known:
+            try:
+                device = os.stat(folder).st_dev
+            except OSError:
+                return None
+            known[folder] = device if self._disks.includes(device) else None
+        return known[folder]
 
     def _are_cached(self, pieces: Iterable[Piece]) -> bool:
         """Return whether all of these pieces are cached, or not on a rotational disk (blocking)."""
+        known: dict[str, int | None] = {}
         for path, offset, length, *_ in pieces:
-            if self._device(path) is None:
+            if self._device(path, known) is None:
                 continue
             fd = open_for_reading(path)
             if fd < 0:
@@ -117,19 +126,18 @@ class WindowLookup:
 
     def _by_disk(self, pieces: Iterable[Piece]) -> list[DiskReads]:
         """Sort the pieces by disk and plan the reads of each (blocking)."""
-        devices: dict[str, int | None] = {}
+        known: dict[str, int | None] = {}
         disks: dict[int, tuple[dict[str, int], list[tuple[int, int, int]]]] = {}
         for path, offset, length, *_ in pieces:
-            if path not in devices:
-                devices[path] = self._device(path)
-            device = devices[path]
+            device = self._device(path, known)
             if device is None or not length:
                 continue
             numbers, extents = disks.setdefault(device, ({}, []))
             extents.append((numbers.setdefault(path, len(numbers)), offset, length))
         found = []
         for device, (numbers, extents) in disks.items():
-            paths, table = sorted(numbers), np.array(extents, np.int64)
+            # By their names, which are numbers in the order of writing, not by their folders.
+            paths, table = sorted(numbers, key=os.path.basename), np.array(extents, np.int64)
             in_order = np.empty(len(paths), np.int64)
             in_order[[numbers[path] for path in paths]] = np.arange(len(paths))
             reads = plan_reads(in_order[table[:, 0]], table[:, 1], table[:, 2])

@@ -164,5 +164,6 @@ def test_the_next_epoch_of_cached_data_reads_nothing(node: Node) -> None:
     node.disk.stats()
     before, read = node.disk.stats().bytes, node.counted("read_ahead_samples")
     assert sorted(node.epoch(plan, epoch=1)) == HASHES
-    assert node.disk.stats().bytes - before < SIZE
+    # Not 0: some kernels take single pages away within seconds.
+    assert node.disk.stats().bytes - before < SAMPLES * SIZE // 100
     assert node.counted("read_ahead_samples") == read
