@@ -50,8 +50,8 @@ def concat_snapshots(parts: Sequence[Snapshot]) -> Snapshot:
 
 def _check_fields(first: Snapshot, part: Snapshot, path: str) -> None:
     for name in sorted(first.fields.keys() | part.fields.keys()):
-        kinds = [type(side.fields.get(name)) for side in (first, part)]
-        if kinds[0] is not kinds[1]:
+        labels = [isinstance(side.fields.get(name), LabelColumn) for side in (first, part)]
+        if labels[0] is not labels[1] or not (name in first.fields and name in part.fields):
             raise PlanError(
                 path,
                 f"the field {shown_value(name)} is not in both, or is a class label in only one: "

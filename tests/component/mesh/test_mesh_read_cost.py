@@ -9,7 +9,6 @@ import pytest
 
 from meshd.batches.read_ahead import default_order
 from meshd.store.disks import disk_type
-from meshwire.dataset.snapshot import Snapshot
 from tests.component.mesh.test_mesh_batches import COUNT, fill
 from tests.support.mesh_processes import ROOT, MeshCrew
 from tests.support.native_fixtures import Mesh
@@ -36,21 +35,18 @@ def wires() -> Iterator[list[Mesh]]:
 
 @pytest.mark.parametrize("source", ["train", "shards"])
 def test_the_nodes_together_read_every_sample_once(wires: list[Mesh], source: str) -> None:
-    snapshot = wires[0].snapshot(f"s3://pictures/{source}", fields=FIELDS)["snapshot"]
+    found = wires[0].snapshot(f"s3://pictures/{source}", fields=FIELDS)
+    snapshot, size = found["snapshot"], found["bytes"]
     shuffles = [{"kind": "global"}, {"kind": "none"}]
     answers = [
         wire.ok(wire.post(f"/-/snapshots/{snapshot}/read-cost", {"shuffles": shuffles})) for wire in wires
     ]
     assert [answer["node"] for answer in answers] == ["n1", "n2", "n3"]
     orders = [order for answer in answers for order in answer["orders"]]
-    assert sum(order["bytes"] for order in orders) == 2 * size_of(wires[0], snapshot)
+    assert sum(order["bytes"] for order in orders) == 2 * size
     # A node's samples are told by the bytes that it has of them.
     assert sum(order["samples"] for order in orders) == pytest.approx(2 * COUNT, abs=12)
-    assert all(order["bytes"] < size_of(wires[0], snapshot) for order in orders)
-
-
-def size_of(wire: Mesh, snapshot: str) -> int:
-    return Snapshot.from_bytes(wire.call("GET", f"/-/snapshots/{snapshot}").body).total_bytes
+    assert all(order["bytes"] < size for order in orders)
 
 
 def test_a_mesh_of_mixed_disks_has_one_default_order(monkeypatch: pytest.MonkeyPatch) -> None:

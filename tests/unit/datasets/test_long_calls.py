@@ -25,6 +25,7 @@ from tests.support.tf_example_writer import Int64List, example, record
 
 if TYPE_CHECKING:
     from meshd.store.records import Record
+    from meshwire.dataset.paged_snapshot import PageParts
 
 FIELDS = parse_fields({"x": {"feature": "x"}})
 
@@ -55,17 +56,18 @@ async def _told() -> None:
     )
     service._long = LongRunningCalls("test", max_wait=0.05)
     begun, free, waiting = asyncio.Event(), asyncio.Event(), set[str]()
-    index = service.tfrecords.index_file
+    pages = cast("Any", service._pages.makers["tfrecord"])
+    read = pages.read_page
 
-    async def slow(bucket: str, key: str, found: Record, wanted: list[str]) -> Any:
+    async def slow(bucket: str, key: str, found: Record, parts: PageParts) -> Any:
         if key in ("2.tfrecord", "3.tfrecord"):
             waiting.add(key)
             if len(waiting) == 2:  # so that the others are done
                 begun.set()
             await free.wait()
-        return await index(bucket, key, found, wanted)
+        return await read(bucket, key, found, parts)
 
-    service.tfrecords.index_file = slow  # type: ignore[method-assign, assignment]
+    pages.read_page = slow
     source = Source("b", "")
     with pytest.raises(BatchError, match=r"files of s3://b/ are being indexed: \d+% done") as told:
         await service._patiently(listing, source, "tfrecord", FIELDS)
