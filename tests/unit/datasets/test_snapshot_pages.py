@@ -38,6 +38,7 @@ from meshwire.formats.record_index import write_record_page
 from meshwire.formats.tar import TarMember
 from meshwire.formats.tfrecord_index import index_records
 from meshwire.frame.columns import ColumnError, ColumnWriter, StringColumn
+from meshwire.plan.mix_snapshot import concat_snapshots
 from tests.support.archive_files import tar_of
 from tests.support.mds_writer import mds_files
 from tests.support.paged_snapshots import MemoryPages
@@ -121,6 +122,8 @@ def test_columns_of_pages_are_those_of_all_samples(
                 column.lengths_at([outside])
     assert again.names_at(wanted) == whole.names_at(wanted)
     assert [again.sample_name(at) for at in range(count)] == [whole.sample_name(at) for at in range(count)]
+    assert concat_snapshots([again, whole]).hash == concat_snapshots([whole, again]).hash
+    assert concat_snapshots([again, whole]).hash == concat_snapshots([whole, whole]).hash
 
 
 def test_a_foreign_document_is_refused() -> None:
