@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from bench.interleave import order
 from tests.support.daemons import Daemon
 
 _CONNECTIONS = 16
@@ -194,14 +195,14 @@ def main() -> None:
     for number in range(asked.rounds):
         with tempfile.TemporaryDirectory() as place, ExitStack() as ending:
             daemons = {}
-            for which in (0, 1) if number % 2 else (1, 0):
+            for which in order((1, 0), number):
                 interval = _OFF if which or asked.same else 1
                 args = ["--durability", "relaxed", "--sync-interval", str(interval)]
                 daemons[which] = Daemon.start(Path(place) / str(which), args=args, workers=2)
                 ending.callback(daemons[which].close)
             kinds = {which: _prepared(each, method, changes=asked.changes) for which, each in daemons.items()}
             for pair in range(asked.pairs):
-                for which in (0, 1) if pair % 2 else (1, 0):
+                for which in order((1, 0), pair):
                     turn = _turn(daemons[which], kinds[which], asked.seconds, at_least=1)
                     turns[which].append(asyncio.run(turn))
     _report(method, *turns, asked.rounds)

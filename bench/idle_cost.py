@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from bench.interleave import order
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import Daemon
 from tests.support.wakeups import spent_by_daemon
@@ -59,27 +60,25 @@ def main() -> None:
     given = parser.parse_args()
     sides = {"": None} if given.checkout is None else {"there, ": given.checkout, "here, ": None}
     for kind, start in _KINDS.items():
-        for side, checkout in sides.items():
-            shares, waits = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-            for _ in range(given.rounds):
-                with start(checkout) as daemon:
+        shares, waits = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+        for number in range(given.rounds):
+            for side in order(sides, number):
+                with start(sides[side]) as daemon:
                     time.sleep(_SETTLE)
                     before = spent_by_daemon(daemon)
                     time.sleep(given.seconds)
                     for name, after in spent_by_daemon(daemon).items():
-                        shares[name].append((after.cpu - before[name].cpu) / given.seconds)
-                        waits[name].append((after.waits - before[name].waits) / given.seconds)
-            for name in shares:
-                share, often = statistics.median(shares[name]), statistics.median(waits[name])
-                print(
-                    f"{side}{kind}: {name:14} {share:8.2%} of a core, {often:6.1f} wake-ups a second",
-                    flush=True,
-                )
+                        line = f"{side}{kind}: {name:14}"
+                        shares[line].append((after.cpu - before[name].cpu) / given.seconds)
+                        waits[line].append((after.waits - before[name].waits) / given.seconds)
+        for line in sorted(shares):
+            share, often = statistics.median(shares[line]), statistics.median(waits[line])
+            print(f"{line} {share:8.2%} of a core, {often:6.1f} wake-ups a second", flush=True)
     taken = defaultdict[str, list[float]](list)
-    for _ in range(given.starts):
-        for side, checkout in sides.items():
+    for number in range(given.starts):
+        for side in order(sides, number):
             used = _children_cpu()
-            with _standalone(1, checkout):
+            with _standalone(1, sides[side]):
                 pass
             taken[side].append(_children_cpu() - used)
     for side, each in taken.items():

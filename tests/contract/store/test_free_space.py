@@ -207,6 +207,7 @@ def test_a_file_system_that_does_not_tell_its_size_is_not_full(
         read_all(store, bodies)
         assert {(disk.free, disk.total) for disk in store.stats().disks} == {(ASSUMED_FREE, 0)}
 
+    Store.recover(settings)  # as a daemon does when it starts: makes the reserves
     run(settings, doing)
 
 
