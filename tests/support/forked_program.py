@@ -35,9 +35,8 @@ def main() -> None:
     if pid is None:  # nobody is there any more
         execute(place, name)
     else:
-        for each in FORWARDED:
-            if signal.getsignal(each) is not signal.SIG_IGN:
-                signal.signal(each, lambda number, _: os.kill(pid, number))
+        for each in FORWARDED:  # also SIGINT, which a shell ignores for what runs in the background
+            signal.signal(each, lambda number, _: os.kill(pid, number))
         code = number(mine)
         end(255 if code is None else code)
 

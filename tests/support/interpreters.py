@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 PLACE: Final = "MESH_TEST_INTERPRETERS"
 """Names the folder of the programs that are forked; without it all are executed."""
 SOCKET: Final = "requests"
-PROGRAMS: Final = ("python", "mesh", "meshd", "aws", "torchrun")
+PROGRAMS: Final = ("python", "mesh", "aws", "torchrun")
+"""Not `meshd`, which is a family of processes with signals and metric files of their own."""
 _PATIENCE: Final = 60.0
 
 
@@ -34,9 +35,9 @@ def python() -> str:
 
 
 def program(name: str) -> str:
-    """One of `PROGRAMS`, as it lies beside the interpreter."""
+    """A program as it lies beside the interpreter, forked if it is one of `PROGRAMS`."""
     place = os.environ.get(PLACE)
-    if place:
+    if place and name in PROGRAMS:
         return str(Path(place) / name)
     return sys.executable if name == "python" else str(Path(sys.executable).with_name(name))
 
