@@ -40,9 +40,13 @@ function sum(series: Point[][]): Point[] {
   return [...found].map(([time, value]) => ({ time, value })).sort((left, right) => left.time - right.time);
 }
 
-/** Returns the last hour of all nodes: what they have kept, and then what arrives. */
-export function useRates(activity: Activity | undefined): Rates {
+/** Rates per second of the last seconds, by node and counter. */
+export type NodeRates = Record<string, Record<string, number>>;
+
+/** Returns the last hour of all nodes, what they have kept and then what arrives, and what each does now. */
+export function useRates(activity: Activity | undefined): { rates: Rates; now: NodeRates } {
   const [rates, setRates] = useState<Rates>({});
+  const [now, setNow] = useState<NodeRates>({});
   const last = useRef<{ time: number; nodes: Record<string, NodeActivity> } | null>(null);
   useEffect(() => {
     const abort = new AbortController();
@@ -63,22 +67,25 @@ export function useRates(activity: Activity | undefined): Rates {
     last.current = { time, nodes: activity.nodes };
     if (!before) return;
     // Node by node: what one has counted in all is no traffic when it comes back.
-    const gained = (name: string): number =>
-      Object.entries(activity.nodes).reduce((sum, [id, node]) => {
-        const earlier = before.nodes[id]?.totals[name];
-        return earlier === undefined ? sum : sum + Math.max(0, (node.totals[name] ?? 0) - earlier);
-      }, 0);
+    const found: NodeRates = {};
+    for (const [id, node] of Object.entries(activity.nodes)) {
+      const earlier = before.nodes[id]?.totals;
+      if (!earlier) continue;
+      const rate = (name: string): number => Math.max(0, (node.totals[name] ?? 0) - (earlier[name] ?? 0)) / ((time - before.time) / 1000);
+      found[id] = Object.fromEntries(NAMES.map((name) => [name, rate(name)]));
+    }
+    setNow(found);
     setRates((known) =>
       Object.fromEntries(
         NAMES.map((name) => {
-          const value = gained(name) / ((time - before.time) / 1000);
+          const value = Object.values(found).reduce((sum, node) => sum + node[name]!, 0);
           const points = [...(known[name] ?? []), { time, value }];
           return [name, points.slice(-MOST)]; // a page that is open for a day does not grow
         }),
       ),
     );
   }, [activity]);
-  return rates;
+  return { rates, now };
 }
 
 /** Returns the shares of frames that were ready, or in the making, when they were requested. */

@@ -133,6 +133,16 @@ export async function xml(target: string, options: Options = {}): Promise<XmlEle
   return parseXml(await (await request(target, options)).text());
 }
 
+/** Returns what is there, and null for what a bucket does not have. */
+export async function ifThere<T>(work: Promise<T>, ...absent: string[]): Promise<T | null> {
+  try {
+    return await work;
+  } catch (error) {
+    if (error instanceof ApiError && absent.includes(error.code)) return null;
+    throw error;
+  }
+}
+
 /** Reads an error in the form of either API. */
 export async function errorOf(response: Response): Promise<ApiError> {
   return readError(response.status, await response.text().catch(() => ""));

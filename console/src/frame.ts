@@ -42,11 +42,9 @@ function half(bits: number): number {
 
 /** Returns the elements of a tensor at its place in the frame; 64-bit integers become numbers. */
 export function elements(dtype: string, buffer: ArrayBuffer, start: number, end: number): ArrayLike<number> {
-  const view = buffer.slice(start, end);
+  if (dtype === "BOOL" || dtype === "U8") return new Uint8Array(buffer, start, end - start);
+  const view = buffer.slice(start, end); // others must begin at a multiple of their size
   switch (dtype) {
-    case "BOOL":
-    case "U8":
-      return new Uint8Array(view);
     case "I8":
       return new Int8Array(view);
     case "U16":
@@ -181,24 +179,27 @@ function layout(shape: number[]): { h: number; w: number; c: number; strides: [n
 
 const MOST_PIXELS = 1 << 24;
 
+/** Whether a tensor has the shape of a picture, or of a map of colours. */
+export function isPicture({ shape, data }: Tensor): boolean {
+  const found = layout(shape);
+  return found !== null && data.length > 0 && found.h * found.w <= MOST_PIXELS;
+}
+
 /** Returns a tensor as a picture, pixel for pixel, or an array of two dimensions as a map of colours; null if its
  * shape is not one of a picture. */
 export function picture(tensor: Tensor): Picture | null {
-  const found = layout(tensor.shape);
-  if (!found || !tensor.data.length || found.h * found.w > MOST_PIXELS) return null;
-  const { h, w, c, strides } = found;
-  let offset = 0;
-  let scale = 1;
-  let scaling = "";
-  const heat = tensor.shape.length === 2 && tensor.dtype !== "U8";
-  if (tensor.dtype !== "U8") {
-    const { min, max } = range(tensor.data);
-    const unit = min >= 0 && max <= 1;
-    offset = unit ? 0 : min;
-    scale = 255 / (unit ? 1 : max - min || 1);
-    const colours = heat ? "blue to yellow" : "0…255";
-    scaling = unit ? `0…1 shown as ${colours}` : `${min.toPrecision(3)}…${max.toPrecision(3)} shown as ${colours}`;
+  if (!isPicture(tensor)) return null;
+  const { h, w, c, strides } = layout(tensor.shape)!;
+  if (tensor.dtype === "U8") {
+    return { width: w, height: h, channels: c, pixels: colours(tensor.data as Uint8Array, h, w, c, strides), scaling: "" };
   }
+  const { min, max } = range(tensor.data);
+  const unit = min >= 0 && max <= 1;
+  const offset = unit ? 0 : min;
+  const scale = 255 / (unit ? 1 : max - min || 1);
+  const heat = tensor.shape.length === 2;
+  const shownAs = heat ? "blue to yellow" : "0…255";
+  const scaling = unit ? `0…1 shown as ${shownAs}` : `${min.toPrecision(3)}…${max.toPrecision(3)} shown as ${shownAs}`;
   const pixels = new Uint8ClampedArray(4 * w * h);
   for (let y = 0, at = 0; y < h; y += 1) {
     for (let x = 0; x < w; x += 1, at += 4) {
@@ -215,6 +216,25 @@ export function picture(tensor: Tensor): Picture | null {
     }
   }
   return { width: w, height: h, channels: c, pixels, scaling };
+}
+
+/** Bytes as RGBA, a pixel at a time: a batch has millions of them. */
+function colours(
+  data: Uint8Array,
+  h: number,
+  w: number,
+  c: number,
+  [down, right, deep]: [number, number, number],
+): Uint8ClampedArray<ArrayBuffer> {
+  const words = new Uint32Array(w * h);
+  const green = c === 1 ? 0 : deep;
+  for (let y = 0, at = 0; y < h; y += 1) {
+    for (let x = 0, place = y * down; x < w; x += 1, place += right, at += 1) {
+      const alpha = c === 4 ? data[place + 3 * deep]! : 255;
+      words[at] = (alpha << 24) | (data[place + 2 * green]! << 16) | (data[place + green]! << 8) | data[place]!;
+    }
+  }
+  return new Uint8ClampedArray(words.buffer);
 }
 
 /** The colours of viridis at even distances. */

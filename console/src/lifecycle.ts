@@ -3,7 +3,7 @@
 import { request, xml } from "./api";
 import { bytes } from "./format";
 import { crc32, escapeXml } from "./s3";
-import { XmlElement } from "./xml";
+import { parseXml, type XmlElement } from "./xml";
 
 function days(text: string): string {
   return text === "1" ? "one day" : `${text} days`;
@@ -88,9 +88,62 @@ export async function removeRule(bucket: string, document: XmlElement, at: numbe
   await store(bucket, document.all("Rule").filter((_, index) => index !== at).map(serialized));
 }
 
-export async function addRule(bucket: string, document: XmlElement | null, prefix: string, after: number): Promise<void> {
-  const rule =
-    `<Rule><Status>Enabled</Status><Filter><Prefix>${escapeXml(prefix)}</Prefix></Filter>` +
-    `<Expiration><Days>${after}</Days></Expiration></Rule>`;
-  await store(bucket, [...(document?.all("Rule") ?? []).map(serialized), rule]);
+/** Switches a rule on or off. */
+export async function switchRule(bucket: string, document: XmlElement, at: number, on: boolean): Promise<void> {
+  const rules = document.all("Rule").map(serialized);
+  rules[at] = rules[at]!.replace(/<Status>\w+<\/Status>/, `<Status>${on ? "Enabled" : "Disabled"}</Status>`);
+  await store(bucket, rules);
+}
+
+export async function addRule(bucket: string, document: XmlElement | null, draft: Draft): Promise<void> {
+  await store(bucket, [...(document?.all("Rule") ?? []).map(serialized), ruleXml(draft)]);
+}
+
+export type Action = "days" | "date" | "versions" | "markers" | "uploads";
+
+/** A rule with one action. Sizes are in bytes; null: no limit. */
+export interface Draft {
+  action: Action;
+  prefix: string;
+  tags: [string, string][];
+  larger: number | null;
+  smaller: number | null;
+  days: number;
+  /** As `2027-01-31`. */
+  date: string;
+  /** Earlier versions that stay; null: none. */
+  keep: number | null;
+}
+
+/** Whether an object is of the sizes to which a rule applies; null: something without a size. */
+export function matches({ larger, smaller }: Draft, size: number | null): boolean {
+  if (size === null) return larger === null && smaller === null;
+  return (larger === null || size > larger) && (smaller === null || size < smaller);
+}
+
+const element = (name: string, content: string | number): string => `<${name}>${escapeXml(String(content))}</${name}>`;
+
+function ruleXml(draft: Draft): string {
+  const conditions = [
+    ...(draft.prefix ? [element("Prefix", draft.prefix)] : []),
+    ...draft.tags.map(([name, value]) => `<Tag>${element("Key", name)}${element("Value", value)}</Tag>`),
+    ...(draft.larger === null ? [] : [element("ObjectSizeGreaterThan", draft.larger)]),
+    ...(draft.smaller === null ? [] : [element("ObjectSizeLessThan", draft.smaller)]),
+  ];
+  const inside = conditions.join("");
+  const filter = conditions.length > 1 ? `<And>${inside}</And>` : inside;
+  const keep = draft.keep === null ? "" : element("NewerNoncurrentVersions", draft.keep);
+  const actions: Record<Action, () => string> = {
+    days: () => `<Expiration>${element("Days", draft.days)}</Expiration>`,
+    date: () => `<Expiration>${element("Date", `${draft.date}T00:00:00Z`)}</Expiration>`,
+    markers: () => `<Expiration>${element("ExpiredObjectDeleteMarker", "true")}</Expiration>`,
+    versions: () => `<NoncurrentVersionExpiration>${element("NoncurrentDays", draft.days)}${keep}</NoncurrentVersionExpiration>`,
+    uploads: () => `<AbortIncompleteMultipartUpload>${element("DaysAfterInitiation", draft.days)}</AbortIncompleteMultipartUpload>`,
+  };
+  return `<Rule>${element("Status", "Enabled")}<Filter>${filter}</Filter>${actions[draft.action]()}</Rule>`;
+}
+
+/** What a rule would do, as a sentence. */
+export function draftWords(draft: Draft): string {
+  return ruleWords(parseXml(`<Rules>${ruleXml(draft)}</Rules>`))[0]!.text;
 }

@@ -39,7 +39,7 @@ export async function deleteBucket(name: string): Promise<void> {
 }
 
 /** Keys are encoded in listings, because XML cannot carry every character of them. */
-function decodeName(text: string): string {
+export function decodeName(text: string): string {
   return decodeURIComponent(text.replaceAll("+", " "));
 }
 

@@ -109,7 +109,7 @@ export interface Jobs {
   jobs: Job[];
 }
 
-/** What a loader reports: seconds of its loop and of waiting, by cause; `epochs` is how far its loop is in the data, `epochs_requested` what it has requested. */
+/** What a loader reports: seconds of its loop and of waiting, by cause; `epochs` is how far its loop is in the data, `epochs_requested` what it has requested; `user` is whose key it has. */
 export interface LoaderActivity {
   samples: number;
   seconds: number;
@@ -119,6 +119,7 @@ export interface LoaderActivity {
   epoch_samples: number;
   stalls: Record<string, number>;
   plan: string;
+  user: string;
 }
 
 /** A module with its builds, latest first. */

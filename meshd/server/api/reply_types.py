@@ -313,7 +313,7 @@ class Jobs(Reply, frozen=True, kw_only=True):
 
 class LoaderActivity(Reply, frozen=True, kw_only=True):
     """What a loader reports: seconds of its loop and of waiting, by cause; `epochs` is how far its loop is in
-    the data, `epochs_requested` what it has requested."""
+    the data, `epochs_requested` what it has requested; `user` is whose key it has."""
 
     samples: float
     seconds: float
@@ -323,6 +323,7 @@ class LoaderActivity(Reply, frozen=True, kw_only=True):
     epoch_samples: float
     stalls: dict[str, float]
     plan: str
+    user: str
 
 
 class PlanActivity(Reply, frozen=True, kw_only=True):

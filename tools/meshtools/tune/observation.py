@@ -80,6 +80,7 @@ class NodeUse:
     decoded_bytes: float
     decoded_limit: float
     decoded_at_quota: float
+    cache_bytes: float
     cache_capacity: float
     memory_free_bytes: float
     read_ahead_bytes: float
@@ -230,6 +231,7 @@ def _node(document: Mapping[str, Any]) -> NodeUse:
         gauges["decoded_cache_bytes"],
         gauges["decoded_cache_limit"],
         gauges.get("decoded_at_quota", 0.0),
+        gauges["cache_bytes"],
         gauges["cache_capacity"],
         gauges["memory_free_bytes"],
         gauges.get("read_ahead_bytes", 0.0),

@@ -1,0 +1,132 @@
+"""The console's batches, training loops and ops."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshsdk import meters
+from meshsdk.client.request import Request
+from meshwire.http_values.mesh_headers import LOADER_REPORT_HEADER
+from tests.support.bounded_wait import await_true
+from tests.support.console_browser import require_console
+from tests.support.console_data import BATCH, SIZE, loader_of
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.support.console_browser import Browser
+    from tests.support.daemons import Daemon
+
+require_console()
+
+
+def test_batches_are_those_that_a_rank_gets(
+    daemon: Daemon, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_of(daemon, "s3://photos/train", monkeypatch, rank=1, world=2) as loader:
+        batches = [loader.at(step) for step in range(2)]
+        plan = loader.plan.hash
+    s3 = daemon.client()
+    folders = s3.list_objects_v2(Bucket="photos", Prefix="train/", Delimiter="/")["CommonPrefixes"]
+    s3.close()
+    classes = [folder["Prefix"].split("/")[1] for folder in folders]
+    browser.show(f"/batches/{plan}?rank=1&world=2&batch={BATCH}", "[data-batch] canvas")
+    for step, batch in enumerate(batches):
+        if step:
+            browser.page.keyboard.press("ArrowRight")
+        browser.page.wait_for_selector(f"[data-batch*='\"step\":{step},'] canvas")
+        shown = browser.page.evaluate(
+            """() => [...document.querySelectorAll("ol.rows canvas")].map((canvas) =>
+                 [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data])"""
+        )
+        pixels = np.array(shown, np.uint8).reshape(BATCH // 2, SIZE, SIZE, 4)[..., :3].transpose(0, 3, 1, 2)
+        assert np.array_equal(pixels, np.asarray(batch["image"]))
+        names = browser.page.locator(".row-name").all_inner_texts()
+        labels = [classes[int(label)] for label in batch["label"]]
+        assert [name.split("/")[1] for name in names] == labels
+    browser.page.click("ol.rows button >> nth=0")
+    source = browser.page.locator("dialog .field a").first.inner_text()
+    assert source == f"s3://photos/{names[0]}.jpg"
+    told = browser.page.locator("[aria-label='What the ops drew for image'] li")
+    told.first.wait_for()
+    drawn = told.all_inner_texts()
+    assert re.fullmatch(r"random_resized_crop took .* pixels from .*, scaled to 96 × 96", drawn[0])
+    assert drawn[1] in ("hflip left it as it was", "hflip swapped left and right")
+    part = browser.page.locator("dialog .marked .part").get_attribute("data-part")
+    assert np.array_equal(np.array(json.loads(part or "")), drawn_corners(daemon, plan, step, 0))
+    browser.page.keyboard.press("Escape")
+    browser.page.wait_for_selector("dialog", state="detached")
+    browser.page.keyboard.press("Shift+ArrowRight")
+    browser.page.wait_for_selector("[data-batch*='\"epoch\":1,']")
+    browser.page.click("text=Side by side")
+    browser.page.wait_for_selector("section[aria-label='Second batch'] canvas")
+
+
+def test_a_loop_is_as_far_as_what_it_has_received(
+    daemon: Daemon, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loader has the whole epoch at once."""
+    monkeypatch.setattr(meters, "_EVERY", 0.0)
+
+    def told(name: str = "far-ahead") -> dict[str, float]:
+        """What the node to which it has reported last says of it."""
+        told = json.loads(daemon.request("GET", "/-/activity").body)["nodes"].values()
+        found = [node["loaders"][name] for node in told if name in node["loaders"]]
+        return max(found, key=lambda each: each["epochs"], default={})
+
+    with loader_of(daemon, "s3://photos/train", monkeypatch, report="far-ahead") as loader:
+        steps = len(loader)
+        batches = iter(loader)
+        next(batches)
+        await_true(lambda: sum(loader.stats().frames.values()) == steps)
+        next(batches)  # nothing is left to request: its own request tells
+        await_true(lambda: told().get("epochs", 0) > 0)
+        assert 0 < told()["epochs"] <= 2 / steps < told()["epochs_requested"] == 1
+        browser.show("/jobs", "article[aria-label='Loop far-ahead'] .meter")
+        browser.screenshot("loop-ahead")
+        shown = browser.page.locator("article[aria-label='Loop far-ahead'] .meter").inner_text()
+        assert re.search(r"Epoch 0 (25|50).% of 32 samples, (75|50).% prefetched", shown), shown
+        earlier = {LOADER_REPORT_HEADER: "name=earlier;samples=8;waited=0.000;seconds=1.000"}  # no position
+        asked = Request("GET", f"/-/plans/{loader.plan.hash}/0/2", f"batch={BATCH}", earlier)
+        loader.dataset.client.transport.call(asked, lambda response: response.read(), 60)
+        await_true(lambda: told("earlier"))
+        assert told("earlier")["epochs"] == 2 / steps
+        browser.page.wait_for_selector(
+            "article[aria-label='Loop far-ahead'] >> text=On s3://photos: decode → "
+        )
+        facts = browser.page.locator("article[aria-label='Loop far-ahead'] dl").inner_text()
+        assert browser.page.locator("article[aria-label='Loop far-ahead'] >> text=of root").count() == 1
+        assert browser.violations() == []
+        assert re.search(r"Processor\s+[0-9.]+ ms a sample\s+Reading\s+[0-9.]+ ms a sample", facts), facts
+        assert re.search(r"Shared batches\s+[0-9.]+.%", facts), facts
+
+
+def drawn_corners(daemon: Daemon, plan: str, step: int, row: int) -> Any:
+    """Where the corners of the row's picture lie in its source, as the node says."""
+    answer = daemon.request("GET", f"/-/plans/{plan}/0/{step}/draws?rank=1&world=2&batch={BATCH}&row={row}")
+    return json.loads(answer.body)["images"]["image"]["corners"]
+
+
+def test_an_op_is_tried_on_an_object(daemon: Daemon, browser: Browser) -> None:
+    found = json.loads(daemon.request("GET", "/-/ops").body)["ops"]
+    assert len(found) > 20
+    s3 = daemon.client()
+    name = s3.list_objects_v2(Bucket="photos", MaxKeys=1)["Contents"][0]["Key"]
+    s3.close()
+    page = browser.page
+    browser.show("/ops", "section[aria-label=Library] td")
+    page.fill("[name=sample]", f"s3://photos/{name}")
+    page.fill("[name=ops]", '[{"op": "decode"}, {"op": "resize", "args": {"size": [20, 30]}}]')
+    page.click("button:has-text('Run')")
+    page.wait_for_selector("[aria-label=Result] canvas")
+    browser.screenshot("trial")
+    canvas = page.locator("[aria-label=Result] canvas")
+    assert (canvas.get_attribute("width"), canvas.get_attribute("height")) == ("30", "20")
+    assert "the same the second time" in page.locator("[aria-label=Result]").inner_text()
+    page.fill("[name=ops]", '[{"op": "decode"}, {"op": "<b>no such op</b>"}]')
+    page.click("button:has-text('Run')")
+    page.wait_for_selector(".problem:has-text('<b>no such op</b>')")
