@@ -2,7 +2,7 @@
 
 Law: every test is run once, wherever it stands here; a file that is not named comes after those that are.
 Files that need the shared Kubernetes control plane go to one process: it is a dozen programs, one set is
-enough, and it ends after the last of them.
+enough, and it ends after the last of them. So do those that look at the console, for its mesh and browser.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ LONGEST: Final = (
     "linearizability/test_running",
     "kubernetes/",
     "bench/test_bench_harness",
+    "component/console/",
     "crash/test_job_kills",
     "component/mesh/test_mesh_movement",
     "docs/test_docs_blocks",
@@ -56,7 +57,7 @@ LONGEST: Final = (
     "component/process/test_daemon_",
 )
 """Beginnings of paths below tests/, what takes longest first; seldom changed: the order need not be exact."""
-TOGETHER: Final = ("kubernetes/",)
+TOGETHER: Final = ("kubernetes/", "component/console/")
 _APART: Final = re.compile(
     r"kubernetes/test_(\w+_emulated|upgrade_end_to_end|foreign_kinds|images|pod_security|rights)\.py"
 )

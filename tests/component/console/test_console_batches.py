@@ -73,10 +73,10 @@ def test_a_loop_is_as_far_as_what_it_has_received(
     monkeypatch.setattr(meters, "_EVERY", 0.0)
 
     def told(name: str = "far-ahead") -> dict[str, float]:
-        """What the node to which it has reported last says of it."""
+        """The furthest of what the nodes to which it has reported say of it."""
         told = json.loads(daemon.request("GET", "/-/activity").body)["nodes"].values()
         found = [node["loaders"][name] for node in told if name in node["loaders"]]
-        return max(found, key=lambda each: each["epochs"], default={})
+        return {of: max(each[of] for each in found) for of in ("epochs", "epochs_requested") if found}
 
     with loader_of(daemon, "s3://photos/train", monkeypatch, report="far-ahead") as loader:
         steps = len(loader)
