@@ -87,8 +87,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment(daemon: Daemon) -> dict[str, str]:
+def environment(daemon: Daemon, home: Path) -> dict[str, str]:
+    """`home`: where programs keep what they know; `aws` would use a role's keys again for an hour."""
     return {
+        "HOME": str(home),
         "MESH_ENDPOINT": daemon.endpoint,
         "AWS_ENDPOINT_URL": daemon.endpoint,
         "S3_ENDPOINT_URL": daemon.endpoint,
@@ -107,7 +109,7 @@ def test_blocks_of_the_page_run(page: Path, documented: Daemon, folder: Path) ->
     found = list(blocks(page.name, page.read_text()))
     if all(block.reason for block in found):
         return
-    done = run_page(found, folder, environment(documented))
+    done = run_page(found, folder, environment(documented, folder))
     assert done.code == 0, done.output[-5000:]
 
 

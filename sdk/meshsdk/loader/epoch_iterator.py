@@ -259,7 +259,7 @@ class EpochIterator:
         epoch: int,
         observers: Sequence[Observer] = (),
     ) -> None:
-        interpreter_exit.close_at_exit(self)
+        interpreter_exit.check_not_exiting()
         self.consumer: threading.Thread | None = None
         self._transport = transport
         meter.reached = epoch, order.steps.start
@@ -277,6 +277,11 @@ class EpochIterator:
         self._failure: MeshError | None = None
         self._open = True
         meter.start()
+        try:
+            interpreter_exit.close_at_exit(self)
+        except BaseException:  # the exit began meanwhile, and has not seen this iterator
+            self.close()
+            raise
 
     def next_batch(self) -> Batch:
         """Return the next batch, waiting for it. Raises the MeshError with which its step failed."""
