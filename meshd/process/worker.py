@@ -124,7 +124,9 @@ async def _serve_node(
         )
         if node.rebalance_socket is not None:
             background.spawn(measure_loop_delay(node.clock, index + 1), "waits")
-        native = native_routes(node, access, data, backed.cache_manager, frame_service)
+        native = native_routes(
+            node, access, data, mesh.broadcast.broadcast, backed.cache_manager, frame_service
+        )
         routes = health_routes(
             trouble,
             lambda: node.mesh.current_map().version,

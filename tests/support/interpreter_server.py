@@ -69,6 +69,7 @@ def run(request: Request) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     # As an interpreter ends, but its modules are not taken apart: that would first copy all their memory.
+    # Threads are awaited as `multiprocessing` does in what it forks; there is no public name for that.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     _flush()

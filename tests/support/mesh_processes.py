@@ -143,7 +143,7 @@ class MeshCrew:
         deps = server_services(node, access, data, peer)
         also = [
             *admin_routes(node, deps.sessions),
-            *native_routes(node, access, data),
+            *native_routes(node, access, data, peer.broadcast.broadcast),
             *peer.routes(),
         ]
         server = build_server(deps, also)

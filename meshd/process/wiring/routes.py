@@ -22,7 +22,6 @@ from meshd.documents.admin import DocumentAdmin
 from meshd.jobs.relayout.session import RelayoutHandlers
 from meshd.objects.buckets.decoded_quota import DecodedQuotas
 from meshd.objects.buckets.replication_factor import ReplicationFactors
-from meshd.objects.buckets.service import ChangeBroadcast
 from meshd.origins.admin import BackedAdmin
 from meshd.origins.cache.residency import CacheResidency
 from meshd.origins.client.origin_pool import OriginPool
@@ -57,6 +56,8 @@ from meshd.views.peer_handlers import ViewResultHandlers
 from meshd.views.transform_results import TransformResultMaker
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from meshd.auth.authorizer import Authorizer
     from meshd.auth.identities.sts_sessions import CredentialService
     from meshd.origins.cache.fetcher import CacheManagerApi
@@ -124,13 +125,14 @@ def native_routes(
     node: NodeContext,
     access: Authorizer,
     data: DataServices,
+    announce: Callable[[], Awaitable[None]],
     manager: CacheManagerApi | None = None,
     frame_service: LocalFrameService | None = None,
 ) -> list[HttpRoute]:
-    """Return the routes of the native protocol. `manager`: the cache manager of a daemon; `frame_service`:
-    the service with which a worker hands frames over locally."""
+    """Return the routes of the native protocol. `announce`: returns when the other nodes know the buckets
+    that this process knows; `manager`: the cache manager of a daemon; `frame_service`: the service with which
+    a worker hands frames over locally."""
     gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects)
-    announce = ChangeBroadcast(node.control, node.mesh, node.peers, node.settings.workers).broadcast
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data), announce)
     tests = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
     native = BatchEndpoint(
