@@ -230,7 +230,7 @@ def measure_store(node: NodeContext) -> None:
             space = measure_disk_space(disk)
             if space.is_known:
                 metrics.store_disk_free_bytes.labels(str(disk)).set(space.free)
-                metrics.store_disk_bytes.labels(str(disk)).set(space.total)
+                metrics.store_disk_bytes.labels(str(disk)).set(space.usable)
                 turns = RotationalDisks(node.settings.store.disk_type).any_of([disk])
                 metrics.store_disk_rotational.labels(str(disk)).set(turns)
     metrics.frame_cache_limit.set(node.settings.transform.frame_cache_bytes)

@@ -344,7 +344,9 @@ store_live_bytes = gauge(
 )
 store_dead_bytes = gauge("meshd_store_dead_bytes", "Bytes that compaction will free.", mode="mostrecent")
 store_disk_free_bytes = gauge("meshd_store_disk_free_bytes", "Free bytes.", "disk", mode="mostrecent")
-store_disk_bytes = gauge("meshd_store_disk_bytes", "Size of the disk in bytes.", "disk", mode="mostrecent")
+store_disk_bytes = gauge(
+    "meshd_store_disk_bytes", "Bytes of the disk in use or free, as df counts.", "disk", mode="mostrecent"
+)
 store_disk_rotational = gauge(
     "meshd_store_disk_rotational", "1 if the disk is a rotational one, else 0.", "disk", mode="mostrecent"
 )

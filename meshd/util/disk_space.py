@@ -17,10 +17,12 @@ ASSUMED_FREE: Final = 16 << 30
 
 
 class DiskSpace(NamedTuple):
-    """`total` and `free` bytes of a file system, without what is root's; both 0 if it does not tell."""
+    """Bytes of a file system, all 0 if it does not tell: `total`; `free`, which this process may still
+    write; `usable`, which are in use or free, so without root's reserve and what a quota withholds."""
 
     total: int
     free: int
+    usable: int
 
     @property
     def is_known(self) -> bool:
@@ -36,4 +38,5 @@ class DiskSpace(NamedTuple):
 def measure_disk_space(path: Path | str) -> DiskSpace:
     """Return the space of the file system that holds `path` (blocking). Raises OSError."""
     found = os.statvfs(path)
-    return DiskSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    usable = found.f_blocks - found.f_bfree + found.f_bavail
+    return DiskSpace(*(blocks * found.f_frsize for blocks in (found.f_blocks, found.f_bavail, usable)))

@@ -75,6 +75,16 @@ class Browser:
         self.page.goto(f"{self.endpoint}/-/console/#{address}")
         self.page.wait_for_selector(selector)
 
+    def await_order(self) -> None:
+        """Wait until the overview has nothing to tell but how full the machine's disks are."""
+        self.page.wait_for_function(
+            """() => {
+                const state = document.querySelector("section[aria-label=State]");
+                const alerts = [...(state?.querySelectorAll("li") ?? [])].map((each) => each.textContent);
+                return state && alerts.every((text) => /^The disks of .+ are .+ full\\.$/.test(text));
+            }"""
+        )
+
     def violations(self) -> list[str]:
         """What axe-core finds wrong with the page (WCAG 2.2, levels A and AA)."""
         self.page.evaluate(AXE.read_text())

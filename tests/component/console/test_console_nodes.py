@@ -6,7 +6,6 @@ import json
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from tests.support.bounded_wait import await_true
 from tests.support.console_browser import open_browser, require_console
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def test_a_node_is_killed_while_somebody_looks(nodes: DaemonCluster, browser: Br
     with closing(nodes["n3"].client()) as s3:
         s3.put_object(Bucket="private", Key=key, Body=b'{"a": [1, 2]}')
         s3.get_object(Bucket="private", Key=key)["Body"].read()
-    browser.show("/audit", "td")
+    browser.show("/audit", ".problem")
     assert page.locator(".problem").all_inner_texts() == [
         "The requests of n2 are not shown: it has no audit log in a file."
     ]
@@ -31,7 +30,7 @@ def test_a_node_is_killed_while_somebody_looks(nodes: DaemonCluster, browser: Br
     page.click("button:has-text('Show')")
     page.wait_for_selector("tbody tr:has-text('small.json'):has-text('n3')")
     browser.show("/overview", "article[aria-label='Node n3'] .tag.good")
-    page.wait_for_selector("text=Everything is in order.")
+    browser.await_order()
     nodes.kill("n3")
     page.wait_for_selector("text=/n3 does not (run|answer|tell)/")
     browser.screenshot("killed")
@@ -47,13 +46,14 @@ def test_a_node_is_killed_while_somebody_looks(nodes: DaemonCluster, browser: Br
     page.keyboard.press("Escape")
     nodes["n3"].up()
     browser.show("/overview", "article[aria-label='Node n3'] .tag.good")
-    await_true(lambda: page.locator("text=Everything is in order.").count())
+    browser.await_order()
 
 
 def test_a_page_outlives_its_node(daemon: Daemon, chromium: Any) -> None:
     with open_browser(chromium, daemon) as browser:
         browser.sign_in(daemon.access_key, daemon.secret_key)
-        browser.show("/overview", "text=Everything is in order.")
+        browser.show("/overview", "section[aria-label=State]")
+        browser.await_order()
         daemon.stop()
         browser.page.wait_for_selector(".problem:has-text('may be old')")
         daemon.up()

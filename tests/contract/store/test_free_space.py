@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
 from meshd.telemetry import metric_registry
 from meshd.util.clock import SystemClock
-from meshd.util.disk_space import ASSUMED_FREE
+from meshd.util.disk_space import ASSUMED_FREE, measure_disk_space
 from tests.support.store_calls import LARGE, error_of, put_object, put_part
 from tests.support.version_suite import ON
 
@@ -224,3 +225,12 @@ def test_documents_of_the_node_may_use_half_of_the_reserve(
         await error_of(DiskFullError, put_object(store, "plans/2", bytes(size), bucket="-mesh-"))
 
     run(settings, doing)
+
+
+def test_space_is_what_df_says(tmp_path: Path) -> None:
+    argv = ["df", "-B1", "--output=used,avail", str(tmp_path)]
+    text = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+    used, free = map(int, text.splitlines()[1].split())
+    space = measure_disk_space(tmp_path)
+    assert space.usable == pytest.approx(used + free, rel=0.05)
+    assert space.free <= space.usable <= space.total
