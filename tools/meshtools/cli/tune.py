@@ -67,15 +67,14 @@ def tune(
     """
     from meshtools.cli.hardware_estimate import read_assumptions
     from meshtools.tune.changes import advise
-    from meshtools.tune.live_mesh import watch, with_facts
+    from meshtools.tune.live_mesh import with_facts
 
     if applies and not yes and (session.as_json or not sys.stdin.isatty()):
         raise ConfigurationError("--apply asks on a terminal; without one, give --yes as well")
     assumed = read_assumptions(None, changes)
     with session.make_client() as client:
-        with session.steps("observing the mesh") as _:
-            seen, parts = watch(client.transport, window, threading.Event().wait)
-            seen = with_facts(seen, client.transport)
+        seen, parts = _watch(session, client.transport, window)
+        seen = with_facts(seen, client.transport)
         advice = advise(seen, assumed)
         chosen = [change for change in advice.changes if not only or change.kind in only]
         session.show(_text(seen, advice, chosen), **_record(seen, advice, chosen))
@@ -87,6 +86,19 @@ def tune(
         wanted = [change for change in live if _confirmed(change, yes=yes, named=change.kind in only)]
         if wanted:
             _apply(session, client.transport, wanted, parts, window, patience)
+
+
+def _watch(session: Session, transport: Transport, window: float) -> tuple[Observation, list[Observation]]:
+    """Observe the mesh for the window, with a bar that says how much of it is over."""
+    from meshtools.tune.live_mesh import PARTS, watch
+
+    with session.steps(f"observing the mesh for {window:.0f} s", PARTS) as done:
+
+        def wait(seconds: float) -> None:
+            threading.Event().wait(seconds)
+            done()
+
+        return watch(transport, window, wait)
 
 
 def _confirmed(change: Change, *, yes: bool, named: bool) -> bool:
@@ -104,7 +116,7 @@ def _apply(
     patience: float,
 ) -> None:
     """Make changes, wait for their effect, and say what was gained."""
-    from meshtools.tune.live_mesh import Outcome, apply_setting, await_effect, rate_of, watch
+    from meshtools.tune.live_mesh import Outcome, apply_setting, await_effect, rate_of
 
     for change in wanted:
         assert change.setting is not None
@@ -113,8 +125,7 @@ def _apply(
     faster = [change for change in wanted if change.rate]
     with session.steps("until the loops are an epoch further"):
         settled = await_effect(transport, faster, patience, threading.Event().wait)
-    with session.steps("observing the mesh"):
-        _, later = watch(transport, window, threading.Event().wait)
+    _, later = _watch(session, transport, window)
     for change in wanted:
         outcome = Outcome(change, rate_of(parts, change.loops), rate_of(later, change.loops), settled)
         session.show(_outcome_text(outcome), **_outcome_record(outcome))
