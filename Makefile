@@ -86,10 +86,15 @@ bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; kee
 	@$(BIN)/python -m bench $(ARGS)
 
 SITE := .venv-site
-site:            ## the documentation as a web site in .site, its links checked; read it with: python -m http.server -d .site
-	@test -x $(SITE)/bin/mkdocs || { $(PYTHON) -m venv $(SITE) && $(SITE)/bin/pip install -qq --upgrade 'pip>=25.1' && $(SITE)/bin/pip install -qq --group site; }
+site:            ## the documentation as a web site in .site, its links checked; VERSION=0.1: as a commit on branch gh-pages
+	@test -x $(SITE)/bin/mike || { $(PYTHON) -m venv $(SITE) && $(SITE)/bin/pip install -qq --upgrade 'pip>=25.1' && $(SITE)/bin/pip install -qq --group site; }
 	@$(SITE)/bin/python docs/site/pages.py .site-pages
+ifdef VERSION
+	@export NO_MKDOCS_2_WARNING=1 SITE_VERSIONS=mike PATH="$(CURDIR)/$(SITE)/bin:$$PATH" \
+		&& mike -q deploy --update-aliases $(VERSION) $(ALIAS) && mike -q set-default latest --allow-undefined
+else
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
+endif
 
 images:          ## both container images, by docker, podman or buildah: TAG=, REGISTRY=, PYTHON=, OUT=
 	@docker/build
