@@ -63,7 +63,7 @@ export function parseNpy(data: Uint8Array): Npy {
 }
 
 /** Returns the last dimensions that make a picture, a matrix or a series. */
-function planeOf(shape: number[]): number[] {
+export function planeOf(shape: number[]): number[] {
   const last = shape[shape.length - 1] ?? 0;
   const colours = shape.length > 2 && (last === 1 || last === 3 || last === 4);
   return shape.slice(-(colours ? 3 : 2));

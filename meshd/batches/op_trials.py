@@ -11,7 +11,7 @@ import base64
 import hashlib
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import DerivedAddress
@@ -51,12 +51,25 @@ SECONDS: Final = 120.0
 """No further sample is started after this time."""
 
 
+class _Sample(NamedTuple):
+    """An object, or `length` bytes of it at `offset`."""
+
+    bucket: str
+    key: str
+    offset: int = 0
+    length: int | None = None
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
 @dataclass(frozen=True, slots=True)
 class _TrialRequest:
-    """A parsed trial request. `ops` of the spec is the whole chain; `samples` are (bucket, key)."""
+    """A parsed trial request. `ops` of the spec is the whole chain."""
 
     spec: PlanSpec
-    samples: tuple[tuple[str, str], ...]
+    samples: tuple[_Sample, ...]
     results: bool
 
 
@@ -90,7 +103,7 @@ class OpTrials:
             output, spec = await asyncio.to_thread(self._compiled, spec)
         except PlanError as error:
             raise invalid_plan(error) from error
-        records = [await self._record(caller, bucket, key) for bucket, key in asked.samples]
+        records = [await self._record(caller, sample) for sample in asked.samples]
         results = await self._results(spec, asked, records)
         return {
             "ops": [{"op": op.op, "version": op.version} for op in spec.ops],
@@ -108,7 +121,8 @@ class OpTrials:
         written = complete_spec(replace(spec, ops=(OpSpec("to_npy", FIELD),)), _no_sample).ops
         return output, replace(spec, ops=spec.ops + written)
 
-    async def _record(self, caller: Caller, bucket: str, key: str) -> Record:
+    async def _record(self, caller: Caller, sample: _Sample) -> Record:
+        bucket, key = sample.bucket, sample.key
         rights = self._readers.bulk_access(caller, bucket)
         record = await self._objects.find(bucket, key) if rights.allows_key(key) else None
         if record is None:
@@ -117,10 +131,12 @@ class OpTrials:
                 if rights.allows_key(key)
                 else "AccessDenied"
             )
-            url = f"s3://{bucket}/{key}"[:300]
+            url = sample.url[:300]
             raise BatchError(
                 code, f"this key may not read {url}" if code == "AccessDenied" else f"no object {url}"
             )
+        if sample.length is not None and sample.offset + sample.length > record.size:
+            raise BatchError("InvalidPlan", f"{sample.url[:300]} has only {record.size} bytes")
         return record
 
     async def _results(
@@ -154,11 +170,11 @@ class OpTrials:
     async def _once(
         self, spec: PlanSpec, asked: _TrialRequest, records: Sequence[Record], number: int, run: int
     ) -> tuple[dict[str, Any], bytes | None]:
-        bucket, key = asked.samples[number]
+        sample = asked.samples[number]
         began = self._clock.monotonic()
-        told: dict[str, Any] = {"sample": f"s3://{bucket}/{key}"}
+        told: dict[str, Any] = {"sample": sample.url}
         try:
-            data = await self._made(spec, bucket, key, records[number], number, run)
+            data = await self._made(spec, sample, records[number], number, run)
         except BatchError as error:
             if error.code not in ("BadSample", "OpFailed"):
                 raise
@@ -167,14 +183,20 @@ class OpTrials:
         told |= {"size": len(data), "seconds": round(self._clock.monotonic() - began, 6)}
         return told, data
 
-    async def _made(
-        self, spec: PlanSpec, bucket: str, key: str, record: Record, number: int, run: int
-    ) -> bytes:
+    async def _made(self, spec: PlanSpec, sample: _Sample, record: Record, number: int, run: int) -> bytes:
         document: Mapping[str, Any] = {"spec": spec_document(spec), "fields": [FIELD]}
         name = f"test-{hashlib.sha256(canonical_json(document)).hexdigest()}"
         once = {**document, "run": [self._clock.now_ms(), run]}  # a different text forces a new frame
         address = DerivedAddress(
-            name, canonical_json(once).decode(), bucket, key, record.etag, number, asset_digests(spec)
+            name,
+            canonical_json(once).decode(),
+            sample.bucket,
+            sample.key,
+            record.etag,
+            number,
+            asset_digests(spec),
+            sample.offset,
+            sample.length,
         )
         frame = await self._frames.get_frame(address)
         try:
@@ -197,12 +219,17 @@ def _parsed(body: bytes) -> _TrialRequest:
     return _TrialRequest(parse_spec({"ops": ops, "seed": seed}), named, document.get("results") is True)
 
 
-def _located(value: Any, path: str) -> tuple[str, str]:
-    url = checked_text(value, path, at_most=1200)
+def _located(value: Any, path: str) -> _Sample:
+    """Read `"s3://BUCKET/KEY"`, or `{"url": …, "offset": …, "length": …}` for a part of the object."""
+    given = checked_object(value, path, ("url", "offset", "length")) if isinstance(value, dict) else {}
+    url = checked_text(given.get("url", "") if given else value, path, at_most=1200)
     bucket, _, key = url.removeprefix("s3://").partition("/")
     if not url.startswith("s3://") or not bucket or not key:
         raise PlanError(path, f"expected s3://BUCKET/KEY, got {url[:80]!r}")
-    return bucket, key
+    if not given:
+        return _Sample(bucket, key)
+    bounds = [checked_integer(given.get(name), path, 0, MAX_INTEGER) for name in ("offset", "length")]
+    return _Sample(bucket, key, *bounds)
 
 
 def _no_sample(field: str) -> bytes:

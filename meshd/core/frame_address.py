@@ -55,9 +55,9 @@ class RowsAddress(msgspec.Struct, frozen=True, tag="rows"):
 
 
 class DerivedAddress(msgspec.Struct, frozen=True, tag="derived"):
-    """The result of a program on one object, which must still have this ETag. `program` is the text that a
-    transform process compiles, `digest` its name; `position` keys its randomness; `assets` are those its ops
-    are built with."""
+    """The result of a program on one object, which must still have this ETag, or on `length` bytes of it at
+    `offset`. `program` is the text that a transform process compiles, `digest` its name; `position` keys its
+    randomness; `assets` are those its ops are built with."""
 
     digest: str
     program: str
@@ -66,6 +66,8 @@ class DerivedAddress(msgspec.Struct, frozen=True, tag="derived"):
     etag: str
     position: int = 0
     assets: tuple[str, ...] = ()
+    offset: int = 0
+    length: int | None = None
 
 
 class BlockAddress(msgspec.Struct, frozen=True, tag="block"):

@@ -400,13 +400,14 @@ class LoaderReporter:
     def __repr__(self) -> str:
         return f"<LoaderReporter {self._name}>"
 
-    def headers(self, epoch: int, origin: int, batch: int) -> Mapping[str, str]:
-        """Return the headers to add to a request: at most one report per second, otherwise none.
+    def headers(self, epoch: int, origin: int, batch: int, *, last: bool = False) -> Mapping[str, str]:
+        """Return the headers to add to a request: at most one report per second, otherwise none; `last`: the
+        loop has ended, so it is due.
 
         `epoch`: the one that is being read; `origin`: the position of its step 0; `batch`: samples of a step.
         """
         now = time.monotonic()
-        if now < self._due:
+        if now < self._due and not last:
             return {}
         stats = self._stats()
         before, self._sent, self._due = self._sent, stats, now + _EVERY

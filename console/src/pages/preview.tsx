@@ -9,8 +9,9 @@ import { picture, wave } from "../frame";
 import { isArchive, isTable, pictureType, soundType } from "../magic";
 import { isNpy, parseNpy, type Npy } from "../npy";
 import { Picture, Wave } from "../tensors";
+import { arrayOf, readChunk } from "../zarr";
 import { Dialog, Loading, Problem, sentenceOf, Table, useLoaded } from "../parts";
-import type { TablePreview as TablePreviewed, Trial } from "../schema";
+import type { TablePreview as TablePreviewed } from "../schema";
 import { numbers } from "./row";
 import { head, listTags, listVersions, read, type Entry, type ObjectHead } from "../s3";
 
@@ -45,7 +46,7 @@ async function load(bucket: string, entry: Entry): Promise<{ head: ObjectHead; c
 async function contentOf(bucket: string, key: string, size: number, first: Uint8Array<ArrayBuffer>): Promise<Content> {
   const upTo = async (most: number): Promise<ArrayBuffer> =>
     Math.min(size, most) <= first.length ? first.buffer : read(bucket, key, 0, Math.min(size, most));
-  const chunk = await chunkOf(bucket, key);
+  const chunk = await chunkOf(bucket, key, size);
   if (chunk) return chunk;
   const picture = pictureType(first);
   const type = picture || soundType(first);
@@ -72,25 +73,13 @@ async function contentOf(bucket: string, key: string, size: number, first: Uint8
 }
 
 /** A chunk of a Zarr v3 array is decoded by the node, with the array's metadata; null if it is no chunk of one. */
-async function chunkOf(bucket: string, key: string): Promise<Content | null> {
-  const array = /^(.*\/)c(?:[./]\d+)+$/.exec(key)?.[1];
-  if (array === undefined) return null;
-  const metadata = `${array}zarr.json`;
-  try {
-    await head(bucket, metadata);
-  } catch {
-    return null;
-  }
-  const ops = [{ op: "zarr_chunk", args: { metadata: `s3://${bucket}/${metadata}` } }];
-  const body = JSON.stringify({ ops, samples: [`s3://${bucket}/${key}`], results: true });
-  try {
-    const { results } = await json<Trial>("/-/modules/test", { method: "POST", body });
-    const { result = "", error } = results[0]!;
-    if (error === undefined) return { kind: "array", array: parseNpy(Uint8Array.from(atob(result), (char) => char.charCodeAt(0))) };
-    return { kind: "note", text: `This chunk of ${array} cannot be shown: ${error}` };
-  } catch (why) {
-    return { kind: "note", text: `This chunk of ${array} cannot be shown: ${sentenceOf(why)}` };
-  }
+async function chunkOf(bucket: string, key: string, size: number): Promise<Content | null> {
+  const array = await arrayOf(bucket, key);
+  if (array === null) return null;
+  return readChunk(bucket, array, key, size).then(
+    (found): Content => ({ kind: "array", array: found }),
+    (why: unknown): Content => ({ kind: "note", text: `This chunk of ${array} cannot be shown: ${sentenceOf(why)}` }),
+  );
 }
 
 export function textOf(data: Uint8Array, cut: boolean): Content {

@@ -99,7 +99,7 @@ async def _render_once(
 async def _source(
     context: BuildContext, address: DerivedAddress, *, here: bool
 ) -> tuple[Pieces, FetchedRanges | None]:
-    """Return the location of the object's bytes, and the ranges to keep open until they are read.
+    """Return the location of the bytes of the object, and the ranges to keep open until they are read.
 
     With `here`, use this node's copy unless it is damaged.
     """
@@ -109,11 +109,13 @@ async def _source(
         record = None
     here = here and (record is None or not record.broken or context.remote.single_node)
     if here and record is not None and record.etag == address.etag:
-        return slice_locations(context.store.locate(record), 0, record.size), None
+        length = record.size if address.length is None else address.length
+        return slice_locations(context.store.locate(record), address.offset, length), None
     name, lost = f"s3://{address.bucket}/{address.key}", ReadFailure("NoSuchKey" if record is None else "")
     if not context.remote.single_node:
-        whole = ObjectRange(address.bucket, address.key, address.etag, -1, 0, -1)
-        fetched = await context.remote.fetch_parts([whole], context.memory)
+        length = -1 if address.length is None else address.length
+        wanted = ObjectRange(address.bucket, address.key, address.etag, -1, address.offset, length)
+        fetched = await context.remote.fetch_parts([wanted], context.memory)
         place = fetched.places[0]
         if not isinstance(place, ReadFailure):
             return ((place.path, place.offset, place.length, place.crc32c),), fetched

@@ -23,6 +23,7 @@ from meshsdk.client.request import Request
 from meshsdk.errors import ConfigurationError, MeshError, StateMismatchError
 from meshsdk.loader import interpreter_exit
 from meshsdk.loader.prefetcher import Prefetcher
+from meshsdk.loader.remaining_reports import report_end
 from meshsdk.loader.split_frames import SplitRequest
 from meshsdk.meters import Stall, Step, attribute_stall
 from meshwire.cluster.routes import frame_address
@@ -221,13 +222,13 @@ class FrameRequests:
         reported = self._report(epoch, origin)
         return replace(request, headers={**request.headers, **reported}) if reported else request
 
-    def bare_report(self, epoch: int, origin: int) -> Request | None:
+    def bare_report(self, epoch: int, origin: int, last: bool) -> Request | None:
         """Return a request that only reports, if that is due: for the plan, which every node has."""
-        reported = self._report(epoch, origin)
+        reported = self._report(epoch, origin, last=last)
         return Request("GET", f"/-/plans/{self.plan.hash}", headers=reported) if reported else None
 
-    def _report(self, epoch: int, origin: int) -> Mapping[str, str]:
-        return {} if self.reporter is None else self.reporter.headers(epoch, origin, self.batch)
+    def _report(self, epoch: int, origin: int, *, last: bool = False) -> Mapping[str, str]:
+        return {} if self.reporter is None else self.reporter.headers(epoch, origin, self.batch, last=last)
 
     def split_request(self, epoch: int, origin: int) -> SplitRequest | None:
         """Return how to request an epoch's frames in parts; None if they must not be split."""
@@ -268,6 +269,7 @@ class EpochIterator:
         self._meter = meter
         self._epoch = epoch
         self._observers = observers
+        self._report = order.report
         self._arrived: deque[tuple[Arrival | None, str, int]] = deque()
         self._steps, self._traces = order.steps, self._delivery.traces
         self.length = self._untaken = len(order.steps)
@@ -367,6 +369,9 @@ class EpochIterator:
         self._meter.stop()
         for observer in self._observers if here else ():
             observer.on_end(time.monotonic(), self._meter)
+        # Not while the consumer waits for a node that perhaps does not answer.
+        if here and self._given and self.consumer is None and self._report is not None:
+            report_end(self._transport, self._report(True))
         self._transport.close()
 
     def __repr__(self) -> str:

@@ -61,7 +61,8 @@ class FetchSpec:
         deadline: seconds for which a step is retried.
         named: returns the step number that the frame of a step carries.
         parts: how to request frames in parts; None to request whole frames.
-        report: returns a request that only reports, if that is due; for when no frame is left to request.
+        report: returns a request that only reports, if that is due; for when no frame is left to request,
+            and for the end of the loop, at which it is due (True).
     """
 
     ask: Callable[[int], Request]
@@ -72,7 +73,7 @@ class FetchSpec:
     deadline: float = 600.0
     named: Callable[[int], int] = operator.index
     parts: SplitRequest | None = None
-    report: Callable[[], Request | None] | None = None
+    report: Callable[[bool], Request | None] | None = None
 
 
 class WantedFrame(NamedTuple):

@@ -1,4 +1,4 @@
-"""Reports while the loop works through frames that have all arrived, when no request is left to carry them.
+"""Reports when no request for a frame is left to carry them: all have arrived, or the loop has ended.
 
 Law: a report is sent once. Its failure is not an error, and the next report contains its time.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from meshsdk.client.arena import Waker
+from meshsdk.client.transport import InFlightRequests
 from meshsdk.errors import MeshError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshsdk.client.request import Request
-    from meshsdk.client.transport import InFlightRequests, Transport
+    from meshsdk.client.transport import Transport
 
+_ANSWER: Final = 1.0  # seconds that the end of a loop may wait
 _AFTER_LAST: Final = 1.0  # seconds in which the loop may use its last frame
 
 
@@ -27,22 +30,39 @@ class Worker(Protocol):
 
 
 def report_rest(
-    worker: Worker, transport: Transport, report: Callable[[], Request | None], count: int
+    worker: Worker, transport: Transport, report: Callable[[bool], Request | None], count: int
 ) -> None:
     """Report until the loop has taken all of its `count` frames, or the worker is closing."""
     last = False
     while not worker.closing and not last:
         last = worker.taken >= count
         for flight in worker.flights.answered(_AFTER_LAST if last else None) or ():
-            _finish(worker, transport, flight)
-        if not worker.closing and not worker.flights and (request := report()) is not None:
+            _finish(worker.flights, transport, flight)
+        if not worker.closing and not worker.flights and (request := report(False)) is not None:
             try:
                 worker.flights.send_request(None, request, transport.router.choose_endpoint(request, set()))
             except MeshError:
                 continue
 
 
-def _finish(worker: Worker, transport: Transport, flight: Any) -> None:
+def report_end(transport: Transport, request: Request | None) -> None:
+    """Report what a loop did since the last report; gives up after a second."""
+    if request is None:
+        return
+    waker = Waker()
+    flights = InFlightRequests[None](transport, waker, _ANSWER)
+    try:
+        flights.send_request(None, request, transport.router.choose_endpoint(request, set()))
+        for flight in flights.answered(_ANSWER) or ():
+            _finish(flights, transport, flight)
+    except MeshError:
+        pass
+    finally:
+        flights.close()
+        waker.close()
+
+
+def _finish(flights: InFlightRequests[Any], transport: Transport, flight: Any) -> None:
     keep = False
     try:
         response = transport.receive(flight.connection, flight.request)
@@ -51,4 +71,4 @@ def _finish(worker: Worker, transport: Transport, flight: Any) -> None:
     except MeshError:
         pass
     finally:
-        worker.flights.finish_request(flight, keep=keep)
+        flights.finish_request(flight, keep=keep)

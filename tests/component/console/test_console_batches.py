@@ -70,14 +70,21 @@ def test_a_loop_is_as_far_as_what_it_has_received(
     daemon: Daemon, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its loader has the whole epoch at once."""
-    monkeypatch.setattr(meters, "_EVERY", 0.0)
 
     def told(name: str = "far-ahead") -> dict[str, float]:
         """The furthest of what the nodes to which it has reported say of it."""
         told = json.loads(daemon.request("GET", "/-/activity").body)["nodes"].values()
         found = [node["loaders"][name] for node in told if name in node["loaders"]]
-        return {of: max(each[of] for each in found) for of in ("epochs", "epochs_requested") if found}
+        return {
+            of: max(each[of] for each in found) for of in ("epochs", "epochs_requested", "samples") if found
+        }
 
+    monkeypatch.setattr(meters, "_EVERY", 3600.0)  # only the end of the loop is told
+    with loader_of(daemon, "s3://photos/train", monkeypatch, report="ended") as loader:
+        assert sum(batch.rows for batch in loader) == 32
+        assert told("ended")["epochs"] == 1
+        assert told("ended")["samples"] == 32
+    monkeypatch.setattr(meters, "_EVERY", 0.0)
     with loader_of(daemon, "s3://photos/train", monkeypatch, report="far-ahead") as loader:
         steps = len(loader)
         batches = iter(loader)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 import re
 import tarfile
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import zarr
+from zarr.codecs import GzipCodec
 
 from tests.support.console_browser import require_console
 from tests.support.console_data import MANY
@@ -78,16 +79,24 @@ def test_previews_show_what_objects_hold(daemon: Daemon, browser: Browser) -> No
     with wave.open(sound, "wb") as writer:
         writer.setparams((1, 2, 8000, 0, "NONE", ""))
         writer.writeframes(np.zeros(4000, np.int16).tobytes())
-    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "gzip", "configuration": {}}]
-    grid = {"name": "regular", "configuration": {"chunk_shape": [4, 16]}}
-    zarr = {"zarr_format": 3, "node_type": "array", "shape": [8, 16], "data_type": "float32", "fill_value": 0,
-            "chunk_grid": grid, "chunk_key_encoding": {"name": "default"}, "codecs": codecs}  # fmt: skip
-    rows = np.arange(64, dtype="<f4")
-    daemon.request("PUT", "/private/shown/z/zarr.json", json.dumps(zarr).encode())
-    daemon.request("PUT", "/private/shown/z/c/1/0", gzip.compress(rows.tobytes()))
-    daemon.request("PUT", "/private/shown/z/c/0/0", gzip.compress(rows[:9].tobytes()))
-    found = {"array.npy": array, "rows.parquet": table, "files.tar": archive, "sound.bin": sound}
-    for name, data in found.items():
+    values = np.random.default_rng(1).normal(size=(4, 16, 24)).astype(np.float32)
+    values[:2, 4:8, 8:16] = 0  # chunks of the fill value, which zarr-python does not store
+    stored: dict[str, Any] = {}
+    group = zarr.open_group(zarr.storage.MemoryStore(stored), mode="w", zarr_format=3)
+    for name, shards in {"z": None, "shards": (2, 16, 24)}.items():
+        made = group.create_array(
+            name, shape=values.shape, dtype="f4", chunks=(1, 4, 8), shards=shards, compressors=[GzipCodec()]
+        )
+        made[:] = values
+    for name, chunk in stored.items():
+        daemon.request("PUT", f"/private/shown/{name}", chunk.to_bytes())
+    whole = stored["shards/c/1/0/0"].to_bytes()
+    daemon.request("PUT", "/private/shown/z/c/0/0/0", gzip.compress(values[0, :2, :8].tobytes()))
+    daemon.request("PUT", "/private/shown/shards/c/1/0/0", whole[:8] + bytes(8) + whole[16:])
+    plane = io.BytesIO()
+    np.save(plane, values[:2])
+    found = {"array.npy": array, "plane.npy": plane, "rows.parquet": table, "files.tar": archive}
+    for name, data in {**found, "sound.bin": sound}.items():
         daemon.request("PUT", f"/private/shown/{name}", data.getvalue())
     page = browser.page
     expected = {
@@ -95,8 +104,14 @@ def test_previews_show_what_objects_hold(daemon: Daemon, browser: Browser) -> No
         "rows.parquet": ("dialog td", f"{attack}\t[0.5, 1.0]\nnull\t[2.0]"),
         "files.tar": ("dialog .sheet a", f"a/{attack}.txt\t4 B"),
         "sound.bin": ("dialog audio", "WAV 0.5 s"),
-        "z/c/1/0": ("dialog canvas", "<f4[4×16]."),
+        "z/c/1/0/0": ("dialog canvas", "<f4[1×4×8]."),
+        "plane.npy": ("dialog canvas", "<f4[2×16×24]. The first of its planes is shown."),
+        "shards/c/0/0/0": (
+            "dialog canvas",
+            "A shard of 2 × 4 × 3 chunks of 1 × 4 × 8, of which 22 are stored.",
+        ),
     }
+    pictures = []
     for name, (selector, text) in expected.items():
         browser.show("/buckets/private?prefix=shown%2F&flat=1", f"button:has-text('{name}')")
         page.click(f"button:has-text('{name}')")
@@ -104,6 +119,8 @@ def test_previews_show_what_objects_hold(daemon: Daemon, browser: Browser) -> No
         page.get_by_text(text.partition("\t")[0]).first.wait_for()
         assert text in page.locator("dialog .preview").first.inner_text()
         browser.screenshot(f"preview-{name.replace('/', '-')}")
+        if selector == "dialog canvas":
+            pictures.append(page.locator(selector).evaluate("canvas => canvas.toDataURL()"))
         if name == "files.tar":
             with page.expect_download() as download:
                 page.click("dialog .sheet a")
@@ -111,9 +128,11 @@ def test_previews_show_what_objects_hold(daemon: Daemon, browser: Browser) -> No
         page.keyboard.press("Escape")
         page.wait_for_selector("dialog", state="detached")
 
-    page.click("button:has-text('z/c/0/0')")
-    page.wait_for_selector("text=/This chunk of shown/z/ cannot be shown: .*a chunk of 36 bytes/")
-    page.keyboard.press("Escape")
+    assert pictures[-1] == pictures[-2]  # the shard's first plane is that of the array
+    for name, why in {"z/c/0/0/0": "a chunk of 64 bytes", "shards/c/1/0/0": "not gzip"}.items():
+        page.click(f"button:has-text('{name}')")
+        page.wait_for_selector(f"text=/This chunk of shown/.* cannot be shown: .*{why}/")
+        page.keyboard.press("Escape")
 
 
 def test_a_deletion_says_what_it_would_delete_first(daemon: Daemon, browser: Browser) -> None:

@@ -1,0 +1,127 @@
+// Chunks of Zarr v3 arrays, decoded by the node: alone, or the first plane of what is together in a shard.
+
+import { ApiError, json } from "./api";
+import type { Tensor } from "./frame";
+import { parseNpy, planeOf, type Npy } from "./npy";
+import { head, read } from "./s3";
+import type { Trial } from "./schema";
+
+const METADATA_LIMIT = 1 << 20;
+const INDEX_LIMIT = 4 << 20;
+const PIECES_LIMIT = 8 << 20;
+const MOST_PIECES = 64; // of one request
+const MISSING = 0xffff_ffff_ffff_ffffn;
+
+interface Sharding {
+  chunk_shape: number[];
+  index_location?: "start" | "end";
+  index_codecs?: { name: string }[];
+}
+
+interface Metadata {
+  fill_value: number | string | boolean;
+  chunk_grid: { configuration: { chunk_shape: number[] } };
+  codecs: { name: string; configuration?: Sharding }[];
+}
+
+/** An object, or a part of it. */
+type Sample = string | { url: string; offset: number; length: number };
+
+const product = (shape: number[]): number => shape.reduce((left, right) => left * right, 1);
+
+/** Returns the array of which an object is a chunk, with its slash; null if its key is none of a chunk. */
+export async function arrayOf(bucket: string, key: string): Promise<string | null> {
+  const array = /^(.*\/)c(?:[./]\d+)+$/.exec(key)?.[1];
+  if (array === undefined) return null;
+  return head(bucket, `${array}zarr.json`).then(
+    () => array,
+    () => null,
+  );
+}
+
+/** Returns the chunk, or the first plane of the shard. Throws Error if it cannot be shown. */
+export async function readChunk(bucket: string, array: string, key: string, size: number): Promise<Npy> {
+  const metadata = `${array}zarr.json`;
+  const text = new TextDecoder().decode(await read(bucket, metadata, 0, METADATA_LIMIT));
+  const told = JSON.parse(text) as Metadata;
+  const decode = async (samples: Sample[]): Promise<Npy[]> => {
+    const ops = [{ op: "zarr_chunk", args: { metadata: `s3://${bucket}/${metadata}` } }];
+    const body = JSON.stringify({ ops, samples, results: true });
+    const { results } = await json<Trial>("/-/modules/test", { method: "POST", body });
+    return results.map(({ result, error }) => {
+      if (result === undefined) throw new ApiError(0, "Chunk", error ?? "it is too large");
+      return parseNpy(Uint8Array.from(atob(result), (char) => char.charCodeAt(0)));
+    });
+  };
+  const url = `s3://${bucket}/${key}`;
+  const [codec] = told.codecs;
+  if (codec?.name !== "sharding_indexed") return (await decode([url]))[0]!;
+  const outer = told.chunk_grid.configuration.chunk_shape;
+  const sharding = codec.configuration!;
+  const inner = sharding.chunk_shape;
+  const grid = outer.map((extent, axis) => extent / inner[axis]!);
+  const pieces = await readIndex(bucket, key, size, sharding, product(grid));
+  const stored = pieces.flatMap((piece, index) => (piece ? [index] : []));
+  const note = `A shard of ${grid.join(" × ")} chunks of ${inner.join(" × ")}, of which ${stored.length.toLocaleString("en")} are stored.`;
+  if (!stored.length) return { dtype: "no chunk", shape: outer, first: null, note };
+  const corner = visible(grid, planeOf(inner).length, PIECES_LIMIT / (product(inner) * 8));
+  const shown = corner.numbers.some((index) => pieces[index]) ? corner : { rows: 1, columns: 1, numbers: [stored[0]!] };
+  const wanted = shown.numbers.filter((index) => pieces[index]);
+  const found = await decode(wanted.map((index) => ({ url, ...pieces[index]! })));
+  const tensors = new Map(wanted.map((index, at) => [index, found[at]!.first!]));
+  const first = joined(found[0]!.first!, shown, tensors, Number(told.fill_value));
+  const part = shown.numbers.length === 1 ? " One of them is shown." : ` The first ${shown.rows} × ${shown.columns} of them are shown.`;
+  return { dtype: found[0]!.dtype, shape: outer, first, note: note + (shown.numbers.length < product(grid) ? part : "") };
+}
+
+type Piece = { offset: number; length: number } | null;
+
+async function readIndex(bucket: string, key: string, size: number, sharding: Sharding, count: number): Promise<Piece[]> {
+  const checked = sharding.index_codecs?.some(({ name }) => name === "crc32c") ?? false;
+  const length = 16 * count + (checked ? 4 : 0);
+  if (length > size) throw new ApiError(0, "Index", `a shard of ${size} bytes is too small for its index of ${length} bytes`);
+  if (length > INDEX_LIMIT) throw new ApiError(0, "Index", `a shard of ${count.toLocaleString("en")} chunks is too large`);
+  const start = sharding.index_location === "start" ? 0 : size - length;
+  const view = new DataView(await read(bucket, key, start, start + length));
+  return Array.from({ length: count }, (_, index) => {
+    const offset = view.getBigUint64(16 * index, true);
+    return offset === MISSING ? null : { offset: Number(offset), length: Number(view.getBigUint64(16 * index + 8, true)) };
+  });
+}
+
+interface Visible {
+  rows: number;
+  columns: number;
+  /** The numbers of the chunks, a row after the other. */
+  numbers: number[];
+}
+
+/** Chooses the chunks of the first plane, whose shape has `axes` extents; at most `most`, and at least one. */
+function visible(grid: number[], axes: number, most: number): Visible {
+  const limit = Math.max(1, Math.min(MOST_PIECES, Math.floor(most)));
+  const down = axes > 1 ? grid.length - axes : -1;
+  const across = axes > 1 ? down + 1 : grid.length - 1;
+  const columns = Math.min(grid[across] ?? 1, limit);
+  const rows = Math.min(grid[down] ?? 1, Math.floor(limit / columns));
+  const distance = (axis: number): number => product(grid.slice(axis + 1));
+  const place = (index: number): number => Math.floor(index / columns) * distance(down) + (index % columns) * distance(across);
+  return { rows, columns, numbers: Array.from({ length: rows * columns }, (_, index) => place(index)) };
+}
+
+/** Puts the planes of chunks beside each other; those that are not stored have the fill value. */
+function joined(like: Tensor, { rows, columns, numbers }: Visible, tensors: Map<number, Tensor>, fill: number): Tensor {
+  const [height, width, ...rest] = like.shape.length > 1 ? (like.shape as [number, number]) : ([1, like.shape[0] ?? 1] as const);
+  const line = width * product(rest);
+  const Elements = like.data.constructor as Float64ArrayConstructor;
+  const data = new Elements(rows * height * columns * line).fill(fill);
+  numbers.forEach((index, at) => {
+    const tensor = tensors.get(index);
+    const [row, column] = [Math.floor(at / columns), at % columns];
+    for (let y = 0; tensor && y < height; y += 1) {
+      const source = (tensor.data as Float64Array).subarray(y * line, (y + 1) * line);
+      data.set(source, ((row * height + y) * columns + column) * line);
+    }
+  });
+  const shape = like.shape.length > 1 ? [rows * height, columns * width, ...rest] : [columns * width];
+  return { dtype: like.dtype, shape, data };
+}
