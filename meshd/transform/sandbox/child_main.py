@@ -9,7 +9,9 @@ right is dropped.
 from __future__ import annotations
 
 import ast
+import builtins
 import faulthandler
+import functools
 import importlib
 import io
 import json
@@ -18,6 +20,7 @@ import mmap
 import os
 import sys
 import sysconfig
+import tempfile
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -165,6 +168,7 @@ class _SandboxedModule:
         readable = _readable()
         self._sealed = settings["sealed"] or not _are_disjoint(readable, settings["hidden"])
         self._sealed = self._sealed or not restrictions.landlock_version()
+        _accommodate_imports()
         restrictions.set_resource_limits()
         restrictions.drop_capabilities()
         version = 0 if self._sealed else restrictions.restrict_files(readable)
@@ -329,15 +333,38 @@ def _named(made: Any, array: Any) -> str:
 def _seed(key: int) -> None:
     """Seed the global generators, too, so that they start the same for the same sample."""
     random, arrays = sys.modules.get("random"), sys.modules.get("numpy.random")
+    torch = sys.modules.get("torch")
     if random is not None:
         random.seed(key)
     if arrays is not None:
         arrays.seed(key & 0xFFFFFFFF)
+    if torch is not None:
+        torch.manual_seed(key & 0xFFFFFFFF)
 
 
 class _Nowhere(io.TextIOBase):
     def write(self, text: str, /) -> int:
         return len(text)
+
+
+def _accommodate_imports() -> None:
+    """Let `os.devnull` be opened in every mode, and name a temporary folder: libraries ask for both while
+    they are imported (dill, which torch imports), and the system call filter refuses all opens for writing.
+    Grants no right: the folder cannot be written."""
+    null = 0  # subprocess.DEVNULL is open for both
+    plain_open, plain_os_open = builtins.open, os.open
+
+    @functools.wraps(plain_open)
+    def opened(file: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain_open(os.dup(null) if file == os.devnull else file, *args, **kwargs)
+
+    @functools.wraps(plain_os_open)
+    def descriptor(path: Any, *args: Any, **kwargs: Any) -> int:
+        return os.dup(null) if path == os.devnull else plain_os_open(path, *args, **kwargs)
+
+    builtins.open = io.open = opened
+    os.open = descriptor
+    tempfile.tempdir = "/tmp"  # libraries ask for its name, and would find no folder that can be written
 
 
 # --- before the module ------------------------------------------------------------------------------------

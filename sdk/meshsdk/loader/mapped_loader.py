@@ -106,8 +106,12 @@ class MappedLoader(Generic[R]):
             if failure is not None:
                 raise failure
             self._state = self.loader.state_dict()  # of the next epoch
-        except BrokenProcessPool:
+        except BrokenProcessPool as error:
             self._end_processes()
+            error.add_note(
+                "a process of loader.map ended: it crashed or was killed (for its memory?), or the program "
+                "starts a loader when it is imported: begin the script with `if __name__ == '__main__':`"
+            )
             raise
         finally:
             for future, _ in pending:

@@ -335,6 +335,33 @@ def test_the_same_sample_has_the_same_draws_in_any_process() -> None:
     assert draws[0][0] == draws[0][2] != draws[0][1]
 
 
+def test_torch_can_be_used_and_draws_the_same_for_the_same_sample() -> None:
+    source = b"""
+import os, subprocess, tempfile
+import torch
+from meshsdk.userops import BYTES, BadSample, array, op
+
+@op(input=BYTES, output=array("float32", (4,)))
+def noisy(data):
+    layer = torch.nn.Conv1d(1, 1, 3, padding=1)
+    with torch.inference_mode():
+        return torch.fft.ifft(torch.fft.fft(layer(torch.randn(1, 1, 4))[0, 0])).real.numpy()
+
+@op(input=BYTES, output=BYTES)
+def write(data):
+    with open(os.devnull, "w") as null, open(os.devnull, "r+b") as also:
+        null.write("nothing")
+    try:
+        open(tempfile.gettempdir() + "/userops-was-here", "w")
+    except PermissionError:
+        return b"refused"
+"""
+    with confined(SandboxPolicy(sealed=True), source) as process:
+        first, other, again = (call(process, "noisy", key=key).tolist() for key in (1, 2, 1))
+        assert first == again != other
+        assert call(process, "write") == b"refused"
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
