@@ -92,12 +92,13 @@ def single_node_map(node_id: str, endpoint: str) -> ClusterMap:
 class ClusterView:
     """The cluster as one process sees it.
 
-    `copies_of`: the replica count a bucket was created with, 0 for the map's; `born_of`: when it was created;
-    `writes_of`: how writes reach its origin, "" if it has none; `homes_of`: the nodes that cache its origin's
-    data. `probe_suspect` implements `report_suspect`. `on_map_adopted` is called with each map version that
-    this process adopts; `lease_state` returns the newest version at the last lease renewal and the seconds
-    left of the lease; `newest` returns the newest version that any process of this node has adopted.
-    `standalone_map`: the constant map of a standalone node; `retry_after` records silent nodes.
+    `control`: the store that has its map; `copies_of`: the replica count a bucket was created with, 0 for the
+    map's; `born_of`: when it was created; `writes_of`: how writes reach its origin, "" if it has none;
+    `homes_of`: the nodes that cache its origin's data. `probe_suspect` implements `report_suspect`.
+    `on_map_adopted` is called with each map version that this process adopts; `lease_state` returns the
+    newest version at the last lease renewal and the seconds left of the lease; `newest` returns the newest
+    version that any process of this node has adopted. `standalone_map`: the constant map of a standalone
+    node; `retry_after` records silent nodes.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class ClusterView:
         retry_after: RetryAfter | None = None,
     ) -> None:
         self.node_id = node_id
-        self._control, self._copies_of, self._probe_suspect = control, copies_of, probe_suspect
+        self.control, self._copies_of, self._probe_suspect = control, copies_of, probe_suspect
         self._writes_of, self._on_map_adopted, self._lease_state = writes_of, on_map_adopted, lease_state
         self._homes_of, self._born_of, self._newest = homes_of, born_of, newest
         self._standalone_map, self._retry_after = standalone_map, retry_after
@@ -303,7 +304,7 @@ class ClusterView:
         """Waits up to `max_wait` seconds for a newer map than `version`; returns True if there is one."""
         if self._standalone_map is None and self.current_map().version <= version:
             try:
-                async with timeout(max_wait), aclosing(self._control.watch(TOPIC)) as changes:
+                async with timeout(max_wait), aclosing(self.control.watch(TOPIC)) as changes:
                     async for _ in changes:
                         if self.current_map().version > version:
                             break

@@ -93,6 +93,19 @@ class IndexRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     table: bool = False
 
 
+class PageRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Requests the page of a shard in snapshots of a kind; `parts`, `in_shards`: see `PageParts`. `finished`:
+    only if the node has it already."""
+
+    bucket: _Text
+    key: _Text
+    etag: _Text
+    kind: _Text
+    parts: Annotated[list[Annotated[list[_Text], Meta(max_length=64)]], Meta(max_length=256)]
+    in_shards: bool = False
+    finished: bool = False
+
+
 class PagedKindsRequest(Struct, frozen=True):
     """Requests the kinds of snapshots of which this node reads pages."""
 
@@ -191,6 +204,10 @@ READ_INDEX: Final = PeerCall(
     errors="batch",
 )
 """Returns the document of an index."""
+READ_PAGE: Final = PeerCall(
+    f"{PREFIX}pages", request=PageRequest, response=bytes, max_bytes=_MAX_REQUEST_BYTES, errors="batch"
+)
+"""Returns the document of a page; no bytes while it is still being made: ask again."""
 READ_PAGED_KINDS: Final = PeerCall(
     f"{PREFIX}paged-kinds",
     request=PagedKindsRequest,

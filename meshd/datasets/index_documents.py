@@ -40,13 +40,16 @@ class IndexDocuments(Generic[T]):
     async def read(self, name: str, url: str, make: Callable[[], Awaitable[bytes]]) -> T:
         """Return the index with this name of the file at `url`; without a document of it, `make` one, once
         for all who ask. Raises BatchError BadSample and what `make` raises."""
+        found = await self.find(name)
+        return await self.make_again(name, url, make) if found is None else found
+
+    async def find(self, name: str) -> T | None:
+        """Return the index with this name if there is a document of it."""
         try:
             document = self._catalog.read_intact(name)
-            if document is not None:
-                return await asyncio.to_thread(self._parse, document)
+            return None if document is None else await asyncio.to_thread(self._parse, document)
         except ColumnError:  # written by another version
-            pass
-        return await self.make_again(name, url, make)
+            return None
 
     async def make_again(self, name: str, url: str, make: Callable[[], Awaitable[bytes]]) -> T:
         """Make the index again, once for all who ask. Raises as `read`."""
@@ -54,7 +57,10 @@ class IndexDocuments(Generic[T]):
         return index
 
     async def _made(self, name: str, url: str, make: Callable[[], Awaitable[bytes]]) -> T:
-        document = await make()
+        return await self.add(name, url, await make())
+
+    async def add(self, name: str, url: str, document: bytes) -> T:
+        """Keep a document, and return its index. Raises BatchError BadSample."""
         try:
             index = await asyncio.to_thread(self._parse, document)
         except ColumnError as error:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from meshd.core.document_store import PAGES_PREFIX
 from meshd.datasets.index_documents import IndexDocuments
+from meshd.telemetry import metrics
+from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.archive_keys import compression_kind
 from meshwire.dataset.member_pages import write_member_page
 from meshwire.dataset.page_document import page_document_facts
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from meshwire.formats.record_index import RecordIndex
 
     MakePage = Callable[[str, str, Record, PageParts], Awaitable[bytes]]
+    FetchPage = Callable[[], Awaitable[bytes | None]]
     IndexRecords = Callable[[str, str, Record, Sequence[str]], Awaitable[RecordIndex]]
 
 _REMEMBERED: Final = 1 << 16
@@ -50,11 +53,23 @@ class PageMaker(Protocol):
         """Return the name of the document of a page."""
         ...
 
+    def facts_of(self, document: bytes, record: Record) -> PageFacts:
+        """Return what snapshots say of a page, given its document and its object. Raises ColumnError."""
+        ...
+
     async def read_page(
-        self, bucket: str, key: str, record: Record, parts: PageParts, *, again: bool = False
+        self,
+        bucket: str,
+        key: str,
+        record: Record,
+        parts: PageParts,
+        fetch: FetchPage | None = None,
+        *,
+        again: bool = False,
     ) -> PageFacts:
-        """Return what snapshots say of a page, which is afterwards on this node. `again`: make it even if
-        there is one. Raises BatchError BadSample."""
+        """Return what snapshots say of a page, which is afterwards on this node: the one that is here, or
+        that `fetch` gets from elsewhere, else made. `again`: not the one that is here. Raises BatchError
+        BadSample."""
         ...
 
 
@@ -66,24 +81,56 @@ class PageIndexes:
         self, catalog: DocumentStore, what: str, facts_of: Callable[[bytes, int], PageFacts]
     ) -> None:
         self._documents = IndexDocuments(catalog, what, partial(_facts, facts_of))
+        self._fetching: SingleFlight[str, PageFacts] = SingleFlight()
         self._read: OrderedDict[str, PageFacts] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<PageIndexes {self._documents}, {len(self._read)} read>"
 
     async def read(
-        self, name: str, url: str, record: Record, make: Callable[[], Awaitable[bytes]], *, again: bool
+        self,
+        name: str,
+        url: str,
+        record: Record,
+        make: Callable[[], Awaitable[bytes]],
+        fetch: FetchPage | None,
+        *,
+        again: bool,
     ) -> PageFacts:
-        """Return what a page says; without a document of it, or `again`, `make` one, once for all who ask.
-        Raises BatchError BadSample and what `make` raises."""
+        """Return what a page says; without a document of it, or `again`, `fetch` one or else `make` it, once
+        for all who ask. Raises BatchError BadSample and what `make` raises."""
         if not again and name in self._read:
             return self._read[name]
-        read = self._documents.make_again if again else self._documents.read
-        found = await read(name, url, make)
-        facts = self._read[name] = replace(found, size=found.size or record.size, stored=record.size)
+
+        async def counted() -> bytes:
+            metrics.snapshot_pages.labels("made").inc()
+            return await make()
+
+        if fetch is None:
+            read = self._documents.make_again if again else self._documents.read
+            found = await read(name, url, counted)
+        else:  # apart from what is made, or two nodes that ask each other would wait for each other
+            look_up = partial(self._fetched, name, url, counted, fetch, again=again)
+            found, _ = await self._fetching.run(name, look_up)
+        facts = self._read[name] = _of_object(found, record)
         if len(self._read) > _REMEMBERED:
             self._read.popitem(last=False)
         return facts
+
+    async def _fetched(
+        self, name: str, url: str, make: Callable[[], Awaitable[bytes]], fetch: FetchPage, *, again: bool
+    ) -> PageFacts:
+        found = None if again else await self._documents.find(name)
+        if found is None:
+            document = await fetch()
+            if document is None:
+                return await self._documents.make_again(name, url, make)
+            found = await self._documents.add(name, url, document)
+        return found
+
+
+def _of_object(facts: PageFacts, record: Record) -> PageFacts:
+    return replace(facts, size=facts.size or record.size, stored=record.size)
 
 
 def _facts(facts_of: Callable[[bytes, int], PageFacts], document: bytes) -> PageFacts:
@@ -105,13 +152,24 @@ class DerivedPages:
         digest = hashlib.sha256(repr((self._kind, parts.parts, parts.in_shards)).encode()).hexdigest()[:32]
         return f"{PAGES_PREFIX}{content_name(key, etag, size)}-{digest}"
 
+    def facts_of(self, document: bytes, record: Record) -> PageFacts:
+        """See `PageMaker`."""
+        return page_document_facts(document, record.size)
+
     async def read_page(
-        self, bucket: str, key: str, record: Record, parts: PageParts, *, again: bool = False
+        self,
+        bucket: str,
+        key: str,
+        record: Record,
+        parts: PageParts,
+        fetch: FetchPage | None = None,
+        *,
+        again: bool = False,
     ) -> PageFacts:
         """See `PageMaker`."""
         name = self.page_name(key, record.etag, record.size, parts)
         make = partial(self._make, bucket, key, record, parts)
-        return await self._pages.read(name, f"s3://{bucket}/{key}", record, make, again=again)
+        return await self._pages.read(name, f"s3://{bucket}/{key}", record, make, fetch, again=again)
 
 
 def member_pages(catalog: DocumentStore, archives: ArchiveService) -> DerivedPages:

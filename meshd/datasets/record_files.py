@@ -14,7 +14,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshd.core.api_errors import BatchError, busy
+from meshd.core.api_errors import BatchError
 from meshd.datasets.index_documents import IndexDocuments
 from meshd.datasets.page_indexes import PageIndexes, content_name
 from meshd.util.page_cache import release_free_memory
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from meshd.core.document_store import DocumentStore
     from meshd.core.sample_locations import DecompressedArchives
+    from meshd.datasets.page_indexes import FetchPage
     from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
@@ -92,8 +93,19 @@ class LineIndexer:
         """See `PageMaker`."""
         return line_index_name(key, etag, size)
 
+    def facts_of(self, document: bytes, record: Record) -> PageFacts:
+        """See `PageMaker`."""
+        return line_page_facts(document, record.size)
+
     async def read_page(
-        self, bucket: str, key: str, record: Record, parts: PageParts = LINE_PARTS, *, again: bool = False
+        self,
+        bucket: str,
+        key: str,
+        record: Record,
+        parts: PageParts = LINE_PARTS,
+        fetch: FetchPage | None = None,
+        *,
+        again: bool = False,
     ) -> PageFacts:
         """See `PageMaker`. All pages of a file are the same."""
         name = line_index_name(key, record.etag, record.size)
@@ -108,7 +120,7 @@ class LineIndexer:
                 return await asyncio.to_thread(current_line_index, fetched)
             return await self._index(bucket, key, here)
 
-        return await self._pages.read(name, f"s3://{bucket}/{key}", record, make, again=again)
+        return await self._pages.read(name, f"s3://{bucket}/{key}", record, make, fetch, again=again)
 
     async def _converted(self, name: str) -> bytes | None:
         """Return the index that an earlier release made, in the present version."""
@@ -118,18 +130,6 @@ class LineIndexer:
         except ColumnError:
             return None
         return None if found is document else found
-
-    async def read_document(self, bucket: str, key: str, record: Record) -> bytes:
-        """Return the document of the index of a file. Raises BatchError BadSample."""
-        await self.read_page(bucket, key, record)
-        name = line_index_name(key, record.etag, record.size)
-        found = self._catalog.read_document(name)
-        if found is None:  # it was removed since it was last asked for
-            await self.read_page(bucket, key, record, again=True)
-            found = self._catalog.read_document(name)
-        if found is None:
-            raise busy(f"the index of s3://{bucket}/{key} is being removed")
-        return found
 
     async def _index(self, bucket: str, key: str, record: Record) -> bytes:
         plain, url = await decompressed_object(self._archives, bucket, key, record), f"s3://{bucket}/{key}"

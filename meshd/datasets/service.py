@@ -125,16 +125,14 @@ class DatasetService:
         self._structures = DerivedSnapshots(
             store, catalog, readers, archives, objects, births, self._capacity
         )
-        self._pages = SnapshotPages(store, catalog, archives, objects, self._capacity)
-        self.lines = self._pages.lines
+        self.pages = SnapshotPages(store, catalog, archives, objects, self._capacity)
         self._zarrs = ZarrSources(objects, self._capacity)
         self._tokens = TokenSources(objects, self._capacity)
-        self.parquets = self._pages.parquets
+        self.parquets = self.pages.parquets
         self.tables = TableFiles(store, catalog, archives, objects, self._capacity)
         self._long: LongRunningCalls[None] = LongRunningCalls("datasets")
         self._results = BuildResults(catalog)
         self._listed: tuple[str, object] = "", None
-        self.tfrecords = self._pages.tfrecords
         self._mds = MdsSources(store, catalog, archives, objects, self._capacity)
 
     def __repr__(self) -> str:
@@ -226,7 +224,7 @@ class DatasetService:
             page.isdecimal() and len(page) < 10 and int(page) < count
         ):
             raise BatchError("NoSuchKey", f"the snapshot {digest} has {count} pages, counted from 0")
-        return await asyncio.to_thread(self._pages.page_document, snapshot, int(page))
+        return await asyncio.to_thread(self.pages.page_document, snapshot, int(page))
 
     async def snapshot(self, caller: Caller, digest: str) -> Snapshot:
         """Return a snapshot that its caller may read. Raises BatchError NoSuchSnapshot, AccessDenied."""
@@ -328,7 +326,7 @@ class DatasetService:
                 kind=_paged_kind(kind) or "tar",
                 source=source,
                 fields=fields,
-                open_page=self._pages.open_page,
+                open_page=self.pages.open_page,
             )
         objects = [(key, record.etag, record.size) for key, record in listing]
         return await asyncio.to_thread(build_from_objects, objects, source=source, fields=fields)
@@ -348,7 +346,7 @@ class DatasetService:
         last = self._results.last_snapshot(request_name(source, kind, fields, _DEFAULTS))
         made_of = _paged_kind(kind) or "tar"
         parts = PageParts.of_fields(made_of, fields)
-        return await self._pages.read_facts(scanned, source, made_of, parts, last, progress)
+        return await self.pages.read_facts(scanned, source, made_of, parts, last, progress)
 
     async def _files(
         self,

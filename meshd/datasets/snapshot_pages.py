@@ -1,29 +1,32 @@
 """Pages of snapshots as this process has them: maps of the index documents in the store.
 
 A page is the document of its shard's index, under the index's name; all workers map the same bytes. Before a
-snapshot is used, pages that this node lacks are made, by the node that has the shard.
+snapshot is used, pages that this node lacks are fetched from the node that made them, or else made.
 
 Law: a page is used only if its bytes have the hash that the snapshot names. One that is damaged or missing
-is made again from its shard; if that gives another page, the error names the shard.
+is fetched, or made again from its shard; if that gives another page, the error names the shard.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import RESERVED_BUCKET
+from meshd.core.peer_messages import PageRequest
 from meshd.core.sample_locations import snapshot_changed
 from meshd.datasets.page_indexes import member_pages, record_pages
 from meshd.datasets.parquet_row_copies import ParquetFiles
 from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
 from meshd.peer_reads.replica_selection import gather_limited
 from meshd.store.errors import StoreError
+from meshd.util.async_tasks import LongRunningCalls, StillRunningError
 from meshd.util.page_cache import map_file
-from meshwire.dataset.paged_snapshot import PagedSnapshot, page_facts, read_snapshot
+from meshwire.dataset.paged_snapshot import PagedSnapshot, PageParts, page_facts, read_snapshot
 from meshwire.formats.page_formats import open_page
 from meshwire.frame.columns import ColumnError
 
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.dataset.fields import Source
     from meshwire.dataset.paged_columns import Page
-    from meshwire.dataset.paged_snapshot import PageFacts, PageParts
+    from meshwire.dataset.paged_snapshot import PageFacts
     from meshwire.dataset.snapshot import SnapshotKind
     from meshwire.frame.tensor_frame import Buffer
 
@@ -52,7 +55,12 @@ _COPIED: Final = 4096
 _CHECKED: Final = 256
 """Pages of a snapshot that are opened before it is used; further ones when a sample of them is asked for."""
 _AT_ONCE: Final = 8
-_INDEXED_AT_ONCE: Final = 2
+_MADE_AT_ONCE: Final = 2
+_ASKED_AT_ONCE: Final = 4  # of other nodes, which make them
+
+
+def _hash_of(document: bytes) -> bytes:
+    return hashlib.sha256(document).digest()
 
 
 class SnapshotPages:
@@ -77,6 +85,7 @@ class SnapshotPages:
             "tfrecord": record_pages(catalog, "tfrecord", "TFRecord", self.tfrecords.index_file, capacity),
             "parquet": record_pages(catalog, "parquet", "Parquet", self.parquets.index_file, capacity),
         }
+        self._for_peers: LongRunningCalls[None] = LongRunningCalls("pages", limit=_AT_ONCE)
         self._open: OrderedDict[bytes, Page] = OrderedDict()
         self._gone: dict[bytes, str] = {}  # what became of the objects of pages that cannot be made
         self._damaged: set[bytes] = set()
@@ -92,7 +101,11 @@ class SnapshotPages:
         snapshot = await asyncio.to_thread(read_snapshot, document, self.open_page)
         if isinstance(snapshot, PagedSnapshot):
             lacking = await asyncio.to_thread(self._unusable, snapshot)
-            await gather_limited(_AT_ONCE, [self._make(snapshot, number) for number in lacking])
+            objects = snapshot.objects
+            names = [(objects.bucket_of(number), objects.keys[number]) for number in lacking]
+            records = await self._objects.find_many(names)
+            made = [self._make(snapshot, *each) for each in zip(lacking, records, strict=True)]
+            await gather_limited(_AT_ONCE, made)
         return snapshot
 
     async def read_facts(
@@ -114,16 +127,92 @@ class SnapshotPages:
 
         async def page_of(key: str, record: Record) -> PageFacts:
             wanted = parts.of_shard(key, source.prefix)
-            page = await self.makers[kind].read_page(source.bucket, key, record, wanted)
+            page = await self._read_page(kind, source.bucket, key, record, wanted)
             progress.advance()
             return page
 
-        new = [entry for entry, page in zip(scanned, pages, strict=True) if page is None]
-        made = iter(await gather_limited(_INDEXED_AT_ONCE, [page_of(*entry) for entry in new]))
+        async def pages_of(numbers: Sequence[int], at_once: int) -> None:
+            found = await gather_limited(at_once, [page_of(*scanned[number]) for number in numbers])
+            for number, page in zip(numbers, found, strict=True):
+                pages[number] = page
+
+        new = [number for number, page in enumerate(pages) if page is None]
+        alone = self._objects.single_node
+        own = [n for n in new if alone or self._objects.is_first_replica(source.bucket, scanned[n][0])]
+        asked = sorted(set(new).difference(own))
+        await asyncio.gather(pages_of(own, _MADE_AT_ONCE), pages_of(asked, _ASKED_AT_ONCE))
         return [
-            (key, record.etag, next(made) if page is None else page)
+            (key, record.etag, page)
             for (key, record), page in zip(scanned, pages, strict=True)
+            if page is not None
         ]
+
+    async def page_for_peer(self, asked: PageRequest, record: Record) -> bytes | None:
+        """Return the document of a page, made here if it has to be; None: it is not finished. Raises
+        BatchError BadSample, BadRequest, Busy."""
+        kind = cast("SnapshotKind", asked.kind)
+        if kind not in self.makers:
+            raise BatchError("BadRequest", f"{asked.kind!r} is no kind of which this node has pages")
+        parts = PageParts(tuple(map(tuple, asked.parts)), asked.in_shards)
+        name = self.makers[kind].page_name(asked.key, record.etag, record.size, parts)
+        if asked.finished:
+            return self._catalog.read_intact(name)
+
+        async def make(_: CallProgress) -> None:
+            await self.makers[kind].read_page(asked.bucket, asked.key, record, parts)
+
+        try:
+            await self._for_peers.run_or_wait(name, make)
+        except StillRunningError:
+            return None
+        self._for_peers.discard_result(name)
+        return await self.document_made_here(kind, asked.bucket, asked.key, record, parts)
+
+    async def document_made_here(
+        self, kind: SnapshotKind, bucket: str, key: str, record: Record, parts: PageParts
+    ) -> bytes:
+        """Return the document of a page, made on this node if it has to be. Raises BatchError BadSample,
+        Busy."""
+        maker = self.makers[kind]
+        name = maker.page_name(key, record.etag, record.size, parts)
+        for again in (False, True):  # it may have been removed or damaged since it was last looked at
+            facts = await maker.read_page(bucket, key, record, parts, again=again)
+            document = self._catalog.read_intact(name)
+            if document is not None and await asyncio.to_thread(_hash_of, document) == facts.digest:
+                return document
+        raise busy(f"the page of s3://{bucket}/{key} is being removed")
+
+    async def _read_page(
+        self,
+        kind: SnapshotKind,
+        bucket: str,
+        key: str,
+        record: Record,
+        parts: PageParts,
+        expected: PageFacts | None = None,
+    ) -> PageFacts:
+        """Return what a page says, which is afterwards on this node: fetched from another node, or made.
+        `expected`: what the page must say, if that is known, since the one here is not so. Raises
+        BatchError."""
+        maker = self.makers[kind]
+        if self._objects.single_node:
+            return await maker.read_page(bucket, key, record, parts, again=expected is not None)
+
+        def is_page(document: bytes) -> bool:
+            try:
+                facts = maker.facts_of(document, record)
+                if facts.samples:
+                    open_page(document, kind, facts)
+            except ColumnError:
+                return False
+            return expected is None or facts == expected
+
+        async def fetch() -> bytes | None:
+            chosen = [list(part) for part in parts.parts]
+            asked = PageRequest(bucket, key, record.etag, kind, chosen, parts.in_shards)
+            return await self._objects.pages.fetch_page(asked, is_page, anywhere=expected is not None)
+
+        return await maker.read_page(bucket, key, record, parts, fetch, again=expected is not None)
 
     def open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
         """Return a page. Raises BatchError Busy, SnapshotChanged, if this node no longer has it."""
@@ -166,17 +255,16 @@ class SnapshotPages:
                 found.append(number)
         return found
 
-    async def _make(self, snapshot: PagedSnapshot, number: int) -> None:
-        """Make a page again, unless its object has changed: then the batches that need it say so."""
+    async def _make(self, snapshot: PagedSnapshot, number: int, record: Record | None) -> None:
+        """Fetch or make a page, unless its object has changed: then the batches that need it say so."""
         objects, facts = snapshot.objects, snapshot.facts(number)
         bucket, key = objects.bucket_of(number), objects.keys[number]
-        record = await self._objects.find(bucket, key)
         if record is None or record.etag != objects.etags[number] or record.size != facts.stored:
             self._gone[facts.digest] = "was deleted" if record is None else "was replaced"
             return
         self._gone.pop(facts.digest, None)
-        maker, parts = self.makers[snapshot.kind], snapshot.parts_of(number)
-        found = await maker.read_page(bucket, key, record, parts, again=True)
+        parts = snapshot.parts_of(number)
+        found = await self._read_page(snapshot.kind, bucket, key, record, parts, facts)
         if found != facts:
             raise BatchError(
                 "BadSample",

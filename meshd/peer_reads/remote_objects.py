@@ -10,6 +10,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from meshd.control.paged_kinds import PagedKindTable
 from meshd.core import peer_messages
 from meshd.core.api_errors import busy
 from meshd.core.memory_frames import MemoryAccount
@@ -19,6 +20,7 @@ from meshd.peer_reads.fetch import MAX_ORIGIN_READS, PeerFetcher, PeerFrames, Re
 from meshd.peer_reads.listing import ObjectListings
 from meshd.peer_reads.page_support import PageSupport
 from meshd.peer_reads.peer_documents import PeerDocuments
+from meshd.peer_reads.peer_pages import PeerPages
 from meshd.peer_reads.replica_selection import (
     ReplicaSelector,
     gather_limited,
@@ -120,7 +122,10 @@ class RemoteObjects:
         self.documents = PeerDocuments(self._asking)
         self.frames = PeerFrames(self._asking, near_cache, self._memory)
         self.resumer = ReadResumer(self._asking)
-        self.page_support = PageSupport(mesh, peers)
+        self.page_support, self.pages = (
+            PageSupport(mesh, peers, PagedKindTable(mesh.control)),
+            PeerPages(self._asking),
+        )
 
     def __repr__(self) -> str:
         return f"<RemoteObjects of {self._mesh.node_id}>"

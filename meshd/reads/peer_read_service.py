@@ -22,6 +22,7 @@ from meshd.core.peer_messages import (
     READ_DOCUMENT,
     READ_FRAME,
     READ_INDEX,
+    READ_PAGE,
     READ_PAGED_KINDS,
     READ_PARTS,
     STORE_DOCUMENT,
@@ -34,7 +35,7 @@ from meshd.core.peer_source import ObjectRange
 from meshd.peer_reads.listing import primary_page
 from meshd.rpc.peer_rpc import NotHereError, handler, stream_handler
 from meshd.store.errors import CorruptExtentError, StoreError
-from meshwire.dataset.paged_snapshot import PAGED_KINDS
+from meshwire.dataset.paged_snapshot import LINE_PARTS, PAGED_KINDS
 from meshwire.formats.json_lines import earlier_line_index
 from meshwire.frame.tensor_frame import FRAME_VERSION
 
@@ -52,12 +53,12 @@ if TYPE_CHECKING:
         ListRequest,
         ListResponse,
         PagedKindsRequest,
+        PageRequest,
         ReadRequest,
         RemoteRecord,
     )
     from meshd.datasets.archives.archive_service import ArchiveService
-    from meshd.datasets.parquet_row_copies import ParquetFiles
-    from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
+    from meshd.datasets.snapshot_pages import SnapshotPages
     from meshd.datasets.tables import TableFiles
     from meshd.documents.inventory import DocumentInventory
     from meshd.peer_reads.remote_objects import RemoteObjects
@@ -81,17 +82,15 @@ class PeerReadService:
         mesh: ClusterView,
         archives: ArchiveService,
         catalog: DocumentStore,
-        lines: LineIndexer,
-        tfrecords: TfrecordIndexer,
-        parquets: ParquetFiles,
+        pages: SnapshotPages,
         tables: TableFiles,
         objects: RemoteObjects,
         census: DocumentInventory,
         proofs: ExpiringVerifiedExtents,
     ) -> None:
         self._store, self._mesh, self._objects, self._census = store, mesh, objects, census
-        self._archives, self._catalog, self._lines = archives, catalog, lines
-        self._tfrecords, self._parquets, self._tables, self._proofs = tfrecords, parquets, tables, proofs
+        self._archives, self._catalog, self._pages = archives, catalog, pages
+        self._tables, self._proofs = tables, proofs
 
     def __repr__(self) -> str:
         return f"<Holdings of {self._mesh.node_id}>"
@@ -199,17 +198,28 @@ class PeerReadService:
         NotHereError."""
         record = await self._indexable(asked.bucket, asked.key, asked.etag)
         if asked.lines:
-            document = await self._lines.read_document(asked.bucket, asked.key, record)
+            place = asked.bucket, asked.key, record
+            document = await self._pages.document_made_here("lines", *place, LINE_PARTS)
             return await asyncio.to_thread(earlier_line_index, document)
         if asked.rows:
-            return (await self._parquets.read_rows(asked.bucket, asked.key, record)).document
+            return (await self._pages.parquets.read_rows(asked.bucket, asked.key, record)).document
         if asked.table:
             return (await self._tables.read_table(asked.bucket, asked.key, record)).document
         if asked.features:
-            records = await self._tfrecords.index_file(asked.bucket, asked.key, record, asked.features)
-            return await asyncio.to_thread(records.to_bytes)
+            indexed = self._pages.tfrecords.index_file(asked.bucket, asked.key, record, asked.features)
+            return await asyncio.to_thread((await indexed).to_bytes)
         index = await self._archives.get_index(asked.bucket, asked.key, record)
         return await asyncio.to_thread(index.to_bytes)
+
+    @handler(READ_PAGE)
+    async def get_page(self, asked: PageRequest, context: CallContext) -> bytes:
+        """Return the document of a page; no bytes while it is being made. Raises BatchError BadRequest,
+        BadSample, NoSuchKey, SnapshotChanged, Busy; NotHereError."""
+        record = await self._indexable(asked.bucket, asked.key, asked.etag)
+        document = await self._pages.page_for_peer(asked, record)
+        if document is None and asked.finished:
+            raise BatchError("NoSuchKey", f"{self._mesh.node_id} has not made this page")
+        return document or b""
 
     @handler(READ_PAGED_KINDS)
     async def get_paged_kinds(self, asked: PagedKindsRequest, context: CallContext) -> PagedKindsResponse:

@@ -199,6 +199,9 @@ archives = counter(
 remote_failures = counter(
     "meshd_remote_failures_total", "Failed reads of data of other nodes, by error.", "error"
 )
+snapshot_pages = counter(
+    "meshd_snapshot_pages_total", "Pages of shards: made here, or fetched from another node.", "result"
+)
 remote_bytes = counter("meshd_remote_bytes_total", "Bytes of objects fetched from other nodes.")
 reads_continued = counter(
     "meshd_reads_continued_total",

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from meshd.control.control_api import ControlStore
+    from meshd.process.wiring.data_services import DataServices
     from meshd.server.http_server import MeshServer
 
 ROOT = ("root-key", "root-secret-key")
@@ -61,6 +62,7 @@ class Running:
     server: MeshServer
     listener: asyncio.Server
     assembler: Assembler
+    data: DataServices
 
     @property
     def endpoint(self) -> str:
@@ -148,7 +150,7 @@ class MeshCrew:
         ]
         server = build_server(deps, also)
         listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
-        return Running(node, server, listener, assembler)
+        return Running(node, server, listener, assembler, data)
 
     async def _close(self) -> None:
         for one in self.nodes:

@@ -104,8 +104,6 @@ def test_windows_are_as_large_as_the_bytes_that_a_node_reads(
     mesh: DaemonCluster, disk: RotationalDisk
 ) -> None:
     plan = planned(mesh, "tars", {"kind": "global"})
-    for node in NODES:  # makes the pages of the tars that it has not indexed, once
-        assert mesh[node].request("GET", f"/-/plans/{plan}").status == 200
     disk.drop_caches()
     before = counted(mesh, "samples"), counted(mesh, "seeks")
     rows = epoch(mesh, plan, parts=True)

@@ -56,16 +56,16 @@ async def _told() -> None:
     )
     service._long = LongRunningCalls("test", max_wait=0.05)
     begun, free, waiting = asyncio.Event(), asyncio.Event(), set[str]()
-    pages = cast("Any", service._pages.makers["tfrecord"])
+    pages = cast("Any", service.pages.makers["tfrecord"])
     read = pages.read_page
 
-    async def slow(bucket: str, key: str, found: Record, parts: PageParts) -> Any:
+    async def slow(bucket: str, key: str, found: Record, parts: PageParts, *, again: bool) -> Any:
         if key in ("2.tfrecord", "3.tfrecord"):
             waiting.add(key)
             if len(waiting) == 2:  # so that the others are done
                 begun.set()
             await free.wait()
-        return await read(bucket, key, found, parts)
+        return await read(bucket, key, found, parts, again=again)
 
     pages.read_page = slow
     source = Source("b", "")

@@ -270,7 +270,7 @@ class Node:
         return snapshot
 
     def page_of(self, snapshot: PagedSnapshot, number: int) -> str:
-        return self.datasets._pages._page_name(snapshot, number)
+        return self.datasets.pages._page_name(snapshot, number)
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ WIRE: dict[str, PeerCall[Any, Any]] = {
     "POST objects/find": peer_messages.FIND_RECORDS,
     "POST objects/list": peer_messages.LIST_RECORDS,
     "POST archives/index": peer_messages.READ_INDEX,
+    "POST pages": peer_messages.READ_PAGE,
     "POST paged-kinds": peer_messages.READ_PAGED_KINDS,
     "POST frames": peer_messages.READ_FRAME,
     "GET documents/": peer_messages.READ_DOCUMENT,
