@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.faults.hosts import corrupt
+from tests.powercuts.history import SLACK, SYNC_SECONDS
 from tests.powercuts.mesh_scene import NODES, PATIENCE, MeshScene
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class MovementScene(MeshScene):
         self._damaged = name
         corrupt(self._mesh[name].data_dir, self._chance)
         self._scrub(name)
+        if self._relaxed:  # what is damaged here is on the disks of the others, then
+            time.sleep(SYNC_SECONDS + SLACK)
 
     def _scrub(self, name: str) -> None:
         self._scrubbed = self._ask(name, "POST", f"/-/cluster/nodes/{name}", {"action": "scrub"})["asked"]

@@ -8,7 +8,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from meshd.jobs.output_store import LocalOutputStore
+from meshd.core.api_errors import BatchError
+from meshd.jobs.output_store import LocalOutputStore, OutputMetadata, OutputTarget
 from meshd.objects.version_lookup import VersionLookup
 from meshd.rpc.peer_client import PeerRefusedError
 from meshd.store.errors import (
@@ -26,7 +27,7 @@ from tests.support.server_shutdown import stop_listening
 from tests.support.store_calls import error_of, fake_etag, put_object, put_part
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from meshd.cluster.replication.replicated_store import ReplicatedStore
     from meshd.store.api import ObjectStore
@@ -97,6 +98,10 @@ def _damage(place: Location) -> None:
     with open(place.path, "r+b") as file:
         file.seek(place.offset)
         file.write(b"M")
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield body
 
 
 async def _none_returns(*writes: asyncio.Future[Any]) -> None:
@@ -373,6 +378,27 @@ def test_an_output_that_a_job_finds_damaged_is_missing() -> None:
         assert await outputs.lookup_outputs("b", ["k"]) == [None]
         await put_object(pair.store, "k", b"made")
         assert await outputs.lookup_outputs("b", ["k"]) == [{}]
+        pair.same()
+
+    _pair(test)
+
+
+def test_an_output_that_is_damaged_before_the_other_owner_has_it_is_written_again() -> None:
+    """The job waits and tries again, instead of failing for what only this node has."""
+
+    async def test(pair: Pair) -> None:
+        outputs = LocalOutputStore(
+            pair.here, pair.store, VersionLookup(pair.here, pair.primary.node.buckets), AsyncMock()
+        )
+        await put_object(pair.store, "k", b"old")
+        await pair.refuse()
+        target, facts = OutputTarget("b", "k", 4), OutputMetadata(fake_etag(b"made"), {}, {}, {}, "")
+        written = await pair.begin(outputs.write_output(target, _pieces(b"made"), lambda: facts))
+        (place,) = pair.here.locate(pair.here.get("b", "k"))  # type: ignore[arg-type]
+        _damage(place)
+        await pair.accept()
+        assert (await error_of(BatchError, written)).code == "Busy"
+        await put_object(pair.store, "k", b"made")
         pair.same()
 
     _pair(test)
