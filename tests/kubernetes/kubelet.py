@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
 import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from lightkube import ApiError, Client, KubeConfig
@@ -37,7 +39,7 @@ from tests.kubernetes.running import Running
 from tests.kubernetes.starting import NoImageError, NotYetError, Starting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _KINDS: tuple[type, ...] = (
@@ -82,8 +84,12 @@ class Kubelet:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def stop(self) -> None:
+        """It starts nothing any more."""
         self._stop.set()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.stop()
         self._thread.join(30)
         for running in self.pods.values():
             running.kill()
@@ -148,6 +154,22 @@ class Kubelet:
             shutil.rmtree(self._nodes[name])
         self._delete_node(name)
 
+    @contextmanager
+    def without_power(self) -> Iterator[None]:
+        """All machines at once: what runs stands still when the block begins, has ended when it ends, and is
+        started again after it. In the block, `end_all` ends it."""
+        with self._lock:
+            for each in self.pods.values():
+                each.signal(signal.SIGSTOP)
+            yield
+            self.end_all()
+
+    def end_all(self) -> None:
+        """What runs on its machines has lost power."""
+        for each in self.pods.values():
+            each.kill()
+            each.restarts, each.again, each.asked_to_end = 0, 0.0, 0.0
+
     def _delete_node(self, name: str) -> None:
         self._nodes.pop(name, None)
         try:
@@ -162,7 +184,8 @@ class Kubelet:
         while not self._stop.is_set():
             try:
                 with self._lock:
-                    self._tick()
+                    if not self._stop.is_set():
+                        self._tick()
             except Exception:
                 traceback.print_exc()
             self._stop.wait(_TICK)

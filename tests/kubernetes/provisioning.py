@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lightkube import ApiError
 from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim
 from lightkube.types import PatchType
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -22,17 +26,31 @@ class Provisioning:
     def run(self) -> None:
         """One look at all claims."""
         claims = {each.metadata.name: each for each in self._client.list(PersistentVolumeClaim)}
-        for name, claim in claims.items():
-            if claim.status.phase == "Pending" and claim.metadata.uid not in self._volumes:
-                self._volumes[claim.metadata.uid] = name
-                self._client.create(_volume(claim, self._namespace))
-            elif claim.status.phase == "Bound" and claim.status.capacity != claim.spec.resources.requests:
-                self._enlarge(claim)
         for uid, name in list(self._volumes.items()):
             if uid not in {claim.metadata.uid for claim in claims.values()}:
-                self._client.delete(PersistentVolume, f"pv-{uid}")
+                with _unless(404):
+                    self._client.delete(PersistentVolume, f"pv-{uid}")
                 shutil.rmtree(self._place / "volumes" / name, ignore_errors=True)
+                self._sync()
                 del self._volumes[uid]
+        for claim in claims.values():
+            if claim.status.phase == "Pending" and claim.metadata.uid not in self._volumes:
+                self._make(claim)
+            elif claim.status.phase == "Bound" and claim.status.capacity != claim.spec.resources.requests:
+                self._enlarge(claim)
+
+    def _make(self, claim: Any) -> None:
+        with _unless(409):  # of a try before
+            self._client.create(_volume(claim, self._namespace))
+        (self._place / "volumes" / claim.metadata.name).mkdir(parents=True, exist_ok=True)
+        self._sync()
+        self._volumes[claim.metadata.uid] = claim.metadata.name
+
+    def _sync(self) -> None:
+        """A power cut takes no volume, and brings none back."""
+        place = os.open(self._place / "volumes", os.O_RDONLY)
+        os.fsync(place)
+        os.close(place)
 
     def _enlarge(self, claim: Any) -> None:
         size = dict(claim.spec.resources.requests)
@@ -40,6 +58,16 @@ class Provisioning:
         merge = PatchType.MERGE
         self._client.patch(PersistentVolume, f"pv-{claim.metadata.uid}", volume, patch_type=merge)
         self._client.patch(PersistentVolumeClaim.Status, claim.metadata.name, change, patch_type=merge)
+
+
+@contextmanager
+def _unless(code: int) -> Iterator[None]:
+    """What the API refuses with this code has been done before."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status.code != code:
+            raise
 
 
 def _volume(claim: Any, namespace: str) -> Any:

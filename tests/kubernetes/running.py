@@ -6,6 +6,7 @@ import http.client
 import os
 import signal
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,16 +43,18 @@ class Running:
 
     def kill(self) -> None:
         """With all processes below it."""
+        if self.signal(signal.SIGKILL) and self.process is not None:
+            self.process.wait(60)
+
+    def signal(self, number: int) -> bool:
+        """To its process, if that runs, and to all below it. Returns whether it runs."""
         process = self.process
         if process is None or process.poll() is not None:
-            return
-        family = [process.pid, *_children(process.pid)]
-        for pid in family:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        process.wait(60)
+            return False
+        for pid in (process.pid, *_children(process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return True
 
     def answers(self) -> bool:
         """As the readiness probe of its only container says."""

@@ -91,3 +91,24 @@ def test_volumes_that_cannot_be_are_refused_with_what_to_do(tiers: list[Any], wh
     assert why in found["message"]
     assert "remove this one from the spec" in found["message"]
     assert set(claims(world).values()) == {"1Ti"}
+
+
+def test_a_pod_whose_claim_is_gone_is_made_anew() -> None:
+    """Made while the claim of the pod before was ending: nobody makes a claim for a pod that is there."""
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, CLAIMED))
+    waiting = world.pods()["mesh-s-1"]
+    del waiting["spec"]["nodeName"], waiting["status"]
+    api.put("pods", waiting)
+    operator = Operator(api)
+    asyncio.run(operator.loop.reconcile(NAMESPACE, NAME))
+    assert "mesh-s-1" in world.pods()  # it waits for its volume
+    del api.objects["persistentvolumeclaims", NAMESPACE, "a-mesh-s-1"]
+    asyncio.run(operator.loop.reconcile(NAMESPACE, NAME))
+    assert sorted(world.pods()) == ["mesh-s-0"]
+    assert "mesh-s-1: its volume claim is gone, and a new one is created with a new pod" in [
+        each["message"] for each in api.of("events")
+    ]
+    asyncio.run(play(world, [("again", void, lambda world: settled(world, 2))]))
+    assert len(claims(world)) == 2

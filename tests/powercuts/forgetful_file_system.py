@@ -251,6 +251,7 @@ class Forgetful(PassThrough):
     def mkdir(self, path: str, mode: int) -> int:
         with self._lock:
             super().mkdir(path, mode)
+            self._directories.pop(path, None)  # of another one, which had this name
             self._change(path, None, self._inode(path))
             return 0
 

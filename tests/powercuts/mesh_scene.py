@@ -33,9 +33,127 @@ NODES: Final = ("n1", "n2", "n3")
 _CLIENTS: Final = 6
 PATIENCE: Final = 90.0
 _TRIES: Final = 60
+_BUSY: Final = ("SlowDown", "(503)", ": 503 ", "onnect")
+"""In what is said by a mesh that has just started, or by a node that ends."""
 
 
-class MeshScene:
+class ManyNodesScene:
+    """Several nodes through any number of cuts: what writers do to them, and what is found at each node."""
+
+    def __init__(self, place: Path, seed: int, traffic: Sequence[Traffic], *, relaxed: bool) -> None:
+        self.report, self._place = Report(), place
+        self._chance, self._relaxed = random.Random(seed), relaxed
+        self._traffic, self._cut_at = traffic, 0.0
+        self._logs: dict[str, str] = {}
+
+    def cut(self, seconds: float) -> None:
+        """Start all, compare what is there, write for so long, and cut the power of all at once."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Start once more and compare."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        raise NotImplementedError
+
+    def _kill(self) -> None:
+        """All processes that have lost power."""
+        raise NotImplementedError
+
+    def keep(self, folder: Path) -> str:
+        """Keep what is on the disks after a life in which something was wrong, and the logs; return where."""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self._place / "source", folder, ignore=shutil.ignore_patterns("*.sock"))
+        for name, said in self._logs.items():
+            (folder / f"{name}.log").write_text(said)
+        (folder / "found.txt").write_text(str(self.report))
+        return f"kept in {folder}"
+
+    def _count(self) -> None:
+        self.report.cuts += 1
+        self.report.acknowledged = sum(traffic.acknowledged for traffic in self._traffic)
+        self.report.interrupted = sum(traffic.interrupted for traffic in self._traffic)
+
+    # --- writers
+
+    def _prepare(self, node: Daemon) -> None:
+        with closing(node.client()) as client:
+            for traffic in self._traffic:
+                traffic.prepare(node, client)
+
+    def _write(self, nodes: Sequence[Daemon], seconds: float) -> None:
+        ended = threading.Event()
+        writers = [
+            threading.Thread(
+                target=self._writer,
+                args=(nodes[number % len(nodes)], number, self._chance.randrange(1 << 31), ended),
+            )
+            for number in range(_CLIENTS)
+        ]
+        for writer in writers:
+            writer.start()
+        try:
+            self._disturb(seconds)
+            self._stop(nodes)
+            self._cut_at = time.monotonic()
+            for traffic in self._traffic:
+                traffic.cut_off()
+        finally:
+            self._kill()
+            ended.set()
+            for writer in writers:
+                writer.join(120)
+
+    def _stop(self, nodes: Sequence[Daemon]) -> None:
+        """None of them answers any more; the power fails."""
+        for node in nodes:
+            node.pause()
+
+    def _disturb(self, seconds: float) -> None:
+        """What happens while writers write, for so long."""
+        time.sleep(seconds)
+
+    def _writer(self, node: Daemon, number: int, seed: int, ended: threading.Event) -> None:
+        chance = random.Random(seed)
+        with closing(node.client()) as client:
+            while not ended.is_set():
+                try:
+                    chance.choice(self._traffic).change(node, client, number, chance)
+                except (ClientError, BotoCoreError, OSError):
+                    if not ended.is_set():
+                        time.sleep(0.02)
+
+    # --- what is found
+
+    def _compare(self, nodes: Sequence[Daemon]) -> None:
+        since = oldest_kept(self._cut_at, relaxed=self._relaxed)
+        for node in nodes:
+            with closing(node.client()) as client:
+                for traffic in self._traffic:
+                    for name, history in sorted(traffic.histories.items()):
+                        value = _found(traffic, node, client, name)
+                        if not traffic.allows(name, value, since):
+                            told = "; ".join(each.told(self._cut_at) for each in history.attempts)
+                            self.report.add(f"{name} at {node.endpoint}: found {value}, after {told}")
+        for traffic in self._traffic:
+            for name in traffic.histories:
+                traffic.after_cut(name, since)
+
+    def _agree(self, nodes: Sequence[Daemon]) -> None:
+        """What was in doubt is decided once the nodes have compared: all show the same."""
+        for traffic in self._traffic:
+            for name in sorted(traffic.histories):
+                found = {}
+                for node in nodes:
+                    with closing(node.client()) as client:
+                        found[node.endpoint] = _found(traffic, node, client, name)
+                if len(set(found.values())) > 1:
+                    self.report.add(f"{name}: the nodes have compared and differ: {found}")
+
+
+class MeshScene(ManyNodesScene):
     """A mesh through any number of cuts. `options` are of the nodes' file systems; that of etcd keeps names
     as ext4 does. `args`: more flags of the daemons."""
 
@@ -52,12 +170,10 @@ class MeshScene:
         options: Sequence[str] = (),
         args: Sequence[str] = (),
     ) -> None:
-        self.report, self._place = Report(), place
+        super().__init__(place, seed, traffic, relaxed=relaxed)
+        self._options = options
         self._mounts: dict[str, ExitStack] = {}
         self._disks: dict[str, int] = {}  # process ids of the file systems
-        self._logs: dict[str, str] = {}
-        self._chance, self._relaxed, self._options = random.Random(seed), relaxed, options
-        self._traffic, self._cut_at = traffic, 0.0
         for name in (*NODES, "etcd"):
             for folder in ("source", "mesh"):
                 shutil.rmtree(place / folder / name, ignore_errors=True)
@@ -67,15 +183,11 @@ class MeshScene:
         self._mesh = DaemonCluster(3, place / "mesh", args=[*durability, *args], env=env, etcd_syncs=True)
 
     def close(self) -> None:
-        """Ends what still runs."""
         self._mesh.close()
 
     def cut(self, seconds: float) -> None:
-        """Start all, compare what is there, write for so long, and cut the power of all at once."""
         self._live(NODES, seconds)
-        self.report.cuts += 1
-        self.report.acknowledged = sum(traffic.acknowledged for traffic in self._traffic)
-        self.report.interrupted = sum(traffic.interrupted for traffic in self._traffic)
+        self._count()
 
     def finish(self) -> None:
         """Start without one of them, which never returns, and compare; then it is given up."""
@@ -111,15 +223,6 @@ class MeshScene:
 
     def _rest(self) -> None:
         """In a life without writers, with all nodes."""
-
-    def keep(self, folder: Path) -> str:
-        """Keep what is on the disks after a life in which something was wrong, and the logs; return where."""
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self._place / "source", folder, ignore=shutil.ignore_patterns("*.sock"))
-        for name, said in self._logs.items():
-            (folder / f"{name}.log").write_text(said)
-        (folder / "found.txt").write_text(str(self.report))
-        return f"kept in {folder}"
 
     def _power_on(self, name: str) -> None:
         """The disk of a node, or of etcd, is there."""
@@ -165,78 +268,6 @@ class MeshScene:
         self._mesh._change(name, "lost")
         self._mesh.await_map(lambda cluster: not cluster.is_rebalancing, PATIENCE)
 
-    # --- writers
-
-    def _prepare(self, node: Daemon) -> None:
-        with closing(node.client()) as client:
-            for traffic in self._traffic:
-                traffic.prepare(node, client)
-
-    def _write(self, nodes: Sequence[Daemon], seconds: float) -> None:
-        ended = threading.Event()
-        writers = [
-            threading.Thread(
-                target=self._writer,
-                args=(nodes[number % len(nodes)], number, self._chance.randrange(1 << 31), ended),
-            )
-            for number in range(_CLIENTS)
-        ]
-        for writer in writers:
-            writer.start()
-        try:
-            self._disturb(seconds)
-            for node in nodes:
-                node.pause()
-            self._cut_at = time.monotonic()
-            for traffic in self._traffic:
-                traffic.cut_off()
-        finally:
-            self._kill()
-            ended.set()
-            for writer in writers:
-                writer.join(120)
-
-    def _disturb(self, seconds: float) -> None:
-        """What happens while writers write, for so long."""
-        time.sleep(seconds)
-
-    def _writer(self, node: Daemon, number: int, seed: int, ended: threading.Event) -> None:
-        chance = random.Random(seed)
-        with closing(node.client()) as client:
-            while not ended.is_set():
-                try:
-                    chance.choice(self._traffic).change(node, client, number, chance)
-                except (ClientError, BotoCoreError, OSError):
-                    if not ended.is_set():
-                        time.sleep(0.02)
-
-    # --- what is found
-
-    def _compare(self, nodes: Sequence[Daemon]) -> None:
-        since = oldest_kept(self._cut_at, relaxed=self._relaxed)
-        for node in nodes:
-            with closing(node.client()) as client:
-                for traffic in self._traffic:
-                    for name, history in sorted(traffic.histories.items()):
-                        value = _found(traffic, node, client, name)
-                        if not traffic.allows(name, value, since):
-                            told = "; ".join(each.told(self._cut_at) for each in history.attempts)
-                            self.report.add(f"{name} at {node.endpoint}: found {value}, after {told}")
-        for traffic in self._traffic:
-            for name in traffic.histories:
-                traffic.after_cut(name, since)
-
-    def _agree(self, nodes: Sequence[Daemon]) -> None:
-        """What was in doubt is decided once the nodes have compared: all show the same."""
-        for traffic in self._traffic:
-            for name in sorted(traffic.histories):
-                found = {}
-                for node in nodes:
-                    with closing(node.client()) as client:
-                        found[node.endpoint] = _found(traffic, node, client, name)
-                if len(set(found.values())) > 1:
-                    self.report.add(f"{name}: the nodes have compared and differ: {found}")
-
 
 def _found(traffic: Traffic, node: Daemon, client: Any, name: str) -> Any:
     """What a node says of a name; a mesh that has just started may refuse for some seconds."""
@@ -244,9 +275,9 @@ def _found(traffic: Traffic, node: Daemon, client: Any, name: str) -> Any:
         value: Any = None
         try:
             value = traffic.find(node, client, name)
-        except (ClientError, OSError) as error:
+        except (ClientError, BotoCoreError, OSError) as error:
             value = f"damaged: {error}"
-        if not any(busy in str(value) for busy in ("SlowDown", "(503)", ": 503 ")):
+        if not any(busy in str(value) for busy in _BUSY):
             return value
         time.sleep(0.5)
     return value

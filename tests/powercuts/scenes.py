@@ -6,8 +6,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tests.powercuts import job_traffic
-from tests.powercuts.mesh_scene import MeshScene
+from tests.powercuts.mesh_scene import ManyNodesScene, MeshScene
 from tests.powercuts.movement_scene import MovementScene, RollingScene
+from tests.powercuts.operator_scene import OperatorScene
 from tests.powercuts.origin_traffic import Loads, WriteBack, WriteThrough
 from tests.powercuts.scene import Scene
 from tests.powercuts.store_scene import StoreScene, Worker
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tests.powercuts.traffic import Traffic
     from tests.support.origin_places import Place
 
-AnyScene = Scene | StoreScene | MeshScene
+AnyScene = Scene | StoreScene | ManyNodesScene
 
 _FULL: Final = ["--capacity", str(32 << 20)]
 _DAMAGE: Final = ["--read-errors", "0.02", "--flips", "3"]
@@ -60,7 +61,8 @@ BUGS: Final = {
 """What a file system does as if the daemon had a fault: it does not sync data, names or its index, or data
 only after the index that refers to it. Each is found within `BUG_CUTS` cuts of the scene `objects`."""
 BUG_CUTS: Final = 20
-SCENES: Final = (*_DAEMONS, *_STORES, *_MESHES)
+_OPERATOR: Final = "operator"
+SCENES: Final = (*_DAEMONS, *_STORES, *_MESHES, _OPERATOR)
 _KINDS: Final = {**KINDS, "usage": Usage, "jobs": job_traffic.Jobs}
 _AT_ORIGIN: Final[dict[str, Callable[[Place], Traffic]]] = {
     "write-back": WriteBack,
@@ -90,6 +92,9 @@ class Stage:
         where = self._scratch / "scene"
         if name in _STORES:
             return StoreScene(where, seed, self._worker, relaxed=relaxed, options=options, **_STORES[name])
+        if name == _OPERATOR:
+            traffic = self._traffic(["stock", "objects", "settings"])
+            return OperatorScene(where, seed, traffic=traffic, relaxed=relaxed, options=options)
         if name in _MESHES:
             mesh, kinds = _MESHES[name]
             return mesh(

@@ -182,6 +182,10 @@ class ClusterController:
         for name, why in steps.delete:
             if await self._kube.delete_pod(name, cluster.namespace, uids[name]):
                 await self._recorder.record_event(document, "Restarting", f"{name}: {why}")
+        for name in await self._volumes.pods_without_claims(cluster, seen.state.pods):
+            if await self._kube.delete_pod(name, cluster.namespace, uids[name]):
+                why = "its volume claim is gone, and a new one is created with a new pod"
+                await self._recorder.record_event(document, "Restarting", f"{name}: {why}")
         for name in steps.discard:
             await self._discard(cluster, name, uids.get(name, ""), document)
         return steps, await self._tell(await self._looking.observe(cluster), steps, document, beside)

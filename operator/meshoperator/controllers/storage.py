@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshoperator.cluster_model import Cluster, Manifest
     from meshoperator.kube.client import Kube
     from meshoperator.kube.event_recorder import EventRecorder
-    from meshoperator.planners.cluster_state import ClusterState
+    from meshoperator.planners.cluster_state import ClusterState, Pod
     from meshoperator.resources.cluster import VolumeClaim
 
 
@@ -119,6 +119,28 @@ class VolumeClaims:
             f"the StatefulSet of pool {pool} is being recreated; its pods stay" for pool in sorted(held)
         ]
         return (*waiting, *await self._expand(cluster, document)), frozenset(held)
+
+    async def pods_without_claims(self, cluster: Cluster, pods: Iterable[Pod]) -> list[str]:
+        """Return the pods that will never be scheduled because a claim of theirs is gone.
+
+        A StatefulSet creates claims with a pod. It may create the pod while the claim of the pod before still
+        exists and is ending, as after `Decommissioned`; what it does not do is create a claim for a pod that
+        is there.
+        """
+        claims = {
+            pool.name: [tier.name for tier in pool.tiers if tier.volume_claim]
+            for pool in cluster.spec.node_pools
+        }
+        asked = [pod for pod in pods if not pod.scheduled and not pod.leaving and claims.get(pod.pool)]
+        if not asked:
+            return []
+        found = await self._kube.list_all(
+            "PersistentVolumeClaim", cluster.namespace, {CLUSTER_LABEL: cluster.name}
+        )
+        there = {each["metadata"]["name"] for each in found}
+        return [
+            pod.name for pod in asked if any(f"{tier}-{pod.name}" not in there for tier in claims[pod.pool])
+        ]
 
     async def _gone(self, cluster: Cluster, name: str) -> bool:
         for _ in range(_LOOKS):
