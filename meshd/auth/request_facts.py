@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from meshd.control.roles import ROLE_PREFIX
-from meshd.core.error_mapping import store_errors
+from meshd.core.api_errors import store_errors
 from meshd.store.errors import NotCachedError
 from meshwire.http_values.dates import parse_amz
 from meshwire.iam.parse import role_arn, user_arn

@@ -1,4 +1,5 @@
-"""What the ops of a plan drew for one row of a batch, for people: this crop of that file.
+"""Rows of a batch, for people: which sample each is, of which bytes of which objects, and what the ops drew
+for it: this crop of that file. Slice and order are computed as for the batch itself.
 
 Only the first bytes of the row's sources are read, for the sizes of images.
 """
@@ -13,8 +14,10 @@ from meshd.core.api_errors import BatchError, busy
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.transform.draw_descriptions import describe_row
 from meshd.transform.source_files import SourceDamagedError, SourceGoneError
+from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.formats.image_headers import read_image_header
 from meshwire.plan.epoch_order import snapshot_order
+from meshwire.plan.plan_spec import step_count
 
 if TYPE_CHECKING:
     from meshd.auth.identity import Caller
@@ -25,6 +28,71 @@ if TYPE_CHECKING:
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshwire.dataset.build_snapshot import Snapshot
+
+
+MAX_ROWS = 4096
+"""Rows of one description."""
+
+
+class RowSources:
+    """Describes the rows of batches. One per worker."""
+
+    def __init__(self, batches: BatchService, catalog: DocumentStore) -> None:
+        self._batches, self._catalog = batches, catalog
+
+    def __repr__(self) -> str:
+        return "<RowSources>"
+
+    async def describe(self, caller: Caller, address: FrameAddress) -> dict[str, Any]:
+        """Return `steps` of the epoch and `rows`: of each, `position` in the epoch, `sample`, its `name`,
+        whether it is a `pad` row, `labels` (number and name of the class) and `sources` (bucket, key, offset
+        and length) by field.
+
+        Raises BatchError NoSuchPlan, AccessDenied, BadRequest (a packed plan; too many rows), InvalidPlan.
+        """
+        plan = await self._batches.plan(caller, address.plan)
+        if plan.within:
+            raise BatchError(
+                "BadRequest",
+                "a row of a packed plan is not a sample, so that it has no one source",
+                detail={"within": plan.within},
+            )
+        piece = slice_of(plan, address)
+        if len(piece) > MAX_ROWS:
+            raise BatchError("BadRequest", f"a description has at most {MAX_ROWS} rows, not {len(piece)}")
+        snapshot = await self._catalog.snapshot(plan.snapshot)
+        samples = snapshot_order(plan.spec, snapshot, address.epoch).samples_at(piece.positions)
+        numbers = zip(piece.positions.tolist(), samples.tolist(), piece.pad.tolist(), strict=True)
+        return {
+            "steps": step_count(plan.positions, address.batch, address.origin, plan.spec.tail),
+            "samples": plan.positions,
+            "rows": [
+                {"position": position, "sample": sample, "pad": pad, **_sources(snapshot, sample)}
+                for position, sample, pad in numbers
+            ],
+        }
+
+
+def _sources(snapshot: Snapshot, sample: int) -> dict[str, Any]:
+    labels: dict[str, Any] = {}
+    sources: dict[str, Any] = {}
+    for name, column in sorted(snapshot.fields.items()):
+        if isinstance(column, LabelColumn):
+            number = int(column.values_at(sample))
+            classes = column.classes
+            known = 0 <= number < len(classes)
+            labels[name] = {"value": number, "class": classes[number] if known else ""}
+            continue
+        place = int(column.objects_at(sample))
+        sources[name] = {
+            "bucket": snapshot.objects.bucket_of(place),
+            "key": snapshot.objects.keys[place],
+            "offset": int(column.offsets_at(sample)),
+            "length": int(column.lengths_at(sample)),
+            "size": int(snapshot.objects.sizes[place]),
+        }
+    return {"name": snapshot.sample_name(sample), "labels": labels, "sources": sources}
+
 
 _HEAD: Final = 1 << 20
 """Bytes of a source in which the header of an image is looked for."""

@@ -9,15 +9,36 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from meshd.config import ConfigError, load_settings
 from meshd.errors import DirectoryInUseError
 from meshd.process.data_dir import prepare_data_dir
-from meshd.process.environment import set_environment
 from meshd.process.run_dir import prepare_run_dir
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from meshd.config import NodeSettings
+
+
+_ONE_THREAD = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
+
+
+def set_environment(settings: NodeSettings, env: MutableMapping[str, str]) -> None:
+    """Set the thread counts, and the directory in which the processes share their metrics."""
+    for name in _ONE_THREAD:
+        env[name] = "1"
+    env["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_dir)
+
 
 _EXAMPLE = """
 \b

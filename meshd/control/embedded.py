@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import os
 import struct
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Self
 
 import lmdb
 import msgspec
@@ -30,15 +32,57 @@ from meshd.control.control_api import (
 )
 from meshd.control.watchers import differences
 from meshd.util.directories import make_directory, sync_directory
-from meshd.util.file_changes import FileChanges
 from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     from meshd.control.control_api import Change, ControlStore, Write
     from meshd.util.clock import Clock
+
+
+_MODIFIED: Final = 2  # IN_MODIFY
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FileChanges:
+    """Calls `changed` on the event loop after each write to a file, while the block runs. Raises OSError if
+    the machine cannot say so: it has too many watches, or is not Linux."""
+
+    def __init__(self, path: Path, changed: Callable[[], None]) -> None:
+        self._changed, self._loop = changed, asyncio.get_running_loop()
+        try:
+            self._fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        except AttributeError as error:
+            raise OSError("no inotify here") from error
+        try:
+            _checked(_libc.inotify_add_watch(self._fd, os.fsencode(path), _MODIFIED))
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> Self:
+        self._loop.add_reader(self._fd, self._on_readable)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+    def _on_readable(self) -> None:
+        os.read(self._fd, 65536)
+        self._changed()
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
 
 
 class _Holding(msgspec.Struct, frozen=True):

@@ -21,8 +21,7 @@ import msgspec
 
 from meshd.control.cached_topic import CachedTopic
 from meshd.control.control_api import VersionConflictError
-from meshd.control.revocation import Revocation
-from meshd.control.roles import ROLE_PREFIX, RoleTable
+from meshd.control.roles import ROLE_PREFIX, Revocation, RoleTable
 from meshd.telemetry import logs
 from meshwire.iam import Policy, PolicyError, parse_policy
 

@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 import msgspec
 
 from meshd.control.cached_topic import CachedTopic
-from meshd.control.revocation import Revocation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from meshd.control.control_api import ControlStore
+
+
+class Revocation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which temporary credentials are revoked: those of an earlier `round`, and those issued `before`
+    (seconds since 1970). `at_ms`: when this was last changed."""
+
+    round: int = 0
+    before: int = 0
+    at_ms: int = 0
+
 
 TOPIC = "roles"
 ROLE_PREFIX: Final = "role/"

@@ -1,12 +1,26 @@
-"""BatchError: the error type of the native API, with code, message, help and detail.
+"""Errors that clients get: BatchError of the native API, and store and control-store errors as S3 errors.
 
 Law: the code classifies the error, the message states what is wrong, `help` states what to do. An error
-never carries an HTTP status or a traceback. It survives serialization between processes.
+never carries an HTTP status or a traceback. It survives serialization between processes. Every store error
+that reaches an S3 client passes through `store_errors`; the cause stays chained for the log. An object that
+was written back to its origin between lookup and read is looked up again from the start, because nothing
+has been sent yet.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from meshd.store import errors
+from meshwire.errors import S3Error, precondition_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.control.control_api import ControlError
+
 
 Code = Literal[
     "BadRequest",
@@ -109,3 +123,102 @@ def in_progress(message: str, progress: float, shards: tuple[int, int] | None = 
         detail={"progress": round(progress, 4), **counted},
         retry_after=1,
     )
+
+
+_T = TypeVar("_T")
+_TRIES: Final = 5
+_NOT_CACHED: Final = (
+    "The bucket has an origin, and the request needs objects that are not in the cache: read the objects "
+    "once, or `mesh prefetch` them."
+)
+
+
+class NotCachedHereError(S3Error):
+    """The request needs objects that are at an origin, not in the store."""
+
+    def __init__(self) -> None:
+        super().__init__("ServiceUnavailable", _NOT_CACHED)
+
+
+async def retry_if_written_back(attempt: Callable[[], Awaitable[_T]]) -> _T:
+    """Returns the result of `attempt`, which looks up an object and reads it; repeats it a few times if the
+    object was written back to its origin in between. Raises what `attempt` raises."""
+    for _ in range(_TRIES - 1):
+        with suppress(NotCachedHereError):
+            return await attempt()
+    return await attempt()
+
+
+log = logging.getLogger("meshd.errors")
+
+_CODES: dict[type[errors.StoreError], str] = {
+    errors.ConditionMissingError: "NoSuchKey",
+    errors.DiskFullError: "InsufficientStorage",
+    errors.DiskFailedError: "InternalError",
+    errors.ExhaustedError: "SlowDown",
+    errors.NoSuchUploadError: "NoSuchUpload",
+    errors.NoSuchVersionError: "NoSuchKey",
+    errors.InvalidPartError: "InvalidPart",
+    errors.SizeMismatchError: "IncompleteBody",
+    errors.MetadataTooLargeError: "MetadataTooLarge",
+    errors.ExtentGoneError: "NoSuchKey",
+    errors.StoreClosedError: "ServiceUnavailable",
+    errors.NotReplicatedError: "SlowDown",
+    errors.StaleEpochError: "SlowDown",
+    errors.CorruptExtentError: "InternalError",
+}
+
+_NOT_REPLICATED = (
+    "Not every node that must hold this write could store it, or another node is now the primary of its "
+    "name. The write may or may not have taken effect: try again."
+)
+_NO_CONTROL = (
+    "Buckets, settings, users, keys and jobs cannot be changed now: the control store is unreachable or "
+    "read-only. The change may or may not have taken effect: try again."
+)
+
+
+def to_s3_error(error: errors.StoreError) -> S3Error:
+    """Translates a store error into an S3 error; logs what an operator must look at under its own line."""
+    if isinstance(error, errors.CorruptExtentError):
+        log.error("corrupt extent, not served: %s %s", error.name, error)
+    elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):
+        log.error("disk error: %s", error)
+    elif isinstance(error, errors.ExhaustedError):
+        log.error("request failed: out of file descriptors or memory: %s", error)
+    if isinstance(error, errors.ConditionFailedError):
+        return precondition_failed(error.condition)
+    if isinstance(error, errors.NotCachedError):
+        return NotCachedHereError()
+    if isinstance(error, errors.NotReplicatedError | errors.StaleEpochError):
+        log.warning("write not acknowledged: %s", error)
+        return S3Error("SlowDown", _NOT_REPLICATED)
+    if isinstance(error, errors.CorruptExtentError) and error.name:
+        return S3Error("InternalError", f"{error.name} is damaged on disk; put the same bytes again.")
+    return S3Error(_CODES.get(type(error), "InternalError"))
+
+
+def control_error_to_s3(error: ControlError) -> S3Error:
+    """Translates a change that the control store rejected or did not confirm in time into an S3 error; logs
+    the reason."""
+    log.warning("the control store did not confirm a change: %s", error)
+    return S3Error("ServiceUnavailable", _NO_CONTROL)
+
+
+class _StoreErrors:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, errors.StoreError):
+            raise to_s3_error(error) from error
+
+
+_store_errors = _StoreErrors()
+
+
+def store_errors() -> _StoreErrors:
+    """Translates store errors raised inside the block into `S3Error`."""
+    return _store_errors

@@ -33,7 +33,7 @@ from meshwire.dataset.derive_snapshot import (
 from meshwire.dataset.expression_parser import format_value, parse_expression
 from meshwire.dataset.paged_snapshot import PagedSnapshot
 from meshwire.plan.loader_state import checked_hash
-from meshwire.plan.mix_snapshot import concat_snapshots, parse_hashes
+from meshwire.plan.mix import concat_snapshots, parse_hashes
 from meshwire.strict_json import PlanError, checked_object, required_field, shown_value
 
 if TYPE_CHECKING:

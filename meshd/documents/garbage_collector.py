@@ -13,8 +13,8 @@ import logging
 import re
 from typing import TYPE_CHECKING, Final
 
+from meshd.core.api_errors import store_errors
 from meshd.core.document_store import INDEX_PREFIXES, RESERVED_BUCKET, SHARED_PREFIXES
-from meshd.core.error_mapping import store_errors
 from meshd.documents.gc_policy import (
     ATTACHED_PREFIXES,
     DEFAULT_UNUSED_DAYS,

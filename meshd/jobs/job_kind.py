@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from meshd.auth.identity import Caller
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.jobs.output_store import OutputStore
-    from meshd.objects.version_lookup import VersionLookup
+    from meshd.objects.object_reader import VersionLookup
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshwire.jobs.job_spec import JobSpec

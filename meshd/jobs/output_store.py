@@ -22,8 +22,7 @@ from meshd.cluster.replication.primary_writes import WriteNotTakenError
 from meshd.core.api_errors import BatchError, busy
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, QueryTarget, decode_message, handler
 from meshd.store.errors import CorruptExtentError
-from meshd.store.records import NULL, Meta
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE, NULL, Meta
 from meshd.util import failpoints
 from meshwire.errors import CODES, S3Error
 from meshwire.http_values.conditional_requests import Conditions
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.cluster.replication.primary_writes import WriteForwarder
     from meshd.core.object_io import StoredCallback
-    from meshd.objects.version_lookup import VersionLookup
+    from meshd.objects.object_reader import VersionLookup
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.rpc.peer_client import PeerRefusedError
     from meshd.rpc.peer_rpc import CallContext

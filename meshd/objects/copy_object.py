@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from meshd.core.error_mapping import store_errors
+from meshd.core.api_errors import store_errors
 from meshd.store.errors import ExtentGoneError
 from meshd.store.integrity import verification
 from meshd.store.integrity.verification import VerifiedExtents, damage_context

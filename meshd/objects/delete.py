@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from meshd.core.error_mapping import store_errors, to_s3_error
-from meshd.objects.version_lookup import check_version_id
+from meshd.core.api_errors import store_errors, to_s3_error
+from meshd.objects.object_reader import check_version_id
 from meshd.store.engine.member_header import stamp_of_version_id
 from meshd.store.errors import StoreError
-from meshd.store.records import NULL
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE, NULL
 from meshwire.errors import S3Error
 from meshwire.http_values.conditional_requests import Conditions
 from meshwire.names import KeyNameError, check_key
@@ -23,10 +22,9 @@ from meshwire.s3.result_types import DeletedKey, DeleteFailure, DeleteResult, Ob
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.objects.version_lookup import VersionLookup
+    from meshd.objects.object_reader import VersionLookup
     from meshd.store.api import StoreWriter
-    from meshd.store.records import Record, Removed
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import Record, Removed, WriteContext
     from meshwire.s3.operations import DeleteObject, DeleteObjects
     from meshwire.s3.xml_documents import DeleteKey, DeleteRequest
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from meshd.core.error_mapping import store_errors
+from meshd.core.api_errors import store_errors
 from meshd.store.records import NULL
 from meshwire.s3.result_types import (
     ObjectListing,

@@ -11,13 +11,12 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from meshd.auth.identity import ANONYMOUS_IDENTITY
-from meshd.core.error_mapping import store_errors
+from meshd.core.api_errors import store_errors
 from meshd.core.object_io import MAX_PUT_BYTES, check_put_size
 from meshd.objects.copy_object import check_source_conditions, copy_part_range, read_chunks, retry_if_moved
 from meshd.objects.multipart_completion import check_parts, completed_meta, find_completed
 from meshd.store.errors import NoSuchUploadError
-from meshd.store.records import Meta
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE, Meta
 from meshwire.checksums import body_checksums as sums
 from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
@@ -37,11 +36,10 @@ if TYPE_CHECKING:
 
     from meshd.auth.identity import Identity
     from meshd.core.object_io import Body
+    from meshd.objects.object_reader import VersionLookup
     from meshd.objects.service import ObjectService
-    from meshd.objects.version_lookup import VersionLookup
     from meshd.store.api import ObjectWriter, StoreReader, StoreWriter
-    from meshd.store.records import Record, Upload
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import Record, Upload, WriteContext
     from meshwire.s3.operations import (
         AbortMultipartUpload,
         CompleteMultipartUpload,

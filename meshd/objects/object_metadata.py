@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshd.auth.acls import BUCKET_OWNER_ENFORCED, check_acl
-from meshd.core.error_mapping import store_errors
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.core.api_errors import store_errors
+from meshd.store.records import INTERNAL_WRITE
 from meshwire.errors import S3Error
 from meshwire.s3.bucket_settings import Acl
 from meshwire.s3.result_types import (
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
     from meshd.auth.acls import AclService
     from meshd.control.buckets import Bucket, BucketTable
-    from meshd.objects.version_lookup import VersionLookup
+    from meshd.objects.object_reader import VersionLookup
     from meshd.store.api import StoreWriter
-    from meshd.store.records import Record
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import Record, WriteContext
     from meshwire.s3.operations import (
         DeleteObjectTagging,
         GetObjectAcl,

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshd.core.error_mapping import store_errors
+from meshd.core.api_errors import store_errors
 from meshd.core.object_io import MAX_PUT_BYTES, check_put_size
 from meshd.objects.copy_object import add_checksum, check_copy_source, copy_meta, retry_if_moved
-from meshd.store.records import NULL, Meta
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE, NULL, Meta
 from meshwire.errors import S3Error
 from meshwire.http_values.conditional_requests import Conditions
 from meshwire.s3.result_types import CopyResult, ObjectStored
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
     from meshd.auth.identity import Identity
     from meshd.core.object_io import Body, StoredCallback
     from meshd.objects.delete import OriginWriteBack
-    from meshd.objects.version_lookup import VersionLookup
+    from meshd.objects.object_reader import VersionLookup
     from meshd.store.api import ObjectWriter, StoreReader, StoreWriter
-    from meshd.store.records import Record
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import Record, WriteContext
     from meshwire.s3.operations import CopyObject, PutObject
 
 

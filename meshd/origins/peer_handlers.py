@@ -13,7 +13,7 @@ from meshd.origins.write_back_routing import WRITE_BACK
 from meshd.rpc.peer_client import StaleMapError
 from meshd.rpc.peer_rpc import handler
 from meshd.store.errors import NotPrimaryError
-from meshd.store.write_context import WriteContext
+from meshd.store.records import WriteContext
 
 if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView

@@ -10,7 +10,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshd.core.error_mapping import store_errors
+from meshd.core.api_errors import store_errors
 from meshd.core.object_io import MAX_PUT_BYTES
 from meshd.core.read_source import GeneratedSource
 from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range
@@ -19,8 +19,7 @@ from meshd.origins.client.obstore_origin import check_key
 from meshd.origins.client.origin_api import ObjectFacts, OriginError
 from meshd.origins.read_sources import s3_error_for
 from meshd.store.errors import ConditionFailedError, ConditionMissingError, StoreError
-from meshd.store.records import NULL
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE, NULL
 from meshd.util.async_tasks import BackgroundTasks
 from meshd.views.copy_out import AssembledBody, copy_as_put, copy_as_upload_part
 from meshd.views.view_kind import AssembledObject
@@ -42,9 +41,8 @@ if TYPE_CHECKING:
     from meshd.origins.worker_shards import WorkerShards
     from meshd.origins.write_back_routing import WriteBackRouter
     from meshd.store.api import StoreWriter
-    from meshd.store.records import Record, Span
+    from meshd.store.records import Record, Span, WriteContext
     from meshd.store.store import Store
-    from meshd.store.write_context import WriteContext
     from meshd.views.dispatch import AssembledRead
     from meshwire.s3.result_types import ObjectListing
 

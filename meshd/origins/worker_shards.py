@@ -26,7 +26,7 @@ from meshd.rpc.process_rpc import ErrorTypes, ErrorValue, Method, StreamMethod
 from meshd.rpc.process_server import ProcessServer
 from meshd.rpc.unix_messages import listen
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
-from meshd.store.write_context import WriteContext
+from meshd.store.records import WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

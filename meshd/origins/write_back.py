@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from meshd.origins.client.origin_pool import OriginPool
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import StoreWriter
-    from meshd.store.records import Record
+    from meshd.store.records import Record, WriteContext
     from meshd.store.store import Store
-    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
 

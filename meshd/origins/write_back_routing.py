@@ -17,7 +17,7 @@ from meshd.origins.client.origin_api import OriginDownError, OriginError, Origin
 from meshd.origins.worker_shards import WorkerError, decode_error, encode_error  # noqa: TC001  msgspec reads annotations
 from meshd.rpc.peer_rpc import PREFIX, PeerCall
 from meshd.store.errors import NotPrimaryError, StoreError
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import BackgroundTasks
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from meshd.origins.worker_shards import WorkerShards
     from meshd.origins.write_back import HandoverQuery
     from meshd.rpc.peer_client import PeerClient
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from meshd.core import peer_messages
-from meshd.core.api_errors import busy
-from meshd.core.error_mapping import store_errors
+from meshd.core.api_errors import busy, store_errors
 from meshd.errors import MeshdError
 from meshd.peer_reads import page_merge
 from meshd.rpc.http_connection import PeerUnreachableError

@@ -2,6 +2,8 @@
 
 A child is forked from a single-threaded supervisor, keeps only the descriptors it was given, and is killed
 by the kernel when the supervisor dies for any reason.
+The first crash of a child is followed by an immediate restart, repeated ones by doubling delays, up to the
+point where the supervisor gives up; a child that ran for a while starts from zero again.
 """
 
 from __future__ import annotations
@@ -19,10 +21,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from meshd.errors import MeshdError
-from meshd.process.restart_backoff import MAX_DELAY, CrashHistory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+RESET_AFTER = 30.0
+FIRST_DELAY = 0.1
+MAX_DELAY = 5.0
+MAX_START_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CrashHistory:
+    """The record of one child: deaths in a row, and whether it was ever ready."""
+
+    in_a_row: int = 0
+    was_ready: bool = False
+
+    def after_ready(self) -> CrashHistory:
+        """Return the history after the child became ready."""
+        return CrashHistory(self.in_a_row, was_ready=True)
+
+    def after_crash(self, lived: float) -> CrashHistory:
+        """Return the history after the child died, `lived` seconds after its start."""
+        return CrashHistory(1 if lived >= RESET_AFTER else self.in_a_row + 1, self.was_ready)
+
+    @property
+    def delay(self) -> float:
+        """Seconds to wait before the next start."""
+        if self.in_a_row <= 1:
+            return 0.0
+        return min(FIRST_DELAY * 2.0 ** min(self.in_a_row - 2, 30), MAX_DELAY)
+
+    @property
+    def should_give_up(self) -> bool:
+        """Whether the child never became ready in `MAX_START_ATTEMPTS` starts."""
+        return not self.was_ready and self.in_a_row >= MAX_START_ATTEMPTS
+
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _OOM: Final = Path("/proc/self/oom_score_adj")

@@ -22,8 +22,8 @@ from meshd.process.periodic_tasks import process_tasks, start_periodic_tasks
 from meshd.process.wiring.cluster import local_rebalance_routes, sync_source
 from meshd.process.wiring.node_context import REBALANCE_WRITER, open_node
 from meshd.rpc.process_server import ProcessServer
-from meshd.server.peer.endpoint import PeerAuthenticator
-from meshd.server.peer.handoff import HAND_OFF, HandoffServer
+from meshd.server.connection_handoff import HAND_OFF, HandoffServer
+from meshd.server.native_routes import PeerAuthenticator
 from meshd.telemetry import logs, metrics
 from meshd.util.async_tasks import BackgroundTasks
 from meshd.util.malloc_tuning import keep_freed_pages
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from meshd.process.listen_sockets import ListenSockets
     from meshd.process.wiring.node_context import NodeContext
     from meshd.rpc.process_server import ServerCall
-    from meshd.server.peer.handoff import HandedConnection
+    from meshd.server.connection_handoff import HandedConnection
 
 REBALANCE_PROCESS: Final = "rebalancer-0"
 _IDLE_TIMEOUT: Final = 5.0  # seconds without work after which it ends

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from meshd.core.api_errors import BatchError
-from meshd.core.error_mapping import store_errors, to_s3_error
+from meshd.core.api_errors import BatchError, store_errors, to_s3_error
 from meshd.core.read_source import GeneratedSource
 from meshd.objects.copy_object import check_source_conditions, copy_part_range
 from meshd.objects.object_reader import ReplacedError, lookup_result
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from meshd.core.object_io import LookupResult
     from meshd.datasets.archives.archive_service import ArchiveService, MemberLocation
-    from meshd.objects.version_lookup import VersionLookup
+    from meshd.objects.object_reader import VersionLookup
     from meshd.store.api import StoreReader
     from meshd.store.records import Span
     from meshwire.dataset.archive_index import ArchiveIndex

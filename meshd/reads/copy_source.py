@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from meshd.core.error_mapping import retry_if_written_back, store_errors
+from meshd.core.api_errors import retry_if_written_back, store_errors
 from meshd.core.object_io import MAX_PUT_BYTES, check_put_size
 from meshd.objects.copy_object import (
     check_copy_source,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.objects.version_lookup import VersionLookup
+    from meshd.objects.object_reader import VersionLookup
     from meshd.origins.service import BackedService
     from meshd.reads.archive_members import MemberService
     from meshd.rpc.peer_client import PeerClient

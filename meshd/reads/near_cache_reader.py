@@ -22,7 +22,7 @@ from meshwire.errors import S3Error
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
-    from meshd.objects.version_lookup import VersionLookup
+    from meshd.objects.object_reader import VersionLookup
     from meshd.peer_reads.fetch import FetchedParts
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.records import Record

@@ -25,16 +25,15 @@ if TYPE_CHECKING:
     from meshd.objects.list_objects import ListingService
     from meshd.objects.multipart_upload import UploadService
     from meshd.objects.object_metadata import ObjectAclService, TaggingService
-    from meshd.objects.object_reader import ObjectReader
+    from meshd.objects.object_reader import ObjectReader, VersionLookup
     from meshd.objects.service import ObjectService
-    from meshd.objects.version_lookup import VersionLookup
     from meshd.origins.service import BackedService
     from meshd.peer_reads.resume_read import ResumeRead
     from meshd.reads.archive_members import MemberService
     from meshd.reads.copy_source import RemoteCopySources
     from meshd.reads.near_cache_reader import NearCacheReader
     from meshd.server.console.oidc_sign_in import OidcSignIn
-    from meshd.server.peer.endpoint import PeerAuthenticator
+    from meshd.server.native_routes import PeerAuthenticator
     from meshd.server.proxy.fan_out import FanOut
     from meshd.server.proxy.forwarder import Forwarder
     from meshd.telemetry.audit_log import AuditLog

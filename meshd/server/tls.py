@@ -2,6 +2,8 @@
 
 A pair is checked as a whole before it is used; a bad pair changes nothing and is logged once. Open
 connections keep the pair they began with; only new handshakes use a new pair.
+Of a certificate it reads only the dates; OpenSSL validates it when it loads the pair. The library for that is
+imported with the first certificate, so a daemon without TLS does not load it.
 """
 
 from __future__ import annotations
@@ -15,14 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshd.config import ConfigError
-from meshd.server.x509_validity import CertificateError, parse_validity
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from meshd.server.x509_validity import CertificateValidity
     from meshd.util.clock import Clock
+
 
 _GOODBYE = 2.0  # seconds for a client to confirm the end of the connection
 _BEGIN_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
@@ -168,3 +169,27 @@ def tls_listen_options(tls: ServerTls | None, patience: float) -> dict[str, Any]
         "ssl_handshake_timeout": patience,
         "ssl_shutdown_timeout": _GOODBYE,
     }
+
+
+class CertificateError(ValueError):
+    """The bytes are not an X.509 certificate."""
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateValidity:
+    """A validity period; both times are in seconds since the epoch."""
+
+    not_before: int
+    not_after: int
+
+
+def parse_validity(der: bytes) -> CertificateValidity:
+    """Return when a DER-encoded certificate begins and ceases to be valid. Raises CertificateError."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_der_x509_certificate(der)
+        dates = found.not_valid_before_utc, found.not_valid_after_utc
+    except ValueError as error:
+        raise CertificateError(f"not an X.509 certificate: {error}") from error
+    return CertificateValidity(*(int(date.timestamp()) for date in dates))

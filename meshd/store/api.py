@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
         Upload,
         UploadPage,
         VersionPage,
+        WriteContext,
     )
     from meshd.store.replica.changes import Applied, Change, PartOf
-    from meshd.store.write_context import WriteContext
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Acl, Versioning
 
@@ -419,7 +419,7 @@ class ObjectStore(StoreReader, StoreWriter, Protocol):
     async def raise_fence(self, epoch: int) -> None:
         """Ensures that no process of this node commits a write under a cluster map older than `epoch`. When
         this returns, a write under an older map is either committed or will fail. See
-        `write_context`.
+        `WriteContext`.
         """
         ...
 

@@ -35,11 +35,10 @@ from meshd.store.index.tombstones import Tombstones, removals_since
 from meshd.store.index.upload_listing import list_uploads
 from meshd.store.integrity.quarantine import Quarantine, require_not_quarantined
 from meshd.store.integrity.scrub import Scrub
-from meshd.store.records import NULL, Removed, Upload
+from meshd.store.records import INTERNAL_WRITE, NULL, Removed, Upload, WriteContext
 from meshd.store.replica.inventory import RaiseWriteFence, ReplicaInventory
 from meshd.store.replica.replica_mutations import ack_if_known, mutation_for
 from meshd.store.replica.replica_writer import DiskReplicaWriter
-from meshd.store.write_context import INTERNAL_WRITE, WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Metric registry: declares counters, gauges and histograms, bounds their labels, and renders all processes'.
 
-`process.environment` sets PROMETHEUS_MULTIPROC_DIR before this module is imported; the processes share their
+`meshd.cli.serve` sets PROMETHEUS_MULTIPROC_DIR before this module is imported; the processes share their
 values in that directory.
 """
 

@@ -6,7 +6,14 @@ defect of the op (OpFailedError) and stops the job regardless of `on_bad`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
+from meshd.transform.source_files import SourceDamagedError, SourceGoneError
 from meshwire.strict_json import PlanError
+
+if TYPE_CHECKING:
+    from meshd.transform.messages import FailureKind
+
 
 _SHOWN = 300
 
@@ -63,3 +70,18 @@ class UnknownBuildError(PlanError):
 
 class PoolClosedError(TransformError):
     """The pool was closed while rows were waiting."""
+
+
+RowError = BadSampleError | SourceDamagedError | SourceGoneError | OpFailedError
+ROW_ERRORS: Final = (BadSampleError, SourceDamagedError, SourceGoneError, OpFailedError)
+
+
+def row_failure(error: RowError) -> tuple[FailureKind, str, str]:
+    """Return (kind, op, message) of the failure of a row."""
+    if isinstance(error, BadSampleError):
+        return "bad", error.op, error.reason
+    if isinstance(error, SourceDamagedError):
+        return "damaged", "read", str(error)
+    if isinstance(error, SourceGoneError):
+        return "read", "read", str(error)
+    return "op", error.op, str(error)

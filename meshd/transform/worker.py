@@ -25,7 +25,7 @@ from meshd.transform.decoded_cache.prefix_builder import PrefixBuilder
 from meshd.transform.decoded_cache.row_prefixes import RowPrefixes
 from meshd.transform.decoded_cache.segment_files import SegmentFiles
 from meshd.transform.decoded_cache.slice_recorder import SliceRecorder
-from meshd.transform.errors import BadSampleError, OutOfMemoryError
+from meshd.transform.errors import ROW_ERRORS, BadSampleError, OutOfMemoryError, row_failure
 from meshd.transform.messages import (
     MAX_PROGRAMS,
     MAX_RAGGED_BYTES,
@@ -41,7 +41,6 @@ from meshd.transform.mixup_pairs import PairRenderer
 from meshd.transform.multi_field_ops import RowInputs
 from meshd.transform.resource_limits import RowLimits, RowWatchdog, keep_heap
 from meshd.transform.row_blocks import BlockCopier
-from meshd.transform.row_errors import ROW_ERRORS, row_failure
 from meshd.transform.source_files import SourceFiles, SourceGoneError
 from meshd.util import failpoints
 from meshd.util.clock import SystemClock, ThreadWorkClock, cpu_seconds

@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshd.core.error_mapping import store_errors
+from meshd.core.api_errors import store_errors
 from meshd.core.object_io import MAX_PUT_BYTES
 from meshd.core.read_source import LocalSource, ReadSource, memory_spans
 from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range

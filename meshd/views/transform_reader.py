@@ -10,9 +10,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshd.core.api_errors import BatchError
+from meshd.core.api_errors import BatchError, store_errors
 from meshd.core.document_store import RESERVED_BUCKET, find_intact
-from meshd.core.error_mapping import store_errors
 from meshd.telemetry import metrics
 from meshd.views import view_kind
 from meshd.views.transform_results import TransformResultMaker, result_key, result_keys

@@ -17,9 +17,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from meshd.core.api_errors import busy
+from meshd.core.api_errors import busy, store_errors
 from meshd.core.document_store import RESERVED_BUCKET, find_intact, unless_intact
-from meshd.core.error_mapping import store_errors
 from meshd.core.frame_address import DerivedAddress
 from meshd.core.peer_messages import ViewResultRequest
 from meshd.documents.inventory import MINUTE_MS

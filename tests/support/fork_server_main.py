@@ -161,8 +161,8 @@ class NodeForker:
 
 def load_modules(place: Path) -> dict[str, str]:
     """Load what a node loads, as it does. Returns what that leaves in the environment."""
+    from meshd.cli.serve import set_environment
     from meshd.config import load_settings
-    from meshd.process.environment import set_environment
 
     before = dict(os.environ)
     settings = load_settings({"data_dir": str(place)})

@@ -13,9 +13,8 @@ from meshd.objects.delete import DeleteService
 from meshd.objects.list_objects import ListingService
 from meshd.objects.multipart_upload import UploadService
 from meshd.objects.object_metadata import TaggingService
-from meshd.objects.object_reader import ObjectReader
+from meshd.objects.object_reader import ObjectReader, VersionLookup
 from meshd.objects.service import ObjectService
-from meshd.objects.version_lookup import VersionLookup
 from meshd.util.clock import ManualClock
 from meshwire.checksums.body_checksums import BodyDigest, BodyDigests, BodyVerifier
 from meshwire.errors import S3Error

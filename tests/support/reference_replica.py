@@ -16,7 +16,7 @@ from meshd.store.errors import (
     SizeMismatchError,
     StoreClosedError,
 )
-from meshd.store.records import NULL
+from meshd.store.records import INTERNAL_WRITE, NULL
 from meshd.store.replica.changes import (
     Amended,
     Applied,
@@ -29,13 +29,11 @@ from meshd.store.replica.changes import (
     upload_without_local_fields,
     without_local_fields,
 )
-from meshd.store.write_context import INTERNAL_WRITE
 
 if TYPE_CHECKING:
     from meshd.store.api import Buffer
-    from meshd.store.records import Extent, Record, Upload, UploadedPart
+    from meshd.store.records import Extent, Record, Upload, UploadedPart, WriteContext
     from meshd.store.replica.changes import Change, PartOf
-    from meshd.store.write_context import WriteContext
     from tests.support.reference_store import MemoryStore
     from tests.support.reference_versions import MemoryVersions
 

@@ -26,6 +26,7 @@ from meshd.store.errors import (
     StoreClosedError,
 )
 from meshd.store.records import (
+    INTERNAL_WRITE,
     NULL,
     EntryPage,
     Extent,
@@ -40,7 +41,6 @@ from meshd.store.records import (
     UploadedPart,
     UploadPage,
 )
-from meshd.store.write_context import INTERNAL_WRITE
 from meshwire.http_values.conditional_requests import Conditions, failed_write_condition
 from meshwire.s3.result_types import ObjectEntry
 from tests.support.reference_replica import MemoryReplicas, MemoryReplicaWriter
@@ -50,9 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
     from meshd.store.api import Buffer
-    from meshd.store.records import Meta, Page, VersionPage
+    from meshd.store.records import Meta, Page, VersionPage, WriteContext
     from meshd.store.replica.changes import Applied, Change
-    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.s3.bucket_settings import Acl, Versioning
 
@@ -137,7 +136,7 @@ class MemoryStore:
         self._epoch = max(self._epoch, epoch)
 
     def require_epoch(self, context: WriteContext) -> None:
-        """See `write_context`. Raises StaleEpochError."""
+        """See `WriteContext`. Raises StaleEpochError."""
         epoch = context.epoch
         if (epoch and epoch < self._epoch) or context.is_past_deadline(self._clock.stamp()):
             raise StaleEpochError(self._epoch)

@@ -19,7 +19,7 @@ from meshd.store.errors import (
     StoreClosedError,
     StoreError,
 )
-from meshd.store.records import NULL, Meta, Record
+from meshd.store.records import NO_DEADLINE, NULL, Meta, Record, WriteContext
 from meshd.store.replica.changes import (
     Amended,
     CompletedPart,
@@ -35,7 +35,6 @@ from meshd.store.replica.changes import (
     upload_without_local_fields,
     without_local_fields,
 )
-from meshd.store.write_context import NO_DEADLINE, WriteContext
 from meshd.util.clock import ManualClock
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.reference_store import MemoryStore

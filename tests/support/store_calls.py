@@ -8,15 +8,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshd.store.records import Meta
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE, Meta
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from meshd.store.api import ObjectStore, StoreWriter
-    from meshd.store.records import Location, Record, Upload
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import Location, Record, Upload, WriteContext
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Versioning
 

@@ -32,8 +32,7 @@ from meshd.auth.identities.admin_responses import (
 from meshd.auth.identities.named_policies import check_policy
 from meshd.auth.identity import Identity, Session
 from meshd.control.identities import Key, User, new_access_key
-from meshd.control.revocation import Revocation
-from meshd.control.roles import ROLE_PREFIX, Role
+from meshd.control.roles import ROLE_PREFIX, Revocation, Role
 from meshwire.errors import S3Error
 from meshwire.iam import PolicyError, parse_policy
 

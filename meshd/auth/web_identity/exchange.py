@@ -2,30 +2,35 @@
 
 A token may be exchanged any number of times until it expires, as on AWS: training pods restart. An unknown
 role, and a token that its role does not trust, give the same answer, so that nobody learns which roles exist.
+Every trust condition of a role must be met, each by any of its values. A claim that is a list has every value
+in it; numbers and objects have none. A value without wildcards is compared exactly.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from meshd.auth.identities.admin_responses import AdminError
 from meshd.auth.web_identity.issuer_client import IssuerError
 from meshd.auth.web_identity.json_web_token import TokenExpiredError, TokenRejectedError, parse_token
 from meshd.auth.web_identity.token_validation import UnknownKeyError, check_provider, validate_token
-from meshd.auth.web_identity.trust_conditions import unmet_condition
+from meshwire.iam.wildcards import Glob
 from meshwire.sts_query import AssumedRole, StsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from meshd.auth.identities.sts_sessions import CredentialService
     from meshd.auth.identity import Identity
     from meshd.auth.web_identity.json_web_token import UnverifiedToken
     from meshd.auth.web_identity.key_cache import KeyCache
     from meshd.auth.web_identity.token_validation import ValidToken
-    from meshd.control.roles import IdentityProvider, Role, RoleTable
+    from meshd.control.roles import IdentityProvider, Role, RoleTable, TrustCondition
     from meshd.util.clock import Clock
     from meshwire.sts_query import WebIdentityRequest
+
 
 MIN_SECONDS: Final = 900
 DEFAULT_SECONDS: Final = 3600
@@ -157,3 +162,46 @@ def _duration(wanted: int | None, role: Role) -> int:
 def _sentence(error: Exception) -> str:
     text = str(error)
     return text[:1].upper() + text[1:] + "."
+
+
+_MISSING: Final = object()
+_MAX_VALUES: Final = 1000
+
+
+def unmet_condition(conditions: Iterable[TrustCondition], claims: Mapping[str, Any]) -> TrustCondition | None:
+    """Return the first condition that the claims do not meet, or None."""
+    return next((each for each in conditions if not _is_met(each, claims)), None)
+
+
+def _is_met(condition: TrustCondition, claims: Mapping[str, Any]) -> bool:
+    values = _claim_values(claims, condition.claim)
+    if not condition.wildcard:
+        return not values.isdisjoint(condition.values)
+    patterns = [Glob(text) for text in condition.values]
+    return any(pattern.matches(value, _no_variable) for pattern in patterns for value in values)
+
+
+def _no_variable(_: str) -> None:
+    """Resolve no policy variable: patterns of conditions have none."""
+
+
+def _claim_values(claims: Mapping[str, Any], name: str) -> frozenset[str]:
+    """Return the values of a claim, as texts; none if it is missing."""
+    value = _pointed_at(claims, name) if name.startswith("/") else claims.get(name, _MISSING)
+    listed = value if isinstance(value, list) else [value]
+    return frozenset(_text(each) for each in listed[:_MAX_VALUES] if isinstance(each, str | bool))
+
+
+def _text(value: str | bool) -> str:
+    return value if isinstance(value, str) else "true" if value else "false"
+
+
+def _pointed_at(claims: Mapping[str, Any], pointer: str) -> Any:
+    """Return what a JSON pointer (RFC 6901) leads to, through objects only."""
+    found: Any = claims
+    for step in pointer[1:].split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, dict) or name not in found:
+            return _MISSING
+        found = found[name]
+    return found

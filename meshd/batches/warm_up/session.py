@@ -2,6 +2,7 @@
 
 Law: each sample is counted once, when nothing more is to be done for it. While one window is made, the bytes
 of the next are looked up, read ahead and fetched.
+An epoch's samples come once each, with the position they are read at.
 """
 
 from __future__ import annotations
@@ -16,30 +17,26 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from meshd.batches.assembly.frame_rows import new_rows, own_rows
-from meshd.batches.warm_up.epoch_samples import (
-    WINDOW_BYTES,
-    in_folder,
-    samples_of,
-    source_bytes,
-    window_end,
-)
+from meshd.batches.assembly.frame_rows import main_objects, new_rows, own_rows
 from meshd.batches.warm_up.messages import WarmUpStatus
-from meshd.batches.warm_up.refusals import CACHE_OFF, NO_SPACE, why_nothing
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import asset_key, asset_places
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE
-from meshd.core.sample_locations import PinnedObjects
+from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.telemetry import metrics
 from meshd.transform.decoded_cache.messages import KEPT, STORED, UNSTORED
 from meshd.transform.decoded_cache.slice_order import NOT_SETTLED, TOO_LARGE, SampleSet
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork, program_digest
 from meshd.util.byte_rate import RateLimiter
+from meshwire.plan.epoch_order import snapshot_order
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
     from meshd.batches.read_ahead.scheduler import ReadScheduler
-    from meshd.batches.warm_up.epoch_samples import Integers
     from meshd.batches.warm_up.messages import WarmUpRequest
     from meshd.core.document_store import DocumentStore
     from meshd.core.peer_source import PeerSource
@@ -47,10 +44,14 @@ if TYPE_CHECKING:
     from meshd.core.sample_locations import DecompressedArchives
     from meshd.store.api import ObjectStore
     from meshd.transform.decoded_cache.cache import DecodedCache
+    from meshd.transform.decoded_cache.policy import PrefixStatus
     from meshd.transform.messages import Failure
     from meshd.transform.pool import TransformPool
     from meshd.transform.render_calls import RenderResult
     from meshwire.dataset.build_snapshot import Snapshot
+
+    Integers = npt.NDArray[np.int64]
+
 
 _log = logging.getLogger("meshd.warm_up")
 _MEASURED: Final = 32  # samples that are made until the plan has been measured
@@ -315,3 +316,74 @@ class WarmUpSession:
         why = f"{failure.op} of {names[failure.field]}: {failure.message}"[:_REASON]
         self.status.count_bad(scope.snapshot.sample_name(int(scope.samples[failure.row])), why)
         metrics.decoded_cache_warmed.labels("bad").inc()
+
+
+CACHE_OFF: Final = (
+    "the decoded cache is off: start the node with --decoded-cache auto or a size, and the job with a limit "
+    "that is not 0"
+)
+NO_SPACE: Final = (
+    "the disk of the decoded cache is nearly full (a tenth of it, at most 32 GiB, stays free): free some "
+    "space, or set decoded-cache-dir to another disk"
+)
+RANDOM_FIRST: Final = (
+    "no field has an op before its first random one, so nothing is the same in every epoch: there is nothing "
+    "to keep"
+)
+
+
+def why_nothing(names: Sequence[str], found: Sequence[PrefixStatus], *, rotational: bool) -> str:
+    """Return why no result of a plan is kept. `names`: the fields, in the order of `found`."""
+    measured = [(name, field) for name, field in zip(names, found, strict=True) if field.cost]
+    if not measured:
+        return RANDOM_FIRST
+    said = "; ".join(
+        f"{name}: {field.cost * 1e3:.3g} ms to compute, {field.read * 1e3:.3g} ms to read "
+        f"{field.bytes / 1000:.3g} kB back"
+        for name, field in measured
+    )
+    where = " from a rotational disk" if rotational else ""
+    help = "; set decoded-cache-dir to a faster disk" if rotational else ""
+    return f"nothing is kept, because reading results back{where} would save too little ({said}){help}"
+
+
+WINDOW_BYTES: Final = 16 << 20
+"""Source bytes of a window; a rotational disk reads them in 0.1 s."""
+WINDOW_ROWS: Final = 512
+
+
+def samples_of(plan: Plan, snapshot: Snapshot, epoch: int) -> tuple[Integers, Integers]:
+    """Return (samples, positions), int64[n] each: the samples in stored order, and where each is read first.
+
+    `plan`: not a packed one, but the plan that renders its samples.
+    """
+    positions = np.arange(plan.positions, dtype=np.int64)
+    read = snapshot_order(plan.spec, snapshot, epoch).samples_at(positions)
+    samples, first = np.unique(read, return_index=True)
+    return samples.astype(np.int64), first.astype(np.int64)
+
+
+def in_folder(snapshot: Snapshot, samples: Integers, bucket: str, prefix: str) -> npt.NDArray[np.bool_]:
+    """Return which samples have most of their bytes in objects of a bucket whose keys begin with `prefix`.
+    bool[n].
+    """
+    numbers, places = np.unique(main_objects(snapshot, samples), return_inverse=True)
+    objects = snapshot.objects
+    inside = [
+        objects.bucket_of(number) == bucket and objects.keys[number].startswith(prefix)
+        for number in numbers.tolist()
+    ]
+    return np.array(inside, np.bool_)[places]
+
+
+def source_bytes(snapshot: Snapshot, samples: Integers) -> Integers:
+    """Return the size of each sample's source bytes. int64[n]."""
+    columns = bytes_columns(snapshot).values()
+    lengths = [column.lengths_at(samples) for column in columns]
+    return np.asarray(np.sum(lengths, axis=0, dtype=np.int64), dtype=np.int64)
+
+
+def window_end(sizes: Integers, first: int, most: int = WINDOW_BYTES) -> int:
+    """Return the end of the window that begins with sample `first`: one sample, or about `most` bytes."""
+    ends = np.cumsum(sizes[first : first + WINDOW_ROWS])
+    return first + max(1, int(np.searchsorted(ends, most, side="right")))

@@ -33,9 +33,8 @@ from meshd.store.errors import (
     NotPrimaryError,
     StoreError,
 )
-from meshd.store.records import Meta, Record, Removed, Upload  # noqa: TC001  msgspec reads annotations
+from meshd.store.records import Meta, Record, Removed, Upload, WriteContext  # noqa: TC001  msgspec reads annotations
 from meshd.store.replica.changes import upload_without_local_fields, without_local_fields
-from meshd.store.write_context import WriteContext
 from meshd.telemetry import metrics
 from meshwire.errors import S3Error
 from meshwire.http_values.conditional_requests import Conditions  # noqa: TC001  msgspec reads annotations

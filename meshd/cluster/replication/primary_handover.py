@@ -1,7 +1,7 @@
 """Change of primary: has names handed over by their former primaries.
 
 Law: before its first write to a name under a new map, the primary asks every recent primary that still
-answers to hand the name over: that node stops committing under older maps (`write_context`), then sends
+answers to hand the name over: that node stops committing under older maps (`WriteContext`), then sends
 what it has of the name. It reports one that does not answer as suspect. Without this a condition would
 be checked against stale data. A check costs two dictionary look-ups while the map does not change.
 """

@@ -34,7 +34,7 @@ from meshd.store.errors import (
     NotReplicatedError,
     StaleEpochError,
 )
-from meshd.store.write_context import NO_DEADLINE, WriteContext
+from meshd.store.records import NO_DEADLINE, WriteContext
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:

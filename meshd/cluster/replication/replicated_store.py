@@ -30,9 +30,8 @@ from meshd.store.errors import (
     NotPrimaryError,
     StaleEpochError,
 )
-from meshd.store.records import NULL, Removed
+from meshd.store.records import INTERNAL_WRITE, NULL, Removed
 from meshd.store.replica.changes import Amended, Marked, ReplicaFacts, VersionGone, without_local_fields
-from meshd.store.write_context import INTERNAL_WRITE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
@@ -42,9 +41,8 @@ if TYPE_CHECKING:
     from meshd.cluster.replication.replicator import Replicator
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import Buffer, ObjectStore, ObjectWriter, StoreWriter
-    from meshd.store.records import Meta, Record, Upload
+    from meshd.store.records import Meta, Record, Upload, WriteContext
     from meshd.store.replica.changes import ReplicaAck
-    from meshd.store.write_context import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.http_values.conditional_requests import Conditions

@@ -19,7 +19,7 @@ from meshd.cluster.replication.forwarded_writes import (
 from meshd.cluster.replication.primary_writes import PrimaryWrites
 from meshd.store.engine.member_header import version_id_of
 from meshd.store.errors import NoSuchUploadError, NotReplicatedError
-from meshd.store.records import NULL, Upload
+from meshd.store.records import INTERNAL_WRITE, NULL, Upload
 from meshd.store.replica.changes import (
     CompletedPart,
     PartOf,
@@ -29,7 +29,6 @@ from meshd.store.replica.changes import (
     upload_without_local_fields,
     without_local_fields,
 )
-from meshd.store.write_context import INTERNAL_WRITE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
     from meshd.cluster.replication.primary_writes import WriteAction
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import ObjectStore
-    from meshd.store.records import Meta, Record, UploadedPart
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import Meta, Record, UploadedPart, WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.http_values.conditional_requests import Conditions

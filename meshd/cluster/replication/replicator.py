@@ -39,7 +39,7 @@ from meshd.store.errors import (
     StaleEpochError,
 )
 from meshd.store.integrity.verification import read_chunks
-from meshd.store.records import NULL, Record
+from meshd.store.records import NULL, Record, WriteContext
 from meshd.store.replica.changes import (
     Amended,
     Marked,
@@ -55,7 +55,6 @@ from meshd.store.replica.changes import (
     upload_without_local_fields,
     without_local_fields,
 )
-from meshd.store.write_context import WriteContext
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import SingleFlight
 from meshwire.errors import S3Error

@@ -17,9 +17,8 @@ import msgspec
 
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT
 from meshd.store.errors import NotReplicatedError, StaleEpochError
-from meshd.store.records import NULL
+from meshd.store.records import NULL, WriteContext
 from meshd.store.replica.changes import Marked, VersionGone, without_local_fields
-from meshd.store.write_context import WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.auth.acls import stored_bucket_acl
 from meshd.control.buckets import Bucket, BucketExistsError
-from meshd.core.error_mapping import store_errors
+from meshd.core.api_errors import store_errors
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
 from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall, handler
 from meshd.store.errors import NoSuchUploadError
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE
 from meshwire.errors import S3Error
 from meshwire.s3.cors import cors_forbidden, find_cors_rule
 from meshwire.s3.result_types import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_client import PeerClient
     from meshd.rpc.peer_rpc import CallContext
     from meshd.store.api import ObjectStore
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.s3.operations import (

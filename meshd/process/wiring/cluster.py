@@ -40,8 +40,8 @@ from meshd.peer_reads.listing import LocalListings, MergedListings
 from meshd.peer_reads.resume_read import ResumeSource
 from meshd.process.wiring.data_services import node_catalog
 from meshd.reads.copy_source import CopySourceHandlers, LocalCopySources, RemoteCopySources
-from meshd.server.peer.endpoint import peer_routes
-from meshd.server.peer.handoff import handoff_routes
+from meshd.server.connection_handoff import handoff_routes
+from meshd.server.native_routes import peer_routes
 from meshd.server.proxy.fan_out import FanOut
 from meshd.server.proxy.forwarder import Forwarder
 from meshd.server.proxy.hops import HopSigner
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from meshd.config import NodeSettings
-    from meshd.objects.version_lookup import VersionLookup
+    from meshd.objects.object_reader import VersionLookup
     from meshd.origins.service import BackedService
     from meshd.process.wiring.node_context import NodeContext
     from meshd.reads.archive_members import MemberService

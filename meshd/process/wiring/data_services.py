@@ -46,13 +46,13 @@ from meshd.jobs.scratch import PlanStore
 from meshd.jobs.source_inventory import SourceInventory
 from meshd.jobs.warm_up_job import WarmUpJob
 from meshd.jobs.warm_up_nodes import WarmUpNodes
-from meshd.objects.version_lookup import VersionLookup
+from meshd.objects.object_reader import VersionLookup
 from meshd.origins.prefetch_fan_out import PrefetchFanOut
 from meshd.origins.prefetch_job import PrefetchJob
 from meshd.origins.prefetch_worker import PrefetchWorker
 from meshd.process import memory_usage
 from meshd.process.transform_process import sandbox_limits
-from meshd.server.peer.endpoint import peer_routes
+from meshd.server.native_routes import peer_routes
 from meshd.store.disks.disk_type import RotationalDisks
 from meshd.views.batch_reader import BatchReader, complete_batches
 from meshd.views.definitions import complete_transform

@@ -11,11 +11,9 @@ from meshd.auth.identities.sts_sessions import SessionRevocation
 from meshd.auth.identities.users import IdentityAdmin
 from meshd.batches.gather import GatherService
 from meshd.batches.op_trials import OpTrials
-from meshd.batches.row_draws import RowDraws
-from meshd.batches.row_sources import RowSources
+from meshd.batches.row_draws import RowDraws, RowSources
 from meshd.batches.warm_up.warmer import WarmUpHandlers
-from meshd.cluster.activity import ActivityService
-from meshd.cluster.audit_trail import AuditTrail
+from meshd.cluster.all_nodes import ActivityService, AuditTrail
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.datasets.table_preview import TablePreviews
 from meshd.documents.admin import DocumentAdmin
@@ -33,20 +31,18 @@ from meshd.process.wiring.data_services import (
 )
 from meshd.process.wiring.services import document_inventory, document_references
 from meshd.reads.peer_read_service import FrameHandlers, PeerReadService
-from meshd.server.api.activity import ActivityEndpoint
 from meshd.server.api.admin import AdminEndpoint, StsEndpoint
-from meshd.server.api.audit_action import AuditAction
 from meshd.server.api.backed_buckets import BackedBucketEndpoint, CacheResidencyEndpoint
 from meshd.server.api.batches import BatchEndpoint
-from meshd.server.api.cluster import ClusterEndpoint
+from meshd.server.api.cluster import ActivityEndpoint, ClusterEndpoint
 from meshd.server.api.cluster_admin import ClusterAdmin
 from meshd.server.api.documents import DocumentEndpoint
 from meshd.server.api.jobs import JobEndpoint
 from meshd.server.api.log_level import LogLevelService
 from meshd.server.api.op_catalog import OpCatalogEndpoint, UserModuleEndpoint
 from meshd.server.api.previews import PreviewEndpoint
-from meshd.server.api.role_actions import RoleActions
-from meshd.server.peer.endpoint import peer_routes
+from meshd.server.api.role_actions import AuditAction, RoleActions
+from meshd.server.native_routes import peer_routes
 from meshd.store.integrity.verification import ExpiringVerifiedExtents
 from meshd.telemetry import logs
 from meshd.telemetry.activity import ActivityHistory

@@ -19,16 +19,15 @@ from meshd.objects.delete import DeleteService
 from meshd.objects.list_objects import ListingService
 from meshd.objects.multipart_upload import UploadService
 from meshd.objects.object_metadata import ObjectAclService, TaggingService
-from meshd.objects.object_reader import ObjectReader
+from meshd.objects.object_reader import ObjectReader, VersionLookup
 from meshd.objects.service import ObjectService
-from meshd.objects.version_lookup import VersionLookup
 from meshd.process.wiring.cluster import PeerServices
 from meshd.process.wiring.data_services import view_kinds
 from meshd.process.wiring.node_context import node_access
 from meshd.reads.archive_members import MemberService
 from meshd.reads.near_cache_reader import NearCacheReader
 from meshd.server.console.oidc_sign_in import OidcSignIn
-from meshd.server.peer.endpoint import PeerAuthenticator
+from meshd.server.native_routes import PeerAuthenticator
 from meshd.server.services import ServerServices
 from meshd.views.definitions import ViewDefinitions
 from meshd.views.dispatch import ViewDispatcher

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from meshd.batches.gather import GatherService
     from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator
     from meshd.batches.read_ahead.default_order import DefaultOrders
-    from meshd.batches.row_draws import RowDraws
-    from meshd.batches.row_sources import RowSources
+    from meshd.batches.row_draws import RowDraws, RowSources
     from meshd.batches.service import BatchService
     from meshd.cluster.cluster_view import ClusterView
     from meshd.core.frame_address import Frame

@@ -1,13 +1,14 @@
-"""Cluster API over signed JSON: `GET /-/map` for every caller, `/-/cluster` and node changes for root.
+"""Cluster API over signed JSON: `GET /-/map` and `GET /-/activity` for every caller, `/-/cluster` for root.
 
-A handler parses, calls the service and answers. The map says where nodes are, and nothing about their data.
+A handler parses, calls the service and answers. The map says where nodes are, and nothing about their data;
+activity, like `/metrics`, tells numbers and the names of loaders.
 """
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from meshd.auth.identities.admin_responses import AdminError
 from meshd.control.control_api import ControlError
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from meshd.auth.identity import Identity
+    from meshd.cluster.all_nodes import ActivityService
     from meshd.cluster.cluster_view import ClusterView
     from meshd.server.api.cluster_admin import ClusterAdmin
     from meshd.server.request import MeshRequest
     from meshd.server.response import Reply
     from meshd.util.clock import Clock
+
 
 _NODES = "/-/cluster/nodes/"
 _UNAVAILABLE = "node changes need the control store; data can still be read and written without it"
@@ -93,3 +96,24 @@ class ClusterEndpoint:
 
 async def _immediate(document: object) -> object:
     return document
+
+
+class ActivityEndpoint:
+    """The activity API. One instance per worker."""
+
+    def __init__(self, activity: ActivityService, clock: Clock) -> None:
+        self._activity, self._clock = activity, clock
+
+    def __repr__(self) -> str:
+        return f"<ActivityEndpoint {self._activity!r}>"
+
+    def routes(self) -> list[HttpRoute]:
+        """Return the routes; all of them require a signature."""
+        return [HttpRoute("GET", "/-/activity", self._get)]
+
+    @operation("/-/activity", "What each node counts", query=("history",), reply=reply_types.Activity)
+    async def _get(self, request: MeshRequest, identity: Identity) -> Reply:
+        """Answer the numbers; with `?history=1`, the last hour of each node, too."""
+        query = dict(parse_qsl(request.raw_path.partition("?")[2], max_num_fields=64))
+        document = await self._activity.of_all_nodes(history=query.get("history") == "1")
+        return json_reply(200, document, self._clock.now_ms() // 1000)

@@ -1,10 +1,13 @@
-"""Actions of the admin API on identity providers and roles: `/-/admin/idps` and `/-/admin/roles`."""
+"""Actions of the admin API on identity providers and roles (`/-/admin/idps`, `/-/admin/roles`), and on the
+audit logs of all nodes (`/-/admin/audit`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from meshd.auth.identities.admin_responses import AdminError
 from meshd.auth.identities.roles import NewProvider, NewRole, ProviderChange, RoleChange
+from meshd.cluster.all_nodes import NO_FILE
 from meshd.server.api.admin import listed, read_document, read_flag, read_limit
 
 if TYPE_CHECKING:
@@ -12,8 +15,10 @@ if TYPE_CHECKING:
 
     from meshd.auth.identities.roles import RoleAdmin
     from meshd.auth.identities.sts_sessions import SessionRevocation
+    from meshd.cluster.all_nodes import AuditTrail
     from meshd.server.api.admin import Action, ActionResult, Query
     from meshd.server.request import MeshRequest
+
 
 Names = tuple[str, ...]
 
@@ -90,3 +95,29 @@ class RoleActions:
 
     async def _revoke(self, _: MeshRequest, names: Names, query: Query) -> ActionResult:
         return 200, await self._revoking.revoke_role(names[0], query.get("before", ""))
+
+
+class AuditAction:
+    """Answers `GET /-/admin/audit`. One per worker."""
+
+    def __init__(self, trail: AuditTrail) -> None:
+        self._trail = trail
+
+    def __repr__(self) -> str:
+        return f"<AuditAction {self._trail!r}>"
+
+    def table(self) -> Mapping[tuple[str, str], tuple[Action, Names]]:
+        """Return (method, path) → the action and its query parameters."""
+        return {("GET", "audit"): (self._read, ("limit", "containing"))}
+
+    async def _read(self, _: MeshRequest, names: Names, query: Query) -> ActionResult:
+        found = await self._trail.of_all_nodes(read_limit(query), query.get("containing", ""))
+        if found["entries"] or not (why := found["missing"].get(found["node"])):
+            return 200, found
+        if why == NO_FILE:
+            raise AdminError(
+                "NotFound",
+                "this node has no audit log in a file",
+                help="set audit-log to a path; a log on the standard output is where that is collected",
+            )
+        raise AdminError("Unavailable", f"this node: {why}")

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from meshd.control.control_api import ControlError
-from meshd.core.error_mapping import control_error_to_s3
+from meshd.core.api_errors import control_error_to_s3
 from meshd.server.console.event_stream import EventStreams
 from meshd.server.console.oidc_sign_in import COOKIE_SECONDS
 from meshd.server.console.signed_request import SessionSigner

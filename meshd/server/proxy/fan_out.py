@@ -14,11 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from meshd.cluster.replication.primary_writes import WriteNotTakenError
-from meshd.core.error_mapping import to_s3_error
+from meshd.core.api_errors import to_s3_error
 from meshd.rpc.peer_client import MAP_HEADER, PeerResponse, StaleMapError
 from meshd.server.proxy.forwarder import upstream_head
-from meshd.server.proxy.hops import is_stale_map_reply
-from meshd.server.proxy.object_name import MisdirectedError, ObjectName
+from meshd.server.proxy.hops import MisdirectedError, ObjectName, is_stale_map_reply
 from meshd.store.errors import NotReplicatedError
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, member_paths
 from meshwire.errors import S3Error
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from meshd.server.proxy.forwarder import Forwarder
     from meshd.server.proxy.hops import Hop
     from meshd.server.request import MeshRequest
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.s3.result_types import DeletedKey, DeleteFailure

@@ -12,19 +12,19 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from meshd.cluster.replication.primary_writes import WriteForwarder
-from meshd.core.error_mapping import to_s3_error
+from meshd.core.api_errors import to_s3_error
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import MAP_HEADER
 from meshd.server.proxy.hops import (
     HOP_HEADER,
     Hop,
     HopReceiver,
+    ObjectName,
     forwarded_trace,
     is_clock_skew_reply,
     is_damaged_reply,
     is_peer_status,
 )
-from meshd.server.proxy.object_name import ObjectName
 from meshd.server.proxy.response_relay import ResponseRelay
 from meshd.server.request_body import RequestBody
 from meshd.server.response import StreamedReply, connection_header, must_close_connection
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from meshd.server.proxy.hops import HopSigner
     from meshd.server.request import MeshRequest, RequestOrigin, RequestTrace
     from meshd.server.response import Reply
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.s3.parse_request import RequestHead

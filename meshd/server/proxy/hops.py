@@ -1,4 +1,5 @@
-"""Hops: the signed `x-mesh-hop` header of a forwarded request, its verification, and the refusals of a hop.
+"""Hops: the name that a request concerns, by which its node is chosen, the signed `x-mesh-hop` header of a
+forwarded request, its verification, and the refusals of a hop.
 
 A hop carries only facts that the receiving node cannot know (client address, TLS), signed with a key of the
 cluster. It grants no rights: the receiving node authenticates and authorizes the client from the client's own
@@ -12,26 +13,78 @@ import asyncio
 import hmac
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.cluster.clock_skew import MAX_SKEW
 from meshd.cluster.read_barrier import ReadBarrier
 from meshd.rpc.peer_client import MAP_HEADER
-from meshd.server.proxy.object_name import MisdirectedError, may_answer
 from meshd.server.response import Reply
 from meshwire.errors import S3Error
 from meshwire.http_values.mesh_headers import FORWARDED_TRACE_HEADER
+from meshwire.s3 import operations as ops
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.http_connection import ResponseHead
-    from meshd.server.proxy.object_name import ObjectName
     from meshd.server.request import MeshRequest
     from meshd.telemetry.tracing import Span
     from meshd.util.clock import Clock
     from meshwire.s3.parse_request import RequestHead
+
+
+_READS: Final = (
+    ops.GetObject,
+    ops.GetObjectAttributes,
+    ops.GetObjectTagging,
+    ops.GetObjectAcl,
+    ops.ListMembers,
+)
+_WRITES: Final = (
+    ops.PutObject,
+    ops.CopyObject,
+    ops.DeleteObject,
+    ops.PutObjectTagging,
+    ops.DeleteObjectTagging,
+    ops.PutObjectAcl,
+    ops.CreateMultipartUpload,
+    ops.UploadPart,
+    ops.UploadPartCopy,
+    ops.CompleteMultipartUpload,
+    ops.AbortMultipartUpload,
+    ops.ListParts,
+)
+
+
+class ObjectName(NamedTuple):
+    """The name that a request concerns; `reading`: any node of its read set may answer."""
+
+    bucket: str
+    key: str
+    reading: bool
+
+
+def object_name_of(operation: ops.Operation) -> ObjectName | None:
+    """Return the single name that an operation concerns; None for buckets and for several names."""
+    if isinstance(operation, _READS):
+        return ObjectName(operation.bucket, operation.key, reading=True)
+    if isinstance(operation, _WRITES):
+        return ObjectName(operation.bucket, operation.key, reading=False)
+    return None
+
+
+def may_answer(mesh: ClusterView, name: ObjectName) -> bool:
+    """Whether this node may answer for a name."""
+    return mesh.is_reader(name.bucket, name.key) if name.reading else mesh.is_primary(name.bucket, name.key)
+
+
+class MisdirectedError(Exception):
+    """By the map of this node, version `version`, another node is responsible for the name."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"another node is responsible by version {version} of the map")
+        self.version = version
 
 
 HOP_HEADER: Final = "x-mesh-hop"

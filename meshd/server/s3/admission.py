@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from meshd.server.proxy.hops import Hop
     from meshd.server.request import MeshRequest, RequestOrigin, RequestTrace
     from meshd.server.request_body import RequestBody
-    from meshd.store.records import Record
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import Record, WriteContext
     from meshd.util.clock import Clock
     from meshwire.s3.operations import Operation
     from meshwire.s3.parse_request import RequestHead

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from meshd.core.error_mapping import retry_if_written_back
+from meshd.core.api_errors import retry_if_written_back
 from meshd.objects.object_metadata import attributes_from_record, object_attributes
 from meshd.server.proxy.fan_out import AIM_KEYS
 from meshd.server.s3.post_object import PostObjectHandler

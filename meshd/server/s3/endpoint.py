@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from meshd.auth.identity import ANONYMOUS_IDENTITY
 from meshd.control.control_api import ControlError
-from meshd.core.error_mapping import control_error_to_s3, retry_if_written_back, to_s3_error
+from meshd.core.api_errors import control_error_to_s3, retry_if_written_back, to_s3_error
 from meshd.core.read_source import FailoverRead, ReadLostError
 from meshd.objects.object_reader import ReplacedError
 from meshd.server.direct_sender import PartialReadError
@@ -23,11 +23,11 @@ from meshd.server.proxy.hops import (
     HOP_HEADER,
     ClockSkewError,
     LocalDamageError,
+    MisdirectedError,
     clock_skew_reply,
     damaged_reply,
     stale_map_reply,
 )
-from meshd.server.proxy.object_name import MisdirectedError
 from meshd.server.request import RequestTrace, request_head
 from meshd.server.request_body import RequestBody
 from meshd.server.response import Reply, StreamedReply, send_reply
@@ -38,7 +38,7 @@ from meshd.server.s3.response_headers import common_headers, object_response_hea
 from meshd.server.sendfile import first_window, load_into_page_cache, send_groups, send_spans
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.integrity.verification import report_damage, report_unsent_spans
-from meshd.store.write_context import WriteContext
+from meshd.store.records import WriteContext
 from meshd.telemetry import tracing
 from meshd.views.dispatch import AssembledRead, RebuiltResultSource
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from meshd.auth.identity import RemoteRecord
 from meshd.server.proxy.fan_out import AIM_MEMBERS
-from meshd.server.proxy.object_name import may_answer, object_name_of
+from meshd.server.proxy.hops import may_answer, object_name_of
 from meshd.server.request_body import RequestBody, reserve_body_memory
 from meshd.server.s3.response_headers import common_headers
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
@@ -21,14 +21,12 @@ from meshwire.s3.parse_request import parse_request
 
 if TYPE_CHECKING:
     from meshd.server.proxy.forwarder import Forwarder
-    from meshd.server.proxy.hops import Hop
-    from meshd.server.proxy.object_name import ObjectName
+    from meshd.server.proxy.hops import Hop, ObjectName
     from meshd.server.request import MeshRequest, RequestTrace
     from meshd.server.response import Reply
     from meshd.server.s3.admission import RequestAdmission
     from meshd.server.services import ServerServices
-    from meshd.store.records import Record
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import Record, WriteContext
     from meshwire.s3.parse_request import RequestHead
 
 

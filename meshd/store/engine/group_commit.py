@@ -32,7 +32,7 @@ from meshd.store.errors import (
     StoreError,
     is_exhausted,
 )
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE
 from meshd.telemetry import metrics, tracing
 from meshd.util.shared_counters import last_checkpoint
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshd.store.disks.layout import Disks
     from meshd.store.engine.mutations import Mutation
     from meshd.store.index.index import Index
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import WriteContext
     from meshd.util.clock import Clock
 
 _GROUP_BYTES = 32 << 20  # bytes per group: bounds its memory and the latency of its last mutation

@@ -56,7 +56,7 @@ class Mutation:
     exclusive = False
     needs_free_space = False
     data_bytes = 0
-    epoch = 0  # the map version that it is bound to, 0 without a fence; see `write_context`
+    epoch = 0  # the map version that it is bound to, 0 without a fence; see `WriteContext`
     submitted_stamp = 0  # the stamp of the time of submission
     staged: StagedMember | None = None
 

@@ -29,7 +29,7 @@ from meshd.store.errors import (
     StaleEpochError,
     StoreClosedError,
 )
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from meshd.store.disks.layout import Disks
     from meshd.store.engine.group_commit import Committer
     from meshd.store.engine.write_batch import WriteBatch
-    from meshd.store.records import Meta, Record, Upload
-    from meshd.store.write_context import WriteContext
+    from meshd.store.records import Meta, Record, Upload, WriteContext
     from meshd.util.clock import Clock
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Versioning

@@ -250,7 +250,7 @@ class DropUnowned(Mutation):
 
 class RaiseWriteFence(Mutation):
     """Carries nothing but its epoch: committing it fences off writes of this node under earlier maps
-    (`write_context`)."""
+    (`WriteContext`)."""
 
     exclusive = True
 

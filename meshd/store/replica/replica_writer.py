@@ -25,6 +25,7 @@ from meshd.store.errors import NoSuchUploadError, SizeMismatchError
 from meshd.store.index.index import object_key
 from meshd.store.index.tombstones import Tombstones
 from meshd.store.integrity.quarantine import release_from_quarantine
+from meshd.store.records import INTERNAL_WRITE
 from meshd.store.replica.changes import (
     Amended,
     Applied,
@@ -33,7 +34,6 @@ from meshd.store.replica.changes import (
     without_local_fields,
 )
 from meshd.store.replica.replica_mutations import ApplyTagsAndAcl, ApplyUpload
-from meshd.store.write_context import INTERNAL_WRITE
 from meshd.util import failpoints
 
 if TYPE_CHECKING:
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from meshd.store.engine.writer import WriterResources
     from meshd.store.index.index import Index
     from meshd.store.index.versions import VersionStatus
-    from meshd.store.records import Record
+    from meshd.store.records import Record, WriteContext
     from meshd.store.replica.changes import PartOf
-    from meshd.store.write_context import WriteContext
 
 
 class DiskReplicaWriter(DiskObjectWriter):

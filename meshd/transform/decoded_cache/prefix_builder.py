@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.transform.decoded_cache.messages import KEPT, REFUSED
 from meshd.transform.decoded_cache.row_prefixes import RowPrefixes
-from meshd.transform.errors import OutOfMemoryError
+from meshd.transform.errors import ROW_ERRORS, OutOfMemoryError, row_failure
 from meshd.transform.messages import Failure, RenderReply
-from meshd.transform.row_errors import ROW_ERRORS, row_failure
 from meshd.util import failpoints
 
 if TYPE_CHECKING:

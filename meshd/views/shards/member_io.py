@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from awscrt.checksums import combine_crc32c, crc32c
 
-from meshd.core.api_errors import BatchError
-from meshd.core.error_mapping import store_errors
+from meshd.core.api_errors import BatchError, store_errors
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_messages import RemoteRecord
 from meshd.core.peer_source import ObjectRange, ReadFailure

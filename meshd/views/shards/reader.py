@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from meshd.core.error_mapping import store_errors
+from meshd.core.api_errors import store_errors
 from meshd.store.records import Record
 from meshd.telemetry import metrics
 from meshd.views.key_paging import build_page

@@ -16,9 +16,8 @@ from awscrt.checksums import combine_crc32c, crc32c
 
 from meshd.batches.assembly.assembler import block_metadata
 from meshd.batches.assembly.frame_buffer import STATUS, fixed_specs
-from meshd.core.api_errors import BatchError
+from meshd.core.api_errors import BatchError, store_errors
 from meshd.core.document_store import RESERVED_BUCKET, find_intact, unless_intact
-from meshd.core.error_mapping import store_errors
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta, Span
 from meshd.telemetry import metrics

@@ -11,9 +11,8 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from meshd.core.api_errors import BatchError
+from meshd.core.api_errors import BatchError, store_errors
 from meshd.core.document_store import RESERVED_BUCKET, unknown_document
-from meshd.core.error_mapping import store_errors
 from meshd.views.source_scan_cache import SourceScanCache
 from meshd.views.view_kind import pinned_to_s3_error, translate_peer_errors
 from meshd.views.zarr.layout import build_zarr_layout

@@ -3,16 +3,17 @@
 Law: a sequence never changes; `at_epoch` and the like return another one. Each request goes by the plan that
 is registered on first use.
 Invariant: a sequence pickles without sockets, so forked and spawned workers can use it.
+Invariant: a process logs each note of the nodes on a plan once, however often it registers the plan.
 """
 
 from __future__ import annotations
 
+import logging
 import operator
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from meshsdk.client.native_api import fetch_snapshot, register_plan
 from meshsdk.datasets.batch import fetch_rows
-from meshsdk.datasets.plan_notes import log_notes
 from meshsdk.datasets.shuffle import buckets_spec, shuffle_spec
 from meshsdk.errors import BadSampleError, ConfigurationError, MeshError
 from meshwire.plan.plan_spec import PlanError, op_document, parse_spec, spec_document
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from meshwire.dataset.snapshot import Snapshot
     from meshwire.dataset.snapshot_stats import SnapshotStats
     from meshwire.plan.plan_spec import OpSpec
+
 
 _ROWS_AHEAD = 64
 _PATIENCE = 600.0  # deadline in seconds while a node measures the samples for packing
@@ -224,3 +226,15 @@ class SampleSequence:
         return type(self), (
             self.client, self.snapshot, self.ops, self.epoch, self.packing, self.mixing,
         )  # fmt: skip
+
+
+_log = logging.getLogger("meshsdk")
+_logged: set[str] = set()
+
+
+def log_notes(plan: PlanInfo) -> None:
+    """Log the notes on a registered plan."""
+    for note in plan.notes:
+        if note not in _logged:
+            _logged.add(note)
+            _log.warning("%s", note)

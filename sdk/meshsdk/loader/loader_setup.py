@@ -20,7 +20,7 @@ from meshsdk.client.native_api import derive_snapshot, register_plan
 from meshsdk.client.settings import checked_seconds
 from meshsdk.datasets.batch import read_frame
 from meshsdk.datasets.default_order import Order, shuffle_of_plan
-from meshsdk.datasets.plan_notes import log_notes
+from meshsdk.datasets.sample_sequence import log_notes
 from meshsdk.errors import BusyError, ServerError
 from meshsdk.loader.arguments import (
     arena_bytes,

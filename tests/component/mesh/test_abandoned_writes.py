@@ -12,8 +12,7 @@ from meshd.cluster.replication.replicated_store import ReplicatedWriter
 from meshd.store.errors import (
     NotReplicatedError,
 )
-from meshd.store.records import Meta
-from meshd.store.write_context import WriteContext
+from meshd.store.records import Meta, WriteContext
 from meshwire.cluster.transitions import (
     cancel_drain,
     drain_node,

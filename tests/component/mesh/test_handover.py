@@ -14,7 +14,7 @@ from meshd.store.errors import (
     NotReplicatedError,
     StaleEpochError,
 )
-from meshd.store.write_context import WriteContext
+from meshd.store.records import WriteContext
 from meshwire.cluster.transitions import join_node, mark_complete, mark_node_away
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.mesh_nodes import accept_map, change_map, decider_of, running_nodes, shared_store

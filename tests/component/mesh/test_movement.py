@@ -20,8 +20,7 @@ from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.process.wiring.cluster import rebalancer
 from meshd.store.engine.compaction import PruneTombstones
 from meshd.store.errors import StaleEpochError
-from meshd.store.records import Meta
-from meshd.store.write_context import WriteContext
+from meshd.store.records import Meta, WriteContext
 from meshwire.cluster import routes, transitions
 from tests.support.mesh_nodes import running_nodes
 from tests.support.store_calls import put_object, put_part

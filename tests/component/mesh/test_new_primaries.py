@@ -16,8 +16,7 @@ from meshd.store.errors import (
     NoSuchVersionError,
     StaleEpochError,
 )
-from meshd.store.records import Meta
-from meshd.store.write_context import INTERNAL_WRITE, WriteContext
+from meshd.store.records import INTERNAL_WRITE, Meta, WriteContext
 from meshwire.cluster.transitions import mark_node_away, set_node_weight
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.mesh_nodes import among, change_map, decider_of, owners_alike, shared_store

@@ -10,7 +10,7 @@ import pytest
 
 from meshd.core.api_errors import BatchError
 from meshd.jobs.output_store import LocalOutputStore, OutputMetadata, OutputTarget
-from meshd.objects.version_lookup import VersionLookup
+from meshd.objects.object_reader import VersionLookup
 from meshd.rpc.peer_client import PeerRefusedError
 from meshd.store.errors import (
     ConditionFailedError,

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from meshd.store.errors import ConditionFailedError
-from meshd.store.write_context import WriteContext
+from meshd.store.records import WriteContext
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.mesh_nodes import decider_of, running_nodes, shared_store
 from tests.support.store_calls import error_of, put_object

@@ -13,8 +13,7 @@ from botocore.exceptions import ClientError
 
 from meshd.cluster.replication.replicated_store import ReplicatedStore
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
-from meshd.store.records import Meta
-from meshd.store.write_context import WriteContext
+from meshd.store.records import Meta, WriteContext
 from meshd.telemetry import metrics
 from meshwire.cluster.transitions import drain_node, join_node, mark_node_away, set_node_weight
 from tests.support.mesh_nodes import among, change_map, decider_of, shared_store, with_clients

@@ -19,7 +19,7 @@ from meshd.origins.client.origin_api import (
     OriginMissingError,
 )
 from meshd.origins.worker_shards import FetchWorkerClient, serve_fetches
-from meshd.store.write_context import WriteContext
+from meshd.store.records import WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from meshd.config import ConfigError
-from meshd.server.tls import ServerTls, TlsFiles
-from meshd.server.x509_validity import CertificateError, parse_validity
+from meshd.server.tls import CertificateError, ServerTls, TlsFiles, parse_validity
 from meshd.util.clock import ManualClock
 from tests.support.certificates import Authority
 from tests.support.daemons import Daemon

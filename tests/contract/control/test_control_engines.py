@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.control import embedded
-from meshd.control.embedded import EmbeddedControl
+from meshd.control.embedded import EmbeddedControl, FileChanges
 from meshd.util.clock import ManualClock
-from meshd.util.file_changes import FileChanges
 from tests.support.control_suite import ControlSuite, closing
 from tests.support.reference_control import MemoryControl
 

@@ -15,7 +15,7 @@ from meshd.auth.identities.admin_responses import AdminError, iso_time
 from meshd.auth.identities.sts_sessions import CredentialService, SessionRequest, SessionRevocation
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.identities import Account, IdentityTable, Key, KeyLastUsed, NamedPolicy, User
-from meshd.control.revocation import Revocation
+from meshd.control.roles import Revocation
 from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
 from meshwire.iam import AccessRequest, evaluate

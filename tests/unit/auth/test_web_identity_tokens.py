@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshd.auth.web_identity.exchange import unmet_condition
 from meshd.auth.web_identity.json_web_token import (
     MAX_TOKEN_BYTES,
     TokenExpiredError,
@@ -27,7 +28,6 @@ from meshd.auth.web_identity.token_validation import (
     UnknownKeyError,
     validate_token,
 )
-from meshd.auth.web_identity.trust_conditions import unmet_condition
 from meshd.control.roles import IdentityProvider, TrustCondition
 from tests.support.oidc_issuer import SigningKey, encoded, key_set
 

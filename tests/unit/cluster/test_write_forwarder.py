@@ -11,7 +11,7 @@ from meshd.cluster.replication.primary_writes import WriteForwarder, WriteNotTak
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import BodyFramingError
 from meshd.store.errors import DiskFullError, NotPrimaryError, NotReplicatedError
-from meshd.store.write_context import INTERNAL_WRITE, WriteContext
+from meshd.store.records import INTERNAL_WRITE, WriteContext
 from meshwire.cluster import Node
 
 if TYPE_CHECKING:

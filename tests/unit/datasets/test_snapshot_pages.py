@@ -38,7 +38,7 @@ from meshwire.formats.record_index import write_record_page
 from meshwire.formats.tar import TarMember
 from meshwire.formats.tfrecord_index import index_records
 from meshwire.frame.columns import ColumnError, ColumnWriter, StringColumn
-from meshwire.plan.mix_snapshot import concat_snapshots
+from meshwire.plan.mix import concat_snapshots
 from tests.support.archive_files import tar_of
 from tests.support.mds_writer import mds_files
 from tests.support.paged_snapshots import MemoryPages

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from meshd.batches.read_ahead.read_cost import MEDIA_RATE, SEEK_SECONDS, SHORT_SEEK_SECONDS
-from meshd.jobs.relayout.layout_units import (
+from meshd.jobs.relayout.messages import LayoutCost
+from meshd.jobs.relayout.session import (
     MAX_OBJECTS,
     UNIT_BYTES,
     UNIT_OBJECTS,
@@ -17,7 +18,6 @@ from meshd.jobs.relayout.layout_units import (
     is_scattered,
     present_cost,
 )
-from meshd.jobs.relayout.messages import LayoutCost
 from meshd.store.engine.member_header import PAGE
 from meshd.store.engine.relocation import PlacedObject
 from meshd.store.records import Extent, Record

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
-from meshd.origins.client.error_text import failure_reason
-from meshd.origins.client.obstore_origin import ObstoreOrigin
+from meshd.origins.client.obstore_origin import ObstoreOrigin, failure_reason
 from meshd.origins.client.origin_api import OriginDownError, OriginRefusedError
 
 HEAD = "Generic S3 error: Error performing GET http://10.0.0.1:9000/b/k-in 3.s in 368.003435ms"

@@ -12,7 +12,7 @@ import pytest
 from meshd.origins.write_back import HandoverBarrier, OriginWriter
 from meshd.rpc.peer_client import PeerUnreachableError, StaleMapError
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE
 from meshwire.cluster import Node
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from meshd.origins.write_back_routing import (
 )
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
-from meshd.store.write_context import INTERNAL_WRITE, WriteContext
+from meshd.store.records import INTERNAL_WRITE, WriteContext
 from meshwire.cluster import Node
 
 BUCKET: Any = SimpleNamespace(name="b")

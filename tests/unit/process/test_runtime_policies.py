@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshd.process.restart_backoff import MAX_DELAY, RESET_AFTER, CrashHistory
+from meshd.process.child_process import MAX_DELAY, RESET_AFTER, CrashHistory
 from meshd.process.supervisor import Phase, ProcessStatus
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.core.error_mapping import to_s3_error
+from meshd.core.api_errors import to_s3_error
 from meshd.server.response import head_bytes
 from meshd.store import errors
 from meshwire.errors import CODES, S3Error

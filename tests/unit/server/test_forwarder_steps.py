@@ -11,9 +11,8 @@ import pytest
 from meshd.rpc.http_connection import PeerUnreachableError, ResponseHead
 from meshd.rpc.peer_client import MAP_HEADER
 from meshd.server.proxy.forwarder import Forwarder
-from meshd.server.proxy.hops import DAMAGED_HEADER, SKEWED_HEADER
-from meshd.server.proxy.object_name import ObjectName
-from meshd.store.write_context import INTERNAL_WRITE
+from meshd.server.proxy.hops import DAMAGED_HEADER, SKEWED_HEADER, ObjectName
+from meshd.store.records import INTERNAL_WRITE
 from meshd.util.clock import ManualClock
 from meshwire.cluster import Node
 from meshwire.cluster.routes import Route

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from meshd.server.proxy.object_name import _READS, _WRITES, object_name_of
+from meshd.server.proxy.hops import _READS, _WRITES, object_name_of
 from meshwire.s3 import operations as ops
 
 ANY_NODE = frozenset({ops.Preflight})

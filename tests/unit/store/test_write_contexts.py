@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import meshd
-from meshd.store.write_context import INTERNAL_WRITE, NO_DEADLINE, WriteContext
+from meshd.store.records import INTERNAL_WRITE, NO_DEADLINE, WriteContext
 
 ROOT = Path(meshd.__file__).parent
 REQUEST_PATH = (

@@ -13,7 +13,7 @@ import pytest
 from meshd.batches.read_ahead import extents, read_cost
 from meshsdk.cli import run
 from meshsdk.errors import ConfigurationError
-from meshtools.sizing.alternatives import compare
+from meshtools.cli.hardware_estimate import compare
 from meshtools.sizing.assumptions import parse_values, shipped_assumptions
 from meshtools.sizing.estimate import Design, drives_usd, estimate, rotational_seconds
 from meshtools.sizing.workload import Workload, workload_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from meshd.batches.warm_up.refusals import RANDOM_FIRST, why_nothing
+from meshd.batches.warm_up.session import RANDOM_FIRST, why_nothing
 from meshd.transform.decoded_cache import policy
 from meshd.transform.decoded_cache.entry_format import (
     EntryError,

@@ -13,6 +13,7 @@ from meshsdk.cli.bench import OP_HELP, parse_op
 from meshsdk.cli.command_base import shared_options
 from meshsdk.cli.path_arguments import RemoteType
 from meshsdk.errors import ConfigurationError
+from meshtools.sizing.estimate import Design, estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from meshsdk.cli.command_base import Session
     from meshsdk.cli.path_arguments import Remote
     from meshtools.sizing.assumptions import Assumptions
+    from meshtools.sizing.estimate import Estimate
+    from meshtools.sizing.workload import Workload
+
 
 _SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _SIZE = re.compile(r"([0-9.]+)\s*([kmgtp]?)(i?)b?(/s)?", re.IGNORECASE)
@@ -122,7 +126,6 @@ def sizing(
     mesh sizing --like s3://photos/train/ --like-op decode:image --gpus 8 --gpu-samples 2500
     """
     from meshtools.sizing import report
-    from meshtools.sizing.alternatives import compare
     from meshtools.sizing.workload import workload_of
 
     assumed = read_assumptions(assume, changes)
@@ -242,3 +245,32 @@ def _show_assumptions(session: Session, assumed: Assumptions) -> None:
             source=figure.source,
             date=figure.date,
         )
+
+
+def alternatives(workload: Workload, *, copies: int = 2, cache_share: float = 0.3) -> list[Design]:
+    """Return the designs that make sense for a workload: kept samples and views only if there are ops, and
+    what is kept only if there is a second epoch."""
+    designs = [
+        Design("rotational", "rotational", copies),
+        Design("NVMe", "nvme", copies),
+        Design(f"tiered {cache_share:.0%}", "rotational", copies, cache_share),
+        Design(f"rotational, {copies + 1} copies", "rotational", copies + 1),
+    ]
+    if workload.cpu_seconds_per_sample and workload.epochs * workload.jobs > 1:
+        if workload.kept_bytes_per_sample:
+            designs.append(Design("rotational, decoded kept", "rotational", copies, form="decoded"))
+            designs.append(Design("NVMe, decoded kept", "nvme", copies, form="decoded"))
+        designs.append(Design("rotational, view", "rotational", copies, form="view"))
+        designs.append(Design("NVMe, view", "nvme", copies, form="view"))
+    return designs
+
+
+def compare(
+    workload: Workload, assumed: Assumptions, *, copies: int = 2, cache_share: float = 0.3
+) -> list[Estimate]:
+    """Return the estimates of all alternatives: those without problems first, the cheapest before others."""
+    found = [
+        estimate(workload, design, assumed)
+        for design in alternatives(workload, copies=copies, cache_share=cache_share)
+    ]
+    return sorted(found, key=lambda each: (len(each.problems), each.hardware_usd))
