@@ -22,7 +22,7 @@ from meshd.errors import missing_asset_message
 from meshd.store.errors import CorruptExtentError, DiskFailedError
 from meshd.store.records import Meta
 from meshd.util.async_tasks import SingleFlight
-from meshwire.dataset.paged_snapshot import read_snapshot
+from meshwire.dataset.paged_snapshot import PagedSnapshot, read_snapshot
 from meshwire.frame.columns import ColumnError
 from meshwire.http_values.conditional_requests import Conditions
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from meshd.transform.source_files import AssetPlace
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.dataset.paged_columns import Page
-    from meshwire.dataset.paged_snapshot import PagedSnapshot
 
 
 _log = logging.getLogger("meshd.documents")
@@ -55,6 +54,8 @@ INDEX_PREFIXES: Final = (
 """Prefixes of sample indexes of files, and of builds: local to the node and rebuilt on demand."""
 REBUILT_PREFIXES: Final = (*INDEX_PREFIXES, "archives/", "views/", "bad/")
 """Prefixes of documents that this node can do without: they are made again, or begin again."""
+MAPPED_BYTES: Final = 1 << 20
+"""Bytes from which on the document of a snapshot is mapped from the store, so that all processes share it."""
 T = TypeVar("T")
 
 
@@ -87,8 +88,9 @@ class _LoadingCache(Generic[T]):
 class PageSource(Protocol):
     """Finds the pages of snapshots that consist of pages."""
 
-    async def read_snapshot(self, document: bytes) -> Snapshot:
-        """Decodes a snapshot of any version whose pages can be opened. Raises ColumnError, BatchError."""
+    async def read_snapshot(self, digest: str, document: bytes) -> Snapshot:
+        """Decodes the snapshot `digest` of any version, whose pages can be opened. Raises ColumnError,
+        BatchError."""
         ...
 
 
@@ -169,7 +171,7 @@ class DocumentStore:
         document = await self.snapshot_bytes(digest)
         try:
             if self._pages is not None:
-                return await self._pages.read_snapshot(document)
+                return await self._pages.read_snapshot(digest, document)
             return await asyncio.to_thread(read_snapshot, document, _no_pages)
         except ColumnError as error:
             raise BatchError(
@@ -203,7 +205,9 @@ class DocumentStore:
         """Stores a snapshot durably. Idempotent."""
         document = await asyncio.to_thread(snapshot.to_bytes)
         await self.put_shared(f"snapshots/{snapshot.hash}", document)
-        self._snapshots.put(snapshot.hash, snapshot)
+        if len(document) < MAPPED_BYTES or isinstance(snapshot, PagedSnapshot):
+            # Any other is mapped when it is next used.
+            self._snapshots.put(snapshot.hash, snapshot)
 
     async def add_plan(self, plan: Plan) -> None:
         """Stores a plan durably. Idempotent."""

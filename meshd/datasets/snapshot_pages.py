@@ -13,10 +13,11 @@ import asyncio
 import hashlib
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 from meshd.core.api_errors import BatchError, busy
-from meshd.core.document_store import RESERVED_BUCKET
+from meshd.core.document_store import MAPPED_BYTES, RESERVED_BUCKET
 from meshd.core.peer_messages import PageRequest
 from meshd.core.sample_locations import snapshot_changed
 from meshd.datasets.page_indexes import member_pages, record_pages
@@ -95,10 +96,10 @@ class SnapshotPages:
     def __repr__(self) -> str:
         return f"<SnapshotPages, {len(self._open)} open>"
 
-    async def read_snapshot(self, document: bytes) -> Snapshot:
+    async def read_snapshot(self, digest: str, document: bytes) -> Snapshot:
         """Decode a snapshot, and make those of its pages that this node lacks. Raises ColumnError, BatchError
         BadSample, Busy."""
-        snapshot = await asyncio.to_thread(read_snapshot, document, self.open_page)
+        snapshot = await asyncio.to_thread(self._decoded, digest, document)
         if isinstance(snapshot, PagedSnapshot):
             lacking = await asyncio.to_thread(self._unusable, snapshot)
             objects = snapshot.objects
@@ -238,6 +239,15 @@ class SnapshotPages:
             return bytes(self._document(self._page_name(snapshot, number)))
         except (ColumnError, StoreError, OSError) as error:
             raise self._unavailable(snapshot, number, error) from error
+
+    def _decoded(self, digest: str, document: bytes) -> Snapshot:
+        """Decode a snapshot (blocking): a large one from the map of its document, unless that is damaged."""
+        if len(document) >= MAPPED_BYTES:
+            with suppress(ColumnError, StoreError, OSError):
+                snapshot = read_snapshot(self._document(f"snapshots/{digest}"), self.open_page)
+                if snapshot.hash == digest:
+                    return snapshot
+        return read_snapshot(document, self.open_page)
 
     def _unusable(self, snapshot: PagedSnapshot) -> list[int]:
         """Return the numbers of the pages that are missing, or damaged as far as they are looked at."""

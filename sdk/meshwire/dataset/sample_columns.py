@@ -1,6 +1,7 @@
 """Columns of a snapshot: where the bytes of a field are for each sample, and class labels.
 
-Law: immutable. The column of a table takes no memory for its samples; what all its columns share does.
+Law: immutable. The column of a table takes no memory for its samples; what all its columns share does. A
+column of a stored document is a view of it, in integers of any width, and takes none either.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy.typing as npt
+
     from meshwire.frame.columns import Integers
 
+    Narrow = npt.NDArray[Any]
+    """Integers of any width."""
     Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 
@@ -56,25 +61,93 @@ class BytesColumn:
         return BytesColumn(numbers[self.object].astype(np.int32), self.offset, self.length)
 
 
+class StoredColumn(BytesColumn):
+    """A field of bytes in the memory of a document: `objects`, `offsets`, `lengths` integers [N] of any
+    width; without `offsets` each sample is a whole object, and `lengths` has the bytes of each object."""
+
+    __slots__ = ("_lengths", "_objects", "_offsets")
+
+    _objects: Narrow
+    _offsets: Narrow | None
+    _lengths: Narrow
+
+    def __init__(self, objects: Narrow, offsets: Narrow | None, lengths: Narrow) -> None:
+        for name, value in (("_objects", objects), ("_offsets", offsets), ("_lengths", lengths)):
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        return f"<StoredColumn of {self._objects.size} samples>"
+
+    @property
+    def object(self) -> Int32:
+        return self._objects.astype(np.int32)
+
+    @property
+    def offset(self) -> Integers:
+        return self.offsets_at(slice(None))
+
+    @property
+    def length(self) -> Integers:
+        return self.lengths_at(slice(None))
+
+    def objects_at(self, samples: Any) -> Int32:
+        found: Int32 = self._objects[samples].astype(np.int32)
+        return found
+
+    def offsets_at(self, samples: Any) -> Integers:
+        if self._offsets is None:
+            return np.zeros_like(self._objects[samples], np.int64)
+        found: Integers = self._offsets[samples].astype(np.int64)
+        return found
+
+    def lengths_at(self, samples: Any) -> Integers:
+        chosen = self._objects[samples] if self._offsets is None else samples
+        found: Integers = self._lengths[chosen].astype(np.int64)
+        return found
+
+
 class Records:
-    """Where the record of each sample of a table is: `object` int32[N], `offset` int64[N]."""
+    """Where the record of each sample of a table is: `objects` and `offsets`, integers [N] of any width."""
 
-    __slots__ = ("_last", "object", "offset")
+    __slots__ = ("_last", "_objects", "_offsets")
 
-    def __init__(self, object_: Int32, offset: Integers) -> None:
-        self.object, self.offset = object_, offset
+    def __init__(self, objects: Narrow, offsets: Narrow) -> None:
+        self._objects, self._offsets = objects, offsets
         self._last: tuple[Integers, Records] | None = None
 
     def __repr__(self) -> str:
-        return f"<Records of {self.offset.size} samples>"
+        return f"<Records of {len(self)} samples>"
+
+    def __len__(self) -> int:
+        return self._offsets.size
+
+    @property
+    def object(self) -> Int32:
+        """int32[N]."""
+        return self.objects_at(slice(None))
+
+    @property
+    def offset(self) -> Integers:
+        """int64[N]."""
+        return self.offsets_at(slice(None))
+
+    def objects_at(self, samples: Any) -> Int32:
+        """Return the objects of some samples; see `BytesColumn.objects_at`."""
+        found: Int32 = self._objects[samples].astype(np.int32, copy=False)
+        return found
+
+    def offsets_at(self, samples: Any) -> Integers:
+        """Return the offsets of some samples; see `BytesColumn.offsets_at`."""
+        found: Integers = self._offsets[samples].astype(np.int64, copy=False)
+        return found
 
     def take(self, samples: Integers) -> Records:
         """Return the records of these samples; the same ones for all columns of a table."""
-        return self._made(samples, lambda: Records(self.object[samples], self.offset[samples]))
+        return self._made(samples, lambda: Records(self._objects[samples], self._offsets[samples]))
 
     def renumber(self, numbers: Integers) -> Records:
         """Return the records with `numbers[n]` for object n; the same ones for all columns of a table."""
-        return self._made(numbers, lambda: Records(numbers[self.object].astype(np.int32), self.offset))
+        return self._made(numbers, lambda: Records(numbers[self._objects].astype(np.int32), self._offsets))
 
     def _made(self, of: Integers, make: Callable[[], Records]) -> Records:
         if self._last is None or self._last[0] is not of:
@@ -108,10 +181,13 @@ class RecordColumn(BytesColumn):
 
     @property
     def length(self) -> Integers:
-        return np.broadcast_to(np.int64(self.width), self.records.offset.shape)
+        return np.broadcast_to(np.int64(self.width), (len(self.records),))
+
+    def objects_at(self, samples: Any) -> Int32:
+        return self.records.objects_at(samples)
 
     def offsets_at(self, samples: Any) -> Integers:
-        found: Integers = self.records.offset[samples] + self.distance
+        found: Integers = self.records.offsets_at(samples) + self.distance
         return found
 
     def take(self, samples: Integers) -> RecordColumn:
@@ -136,3 +212,26 @@ class LabelColumn:
     def counts(self) -> Integers:
         """Return the number of samples of each class: int64[classes]."""
         return np.bincount(self.values[self.values >= 0], minlength=len(self.classes))
+
+
+class StoredLabels(LabelColumn):
+    """A label in the memory of a document: `numbers` integers [N] of any width."""
+
+    __slots__ = ("_numbers",)
+
+    _numbers: Narrow
+
+    def __init__(self, numbers: Narrow, classes: tuple[str, ...]) -> None:
+        object.__setattr__(self, "_numbers", numbers)
+        object.__setattr__(self, "classes", classes)
+
+    def __repr__(self) -> str:
+        return f"<StoredLabels of {len(self.classes)} classes>"
+
+    @property
+    def values(self) -> Integers:
+        return self.values_at(slice(None))
+
+    def values_at(self, samples: Any) -> Integers:
+        found: Integers = self._numbers[samples].astype(np.int64)
+        return found

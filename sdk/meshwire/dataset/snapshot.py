@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source, sample_key
-from meshwire.dataset.sample_columns import BytesColumn, LabelColumn, RecordColumn, Records
+from meshwire.dataset.sample_columns import (
+    BytesColumn,
+    LabelColumn,
+    RecordColumn,
+    Records,
+    StoredColumn,
+    StoredLabels,
+)
 from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
 from meshwire.strict_json import PlanError, canonical_json, checked_text, read_json
 
@@ -49,6 +56,9 @@ FORMAT = "shardmesh.snapshot"
 PAGED_VERSION = 2
 """Version of documents that list pages; see `meshwire.dataset.paged_snapshot`."""
 _VERSION = 1
+_BLOCK = 1 << 16
+_VIEWED = 1 << 20
+"""Bytes from which on a document is not copied into columns of this process."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -293,21 +303,22 @@ def _record_groups(fields: Mapping[str, BytesColumn | LabelColumn]) -> list[Reco
 
 def _read(document: Buffer) -> Snapshot:
     reader = ColumnReader(document, FORMAT, _VERSION)
-    kind = reader.read_text("kind")
+    kind, viewed = reader.read_text("kind"), len(document) >= _VIEWED
     if kind not in KINDS:
         raise ColumnError(f"the kind of a snapshot is one of {', '.join(KINDS)}, not {kind[:60]!r}")
     source, specs = read_description(reader)
-    objects = read_objects(reader)
+    objects = read_objects(reader, viewed=viewed)
     lengths = reader.read_integers("shards", low=0, high=MAX_SAMPLES)
     shard_starts = np.zeros(lengths.size + 1, dtype=np.int64)
     np.cumsum(lengths, out=shard_starts[1:])
     samples = int(shard_starts[-1])
     records = _read_records(reader, objects, samples)
     fields = {
-        name: records.get(name) or _read_field(reader, spec, objects, samples, kind)
+        name: records.get(name) or _read_field(reader, spec, objects, samples, kind, viewed=viewed)
         for name, spec in specs.items()
     }
-    names = reader.read_strings("names") if kind != "objects" else None
+    read = reader.view_strings if viewed else reader.read_strings
+    names = read("names") if kind != "objects" else None
     if names is not None and len(names) != samples:
         raise ColumnError(f"{len(names)} names for {samples} samples")
     digest = hashlib.sha256(document).hexdigest()
@@ -327,9 +338,10 @@ def read_description(reader: ColumnReader) -> tuple[str, Mapping[str, FieldSpec]
     return str(source), specs
 
 
-def read_objects(reader: ColumnReader) -> ObjectTable:
-    """Return the objects of a document. Raises ColumnError."""
-    keys, etags = reader.read_strings("objects.keys"), reader.read_strings("objects.etags")
+def read_objects(reader: ColumnReader, *, viewed: bool = False) -> ObjectTable:
+    """Return the objects of a document. `viewed`: their names stay in its memory. Raises ColumnError."""
+    read = reader.view_strings if viewed else reader.read_strings
+    keys, etags = read("objects.keys"), read("objects.etags")
     sizes = reader.read_integers("objects.sizes", low=0, high=MAX_BYTES)
     if "others" not in reader.metadata:
         return ObjectTable(reader.read_text("bucket"), keys, etags, sizes)
@@ -351,10 +363,10 @@ def _read_records(reader: ColumnReader, objects: ObjectTable, samples: int) -> d
         found: list[tuple[Records, int]] = []
         for number in range(1 + max(group for group, _, _ in places.values())):
             prefix = f"records.{number}"
-            which = reader.read_integers(f"{prefix}.object", low=0, high=len(objects) - 1, count=samples)
-            offset = reader.read_integers(f"{prefix}.offset", low=0, high=MAX_BYTES, count=samples)
+            which = reader.view_integers(f"{prefix}.object", low=0, high=len(objects) - 1, count=samples)
+            offset = reader.view_integers(f"{prefix}.offset", low=0, high=MAX_BYTES, count=samples)
             room = int((objects.sizes[which] - offset).min()) if samples else 0
-            found.append((Records(which.astype(np.int32), offset), room))
+            found.append((Records(which, offset), room))
         columns = {}
         for name, (group, distance, width) in places.items():
             records, room = found[group]
@@ -367,19 +379,22 @@ def _read_records(reader: ColumnReader, objects: ObjectTable, samples: int) -> d
 
 
 def _read_field(
-    reader: ColumnReader, spec: FieldSpec, objects: ObjectTable, samples: int, kind: str
+    reader: ColumnReader, spec: FieldSpec, objects: ObjectTable, samples: int, kind: str, *, viewed: bool
 ) -> BytesColumn | LabelColumn:
     prefix = f"fields.{spec.name}"
     if spec.kind == "label":
         classes = tuple(reader.read_strings(f"{prefix}.classes"))
-        values = reader.read_integers(f"{prefix}.values", low=0, high=len(classes) - 1, count=samples)
-        return LabelColumn(values, classes)
-    which = reader.read_integers(f"{prefix}.object", low=0, high=len(objects) - 1, count=samples)
-    sizes = objects.sizes[which]
+        values = reader.view_integers(f"{prefix}.values", low=0, high=len(classes) - 1, count=samples)
+        return StoredLabels(values, classes) if viewed else LabelColumn(values.astype(np.int64), classes)
+    which = reader.view_integers(f"{prefix}.object", low=0, high=len(objects) - 1, count=samples)
     if kind == "objects":
-        return BytesColumn(which.astype(np.int32), np.zeros_like(which), sizes)
-    offset = reader.read_integers(f"{prefix}.offset", low=0, high=MAX_BYTES, count=samples)
-    length = reader.read_integers(f"{prefix}.length", low=0, high=MAX_BYTES, count=samples)
-    if (offset + length > sizes).any():
-        raise ColumnError(f"a sample's {spec.name!r} extends beyond its object")
-    return BytesColumn(which.astype(np.int32), offset, length)
+        whole = StoredColumn(which, None, objects.sizes)
+        return whole if viewed else BytesColumn(whole.object, whole.offset, whole.length)
+    offset = reader.view_integers(f"{prefix}.offset", low=0, high=MAX_BYTES, count=samples)
+    length = reader.view_integers(f"{prefix}.length", low=0, high=MAX_BYTES, count=samples)
+    for at in range(0, samples, _BLOCK):  # a column is larger than what checks it
+        some = slice(at, at + _BLOCK)
+        if (offset[some].astype(np.int64) + length[some] > objects.sizes[which[some]]).any():
+            raise ColumnError(f"a sample's {spec.name!r} extends beyond its object")
+    found = StoredColumn(which, offset, length)
+    return found if viewed else BytesColumn(found.object, found.offset, found.length)

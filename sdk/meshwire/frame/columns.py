@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _NARROW = ((np.uint8, 1 << 8), (np.uint16, 1 << 16), (np.uint32, 1 << 32))
 _DIGITS, _BLOCK = 9, 1 << 16  # minimum digits of a number; numbers written per block
+_RUN, _NOT_ASCII = 64, 0x80  # strings whose place is found by one sum; the first byte that is not ASCII
 
 
 class ColumnError(ValueError):
@@ -147,6 +148,59 @@ class StringColumn:
         return f"StringColumn(n={len(self)}, bytes={len(self._blob)})"
 
 
+class StoredStrings(StringColumn):
+    """Strings in the memory of a document: takes an eighth of a byte for each."""
+
+    __slots__ = ("_marks", "_sizes", "_text")
+
+    def __init__(self, text: npt.NDArray[np.uint8], sizes: npt.NDArray[Any]) -> None:
+        """`text`: all strings; `sizes`: bytes of each, integers [n] of any width. Raises ColumnError as
+        `StringColumn` does."""
+        self._text, self._sizes = text, sizes
+        if (text.size and int(text.max()) >= _NOT_ASCII) or int(sizes.sum(dtype=np.int64)) != text.size:
+            StringColumn(text.tobytes(), sizes.astype(np.int64))  # raises ColumnError
+        runs = np.add.reduceat(sizes, np.arange(0, sizes.size, _RUN), dtype=np.int64) if sizes.size else sizes
+        self._marks: Integers = np.concatenate(([0], np.cumsum(runs, dtype=np.int64)))
+
+    @property
+    def _blob(self) -> bytes:  # type: ignore[override]
+        return self._text.tobytes()
+
+    @property
+    def _bounds(self) -> Integers:  # type: ignore[override]
+        return np.concatenate(([0], np.cumsum(self._sizes, dtype=np.int64)))
+
+    @property
+    def lengths(self) -> Integers:
+        return self._sizes.astype(np.int64)
+
+    def __len__(self) -> int:
+        return self._sizes.size
+
+    def __getitem__(self, index: int) -> str:
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"string {index} of {count}")
+        index = int(index) % count
+        run = index // _RUN
+        start = int(self._marks[run] + self._sizes[run * _RUN : index].sum(dtype=np.int64))
+        return self._text[start : start + int(self._sizes[index])].tobytes().decode()
+
+    def take_rows(self, indices: Integers) -> list[str]:
+        indices = np.asarray(indices, np.int64)
+        if indices.size * _RUN > len(self):
+            return super().take_rows(indices)
+        run = indices // _RUN
+        places = run[:, None] * _RUN + np.arange(_RUN)
+        sizes = self._sizes[np.minimum(places, len(self) - 1)]
+        starts = self._marks[run] + np.where(places < indices[:, None], sizes, 0).sum(axis=1, dtype=np.int64)
+        ends = starts + self._sizes[indices]
+        text = self._text
+        return [
+            text[at:end].tobytes().decode() for at, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+
+
 def narrow_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Convert integers of 0 and above to the narrowest of U8, U16, U32, I64 that holds them, and others to
     I64; `values` themselves if they have that type."""
@@ -251,6 +305,11 @@ class ColumnReader:
     def read_strings(self, name: str) -> StringColumn:
         blob = self.read_bytes(f"{name}.data")
         return StringColumn(blob, self.read_integers(f"{name}.lengths", low=0, high=len(blob)))
+
+    def view_strings(self, name: str) -> StringColumn:
+        """Return strings in the memory of the document."""
+        text = self.view_bytes(f"{name}.data")
+        return StoredStrings(text, self.view_integers(f"{name}.lengths", low=0, high=text.size))
 
     def _array(self, name: str) -> npt.NDArray[Any]:
         array = self._arrays.get(name)

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshd.config import StoreSettings
+from meshd.core import document_store
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.datasets import page_indexes, record_files, snapshot_pages
@@ -25,6 +27,8 @@ from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.util import failpoints
 from meshd.util.clock import ManualClock
+from meshd.util.page_cache import map_file
+from meshwire.dataset import snapshot as snapshots
 from meshwire.dataset.archive_index import index_tar
 from meshwire.dataset.fields import Source, parse_fields
 from meshwire.dataset.member_pages import write_member_page
@@ -406,6 +410,31 @@ def test_a_snapshot_of_a_later_release_is_refused_by_name(node: Node) -> None:
         await node.catalog.write_document(f"snapshots/{digest}", document)
         with pytest.raises(BatchError, match=rf"cannot read the snapshot {digest}: .* another release"):
             await node.catalog.snapshot(digest)
+
+    asyncio.run(run())
+
+
+def test_large_documents_are_mapped(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (
+        (document_store, "MAPPED_BYTES"),
+        (snapshot_pages, "MAPPED_BYTES"),
+        (snapshots, "_VIEWED"),
+    ):
+        monkeypatch.setattr(module, name, 0)
+
+    async def run() -> None:
+        for number in range(200):
+            await node.put(f"d/{number % 2}/{number:03}.txt", b"x" * number)
+        made = (await node.datasets.scan_source(SOURCE, "objects", FIELDS))[0].snapshot
+        await node.catalog.add_snapshot(made)
+        for damaged in (False, True):  # then the document is read
+            mapping = Mock(side_effect=lambda *place: b"damaged" if damaged else map_file(*place))  # noqa: B023
+            monkeypatch.setattr(snapshot_pages, "map_file", mapping)
+            node.restart()
+            found = await node.catalog.snapshot(made.hash)
+            assert lengths(found) == lengths(made)
+            assert list(found.objects.keys) == list(made.objects.keys)
+            assert mapping.call_count == 1
 
     asyncio.run(run())
 
