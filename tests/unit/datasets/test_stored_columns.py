@@ -16,7 +16,7 @@ from meshwire.dataset.fields import Source, parse_fields
 from meshwire.dataset.sample_columns import BytesColumn, LabelColumn, RecordColumn, Records
 from meshwire.dataset.snapshot import ObjectTable, Snapshot
 from meshwire.frame.columns import ColumnError, StoredStrings, StringColumn
-from meshwire.plan.mix_snapshot import concat_snapshots
+from meshwire.plan.mix import concat_snapshots
 from tests.support.paged_snapshots import MemoryPages
 
 COUNT = 200
