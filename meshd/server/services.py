@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from meshd.auth.web_identity.exchange import WebIdentityExchange
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import BucketTable
+    from meshd.objects.archive_upload import ArchiveUploads
     from meshd.objects.buckets.service import BucketService, ChangeBroadcast
     from meshd.objects.buckets.settings import SettingService
     from meshd.objects.delete import DeleteService
@@ -51,6 +52,7 @@ class ServerServices:
     bucket_table: BucketTable
     reader: ObjectReader
     objects: ObjectService
+    archive_uploads: ArchiveUploads
     uploads: UploadService
     listings: ListingService
     settings: SettingService

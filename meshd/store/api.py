@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         EntryPage,
         Location,
         Meta,
+        NewObject,
         Page,
         PartPage,
         Record,
@@ -255,6 +256,23 @@ class StoreWriter(Protocol):
     def writer(self, bucket: str, key: str, *, size: int | None) -> ObjectWriter:
         """Opens a writer for a new version. If `size` (bytes) is given, exactly that many bytes must be
         written."""
+        ...
+
+    async def put_many(
+        self,
+        bucket: str,
+        objects: Sequence[NewObject],
+        *,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
+    ) -> Sequence[Record]:
+        """Stores small objects, each with another key, and returns their records in the same order. Those
+        that one node commits, all of them on a single node, become visible and durable together or not at
+        all.
+
+        Raises DiskFullError, DiskFailedError, MetadataTooLargeError, CorruptExtentError (bytes that do not
+        match their crc32c).
+        """
         ...
 
     async def delete(

@@ -139,6 +139,15 @@ class Meta(msgspec.Struct, frozen=True):
     through: bool = False  # see Record
 
 
+class NewObject(msgspec.Struct, frozen=True, array_like=True):
+    """A small object to be stored, with its bytes and their crc32c."""
+
+    key: str
+    meta: Meta
+    data: bytes
+    crc32c: int
+
+
 class DataFile(msgspec.Struct, frozen=True, array_like=True):
     """The index entry of a data file.
 

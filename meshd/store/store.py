@@ -25,6 +25,7 @@ from meshd.store.engine.mutations import (
     UpdateTagsAndAcl,
     check_write_conditions,
 )
+from meshd.store.engine.put_many import PutMany
 from meshd.store.engine.reader import ExtentReader, read_segment_extents
 from meshd.store.engine.relocation import Relocator
 from meshd.store.engine.upload_mutations import AbortUpload, CompleteUpload, CreateUpload
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         EntryPage,
         Location,
         Meta,
+        NewObject,
         Page,
         PartPage,
         Record,
@@ -215,6 +217,17 @@ class Store:
 
     def writer(self, bucket: str, key: str, *, size: int | None) -> DiskObjectWriter:
         return DiskObjectWriter(self._writers, bucket, key, size)
+
+    async def put_many(
+        self,
+        bucket: str,
+        objects: Sequence[NewObject],
+        *,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
+    ) -> Sequence[Record]:
+        records: Sequence[Record] = await self._submit(PutMany(bucket, objects, versioning), context)
+        return records
 
     async def delete(
         self,

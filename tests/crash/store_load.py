@@ -16,9 +16,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from awscrt import checksums
+
 from meshd.config import StoreSettings
 from meshd.store.errors import ConditionFailedError
-from meshd.store.records import Meta
+from meshd.store.records import Meta, NewObject
 from meshd.store.store import Store
 from meshd.util import failpoints
 from meshd.util.clock import SystemClock
@@ -28,6 +30,8 @@ from tests.support.bounded_wait import await_end
 
 SMALL = 8 << 10
 TASKS = 8
+TOGETHER = ("x", "y", "z")
+"""Ends of the names that are always written together."""
 VERSION_TASKS = 4
 
 
@@ -72,7 +76,9 @@ class Load:
         chance = random.Random(self.seed * 1000 + number)
         for step in range(self.operations):
             key, version = f"t{number}/k{chance.randrange(3)}", f"{self.seed}.{number}.{step}"
-            act = chance.choice([self.put, self.put, self.put_if_same, self.delete, self.upload, self.copy])
+            act = chance.choice(
+                [self.put, self.put, self.put_if_same, self.delete, self.upload, self.copy, self.put_together]
+            )
             await act(key, version)
 
     async def versions(self, number: int) -> None:
@@ -89,6 +95,16 @@ class Load:
         await writer.write(data)
         await writer.commit(Meta(version), conditions=conditions)
         self.note("done", key, version)
+
+    async def put_together(self, key: str, version: str) -> None:
+        """Three names of which no other call knows; see `together`."""
+        keys, data = [f"g{key}/{part}" for part in TOGETHER], content(version)
+        for each in keys:
+            self.note("begin", each, version)
+        crc = checksums.crc32c(data)
+        await self.store.put_many("b", [NewObject(each, Meta(version), data, crc) for each in keys])
+        for each in keys:
+            self.note("done", each, version)
 
     async def put_if_same(self, key: str, version: str) -> None:
         found = self.store.get("b", key)

@@ -20,7 +20,7 @@ from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
 from meshd.util.clock import SystemClock
-from tests.crash.store_load import expected, store_settings
+from tests.crash.store_load import TOGETHER, expected, store_settings
 from tests.crash.version_load import BUCKET, history, versions
 from tests.support.bounded_wait import WAIT_TIMEOUT
 
@@ -114,6 +114,12 @@ class Crashes:
                 self.allowed[key] = {version}
                 if record is not None and version is not None:
                     assert store.read_range(record, 0, record.size) == expected(version)
+            whole: dict[str, set[str]] = {}
+            for key, record in found.items():
+                if key.startswith("g"):
+                    whole.setdefault(key[:-1], set()).add(record.etag)
+            assert all(len(etags) == 1 for etags in whole.values()), whole
+            assert sum(key.startswith("g") for key in found) == len(whole) * len(TOGETHER)
             self._verify_versions(store)
 
     def _verify_versions(self, store: Store) -> None:

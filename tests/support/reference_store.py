@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
     from meshd.store.api import Buffer
-    from meshd.store.records import Meta, Page, VersionPage, WriteContext
+    from meshd.store.records import Meta, NewObject, Page, VersionPage, WriteContext
     from meshd.store.replica.changes import Applied, Change
     from meshd.util.clock import Clock
     from meshwire.s3.bucket_settings import Acl, Versioning
@@ -271,6 +271,22 @@ class MemoryStore:
 
     def writer(self, bucket: str, key: str, *, size: int | None) -> MemoryWriter:
         return MemoryWriter(self, bucket, key, size, None)
+
+    async def put_many(
+        self,
+        bucket: str,
+        objects: Sequence[NewObject],
+        *,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
+    ) -> Sequence[Record]:
+        self.require_epoch(context)
+        if any(checksums.crc32c(new.data) != new.crc32c for new in objects):
+            raise CorruptExtentError("bytes were changed on their way")
+        return [
+            self.enter(bucket, new.key, new.meta, (self.keep(new.data),), (), None, versioning, context)
+            for new in objects
+        ]
 
     def enter(
         self,

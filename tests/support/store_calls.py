@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshd.store.records import INTERNAL_WRITE, Meta
+from awscrt import checksums
+
+from meshd.store.records import INTERNAL_WRITE, Meta, NewObject
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -42,6 +44,11 @@ async def put_object(
     return await writer.commit(
         Meta(fake_etag(data), **about), conditions=conditions, versioning=versioning, context=context
     )
+
+
+def new_object(key: str, data: bytes, **about: Any) -> NewObject:
+    """An object for `put_many`, with the ETag that `put_object` gives it."""
+    return NewObject(key, Meta(fake_etag(data), **about), data, checksums.crc32c(data))
 
 
 async def put_part(store: StoreWriter, upload: Upload, number: int, data: bytes) -> Record:

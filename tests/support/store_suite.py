@@ -9,21 +9,26 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
+    CorruptExtentError,
     InvalidPartError,
     NoSuchUploadError,
     SizeMismatchError,
+    StaleEpochError,
     StoreClosedError,
 )
-from meshd.store.records import Meta, Part, Removed
+from meshd.store.records import Meta, Part, Removed, WriteContext
 from meshwire.cluster import slot_of
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.store_calls import (
     LARGE,
     error_of,
     fake_etag,
+    new_object,
     put_object,
     put_part,
     read_location,
@@ -62,6 +67,44 @@ class StoreSuite(VersionSuite):
             assert await store.delete("b", "none") == Removed()
             assert store.is_empty("b")
             assert store.list("b").entries == ()
+
+        self._run(check)
+
+    def test_objects_put_together(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            await put_object(store, "c", b"earlier")
+            bodies = {"a": b"1", "b": b"", "c": os.urandom(LARGE), "ä/d": b"4" * 600}
+            records = await store.put_many(
+                "b", [new_object(key, bodies[key], tags={"t": key}) for key in bodies]
+            )
+            assert [record.stamp for record in records] == sorted({record.stamp for record in records})
+            for (key, body), record in zip(bodies.items(), records, strict=True):
+                assert store.get("b", key) == record
+                assert store.read_range(record, 0, record.size) == body
+                assert (record.etag, record.tags) == (fake_etag(body), {"t": key})
+            assert len(store.list_versions("b").entries) == len(bodies)
+            versions = await store.put_many("b", [new_object("a", b"2")], versioning="Enabled")
+            assert versions[0].version
+            assert [r.version for _, r in store.list_versions("b", prefix="a").entries] == [
+                versions[0].version,
+                "",
+            ]
+            assert await store.put_many("b", []) in ([], ())
+
+        self._run(check)
+
+    def test_of_objects_put_together_all_are_refused_or_none(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            await store.raise_fence(7)
+            fine, changed = new_object("a", b"1"), new_object("b", b"2")
+            fenced = store.put_many("b", [fine, changed], context=WriteContext(epoch=6))
+            await error_of(StaleEpochError, fenced)
+            assert store.is_empty("b")
+            changed = msgspec.structs.replace(changed, data=b"3")
+            await error_of(CorruptExtentError, store.put_many("b", [fine, changed]))
+            assert store.is_empty("b")
+            await store.put_many("b", [fine], context=WriteContext(epoch=7))
+            assert [key for key, _ in store.list("b").entries] == ["a"]
 
         self._run(check)
 

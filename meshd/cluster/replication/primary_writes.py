@@ -14,8 +14,10 @@ empty) is never rejected.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -38,7 +40,7 @@ from meshd.store.records import NO_DEADLINE, WriteContext
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
@@ -55,6 +57,7 @@ Response = TypeVar("Response")
 WriteAction = Callable[[WriteContext], Awaitable[_T]]
 """A write to the local store, under the fence of the context that it is called with."""
 _FORWARD_TIMEOUT: Final = 15.0  # seconds after which a write without a primary is given up
+_NAMES_AT_ONCE: Final = 256  # names whose handover is waited for together
 _PAUSE: Final = 0.05
 _MAP_WAIT: Final = 2.0  # seconds to wait for a map that another process of this node already has
 
@@ -158,7 +161,7 @@ class WriteForwarder:
                 repeatable=repeatable,
             )
         except PeerRefusedError as error:
-            raise (refused or _write_failed)(node, error) from error
+            raise (refused or write_failed)(node, error) from error
         finally:
             if body is not None:
                 await body.aclose()
@@ -223,16 +226,25 @@ class PrimaryWrites:
         """Runs `act` under the fence of the map by which this node is primary, after former primaries have
         handed the name over, and returns its result. `act` may be called again after an attempt that changed
         nothing."""
+        return await self.run_all_as_primary(bucket, (key,), act, context)
+
+    async def run_all_as_primary(
+        self, bucket: str, keys: Sequence[str], act: WriteAction[_T], context: WriteContext
+    ) -> _T:
+        """Runs `act` once for all of these names; see `run_as_primary`."""
         deadline = self._clock.monotonic() + self.replicator.timeout
         while True:
-            latest = await self.ensure_lease_valid(bucket, key)
-            version = self.primary_epoch(bucket, key)
+            latest = min([await self.ensure_lease_valid(bucket, key) for key in keys])
+            version = max([self.primary_epoch(bucket, key) for key in keys])  # of one map: no await between
             self._forwarder.reject_if_abandoned(context)
-            if not self._mesh.single_node and not self.handover.is_complete(bucket, key, version):
-                await self.run_to_completion(
-                    self.handover.wait_until_received(bucket, key, deadline - self._clock.monotonic())
-                )
-                continue  # the map may have changed during the handover
+            if not self._mesh.single_node:
+                complete = partial(self.handover.is_complete, bucket, version=version)
+                waiting = list(itertools.islice((key for key in keys if not complete(key)), _NAMES_AT_ONCE))
+                if waiting:
+                    patience = deadline - self._clock.monotonic()
+                    received = [self.handover.wait_until_received(bucket, key, patience) for key in waiting]
+                    await self.run_to_completion(asyncio.gather(*received))
+                    continue  # the map may have changed during the handover
             try:
                 return await act(context.under_fence(version, latest))
             except StaleEpochError as error:
@@ -324,7 +336,8 @@ class PrimaryWrites:
             task.exception()  # the caller gets it, unless it is gone
 
 
-def _write_failed(node: Node, error: PeerRefusedError) -> StoreError:
+def write_failed(node: Node, error: PeerRefusedError) -> StoreError:
+    """Returns the error of a write that its primary refused."""
     if error.code == "InsufficientStorage":
         return DiskFullError(f"node {node.node_id} has no space for it; delete objects or add a disk")
     return NotReplicatedError(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from meshd.cluster.replication.batched_puts import BatchedPuts
 from meshd.cluster.replication.forwarded_writes import AmendRequest, DeleteRequest, WriteResult, WriteSpec
 from meshd.cluster.replication.replicated_uploads import ReplicatedUploads
 from meshd.cluster.replication.replicator import INLINE_BYTES, ReplicaData
@@ -34,14 +35,14 @@ from meshd.store.records import INTERNAL_WRITE, NULL, Removed
 from meshd.store.replica.changes import Amended, Marked, ReplicaFacts, VersionGone, without_local_fields
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.cluster.replication.primary_writes import WriteAction
     from meshd.cluster.replication.replicator import Replicator
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import Buffer, ObjectStore, ObjectWriter, StoreWriter
-    from meshd.store.records import Meta, Record, Upload, WriteContext
+    from meshd.store.records import Meta, NewObject, Record, Upload, WriteContext
     from meshd.store.replica.changes import ReplicaAck
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
@@ -61,6 +62,17 @@ class ReplicatedStore(ReplicatedUploads):
 
     def writer(self, bucket: str, key: str, *, size: int | None) -> ObjectWriter:
         return ReplicatedWriter(self, self._store.writer(bucket, key, size=size), bucket, key, size)
+
+    async def put_many(
+        self,
+        bucket: str,
+        objects: Sequence[NewObject],
+        *,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
+    ) -> Sequence[Record]:
+        batch = BatchedPuts(self._store, self, self._mesh, self._clock, self.primary, self.forwarder)
+        return await self.primary.run_to_completion(batch.put(bucket, objects, versioning, context))
 
     def part_writer(self, upload: Upload, number: int, size: int | None) -> ObjectWriter:
         own = self._store.part_writer(upload, number, size)

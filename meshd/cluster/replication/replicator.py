@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
@@ -107,6 +107,28 @@ class ReplicaData(msgspec.Struct, frozen=True):
     size: int
 
 
+class ReplicaObject(msgspec.Struct, frozen=True, array_like=True):
+    """A version of a name, with its bytes."""
+
+    key: str
+    record: Record
+    data: bytes
+
+
+class ReplicaBatch(msgspec.Struct, frozen=True, array_like=True):
+    """New versions of a bucket, committed by their primary under one map version."""
+
+    epoch: int
+    bucket: str
+    objects: tuple[ReplicaObject, ...]
+
+
+class ReplicaAcks(msgspec.Struct, frozen=True, array_like=True):
+    """A replica's replies to the objects of a batch, in their order."""
+
+    acks: tuple[ReplicaAck, ...]
+
+
 APPLY_CHANGE: Final = PeerCall(
     f"{PREFIX}replica/change",
     request=ReplicaChange,
@@ -121,6 +143,15 @@ RECEIVE_DATA: Final = PeerCall(
     target=IN_QUERY,
     max_bytes=None,
     timeout=_ANSWER_TIMEOUT,
+)
+
+
+RECEIVE_BATCH: Final = PeerCall(
+    f"{PREFIX}replica/many",
+    request=ReplicaBatch,
+    response=ReplicaAcks,
+    max_bytes=64 << 20,
+    timeout=_SYNC_TIMEOUT,
 )
 
 
@@ -337,6 +368,16 @@ class Replicator:
         taken = await self._peers.call_typed(node, RECEIVE_DATA, data, body=pieces + ending)
         return _count_bytes(taken, size)
 
+    async def send_batch(self, node: Node, batch: ReplicaBatch) -> tuple[ReplicaAck, ...]:
+        """Sends small versions with their bytes; returns a reply to each. Raises the errors of the peer
+        call."""
+        acks = (await self._peers.call_typed(node, RECEIVE_BATCH, batch)).acks
+        if len(acks) != len(batch.objects):
+            raise PeerRefusedError(502, "BadReply", "a batch was answered by another number of replies")
+        for ack, new in zip(acks, batch.objects, strict=True):
+            _count_bytes(ack, len(new.data))
+        return acks
+
     async def send_stream(
         self, node: Node, data: ReplicaData, body: AsyncGenerator[bytes, None]
     ) -> ReplicaAck:
@@ -400,6 +441,27 @@ class ReplicaHandlers:
         writer = self._store.replica_writer(data.bucket, data.key, size=data.size)
         try:
             return await self._receive(writer, data.size, context.iter_body())
+        finally:
+            await writer.abort()
+
+    @handler(RECEIVE_BATCH)
+    async def receive_batch(self, batch: ReplicaBatch, context: CallContext) -> ReplicaAcks:
+        self._require_current_map(batch.epoch)
+        taking = [self._take(batch, new) for new in batch.objects]
+        answers = await asyncio.gather(*taking, return_exceptions=True)  # none of them is abandoned
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return ReplicaAcks(tuple(cast("list[ReplicaAck]", answers)))
+
+    async def _take(self, batch: ReplicaBatch, new: ReplicaObject) -> ReplicaAck:
+        writer = self._store.replica_writer(batch.bucket, new.key, size=len(new.data))
+        try:
+            await writer.write(new.data)
+            fenced = WriteContext(epoch=batch.epoch)
+            return await self._apply_under_fence(
+                batch.epoch, writer.commit_at_stamp(new.record, None, context=fenced)
+            )
         finally:
             await writer.abort()
 

@@ -23,6 +23,7 @@ from meshd.cluster.rebalance.rebalancer import Rebalancer, RebalancerDeps
 from meshd.cluster.rebalance.sync_source import RemoteSyncPeer, SyncSource
 from meshd.cluster.repair.repairer import Repairer, UnderReplication
 from meshd.cluster.repair.scrub_scheduler import RateLimiter, ScrubScheduler, publish_disks
+from meshd.cluster.replication.batched_puts import ForwardedPutHandler
 from meshd.cluster.replication.forwarded_writes import ForwardedWriteHandlers
 from meshd.cluster.replication.primary_handover import HandoverHandler
 from meshd.cluster.replication.replicated_store import ReplicatedStore
@@ -171,6 +172,7 @@ class PeerServices:
                 ResumeSource(node.store, node.settings.node_id),
                 ReplicaHandlers(node.store, node.mesh),
                 ForwardedWriteHandlers(node.store, replicated, node.mesh),
+                ForwardedPutHandler(replicated, node.mesh),
                 *handover,
                 *origins,
             ),

@@ -14,6 +14,7 @@ from meshd.control.jobs import JobTable
 from meshd.control.user_modules import ModuleTable
 from meshd.datasets.archives.background_indexer import IndexQueue
 from meshd.documents.inventory import DocumentInventory
+from meshd.objects.archive_upload import ArchiveUploads
 from meshd.objects.buckets.settings import SettingService
 from meshd.objects.delete import DeleteService
 from meshd.objects.list_objects import ListingService
@@ -88,6 +89,7 @@ def server_services(
         bucket_table=node.buckets,
         reader=ObjectReader(node.store, versions),
         objects=objects,
+        archive_uploads=ArchiveUploads(node.replicated_store, versions, objects, backed),
         uploads=UploadService(node.store, node.replicated_store, objects, versions, acls.owner_of),
         listings=ListingService(node.store, node.identities, node.buckets, mesh.merged),
         versions=versions,

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from meshd.core.api_errors import retry_if_written_back
+from meshd.objects.archive_upload import MAX_ARCHIVE_BYTES, OBJECTS_HEADER, unpack_options
 from meshd.objects.object_metadata import attributes_from_record, object_attributes
 from meshd.server.proxy.fan_out import AIM_KEYS
 from meshd.server.s3.post_object import PostObjectHandler
@@ -18,12 +19,13 @@ from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3 import xml_documents
-from meshwire.s3.result_types import CopyResult
+from meshwire.s3.result_types import CopyResult, ObjectStored
 from meshwire.s3.settings_xml import parse_tagging
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from meshd.objects.archive_upload import UnpackOptions
     from meshd.reads.copy_source import RemoteCopySources
     from meshd.server.s3.admission import Authenticator, RequestAdmission, S3Call
     from meshd.server.services import ServerServices
@@ -97,10 +99,10 @@ class OperationDispatcher:
             await self._deps.bucket_changes.broadcast()
         return result
 
-    async def _document(self, call: S3Call, digests: BodyDigests) -> bytes:
+    async def _document(self, call: S3Call, digests: BodyDigests, limit: int = 0) -> bytes:
         """Return the whole body. The signer is admitted again afterwards, since it may have taken hours to
         arrive."""
-        document = await call.body.whole(digests, self._deps.http.max_xml_bytes)
+        document = await call.body.whole(digests, limit or self._deps.http.max_xml_bytes)
         call.signer = self._admission.readmit(call.head, call.admitted, call.signer, call.context)
         return document
 
@@ -177,9 +179,32 @@ class OperationDispatcher:
     async def _put(self, call: S3Call) -> Result:
         call.body.require_length()
         operation = cast("ops.PutObject", call.operation)
+        options = unpack_options(operation.headers.metadata)
+        if options is not None:
+            return await self._put_archive(call, operation, options)
         return await self._deps.objects.put_object(
             operation, call.identity, call.body, context=call.write_context
         )
+
+    async def _put_archive(self, call: S3Call, operation: ops.PutObject, options: UnpackOptions) -> Result:
+        def authorize(put: ops.PutObject) -> None:
+            self._deps.access.authorize(call.identity, put, call.context)
+
+        uploads = self._deps.archive_uploads
+        uploads.check(operation, call.body.size)
+        data = await self._document(call, operation.digests, MAX_ARCHIVE_BYTES)
+        call.trace.keys = await uploads.put_archive(
+            operation,
+            options,
+            call.identity,
+            data,
+            authorize,
+            born=call.born,
+            context=call.write_context,
+        )
+        digest = call.body.digest()
+        made = {OBJECTS_HEADER: str(len(call.trace.keys))}
+        return ObjectStored(digest.md5_hex, dict(digest.checksums), extra=made)
 
     async def _post(self, call: S3Call) -> Result:
         return await self._forms(call, cast("ops.PostObject", call.operation))

@@ -79,7 +79,9 @@ class Segment:
         return data
 
     def patch_header(self, offset: int, data: bytes) -> None:
-        """Overwrites header bytes of a member that is written but not committed."""
+        """Overwrites header bytes of a member that is not committed; pending members are written first.
+        Raises OSError."""
+        self.write_pending()
         os.pwrite(self._fd, data, offset)
 
     def write_pending(self) -> None:

@@ -280,8 +280,7 @@ class Committer:
             ticket.result = ticket.mutation.update_index(batch, txn)
         except StaleEpochError as error:
             ticket.error = error
-            if ticket.mutation.staged is not None:
-                batch.withdraw_member(ticket.mutation.staged)
+            ticket.mutation.withdraw(batch)
         except StoreError as error:
             ticket.error = error
 

@@ -70,6 +70,11 @@ class Mutation:
     def update_index(self, batch: WriteBatch, txn: Any) -> Any:
         """Enters the mutation in the index and returns its result."""
 
+    def withdraw(self, batch: WriteBatch) -> None:
+        """Voids what `write_data` has staged, since the mutation must not commit. Raises OSError."""
+        if self.staged is not None:
+            batch.withdraw_member(self.staged)
+
 
 def stamp_floor(batch: WriteBatch, txn: Any, name: bytes, newest: Record | None, staged: StagedMember) -> int:
     """Returns the stamp that a new version must exceed: that of the newest version, and that of a null

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
@@ -34,7 +35,7 @@ from meshsdk.transfers import Tuning, download, stream, upload
 from meshsdk.transfers import copy as copy_within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from meshsdk.cli.command_base import Session
     from meshsdk.cli.path_arguments import Location
@@ -249,22 +250,68 @@ def run_copies(
         ThreadPoolExecutor(jobs, thread_name_prefix="mesh-copy") as pool,
     ):
 
-        def run(copy: Copy) -> None:
-            if report.is_stopped:
-                return
-            try:
-                copy_one(client, copy, advance)
-            except (MeshError, OSError) as error:
-                report.add_failed(copy, error)
-            else:
-                report.add_copied(copy)
+        def run(some: Sequence[Copy]) -> None:
+            tried = not report.is_stopped and len(some) > 1
+            stored = set(_put_together(client, some, advance) if tried else ())
+            for copy in some:
+                if report.is_stopped:
+                    return
+                try:
+                    if copy not in stored:
+                        copy_one(client, copy, advance)
+                except (MeshError, OSError) as error:
+                    report.add_failed(copy, error)
+                else:
+                    report.add_copied(copy)
 
         try:
-            list(pool.map(run, copies))
+            list(pool.map(run, _tasks(copies)))
         except BaseException:  # interrupted: running copies finish, the others do not start
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return report.finish(len(copies))
+
+
+def _tasks(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
+    """Yield copies one by one, and small files for one bucket together: a request for each of them costs more
+    than its bytes."""
+    task, size, place = list[Copy](), 0, ""
+    for copy in copies:
+        match copy:
+            case Copy(Local(), Remote(bucket), length) if length is not None and length <= _SMALL_BYTES:
+                full = len(task) == _TOGETHER_FILES or size + length > _TOGETHER_BYTES
+                if task and (full or bucket != place):
+                    yield task
+                    task, size = [], 0
+                task.append(copy)
+                size, place = size + length, bucket
+            case _:
+                yield [copy]
+    if task:
+        yield task
+
+
+def _put_together(client: Client, copies: Sequence[Copy], advance: Callable[[int], None]) -> Collection[Copy]:
+    """Put small files of one bucket in few requests, and return those that are stored. What could not be read
+    or stored is left to be tried, and reported, file by file."""
+    found, objects, bucket = list[Copy](), list[tuple[str, bytes]](), ""
+    for copy in copies:
+        match copy.source, copy.target:
+            case Local(path), Remote(bucket, key):
+                with suppress(OSError):
+                    objects.append((key, path.read_bytes()))
+                    found.append(copy)
+    try:
+        client.put_many(bucket, objects)
+    except MeshError:
+        return ()
+    advance(sum(len(data) for _, data in objects))
+    return found
+
+
+_SMALL_BYTES = 256 << 10
+_TOGETHER_FILES = 1000
+_TOGETHER_BYTES = 4 << 20
 
 
 def _tell(session: Session, copy: Copy, *, dryrun: bool) -> None:

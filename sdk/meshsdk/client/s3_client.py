@@ -254,6 +254,21 @@ class Client:
         request = Request("PUT", object_path(bucket, key), "", headers, data, None)
         return self.transport.call(request, read_etag)
 
+    def put_many(self, bucket: str, objects: Iterable[tuple[str, Buffer]]) -> int:
+        """Store many objects, given as (key, bytes), and return how many.
+
+        Small ones travel together, up to 4,000 or 8 MiB in a request, which is many times faster than one
+        request for each. They are durable when the call returns. The objects of a request are stored together
+        or not at all, by each node that is the primary of some; after an error, objects of earlier requests
+        are stored. Media types follow from the ends of the keys.
+        """
+        from meshsdk.client.put_many import put_many
+
+        def put_one(key: str, data: Buffer, kind: str | None) -> None:
+            self.put(bucket, key, data, content_type=kind)
+
+        return put_many(self.transport, put_one, bucket, objects)
+
     def copy(
         self,
         bucket: str,

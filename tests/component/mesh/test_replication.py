@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.exceptions import ClientError
 
+from meshd.cluster.replication import batched_puts, replicator
 from meshd.cluster.replication.replicated_store import ReplicatedStore
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
 from meshd.store.records import Meta, WriteContext
 from meshd.telemetry import metrics
 from meshwire.cluster.transitions import drain_node, join_node, mark_node_away, set_node_weight
+from tests.component.s3.test_s3_archives import tar_of
 from tests.support.mesh_nodes import among, change_map, decider_of, shared_store, with_clients
 from tests.support.replica_suite import store_state
 from tests.support.server_shutdown import stop_listening
@@ -52,6 +55,37 @@ def test_every_owner_has_what_was_acknowledged(size: int) -> None:
                 if record is not None:
                     assert node.node.store.read_range(record, 0, size) == body
                     found.append((record.stamp, record.etag, record.modified, record.tags, record.metadata))
+            assert found[0] == found[1]
+
+    with_clients(3, test)
+
+
+@pytest.mark.parametrize("release", ["this", "earlier"])
+def test_objects_put_together_are_at_every_owner(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of an earlier release know neither of the two calls."""
+    if release == "earlier":
+        unknown = replace(batched_puts.FORWARD_PUTS, path="/-/peer/replica/none")
+        monkeypatch.setattr(batched_puts, "FORWARD_PUTS", unknown)
+        monkeypatch.setattr(replicator, "RECEIVE_BATCH", replace(replicator.RECEIVE_BATCH, path=unknown.path))
+    bodies = {f"t/{number}": os.urandom(number * 37) for number in range(90)} | {
+        "t/large": os.urandom(600_000)
+    }
+
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        sent = metrics.replication_facts.labels("Bytes")._value.get()
+        packed, unpack = tar_of(bodies), {"snowball-auto-extract": "true"}
+        clients[1].put_object(Bucket="bench", Key="x", Body=packed, Metadata=unpack)
+        assert metrics.replication_facts.labels("Bytes")._value.get() - sent == len(bodies)
+        for key, body in bodies.items():
+            found = []
+            for node in nodes:
+                record = node.node.store.get("bench", key)
+                owners = {owner.node_id for owner in node.node.mesh.route_for("bench", key).write_set}
+                assert (record is not None) == (node.node.settings.node_id in owners)
+                if record is not None:
+                    assert node.node.store.read_range(record, 0, record.size) == body
+                    found.append((record.stamp, record.etag, record.modified))
+            assert len(found) == 2
             assert found[0] == found[1]
 
     with_clients(3, test)

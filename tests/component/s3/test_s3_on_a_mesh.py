@@ -16,6 +16,7 @@ from tests.support.one_node import NODES
 
 ROOT = Path(__file__).parents[3]
 TELLING = {
+    "archives": ("members_become_objects", "members_are_versions_where_there_are_versions"),
     "attributes": ("of_versions", "pages_of_parts", "composite_checksums"),
     "cors": ("answers_can_be_read", "refusals_can_be_read"),
     "forms": ("acl_tags_and_checksums",),

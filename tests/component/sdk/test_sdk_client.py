@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -62,6 +62,32 @@ def test_any_key_makes_the_round(client: mesh.Client, bucket: str, key: str) -> 
     assert client.copy(bucket, key, bucket, "copy") == etag
     assert client.delete_many(bucket, [key, "copy"]) == ()
     assert list(client.list(bucket)) == []
+
+
+def test_many_objects_in_few_requests(
+    client: mesh.Client, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = {f"t/{number}.json": b"%d" % number for number in range(300)}
+    bodies |= {"large.png": os.urandom(3 * MIB), "../a b/ä.txt": b"1", "./c": b"", "d": b"xy"}
+    send, sent = client.transport.call, list[Any]()
+
+    def count(*call: Any) -> Any:
+        sent.append(call)
+        return send(*call)
+
+    monkeypatch.setattr(client.transport, "call", count)
+    assert (
+        client.put_many(bucket, [*bodies.items(), ("e", memoryview(b"e")), ("d", b"last")]) == len(bodies) + 2
+    )
+    assert 3 <= len(sent) <= 10
+    bodies |= {"d": b"last", "e": b"e"}
+    assert {entry.key for entry in client.list(bucket)} == set(bodies)
+    for key in [*bodies][::10] + [*bodies][-6:]:
+        assert client.get(bucket, key) == bodies[key]
+    assert client.head(bucket, "t/7.json").content_type == "application/json"
+    assert client.put_many(bucket, []) == 0
+    with pytest.raises(NotFoundError, match="mesh mb"):
+        client.put_many("no-such-bucket", bodies.items())
 
 
 def test_ranges(client: mesh.Client, bucket: str) -> None:

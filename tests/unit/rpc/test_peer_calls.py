@@ -9,6 +9,7 @@ import pytest
 
 from meshd.cluster.rebalance import sync_source
 from meshd.cluster.rebalance.peer_handlers import RebalanceHandlers
+from meshd.cluster.replication.batched_puts import FORWARD_PUTS, ForwardedPutHandler
 from meshd.cluster.replication.forwarded_writes import (
     FORWARD_REQUEST,
     FORWARD_WRITE,
@@ -19,6 +20,7 @@ from meshd.cluster.replication.forwarded_writes import (
 from meshd.cluster.replication.primary_handover import HAND_OVER, HandedName, HandoverHandler
 from meshd.cluster.replication.replicator import (
     APPLY_CHANGE,
+    RECEIVE_BATCH,
     RECEIVE_DATA,
     ReplicaData,
     ReplicaHandlers,
@@ -57,7 +59,8 @@ from meshd.views.peer_handlers import ViewResultHandlers
 from meshwire.errors import S3Error
 
 SERVICES = (
-    BucketHandlers, CopySourceHandlers, ForwardedWriteHandlers, FrameHandlers, HandoverHandler,
+    BucketHandlers, CopySourceHandlers, ForwardedPutHandler, ForwardedWriteHandlers, FrameHandlers,
+    HandoverHandler,
     JobOutputHandlers, LocalListings, PeerCacheServer, PeerReadService, PrefetchWorker, RebalanceHandlers,
     ReplicaHandlers, ResumeSource, ViewResultHandlers, WriteBackHandlers, WriteMarks,
 )  # fmt: skip
@@ -82,9 +85,11 @@ WIRE: dict[str, PeerCall[Any, Any]] = {
     "POST views/made": peer_messages.MAKE_VIEW_RESULT,
     "POST replica/change": APPLY_CHANGE,
     "POST replica/bytes": RECEIVE_DATA,
+    "POST replica/many": RECEIVE_BATCH,
     "POST replica/handover": HAND_OVER,
     "POST replica/decide": FORWARD_REQUEST,
     "POST replica/write": FORWARD_WRITE,
+    "POST replica/write-many": FORWARD_PUTS,
     "POST moves/digests": sync_source.READ_DIGESTS,
     "POST moves/inventory": sync_source.READ_INVENTORY,
     "POST moves/documents": sync_source.LIST_DOCUMENTS,
