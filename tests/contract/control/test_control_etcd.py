@@ -15,6 +15,7 @@ import pytest
 
 from meshd.control.control_api import ABSENT, ControlError, VersionConflictError, Write
 from meshd.control.etcd import EtcdControl
+from meshd.control.etcd.early_answers import early_answers, may_answer_early
 from meshd.control.etcd.gateway import Gateway
 from meshd.process.local_etcd import EtcdCluster
 from meshd.util.clock import SystemClock
@@ -98,6 +99,19 @@ def test_two_processes_see_each_other(one: EtcdCluster) -> None:
             assert await b.put("topic/a", b"4", expect=ABSENT) > newer
 
     asyncio.run(main())
+
+
+def test_versions_that_may_answer_before_they_sync() -> None:
+    early = ["3.3.27", "3.4.20", "3.5.0", "3.5.1", "3.5.4"]
+    known = [*early, "3.4.21", "3.4.23", "3.5.5", "3.6.0", ""]
+    assert [version for version in known if may_answer_early(version)] == early
+
+
+def test_an_only_member_that_may_answer_before_it_syncs_is_told(one: EtcdCluster) -> None:
+    with closed(one.gateway()) as gateway:
+        version = gateway.call("maintenance/status", {}, repeatable=True)["version"]
+        said = early_answers(gateway)
+    assert said.startswith(f"etcd {version} with one member answers before") == may_answer_early(version)
 
 
 def test_a_prefix_is_a_world_of_its_own(one: EtcdCluster) -> None:
@@ -330,6 +344,8 @@ def test_a_leader_that_dies_costs_time_and_nothing_else(tmp_path: Path) -> None:
     async def main() -> None:
         flags = ("--heartbeat-interval=50", "--election-timeout=500")
         with EtcdCluster(tmp_path, 3, *flags) as cluster:
+            with closed(cluster.gateway()) as gateway:
+                assert early_answers(gateway) == ""
             controls = [EtcdControl(cluster.gateway(deadline=20)) for _ in range(2)]
             counting = [asyncio.ensure_future(count(control, 120)) for control in controls]
             for blow in ("kill", "stop"):
