@@ -60,6 +60,10 @@ class PackPlanner:
         """Raises PlanError for a spec that cannot be packed, before any op is built."""
         pack = spec.pack
         assert pack is not None
+        if snapshot.pieces():
+            raise PlanError(
+                "pack.fields", "fields that are put together from several chunks cannot be packed"
+            )
         unknown = [name for name in pack.fields if name not in snapshot.fields]
         if unknown:
             hint = suggestion(unknown[0], snapshot.fields)

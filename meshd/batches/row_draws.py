@@ -76,7 +76,8 @@ class RowSources:
 def _sources(snapshot: Snapshot, sample: int) -> dict[str, Any]:
     labels: dict[str, Any] = {}
     sources: dict[str, Any] = {}
-    for name, column in sorted(snapshot.fields.items()):
+    for name in snapshot.own_fields():
+        column = snapshot.fields[name]
         if isinstance(column, LabelColumn):
             number = int(column.values_at(sample))
             classes = column.classes

@@ -23,7 +23,7 @@ from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import unknown_document
 from meshd.core.frame_address import FrameAddress, PartAddress, RowsAddress
 from meshd.core.plan_record import FieldOutput, MixColumns, Plan
-from meshd.core.sample_locations import PinnedObjects, bytes_columns
+from meshd.core.sample_locations import PinnedObjects, bytes_columns, own_columns
 from meshd.datasets.bucket_incarnations import few_of_origins
 from meshd.datasets.service import invalid_plan
 from meshd.transform.compiler import asset_digests, compile_program, complete_spec
@@ -395,7 +395,7 @@ def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes], 
     labels = [name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn)]
     try:
         spec = complete_spec(spec, first)
-        program = compile_program(spec, list(bytes_columns(snapshot)), labels, load=load)
+        program = compile_program(spec, list(own_columns(snapshot)), labels, load=load)
         digest = plan_hash(snapshot.hash, spec)
         assets = asset_digests(spec)
     except SourceGoneError as error:
@@ -443,7 +443,7 @@ def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, An
         "samples": snapshot.samples,
         "fields": {
             name: _described_column(plan, name) if name in plan.columns else label
-            for name in sorted({*snapshot.fields, *plan.columns, *others})
+            for name in sorted({*snapshot.own_fields(), *plan.columns, *others})
         },
         "ops": [{"op": op.op, "version": op.version} for op in plan.spec.ops],
     }

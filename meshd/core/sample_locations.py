@@ -8,6 +8,7 @@ represented by its decompressed copy.
 from __future__ import annotations
 
 import os
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -36,6 +37,12 @@ def bytes_columns(snapshot: Snapshot) -> dict[str, BytesColumn]:
     return {
         name: column for name, column in sorted(snapshot.fields.items()) if isinstance(column, BytesColumn)
     }
+
+
+def own_columns(snapshot: Snapshot) -> dict[str, BytesColumn]:
+    """Returns the bytes fields in order of name, without those that continue the bytes of others."""
+    columns = bytes_columns(snapshot)
+    return {name: column for name, column in columns.items() if not snapshot.specs[name].piece_of}
 
 
 def snapshot_changed(snapshot: Snapshot, number: int, what: str) -> BatchError:
@@ -253,16 +260,19 @@ class PinnedObjects:
     def sample_sources(self, samples: Sequence[int]) -> list[tuple[Pieces, ...]]:
         """Returns the pieces of each bytes field, in order of name, for each sample. Raises BatchError
         SnapshotChanged."""
-        columns = []
-        for column in bytes_columns(self._snapshot).values():
+        columns: dict[str, list[Pieces]] = {}
+        for name, column in bytes_columns(self._snapshot).items():
             chosen = (
                 column.objects_at(samples).tolist(),
                 column.offsets_at(samples).tolist(),
                 column.lengths_at(samples).tolist(),
             )
             self._look_up_records(set(chosen[0]) - self._remote_numbers)
-            columns.append([self.pieces_at(*place) for place in zip(*chosen, strict=True)])
-        return list(zip(*columns, strict=True))
+            columns[name] = [self.pieces_at(*place) for place in zip(*chosen, strict=True)]
+        for name, more in self._snapshot.pieces().items():
+            rows = zip(columns[name], *(columns.pop(each) for each in more), strict=True)
+            columns[name] = [tuple(chain.from_iterable(row)) for row in rows]
+        return list(zip(*columns.values(), strict=True))
 
     def local_pieces(self, samples: Sequence[int]) -> Iterator[Piece]:
         """Yields the pieces of these samples' bytes that this node holds, after `look_up`. Raises BatchError

@@ -15,6 +15,7 @@ from meshd.core.api_errors import BatchError, in_progress
 from meshd.datasets.build_results import BuildResults, request_name, result_name
 from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
 from meshd.datasets.mds import MdsSources
+from meshd.datasets.prepared_snapshots import PREPARED, read_prepared
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
 from meshd.datasets.source_files import scanned_files
@@ -150,6 +151,8 @@ class DatasetService:
             if isinstance(document, dict) and "from" in document:
                 built = await self._structures.derive_snapshot(caller, parse_derivation(document))
                 return await self._registered(caller, built, births)
+            if isinstance(document, dict) and document.get("kind") == PREPARED:
+                return await self._registered(caller, await self._prepared(caller, document), births)
             return await self._open_source(caller, document, births)
         except EmptySnapshotError as error:
             raise BatchError(
@@ -190,6 +193,13 @@ class DatasetService:
         await self.births.record_snapshot(found["snapshot"], births([source.bucket]))
         self._listed = found["snapshot"], began
         return found
+
+    async def _prepared(self, caller: Caller, document: Mapping[str, Any]) -> SnapshotBuild:
+        """Read the snapshot that the SDK prepared from the source. Raises PlanError, BatchError."""
+        checked_object(document, "", ("source", "kind"))
+        source = parse_source(required_field(document, "source", ""))
+        self._readers.require_listing(caller, source)
+        return await read_prepared(await self._list(source), source, self._objects, self._capacity)
 
     async def _registered(
         self, caller: Caller, built: SnapshotBuild, births: Callable[[Iterable[str]], BucketIncarnations]

@@ -12,7 +12,7 @@ import numpy as np
 from meshwire.dataset.build_snapshot import LabelColumn
 
 if TYPE_CHECKING:
-    from meshwire.dataset.build_snapshot import BytesColumn, Snapshot
+    from meshwire.dataset.build_snapshot import Snapshot
 
 MAX_CLASSES: Final = 1000
 """Classes of a field that are listed, those with the most samples first."""
@@ -27,11 +27,12 @@ def snapshot_statistics(snapshot: Snapshot) -> dict[str, Any]:
     the preceding one.
     """
     summary = snapshot.summary()
-    for name, column in snapshot.fields.items():
+    for name in snapshot.own_fields():
+        column = snapshot.fields[name]
         if isinstance(column, LabelColumn):
             summary["fields"][name] |= _label(column)
         else:
-            summary["fields"][name] |= _sizes(column, snapshot.samples)
+            summary["fields"][name] |= _sizes(snapshot, name)
     return {**summary, "source": snapshot.source, "buckets": list(snapshot.objects.buckets)}
 
 
@@ -45,12 +46,13 @@ def _label(column: LabelColumn) -> dict[str, Any]:
     return {"classes": len(counts), "counts": named}
 
 
-def _sizes(column: BytesColumn, samples: int) -> dict[str, Any]:
+def _sizes(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """Count in blocks: the sizes of a large table exist only while they are looked at."""
+    samples = snapshot.samples
     bins, total = np.zeros(65, np.int64), 0
     least, most = 0, 0
     for start in range(0, samples, _BLOCK):
-        block = column.lengths_at(np.arange(start, min(start + _BLOCK, samples)))
+        block = snapshot.lengths_of(name, np.arange(start, min(start + _BLOCK, samples)))
         # frexp is exact: a size from 2**(n-1) to 2**n - 1 has the exponent n, and 0 has 0.
         bins += np.bincount(np.frexp(block.astype(np.float64))[1], minlength=65)
         total += int(block.sum())

@@ -36,6 +36,7 @@ HEADINGS = {
     "chat": "Text",
     "array_files": "Arrays",
     "zarr_rows": "Arrays",
+    "zarr_windows": "Arrays",
     "array_ops": "Arrays",
     "labels": "Labels",
 }

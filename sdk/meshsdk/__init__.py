@@ -16,6 +16,8 @@ from meshsdk.lazy_import import load_module
 
 if TYPE_CHECKING:
     from meshsdk import errors, ops, packed_rows
+    from meshsdk.arrays.field_statistics import field_statistics
+    from meshsdk.arrays.open_zarr import open_zarr
     from meshsdk.client.gather import Gathered, Item
     from meshsdk.client.s3_client import Client, connect
     from meshsdk.datasets.batch import Batch, Ragged
@@ -51,11 +53,13 @@ __all__ = [
     "class_of_prefix",
     "connect",
     "errors",
+    "field_statistics",
     "mix",
     "open",
     "open_coco",
     "open_voc",
     "open_yolo",
+    "open_zarr",
     "ops",
     "packed_rows",
     "warm",
@@ -80,11 +84,13 @@ _HOMES = {
     "Writer": "sample_writer",
     "class_of_prefix": "datasets.fields",
     "connect": "client.s3_client",
+    "field_statistics": "arrays.field_statistics",
     "mix": "datasets.dataset",
     "open": "open_dataset",
     "open_coco": "open_annotated",
     "open_voc": "open_annotated",
     "open_yolo": "open_annotated",
+    "open_zarr": "arrays.open_zarr",
     "warm": "loader.warm_up",
     "write_tokens": "token_writer",
 }

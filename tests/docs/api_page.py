@@ -56,6 +56,9 @@ SECTIONS = (
         "Samples, their fields, and the ops that nodes apply to them: [guide](sdk.md#datasets).",
         (
             Entry("meshsdk.open_dataset.open", "mesh.open"),
+            Entry("meshsdk.arrays.open_zarr.open_zarr", "mesh.open_zarr"),
+            Entry("meshsdk.arrays.field_statistics.field_statistics", "mesh.field_statistics"),
+            _given("meshsdk.arrays.field_statistics.FieldStatistics"),
             Entry("meshsdk.open_annotated.open_coco", "mesh.open_coco"),
             Entry("meshsdk.open_annotated.open_voc", "mesh.open_voc"),
             Entry("meshsdk.open_annotated.open_yolo", "mesh.open_yolo"),

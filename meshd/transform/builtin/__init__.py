@@ -27,6 +27,7 @@ SUBJECTS = (
     "token_sequences",
     "video",
     "zarr_rows",
+    "zarr_windows",
 )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from meshd.core.frame_address import BlockAddress
 from meshd.core.plan_record import Plan
-from meshd.core.sample_locations import bytes_columns
+from meshd.core.sample_locations import own_columns
 from meshd.transform import registry
 from meshd.transform.compiler import asset_digests
 from meshwire.dataset.build_snapshot import LabelColumn
@@ -146,9 +146,11 @@ def build_zarr_layout(view: ZarrView, snapshot: Snapshot, plan: Plan, modified: 
             raise PlanError(
                 f"fields.{status_name(name)}", f"the name is reserved for the status of the rows of {name!r}"
             )
+    if snapshot.pieces():
+        raise PlanError("fields", "a field is put together from several chunks; use a view of batches")
     if plan.pairs is not None:
         raise PlanError("ops", "mixing needs the rows of a batch, but the rows of an array are samples")
-    if set(bytes_columns(snapshot)) != set(plan.outputs):
+    if set(own_columns(snapshot)) != set(plan.outputs):
         raise PlanError("ops", "the ops change the set of fields; use ops that take one field each")
     for index, op in enumerate(plan.spec.ops):
         found = registry.find(op.op, op.version, f"ops[{index}]")

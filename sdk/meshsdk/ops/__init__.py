@@ -1,8 +1,7 @@
 """Op constructors for `Dataset.map`: the transforms that nodes apply to a field, in order.
 
 Law: an op here is only a name with checked arguments; the node's build of that op does the work, and its
-version is part of the plan's hash. More constructors are in `annotation_ops`, `array_ops`, `chat_ops`,
-`mixing_ops`, `sound_ops` and `video_ops`.
+version is part of the plan's hash. More constructors are in the other modules.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from meshsdk.ops.array_ops import to_npy as to_npy
 from meshsdk.ops.array_ops import window as window
 from meshsdk.ops.array_ops import zarr as zarr
 from meshsdk.ops.array_ops import zarr_chunk as zarr_chunk
+from meshsdk.ops.array_ops import zarr_window as zarr_window
 from meshsdk.ops.chat_ops import tokenize_chat as tokenize_chat
 from meshsdk.ops.mixing_ops import cutmix as cutmix
 from meshsdk.ops.mixing_ops import mixup as mixup

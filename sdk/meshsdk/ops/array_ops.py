@@ -11,7 +11,7 @@ from meshsdk.ops import arguments as _values
 from meshwire.plan.plan_spec import OpSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 def npy(field: str, *, dtype: str | None = None, shape: Sequence[int | None] | None = None) -> OpSpec:
@@ -60,6 +60,14 @@ def zarr_chunk(field: str, metadata: str) -> OpSpec:
     return OpSpec(
         "zarr_chunk", _values.field("zarr_chunk", field), {"metadata": _values.asset("zarr_chunk", metadata)}
     )
+
+
+def zarr_window(field: str, layout: Mapping[str, object]) -> OpSpec:
+    """Put a window of a Zarr array together from the chunks that it touches; `mesh.open_zarr` adds it.
+
+    `layout` is what `mesh.open_zarr` computes.
+    """
+    return OpSpec("zarr_window", _values.field("zarr_window", field), {"layout": dict(layout)})
 
 
 def frombuffer(field: str, dtype: str, *, shape: Sequence[int | None] = ()) -> OpSpec:

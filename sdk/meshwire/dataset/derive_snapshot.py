@@ -75,7 +75,8 @@ def select_fields(snapshot: Snapshot, names: Sequence[str]) -> Snapshot:
     """Keep only these fields. Raises PlanError for an unknown field, or if no field has bytes."""
     for number, name in enumerate(names):
         _check_field(snapshot, name, f"select[{number}]")
-    chosen = sorted(set(names))
+    pieces = snapshot.pieces()
+    chosen = sorted({*names, *(piece for name in names for piece in pieces.get(name, ()))})
     if not any(isinstance(snapshot.fields[name], BytesColumn) for name in chosen):
         raise PlanError("select", "keep at least one field with bytes: a label alone is not a dataset")
     parts = SnapshotParts.from_snapshot(snapshot)
@@ -89,19 +90,25 @@ def rename_fields(snapshot: Snapshot, names: Mapping[str, str]) -> Snapshot:
         _check_field(snapshot, old, "rename")
         parse_fields({new: {"ext": "x"}})  # raises for an invalid name
     called = {name: names.get(name, name) for name in snapshot.fields}
+    for name, pieces in snapshot.pieces().items():
+        called |= {piece: f"{called[name]}{piece.removeprefix(name)}" for piece in pieces}
     if len(set(called.values())) != len(called):
         raise PlanError(
             "rename", "two fields would have the same name; rename the other one too, or drop it with select"
         )
     order = sorted(called, key=called.__getitem__)
     fields = {called[name]: snapshot.fields[name] for name in order}
-    specs = {called[name]: replace(snapshot.specs[name], name=called[name]) for name in order}
+    specs = {called[name]: _renamed(snapshot.specs[name], called) for name in order}
     return replace(SnapshotParts.from_snapshot(snapshot), fields=fields, specs=specs).seal()
 
 
+def _renamed(spec: FieldSpec, called: Mapping[str, str]) -> FieldSpec:
+    return replace(spec, name=called[spec.name], piece_of=called.get(spec.piece_of, ""))
+
+
 def _check_field(snapshot: Snapshot, name: str, path: str) -> None:
-    if name not in snapshot.fields:
-        hint = suggestion(name, snapshot.fields)
+    if name not in snapshot.own_fields():
+        hint = suggestion(name, snapshot.own_fields())
         raise PlanError(path, f"the snapshot has no field {shown_value(name)}{hint}")
 
 
@@ -178,7 +185,7 @@ def join_snapshots(
         raise PlanError(
             "join", f"both have a field {shown_value(doubled[0])}; rename it or drop it with select first"
         )
-    if len(left.fields) + len(right.fields) > MAX_FIELDS:
+    if len(left.own_fields()) + len(right.own_fields()) > MAX_FIELDS:
         raise PlanError("join", f"more than {MAX_FIELDS} fields in total")
     partners = _partners(right, right_keys)
     found = np.fromiter(

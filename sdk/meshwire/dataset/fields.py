@@ -28,7 +28,9 @@ FieldKind = Literal["bytes", "label"]
 ColumnView = Literal["value", "valid", "ids"]
 """Of a column: its values, whether they are there (False for a null), or the ids of its distinct texts."""
 MAX_FIELDS = 64
-_PARTS = ("ext", "class", "array", "feature", "column")
+MAX_PIECES = 4096
+"""Pieces of all fields of a dataset."""
+_PARTS = ("ext", "class", "array", "feature", "column", "piece")
 _OF_ARRAYS, _OF_COLUMNS = ("chunks",), ("as", "dtype", "shape")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -41,6 +43,7 @@ class FieldSpec:
     (with `chunks`, not a chunk of one); `feature`: name of a `tf.Example` feature ("": the whole record),
     None if the field is not one; `column`: likewise for MDS and tables. Of a table's column: `view`, what is
     delivered of it; `dtype` of its elements ("": bytes) and `shape` of a value (None: of any length).
+    `piece_of`: the field whose bytes this one continues, "" for a field of its own.
     """
 
     name: str
@@ -54,6 +57,7 @@ class FieldSpec:
     view: ColumnView = "value"
     dtype: str = ""
     shape: tuple[int | None, ...] = ()
+    piece_of: str = ""
 
     @property
     def part(self) -> str:
@@ -99,9 +103,14 @@ def parse_fields(source: bytes | str | Mapping[str, Any]) -> dict[str, FieldSpec
     )
     if not isinstance(value, dict) or not value:
         raise PlanError("fields", 'name at least one, such as {"image": {"ext": ["jpg", "jpeg"]}}')
-    if len(value) > MAX_FIELDS:
-        raise PlanError("fields", f"{len(value)} fields; a dataset can have at most {MAX_FIELDS}")
     fields = {name: _parse_field(name, value[name]) for name in sorted(value)}
+    own = sum(not field.piece_of for field in fields.values())
+    if own > MAX_FIELDS or len(fields) - own > MAX_PIECES:
+        raise PlanError("fields", f"{own} fields; a dataset can have at most {MAX_FIELDS}")
+    for field in fields.values():
+        whole = fields.get(field.piece_of)
+        if field.piece_of and (whole is None or whole.kind != "bytes" or whole.piece_of):
+            raise PlanError(join_path("fields", field.name), "a piece of a field that does not exist")
     if all(field.kind != "bytes" for field in fields.values()):
         raise PlanError("fields", 'a dataset needs a field with bytes, such as {"image": {"ext": ["jpg"]}}')
     return fields
@@ -122,6 +131,9 @@ def _parse_field(name: str, value: Any) -> FieldSpec:
             'give one of {"ext": [...]}, {"class": "prefix"}, {"array": "name"}, {"feature": "name"} and '
             '{"column": "name"}',
         )
+    if "piece" in document:
+        whole = checked_text(document["piece"], join_path(path, "piece"), at_most=64)
+        return FieldSpec(name, "bytes", piece_of=whole)
     if "array" in document:
         folder = checked_text(document["array"], join_path(path, "array"), at_most=500).strip("/")
         chunks = document.get("chunks", False)
@@ -172,6 +184,8 @@ def fields_document(fields: Mapping[str, FieldSpec]) -> dict[str, Any]:
 
 
 def _field_document(spec: FieldSpec) -> dict[str, Any]:
+    if spec.piece_of:
+        return {"piece": spec.piece_of}
     if spec.array is not None:
         return {"array": spec.array} | ({"chunks": True} if spec.chunks else {})
     if spec.feature is not None:

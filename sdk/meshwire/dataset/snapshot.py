@@ -55,6 +55,8 @@ MAX_SAMPLES = (1 << 31) - 1
 FORMAT = "shardmesh.snapshot"
 PAGED_VERSION = 2
 """Version of documents that list pages; see `meshwire.dataset.paged_snapshot`."""
+PREPARED_NAME = "samples.snapshot"
+"""Name of the object of a document that the SDK prepared."""
 _VERSION = 1
 _BLOCK = 1 << 16
 _VIEWED = 1 << 20
@@ -165,6 +167,24 @@ class Snapshot:
     def shards(self) -> int:
         return self.shard_starts.size - 1
 
+    def pieces(self) -> dict[str, tuple[str, ...]]:
+        """Return the fields that continue the bytes of others, in their order, by the field they continue."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, spec in self.specs.items():
+            if spec.piece_of:
+                found[spec.piece_of] = (*found.get(spec.piece_of, ()), name)
+        return found
+
+    def lengths_of(self, name: str, samples: Any) -> Integers:
+        """Return the bytes of a field of some samples, with those that continue it."""
+        columns = (self.fields[each] for each in (name, *self.pieces().get(name, ())))
+        found = [column.lengths_at(samples) for column in columns if isinstance(column, BytesColumn)]
+        return found[0] if len(found) == 1 else np.sum(found, axis=0, dtype=np.int64)
+
+    def own_fields(self) -> list[str]:
+        """Return the fields of a sample in order of name, without those that continue others."""
+        return [name for name, spec in self.specs.items() if not spec.piece_of]
+
     @property
     def total_bytes(self) -> int:
         """Total bytes of all fields of all samples."""
@@ -195,7 +215,7 @@ class Snapshot:
             "shards": self.shards,
             "objects": len(self.objects),
             "bytes": self.total_bytes,
-            "fields": {name: _summary(column, self.specs[name]) for name, column in self.fields.items()},
+            "fields": {name: _summary(self.fields[name], self.specs[name]) for name in self.own_fields()},
         }
 
     def to_bytes(self) -> bytes:

@@ -75,10 +75,12 @@ def snapshot_stats(snapshot: Snapshot) -> SnapshotStats:
     sizes: dict[str, Spread] = {}
     classes: dict[str, Mapping[str, int]] = {}
     empty: dict[str, int] = {}
-    for name, column in snapshot.fields.items():
+    for name in snapshot.own_fields():
+        column = snapshot.fields[name]
         if isinstance(column, BytesColumn):
-            sizes[name] = Spread.from_values(column.length)
-            empty[name] = int(np.count_nonzero(column.length == 0))
+            lengths = snapshot.lengths_of(name, slice(None))
+            sizes[name] = Spread.from_values(lengths)
+            empty[name] = int(np.count_nonzero(lengths == 0))
         else:
             counts = column.counts().tolist()
             classes[name] = dict(zip(column.classes, counts, strict=True))
