@@ -9,6 +9,7 @@ import hashlib
 import re
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPException
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
@@ -17,9 +18,10 @@ from meshd.util.clock import SystemClock
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
 from tests.linearizability.model import MARKER, Version
+from tests.support.archives import UNPACK_HEADERS, tar_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from tests.linearizability.model import Operation
 
@@ -54,6 +56,13 @@ class Endpoint:
     def put(self, asked: Operation, bucket: str, key: str, body: bytes) -> Operation | None:
         """PUT, with the conditions of what is asked."""
         return self._write(asked, "PUT", f"/{bucket}/{key}", body)
+
+    def put_packed(
+        self, asked: Operation, bucket: str, key: str, body: bytes, others: Sequence[str]
+    ) -> Operation | None:
+        """PUT of a tar that is unpacked, with `others` in it."""
+        packed = tar_of({**dict.fromkeys(others, body), key: body})
+        return self._write(asked, "PUT", f"/{bucket}/{key}", packed, UNPACK_HEADERS)
 
     def delete(self, asked: Operation, bucket: str, key: str) -> Operation | None:
         """DELETE, of a version if one is named."""
@@ -117,8 +126,15 @@ class Endpoint:
 
     # requests
 
-    def _write(self, asked: Operation, method: str, target: str, body: bytes = b"") -> Operation | None:
-        answer = self._ask(asked, method, target, body)
+    def _write(
+        self,
+        asked: Operation,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Operation | None:
+        answer = self._ask(asked, method, target, body, headers)
         if answer is None:
             return None
         operation = self._ended(asked, answer[0])
@@ -131,11 +147,18 @@ class Endpoint:
     def _ended(self, asked: Operation, status: int) -> Operation:
         return replace(asked, end=self._now(), status=status)
 
-    def _ask(self, asked: Operation, method: str, target: str, body: bytes = b"") -> Answer | None:
+    def _ask(
+        self,
+        asked: Operation,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Answer | None:
         """The answer; status 0 where none came. None: it was not sent."""
         conditions = {"if-match": asked.if_match, "if-none-match": asked.if_none_match}
         try:
-            return self._send(method, target, body, {name: v for name, v in conditions.items() if v})
+            return self._send(method, target, body, {**headers, **{n: v for n, v in conditions.items() if v}})
         except UnsentError:
             return None
         except (OSError, HTTPException):

@@ -18,7 +18,7 @@ from meshd.store.errors import NotPrimaryError, NotReplicatedError
 from meshd.store.records import Meta, WriteContext
 from meshd.telemetry import metrics
 from meshwire.cluster.transitions import drain_node, join_node, mark_node_away, set_node_weight
-from tests.component.s3.test_s3_archives import tar_of
+from tests.support.archives import UNPACK, tar_of
 from tests.support.mesh_nodes import among, change_map, decider_of, shared_store, with_clients
 from tests.support.replica_suite import store_state
 from tests.support.server_shutdown import stop_listening
@@ -73,8 +73,7 @@ def test_objects_put_together_are_at_every_owner(release: str, monkeypatch: pyte
 
     def test(clients: list[Any], nodes: list[Running]) -> None:
         sent = metrics.replication_facts.labels("Bytes")._value.get()
-        packed, unpack = tar_of(bodies), {"snowball-auto-extract": "true"}
-        clients[1].put_object(Bucket="bench", Key="x", Body=packed, Metadata=unpack)
+        clients[1].put_object(Bucket="bench", Key="x", Body=tar_of(bodies), Metadata=UNPACK)
         assert metrics.replication_facts.labels("Bytes")._value.get() - sent == len(bodies)
         for key, body in bodies.items():
             found = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import tarfile
 from contextlib import closing
@@ -16,28 +15,10 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from meshd.objects.archive_upload import MAX_ARCHIVE_BYTES, MAX_MEMBERS
+from tests.support.archives import UNPACK, tar_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tests.support.daemons import Daemon
-
-UNPACK = {"snowball-auto-extract": "true"}
-
-
-def tar_of(
-    members: Mapping[str, bytes | None], pax: Mapping[str, str] | None = None, kind: bytes = tarfile.REGTYPE
-) -> bytes:
-    """A tar of files; None is a folder."""
-    body = io.BytesIO()
-    with tarfile.open(fileobj=body, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.type = tarfile.DIRTYPE if data is None else kind
-            info.size = len(data or b"")
-            info.pax_headers = dict(pax or {})
-            tar.addfile(info, io.BytesIO(data or b""))
-    return body.getvalue()
 
 
 def keys_of(s3: Any, bucket: str) -> list[str]:
