@@ -94,8 +94,8 @@ class IndexRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class PageRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Requests the page of a shard in snapshots of a kind; `parts`, `in_shards`: see `PageParts`. `finished`:
-    only if the node has it already."""
+    """Requests the page of a shard in snapshots of a kind; `parts`, `in_shards`, `beside`: see
+    `PageParts`. `finished`: only if the node has it already."""
 
     bucket: _Text
     key: _Text
@@ -103,6 +103,7 @@ class PageRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     kind: _Text
     parts: Annotated[list[Annotated[list[_Text], Meta(max_length=64)]], Meta(max_length=256)]
     in_shards: bool = False
+    beside: Annotated[str, Meta(max_length=32)] = ""
     finished: bool = False
 
 

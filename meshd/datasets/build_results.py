@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Record
     from meshwire.dataset.fields import FieldSpec, Source
 
-_FORM: Final = 5
+_FORM: Final = 6
 """Raise it if equal listings give other snapshots than before."""
 _FORM_WITHOUT_PAGES: Final = 1
 """Of snapshots that all releases read."""

@@ -1,14 +1,16 @@
-"""Snapshots of MDS datasets: the shards listed in `index.json`, with the columns of each sample.
+"""Shards of MDS datasets, as their `index.json` lists them, and the pages of their samples' columns.
 
 Law: the listed shards are the shards that are read; a shard that contradicts the index is refused by
-name. Sample positions are stored by the ETag of the shard and its index entry.
+name. A page depends on the shard and on what the index says of it, which snapshots have the hash of.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from dataclasses import dataclass
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +18,6 @@ import numpy as np
 from meshd.core.api_errors import BatchError
 from meshd.core.peer_messages import RemoteRecord
 from meshd.core.peer_source import ObjectRange
-from meshd.datasets.index_documents import IndexDocuments
 from meshwire.dataset.archive_keys import compression_kind
 from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.formats.mds import (
@@ -28,7 +29,7 @@ from meshwire.formats.mds import (
     parse_mds,
     sample_bounds,
 )
-from meshwire.formats.record_index import RecordIndex
+from meshwire.formats.record_index import write_record_page
 from meshwire.strict_json import PlanError, suggestion
 
 if TYPE_CHECKING:
@@ -36,19 +37,19 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.core.document_store import DocumentStore
     from meshd.core.sample_locations import DecompressedArchives
     from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
-    from meshd.util.async_tasks import CallProgress
     from meshwire.dataset.fields import FieldSpec, Source
+    from meshwire.dataset.paged_snapshot import PageParts
     from meshwire.formats.mds import MdsShard
-    from meshwire.formats.record_index import IndexedFile
+    from meshwire.formats.record_index import RecordIndex
     from meshwire.frame.columns import Integers
 
 _WINDOW = 32 << 20
+_REMEMBERED = 1 << 16
 
 
 class MdsSources:
@@ -57,42 +58,62 @@ class MdsSources:
     def __init__(
         self,
         store: ObjectStore,
-        catalog: DocumentStore,
         archives: DecompressedArchives,
         objects: RemoteObjects,
         capacity: SnapshotCapacity,
     ) -> None:
         self._capacity = capacity
         self._store, self._archives, self._objects = store, archives, objects
-        self._indexes = IndexDocuments(catalog, "an MDS shard", RecordIndex.from_bytes)
+        self._told: OrderedDict[tuple[str, str, str], MdsShard] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<MdsSources {self._indexes}>"
+        return f"<MdsSources, {len(self._told)} shards known>"
 
-    async def index_shards(
-        self,
-        listing: Sequence[tuple[str, Record]],
-        source: Source,
-        fields: Mapping[str, FieldSpec],
-        progress: CallProgress,
-    ) -> list[IndexedFile]:
-        """Return the shards and the positions of their columns.
+    async def find_shards(
+        self, listing: Sequence[tuple[str, Record]], source: Source, fields: Mapping[str, FieldSpec]
+    ) -> list[tuple[str, Record, str]]:
+        """Return key, record and hash of the index entry of each shard.
 
-        Raises PlanError, EmptySnapshotError; BatchError BadSample, TooLarge.
+        Raises PlanError, EmptySnapshotError; BatchError BadSample.
         """
         records = dict(listing)
         shards = await self._shards(records, source)
-        wanted = sorted({spec.column for spec in fields.values() if spec.column is not None})
         for name, spec in fields.items():
             if spec.column is not None:
                 _check_column(name, spec.column, shards[0])
-        self._capacity.require_room(sum(shard.samples for shard in shards), len(fields), source)
-        files = []
-        for number, shard in enumerate(shards):
-            held = _stored(records, source, shard)
-            files.append((held.key, held.record.etag, shard.bytes, await self._index(held, wanted)))
-            progress.done = (number + 1) / len(shards)
-        return files
+        found = []
+        for shard in shards:
+            held, beside = _stored(records, source, shard), _entry_hash(shard)
+            found.append((held.key, held.record, beside))
+            self._told[source.bucket, held.key, beside] = shard
+        while len(self._told) > _REMEMBERED:
+            self._told.popitem(last=False)
+        return found
+
+    async def make_page(self, bucket: str, key: str, record: Record, parts: PageParts) -> bytes:
+        """Return the page of a shard. Raises BatchError BadSample, TooLarge, SnapshotChanged if no index says
+        of it what it said."""
+        shard = self._told.get((bucket, key, parts.beside)) or await self._described(bucket, key, parts)
+        held = _Held(bucket, key, record, shard)
+        self._capacity.require_room(shard.samples, len(parts.parts), held.url)
+        index = await self._index(held, [name for name, *_ in parts.parts])
+        return await asyncio.to_thread(write_record_page, replace(index, size=shard.bytes), parts)
+
+    async def _described(self, bucket: str, key: str, parts: PageParts) -> MdsShard:
+        """Find the index entry of a shard in the folders above it."""
+        folders = [key[: at + 1] for at, letter in enumerate(key) if letter == "/"]
+        names = [(bucket, folder + MDS_INDEX) for folder in ["", *folders]]
+        for (_, name), record in zip(names, await self._objects.find_many(names), strict=True):
+            if record is None or record.size > MAX_INDEX:
+                continue
+            document = await self._objects.read_range(bucket, name, record.etag, 0, record.size)
+            with suppress(PlanError):
+                for shard in await asyncio.to_thread(parse_mds, document, name):
+                    if key[len(name) - len(MDS_INDEX) :] in (shard.basename, shard.packed) and (
+                        _entry_hash(shard) == parts.beside
+                    ):
+                        return shard
+        raise BatchError("SnapshotChanged", f"no {MDS_INDEX} says of s3://{bucket}/{key} what it said")
 
     async def _shards(self, records: Mapping[str, Record], source: Source) -> tuple[MdsShard, ...]:
         key = source.prefix + MDS_INDEX
@@ -116,18 +137,11 @@ class MdsSources:
 
     async def _index(self, held: _Held, wanted: Sequence[str]) -> RecordIndex:
         shard = held.shard
-        digest = hashlib.sha256(repr((shard, wanted)).encode()).hexdigest()[:32]
-        name = f"mds/{held.record.etag}-{held.record.size}-{digest}"
-
-        async def make() -> bytes:
-            try:
-                bounds = sample_bounds(shard, await self._read(held, 0, min(shard.head_bytes, shard.bytes)))
-            except MdsError as error:
-                raise _refused(held.url, str(error)) from error
-            heads = await self._heads(held, bounds)
-            return (await asyncio.to_thread(index_samples, shard, bounds, heads, wanted)).to_bytes()
-
-        return await self._indexes.read(name, held.url, make)
+        try:
+            bounds = sample_bounds(shard, await self._read(held, 0, min(shard.head_bytes, shard.bytes)))
+        except MdsError as error:
+            raise _refused(held.url, str(error)) from error
+        return await asyncio.to_thread(index_samples, shard, bounds, await self._heads(held, bounds), wanted)
 
     async def _heads(self, held: _Held, bounds: Integers) -> npt.NDArray[np.uint8]:
         """Return the first bytes of each sample; zeros for samples that are too short."""
@@ -173,6 +187,10 @@ class _Held:
     @property
     def url(self) -> str:
         return f"s3://{self.bucket}/{self.key}"
+
+
+def _entry_hash(shard: MdsShard) -> str:
+    return hashlib.sha256(repr(astuple(shard)).encode()).hexdigest()[:32]
 
 
 def _runs(bounds: Integers) -> Iterator[tuple[int, int]]:

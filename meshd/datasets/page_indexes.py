@@ -53,7 +53,7 @@ class PageMaker(Protocol):
         """Return the name of the document of a page."""
         ...
 
-    def facts_of(self, document: bytes, record: Record) -> PageFacts:
+    def facts_of(self, document: bytes, record: Record, parts: PageParts) -> PageFacts:
         """Return what snapshots say of a page, given its document and its object. Raises ColumnError."""
         ...
 
@@ -149,12 +149,13 @@ class DerivedPages:
 
     def page_name(self, key: str, etag: str, size: int, parts: PageParts) -> str:
         """See `PageMaker`."""
-        digest = hashlib.sha256(repr((self._kind, parts.parts, parts.in_shards)).encode()).hexdigest()[:32]
+        chosen = (self._kind, parts.parts, parts.in_shards, *([parts.beside] if parts.beside else ()))
+        digest = hashlib.sha256(repr(chosen).encode()).hexdigest()[:32]
         return f"{PAGES_PREFIX}{content_name(key, etag, size)}-{digest}"
 
-    def facts_of(self, document: bytes, record: Record) -> PageFacts:
+    def facts_of(self, document: bytes, record: Record, parts: PageParts) -> PageFacts:
         """See `PageMaker`."""
-        return page_document_facts(document, record.size)
+        return replace(page_document_facts(document, record.size), beside=parts.beside)
 
     async def read_page(
         self,
@@ -169,7 +170,8 @@ class DerivedPages:
         """See `PageMaker`."""
         name = self.page_name(key, record.etag, record.size, parts)
         make = partial(self._make, bucket, key, record, parts)
-        return await self._pages.read(name, f"s3://{bucket}/{key}", record, make, fetch, again=again)
+        found = await self._pages.read(name, f"s3://{bucket}/{key}", record, make, fetch, again=again)
+        return replace(found, beside=parts.beside)
 
 
 def member_pages(catalog: DocumentStore, archives: ArchiveService) -> DerivedPages:

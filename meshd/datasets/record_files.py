@@ -93,7 +93,7 @@ class LineIndexer:
         """See `PageMaker`."""
         return line_index_name(key, etag, size)
 
-    def facts_of(self, document: bytes, record: Record) -> PageFacts:
+    def facts_of(self, document: bytes, record: Record, parts: PageParts) -> PageFacts:
         """See `PageMaker`."""
         return line_page_facts(document, record.size)
 

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from meshd.core.api_errors import BatchError, in_progress
 from meshd.datasets.build_results import BuildResults, request_name, result_name
 from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
-from meshd.datasets.mds import MdsSources
 from meshd.datasets.prepared_snapshots import PREPARED, read_prepared
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
 from meshd.datasets.source_files import scanned_files
 from meshd.datasets.tables import TableFiles, TableOptions, table_files
-from meshd.datasets.token_files import TokenSources, token_files
 from meshd.datasets.zarr_arrays import ZarrSources
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
@@ -30,7 +28,6 @@ from meshwire.dataset.build_snapshot import EmptySnapshotError, build_from_objec
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source
 from meshwire.dataset.paged_snapshot import PagedSnapshot, PageParts
-from meshwire.formats.record_index import build_from_records
 from meshwire.strict_json import (
     PlanError,
     checked_choice,
@@ -57,7 +54,6 @@ if TYPE_CHECKING:
     from meshwire.dataset.fields import FieldSpec, Source
     from meshwire.dataset.paged_snapshot import PageFacts
     from meshwire.dataset.snapshot import SnapshotKind
-    from meshwire.formats.record_index import IndexedFile
 
 Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "table", "tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -128,13 +124,11 @@ class DatasetService:
         )
         self.pages = SnapshotPages(store, catalog, archives, objects, self._capacity)
         self._zarrs = ZarrSources(objects, self._capacity)
-        self._tokens = TokenSources(objects, self._capacity)
         self.parquets = self.pages.parquets
         self.tables = TableFiles(store, catalog, archives, objects, self._capacity)
         self._long: LongRunningCalls[None] = LongRunningCalls("datasets")
         self._results = BuildResults(catalog)
         self._listed: tuple[str, object] = "", None
-        self._mds = MdsSources(store, catalog, archives, objects, self._capacity)
 
     def __repr__(self) -> str:
         return f"<DatasetService over {self._archives!r}>"
@@ -300,10 +294,8 @@ class DatasetService:
             scanned = scanned_files(listing, kind, fields)
             if _paged_kind(kind) is not None:
                 await self._page_facts(scanned, source, kind, fields, progress)
-            elif kind == "table":
-                await self.tables.index_files(scanned, source, progress)
             else:
-                await self._files(listing, source, kind, fields, progress)
+                await self.tables.index_files(scanned, source, progress)
 
         try:
             await self._long.run_or_wait(hashlib.sha256(named.encode()).hexdigest(), index)
@@ -322,13 +314,10 @@ class DatasetService:
             return await self.tables.build_snapshot(table_files(listing), source, fields, _DEFAULTS)
         if kind == "zarr":
             return await self._zarrs.build_snapshot(listing, source, fields)
-        if kind == "mds" or kind == "tokens":
-            files = await self._files(listing, source, kind, fields, CallProgress())
-            return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
         scanned = scanned_files(listing, kind, fields)
         if kind in _ABSENT and not scanned:
             raise EmptySnapshotError("source", f"there is no {_ABSENT[kind].format(source=source)}")
-        if kind == "lines" or scanned:
+        if scanned or kind in ("lines", "mds", "tokens"):
             shards = await self._page_facts(scanned, source, kind, fields, CallProgress())
             return await asyncio.to_thread(
                 build_from_pages,
@@ -353,23 +342,19 @@ class DatasetService:
         if kind == "parquet":
             fields = fields or parse_fields(await self.parquets.guess_fields(scanned, source))
             await self.parquets.require_columns(scanned, source, fields)
+        beside: dict[str, str] = {}
+        if kind == "mds" or kind == "tokens":
+            described = (
+                await self.pages.mds.find_shards(scanned, source, fields)
+                if kind == "mds"
+                else self.pages.tokens.find_files(scanned, source, fields)
+            )
+            scanned = [(key, record) for key, record, _ in described]
+            beside = {key: what for key, _, what in described}
         last = self._results.last_snapshot(request_name(source, kind, fields, _DEFAULTS))
         made_of = _paged_kind(kind) or "tar"
         parts = PageParts.of_fields(made_of, fields)
-        return await self.pages.read_facts(scanned, source, made_of, parts, last, progress)
-
-    async def _files(
-        self,
-        listing: Sequence[tuple[str, Record]],
-        source: Source,
-        kind: Kind,
-        fields: Mapping[str, FieldSpec],
-        progress: CallProgress,
-    ) -> list[IndexedFile]:
-        """Return the indexes of files of records, created if needed."""
-        if kind == "mds":
-            return await self._mds.index_shards(listing, source, fields, progress)
-        return await self._tokens.index_files(token_files(listing), source, fields, progress)
+        return await self.pages.read_facts(scanned, source, made_of, parts, last, progress, beside)
 
     def _entries(self, source: Source) -> Iterator[tuple[str, Record]]:
         after, more = "", True
@@ -396,7 +381,7 @@ def _paged_kind(kind: Kind) -> SnapshotKind | None:
     """Return the kind of the snapshots of a source that consist of pages; None if none do."""
     if kind == "auto" or kind == "tar":
         return "tar"
-    return kind if kind == "lines" or kind == "tfrecord" or kind == "parquet" else None
+    return None if kind in ("objects", "table", "zarr") else kind
 
 
 def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec], TableOptions]:

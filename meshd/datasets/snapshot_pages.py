@@ -14,15 +14,18 @@ import hashlib
 import threading
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import MAPPED_BYTES, RESERVED_BUCKET
 from meshd.core.peer_messages import PageRequest
 from meshd.core.sample_locations import snapshot_changed
-from meshd.datasets.page_indexes import member_pages, record_pages
+from meshd.datasets.mds import MdsSources
+from meshd.datasets.page_indexes import DerivedPages, member_pages, record_pages
 from meshd.datasets.parquet_row_copies import ParquetFiles
 from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
+from meshd.datasets.token_files import TokenSources
 from meshd.peer_reads.replica_selection import gather_limited
 from meshd.store.errors import StoreError
 from meshd.util.async_tasks import LongRunningCalls, StillRunningError
@@ -80,11 +83,15 @@ class SnapshotPages:
         self.lines = LineIndexer(store, catalog, archives, objects, capacity)
         self.tfrecords = TfrecordIndexer(store, catalog, archives, objects)
         self.parquets = ParquetFiles(store, catalog, archives, objects)
+        self.mds = MdsSources(store, archives, objects, capacity)
+        self.tokens = TokenSources(objects, capacity)
         self.makers: Mapping[SnapshotKind, PageMaker] = {
             "lines": self.lines,
             "tar": member_pages(catalog, archives),
             "tfrecord": record_pages(catalog, "tfrecord", "TFRecord", self.tfrecords.index_file, capacity),
             "parquet": record_pages(catalog, "parquet", "Parquet", self.parquets.index_file, capacity),
+            "mds": DerivedPages(catalog, "mds", "an MDS shard", self.mds.make_page),
+            "tokens": DerivedPages(catalog, "tokens", "tokens", self.tokens.make_page),
         }
         self._for_peers: LongRunningCalls[None] = LongRunningCalls("pages", limit=_AT_ONCE)
         self._open: OrderedDict[bytes, Page] = OrderedDict()
@@ -117,17 +124,22 @@ class SnapshotPages:
         parts: PageParts,
         last: bytes | None,
         progress: CallProgress,
+        beside: Mapping[str, str],
     ) -> list[tuple[str, str, PageFacts]]:
         """Return key, ETag and page of each shard of a source, by (key, record). Pages that `last`, the
-        document of an earlier snapshot of it, does not have are made. Raises BatchError."""
+        document of an earlier snapshot of it, does not have are made. `beside`, by key: see `PageFacts`.
+        Raises BatchError."""
         known = {} if last is None else await asyncio.to_thread(page_facts, last)
         pages = [known.get((key, record.etag, record.size)) for key, record in scanned]
+        for number, page in enumerate(pages):
+            if page is not None and page.beside != beside.get(scanned[number][0], ""):
+                pages[number] = None
         if kind not in ("lines", "tar") and pages:  # its notes have the types that the others must have
             pages[0] = None
         progress.reached(len(scanned) - pages.count(None), len(scanned))
 
         async def page_of(key: str, record: Record) -> PageFacts:
-            wanted = parts.of_shard(key, source.prefix)
+            wanted = replace(parts.of_shard(key, source.prefix), beside=beside.get(key, ""))
             page = await self._read_page(kind, source.bucket, key, record, wanted)
             progress.advance()
             return page
@@ -154,7 +166,7 @@ class SnapshotPages:
         kind = cast("SnapshotKind", asked.kind)
         if kind not in self.makers:
             raise BatchError("BadRequest", f"{asked.kind!r} is no kind of which this node has pages")
-        parts = PageParts(tuple(map(tuple, asked.parts)), asked.in_shards)
+        parts = PageParts(tuple(map(tuple, asked.parts)), asked.in_shards, asked.beside)
         name = self.makers[kind].page_name(asked.key, record.etag, record.size, parts)
         if asked.finished:
             return self._catalog.read_intact(name)
@@ -201,7 +213,7 @@ class SnapshotPages:
 
         def is_page(document: bytes) -> bool:
             try:
-                facts = maker.facts_of(document, record)
+                facts = maker.facts_of(document, record, parts)
                 if facts.samples:
                     open_page(document, kind, facts)
             except ColumnError:
@@ -210,7 +222,7 @@ class SnapshotPages:
 
         async def fetch() -> bytes | None:
             chosen = [list(part) for part in parts.parts]
-            asked = PageRequest(bucket, key, record.etag, kind, chosen, parts.in_shards)
+            asked = PageRequest(bucket, key, record.etag, kind, chosen, parts.in_shards, parts.beside)
             return await self._objects.pages.fetch_page(asked, is_page, anywhere=expected is not None)
 
         return await maker.read_page(bucket, key, record, parts, fetch, again=expected is not None)
@@ -274,7 +286,13 @@ class SnapshotPages:
             return
         self._gone.pop(facts.digest, None)
         parts = snapshot.parts_of(number)
-        found = await self._read_page(snapshot.kind, bucket, key, record, parts, facts)
+        try:
+            found = await self._read_page(snapshot.kind, bucket, key, record, parts, facts)
+        except BatchError as error:
+            if error.code != "SnapshotChanged":
+                raise
+            self._gone[facts.digest] = f"has no page here any more, and cannot get one: {error.message}"
+            return
         if found != facts:
             raise BatchError(
                 "BadSample",

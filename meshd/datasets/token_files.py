@@ -1,18 +1,20 @@
-"""Snapshots of token files: `NAME.bin` beside its index `NAME.idx`, a sample for each sequence.
+"""Token files, `NAME.bin` beside its index `NAME.idx`, and their pages: a sample for each sequence.
 
-Law: an index that contradicts its token file is refused by name.
+Law: an index that contradicts its token file is refused by name. A page depends on both files; snapshots have
+the hash of the index's ETag and size.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from meshd.core.api_errors import BatchError
 from meshwire.dataset.build_snapshot import EmptySnapshotError
-from meshwire.formats.record_index import RecordIndex
+from meshwire.formats.record_index import RecordIndex, write_record_page
 from meshwire.formats.token_index import (
     INDEX_SUFFIX,
     MAX_TOKEN_INDEX,
@@ -28,9 +30,8 @@ if TYPE_CHECKING:
     from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.records import Record
-    from meshd.util.async_tasks import CallProgress
     from meshwire.dataset.fields import FieldSpec, Source
-    from meshwire.formats.record_index import IndexedFile
+    from meshwire.dataset.paged_snapshot import PageParts
 
 COLUMN: Final = "tokens"
 """The only part of a sample."""
@@ -50,16 +51,12 @@ class TokenSources:
     def __repr__(self) -> str:
         return "<TokenSources>"
 
-    async def index_files(
-        self,
-        listing: Sequence[tuple[str, Record]],
-        source: Source,
-        fields: Mapping[str, FieldSpec],
-        progress: CallProgress,
-    ) -> list[IndexedFile]:
-        """Return the token files and the positions of their sequences.
+    def find_files(
+        self, listing: Sequence[tuple[str, Record]], source: Source, fields: Mapping[str, FieldSpec]
+    ) -> list[tuple[str, Record, str]]:
+        """Return key and record of each token file, and the hash of its index.
 
-        Raises PlanError, EmptySnapshotError; BatchError BadSample, TooLarge.
+        Raises PlanError, EmptySnapshotError; BatchError BadSample.
         """
         for name, spec in fields.items():
             if spec.column is not None and spec.column != COLUMN:
@@ -71,33 +68,44 @@ class TokenSources:
                 "source",
                 f"there is no {INDEX_SUFFIX} file in {source}; `mesh tokenize` writes token files with them",
             )
-        files, samples = [], 0
-        for number, key in enumerate(keys):
+        files = []
+        for key in keys:
             data = key.removesuffix(INDEX_SUFFIX) + TOKENS_SUFFIX
             if data not in records:
-                raise _refused(source, key, f"there is no {data} beside it")
-            index = await self._index(source, key, records[key], records[data].size)
-            files.append((data, records[data].etag, records[data].size, index))
-            samples += index.numbers.size
-            self._capacity.require_room(samples, len(fields), source)
-            progress.done = (number + 1) / len(keys)
+                raise _refused(source.bucket, key, f"there is no {data} beside it")
+            files.append((data, records[data], _index_hash(records[key])))
         return files
 
-    async def _index(self, source: Source, key: str, record: Record, token_bytes: int) -> RecordIndex:
+    async def make_page(self, bucket: str, key: str, record: Record, parts: PageParts) -> bytes:
+        """Return the page of a token file. Raises BatchError BadSample, TooLarge, and SnapshotChanged if its
+        index was replaced."""
+        name = key.removesuffix(TOKENS_SUFFIX) + INDEX_SUFFIX
+        held = await self._objects.find(bucket, name)
+        if held is None or _index_hash(held) != parts.beside:
+            raise BatchError("SnapshotChanged", f"s3://{bucket}/{name} was replaced or deleted")
+        index = await self._index(bucket, name, held, record.size)
+        self._capacity.require_room(index.numbers.size, 1, f"s3://{bucket}/{key}")
+        return await asyncio.to_thread(write_record_page, index, parts)
+
+    async def _index(self, bucket: str, key: str, record: Record, token_bytes: int) -> RecordIndex:
         if record.size > MAX_TOKEN_INDEX:
-            raise _refused(source, key, f"it has {record.size} bytes; at most {MAX_TOKEN_INDEX} are read")
-        document = await self._objects.read_range(source.bucket, key, record.etag, 0, record.size)
+            raise _refused(bucket, key, f"it has {record.size} bytes; at most {MAX_TOKEN_INDEX} are read")
+        document = await self._objects.read_range(bucket, key, record.etag, 0, record.size)
         try:
             found = await asyncio.to_thread(parse_token_index, document, token_bytes)
         except TokenIndexError as error:
-            raise _refused(source, key, str(error)) from error
+            raise _refused(bucket, key, str(error)) from error
         places = {COLUMN: (found.offsets, found.lengths * np.dtype(found.dtype).itemsize)}
         numbers, kinds = np.arange(found.lengths.size, dtype=np.int64), {COLUMN: found.dtype}
         return RecordIndex(numbers, places, kinds, told=kinds)
 
 
-def _refused(source: Source, key: str, reason: str) -> BatchError:
-    url = f"s3://{source.bucket}/{key}"
+def _index_hash(index: Record) -> str:
+    return hashlib.sha256(f"{index.etag}-{index.size}".encode()).hexdigest()[:32]
+
+
+def _refused(bucket: str, key: str, reason: str) -> BatchError:
+    url = f"s3://{bucket}/{key}"
     return BatchError(
         "BadSample",
         f"{url} is no index of tokens: {reason}",

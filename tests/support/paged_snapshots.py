@@ -12,6 +12,7 @@ from meshwire.dataset.page_document import page_document_facts
 from meshwire.dataset.paged_snapshot import PagedSnapshot, PageParts, read_snapshot
 from meshwire.formats.json_lines import index_lines, line_page_facts
 from meshwire.formats.page_formats import open_page
+from meshwire.formats.record_index import write_record_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from meshwire.dataset.build_snapshot import Snapshot, SnapshotBuild
     from meshwire.dataset.fields import FieldSpec
     from meshwire.dataset.paged_columns import Page
+    from meshwire.dataset.snapshot import SnapshotKind
+    from meshwire.formats.record_index import RecordIndex
 
 
 class MemoryPages:
@@ -56,6 +59,22 @@ class MemoryPages:
             self.documents[facts.digest] = document
             found.append((key, etag, facts))
         return build_from_pages(found, kind="tar", source=source, fields=fields, open_page=self.open_page)
+
+    def build_records(
+        self,
+        files: Iterable[tuple[str, str, int, RecordIndex]],
+        source: str,
+        fields: Mapping[str, FieldSpec],
+        kind: SnapshotKind = "tfrecord",
+    ) -> SnapshotBuild:
+        """Build the snapshot of files of records: (key, ETag, size in bytes, index) each."""
+        found, parts = [], PageParts.of_fields(kind, fields)
+        for key, etag, size, index in files:
+            document = write_record_page(index, parts)
+            facts = page_document_facts(document, size)
+            self.documents[facts.digest] = document
+            found.append((key, etag, facts))
+        return build_from_pages(found, kind=kind, source=source, fields=fields, open_page=self.open_page)
 
     def open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
         digest = snapshot.table.hash_of(number)

@@ -14,7 +14,7 @@ import numpy as np
 from meshwire.dataset.build_snapshot import EmptySnapshotError, SnapshotBuild, out_of_order, wanted_part
 from meshwire.dataset.fields import class_name, parse_source
 from meshwire.dataset.member_pages import EXAMPLES
-from meshwire.dataset.paged_snapshot import PagedSnapshot, PageParts, PageTable
+from meshwire.dataset.paged_snapshot import BESIDE_KINDS, PagedSnapshot, PageParts, PageTable
 from meshwire.dataset.snapshot import MAX_SAMPLES, ObjectTable
 from meshwire.frame.columns import StringColumn
 from meshwire.strict_json import PlanError, shown_value
@@ -39,8 +39,8 @@ def build_from_pages(
     fields: Mapping[str, FieldSpec],
     open_page: Callable[[PagedSnapshot, int], Page],
 ) -> SnapshotBuild:
-    """Build the snapshot of shards: (key, ETag, page) each, in order of key; those without samples are left
-    out.
+    """Build the snapshot of shards: (key, ETag, page) each, in order of key, or in that of the file that
+    describes them; those without samples are left out.
 
     A class label is the folder of the shard below the source or, if its page has classes of its own, the
     sample's first folder within the shard. Raises EmptySnapshotError, and PlanError for shards out of order.
@@ -49,7 +49,7 @@ def build_from_pages(
     labelled = any(spec.kind == "label" for spec in fields.values())
     building = _Building(place, kind, fields)
     for key, etag, page in shards:
-        if key <= last:
+        if key <= last and kind not in BESIDE_KINDS:
             raise out_of_order(key)
         last = key
         folder = class_name(key, place.prefix) if labelled else ""
@@ -143,7 +143,7 @@ class _Building:
             return EmptySnapshotError(
                 "source", f"no line of text in the files of {source} that end in {endings}{examples}"
             )
-        if self.kind in ("tfrecord", "parquet"):
+        if self.kind in ("tfrecord", "parquet", *BESIDE_KINDS):
             named = {name: spec.part for name, spec in self.specs.items() if spec.kind == "bytes"}
             wanted = ", ".join(f"{name}: {shown_value(part)}" for name, part in named.items())
             there = ", ".join(f"{name} ({kind or 'empty'})" for name, kind in self.told.items())

@@ -10,6 +10,7 @@ of the pages. A foreign document is validated completely; the pages are validate
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +44,10 @@ if TYPE_CHECKING:
     from meshwire.frame.tensor_frame import Buffer
 
 HASH_BYTES: Final = 32
-PAGED_KINDS: Final[tuple[SnapshotKind, ...]] = ("lines", "tar", "tfrecord", "parquet")
+PAGED_KINDS: Final[tuple[SnapshotKind, ...]] = ("lines", "tar", "tfrecord", "parquet", "mds", "tokens")
+BESIDE_KINDS: Final[tuple[SnapshotKind, ...]] = ("mds", "tokens")
+"""Kinds whose shards are described by another file."""
+_BESIDE: Final = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class PageNotes:
 class PageFacts:
     """What a snapshot says of a page. `digest`: SHA-256 of its bytes; `samples`; `totals`: for each part,
     bytes of all samples; `size`: bytes of the object after decompression; `stored`: bytes of the object;
-    `classes`: those that the page lists, none if its samples have no class of their own."""
+    `classes`: those that the page lists, none if its samples have no class of their own; `beside`: hash of
+    what another file says of the shard, "" if no other file does."""
 
     digest: bytes
     samples: int
@@ -74,17 +79,20 @@ class PageFacts:
     stored: int
     classes: tuple[str, ...] = ()
     notes: PageNotes = field(default_factory=PageNotes, compare=False)
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageTable:
     """The pages of a snapshot, one for each of its objects: `hashes`, 32 bytes each; `samples`, `stored`
-    int64[P] and, for each part, `totals` int64[P], see `PageFacts`."""
+    int64[P] and, for each part, `totals` int64[P]; `beside`: of each page, None if of none; see
+    `PageFacts`."""
 
     hashes: bytes
     samples: Integers
     totals: tuple[Integers, ...]
     stored: Integers
+    beside: StringColumn | None = None
 
     def __len__(self) -> int:
         return self.samples.size
@@ -102,6 +110,7 @@ class PageTable:
                 np.array(totals, np.int64) for totals in zip(*(page.totals for page in pages), strict=True)
             ),
             np.array([page.stored for page in pages], np.int64),
+            StringColumn.from_strings([page.beside for page in pages]) if pages[0].beside else None,
         )
 
 
@@ -109,10 +118,11 @@ class PageTable:
 class PageParts:
     """What the pages of a source contain of each sample. `parts`: the extensions of each part, in order of
     preference, or its name in records; `in_shards`: whether samples of a shard that is in no folder have
-    classes, which are their folders within it."""
+    classes, which are their folders within it; `beside` of a page: see `PageFacts`."""
 
     parts: tuple[tuple[str, ...], ...]
     in_shards: bool
+    beside: str = ""
 
     @classmethod
     def of_fields(cls, kind: SnapshotKind, specs: Mapping[str, FieldSpec]) -> PageParts:
@@ -204,6 +214,7 @@ class PagedSnapshot(Snapshot):
             int(self.objects.sizes[number]),
             int(table.stored[number]),
             self._classes_of(number),
+            beside="" if table.beside is None else table.beside[number],
         )
 
     def _classes_of(self, number: int) -> tuple[str, ...]:
@@ -215,7 +226,8 @@ class PagedSnapshot(Snapshot):
 
     def parts_of(self, number: int) -> PageParts:
         """Return what a page of the snapshot contains."""
-        return PageParts.of_fields(self.kind, self.specs).of_shard(self.objects.keys[number], self._prefix)
+        parts = PageParts.of_fields(self.kind, self.specs).of_shard(self.objects.keys[number], self._prefix)
+        return parts if self.table.beside is None else replace(parts, beside=self.table.beside[number])
 
     def without_pages(self) -> Snapshot:
         """Return the snapshot that has all samples in its document, as earlier releases made it. Opens all
@@ -245,6 +257,8 @@ class PagedSnapshot(Snapshot):
         for part, totals in enumerate(self.table.totals):
             writer.add_integers(_totals_name(part), totals)
         writer.add_bytes("pages.hashes", self.table.hashes)
+        if self.table.beside is not None:
+            writer.add_strings("pages.beside", self.table.beside)
         for name, column in sorted(self.fields.items()):
             if isinstance(column, PagedLabels):
                 writer.add_integers(f"fields.{name}.values", column.of_pages)
@@ -269,7 +283,7 @@ def read_snapshot(document: Buffer, open_page: Callable[[PagedSnapshot, int], Pa
     source, specs = read_description(reader)
     objects = read_objects(reader)
     parts = PageParts.of_fields(kind, specs)
-    table = _read_table(reader, objects, len(parts.parts))
+    table = _read_table(reader, objects, len(parts.parts), beside=kind in BESIDE_KINDS)
     labels = {
         name: _read_label(reader, name, len(table)) for name, spec in specs.items() if spec.kind == "label"
     }
@@ -297,7 +311,7 @@ def _read_label(reader: ColumnReader, name: str, pages: int) -> tuple[Integers, 
     )
 
 
-def _read_table(reader: ColumnReader, objects: ObjectTable, parts: int) -> PageTable:
+def _read_table(reader: ColumnReader, objects: ObjectTable, parts: int, *, beside: bool) -> PageTable:
     count = len(objects)
     samples = reader.read_integers("pages.samples", low=1, high=MAX_SAMPLES, count=count)
     totals = tuple(
@@ -311,7 +325,10 @@ def _read_table(reader: ColumnReader, objects: ObjectTable, parts: int) -> PageT
         raise ColumnError(f"the pages have more than {MAX_SAMPLES} samples")
     if any((each > objects.sizes).any() for each in totals):
         raise ColumnError("the samples of a page are larger than its object")
-    return PageTable(hashes, samples, totals, stored)
+    described = reader.read_strings("pages.beside") if beside else None
+    if described is not None and not (len(described) == count and all(map(_BESIDE.fullmatch, described))):
+        raise ColumnError("what another file says of the shards is malformed")
+    return PageTable(hashes, samples, totals, stored, described)
 
 
 def page_facts(document: Buffer) -> dict[tuple[str, str, int], PageFacts]:

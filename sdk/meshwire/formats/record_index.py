@@ -11,20 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataset.build_snapshot import EmptySnapshotError, SnapshotBuild
-from meshwire.dataset.fields import class_name
 from meshwire.dataset.page_document import write_page
 from meshwire.dataset.paged_snapshot import PageNotes
-from meshwire.dataset.snapshot import MAX_BYTES, BytesColumn, LabelColumn, ObjectTable, Snapshot
-from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
-from meshwire.strict_json import PlanError, shown_value
+from meshwire.dataset.snapshot import MAX_BYTES
+from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter
+from meshwire.strict_json import shown_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from meshwire.dataset.fields import FieldSpec, Source
     from meshwire.dataset.paged_snapshot import PageParts
-    from meshwire.dataset.snapshot import SnapshotKind
     from meshwire.frame.columns import Integers
     from meshwire.frame.tensor_frame import Buffer
 
@@ -100,91 +96,3 @@ def write_record_page(index: RecordIndex, parts: PageParts) -> bytes:
     nowhere = np.zeros(0, np.int64), np.zeros(0, np.int64)  # of a part that the file does not have
     places = [index.places.get(name, nowhere) for name in names]
     return write_page(places, index.numbers, None, notes, index.size)
-
-
-IndexedFile = tuple[str, str, int, RecordIndex]
-"""Key, ETag, size in bytes, and the positions of the parts of its records."""
-
-
-def build_from_records(
-    files: Iterable[IndexedFile],
-    *,
-    kind: SnapshotKind,
-    source: Source,
-    fields: Mapping[str, FieldSpec],
-) -> SnapshotBuild:
-    """Build the snapshot of record files: (key, ETag, size in bytes, index) each, in order of key. A class
-    label is the folder of the file below the source. Raises EmptySnapshotError, PlanError."""
-    gathering = _Gathering(kind, fields)
-    for key, etag, size, index in files:
-        gathering.add(key, etag, size, index, class_name(key, source.prefix))
-    return gathering.build(source)
-
-
-class _Gathering:
-    """Collects the files that have samples."""
-
-    def __init__(self, kind: SnapshotKind, specs: Mapping[str, FieldSpec]) -> None:
-        self.kind, self.specs = kind, specs
-        self.wanted = {name: spec.part for name, spec in specs.items() if spec.kind == "bytes"}
-        self.labelled = len(self.wanted) < len(specs)
-        self.taken: list[tuple[str, str, int, RecordIndex, str]] = []
-        self.kinds: dict[str, tuple[str, str]] = {}
-        self.told: dict[str, str] = {}
-        self.skipped, self.examples = 0, list[str]()
-
-    def add(self, key: str, etag: str, size: int, index: RecordIndex, folder: str | None) -> None:
-        self.told = self.told or dict(index.told)
-        self.skipped += index.skipped
-        self.examples += [f"{key}: {example}" for example in index.examples]
-        if self.labelled and folder is None and index.numbers.size:
-            self.skipped += int(index.numbers.size)
-            self.examples.append(f"{shown_value(key)} is in no folder below the source, so it has no class")
-            return
-        if not index.numbers.size:
-            return
-        for name, part in self.wanted.items():
-            offsets, lengths = index.places[part]
-            if int((offsets + lengths).max()) > size:
-                raise PlanError("source", f"the index of {shown_value(key)} extends beyond its {size} bytes")
-            kind, first = self.kinds.setdefault(part, (index.kinds[part], key))
-            if kind != index.kinds[part]:
-                message = (
-                    f"{shown_value(part)} is {kind} in {shown_value(first)}, and {index.kinds[part]} in {key}"
-                )
-                raise PlanError(f"fields.{name}", f"{message}; it must have one type in all files")
-        self.taken.append((key, etag, size, index, folder or ""))
-
-    def build(self, source: Source) -> SnapshotBuild:
-        if not self.taken:
-            raise self._empty(source)
-        keys, etags, sizes, indexes, folders = zip(*self.taken, strict=True)
-        counts = [index.numbers.size for index in indexes]
-        which = np.repeat(np.arange(len(keys), dtype=np.int32), counts)
-        columns: dict[str, BytesColumn | LabelColumn] = {}
-        for name, spec in self.specs.items():
-            if spec.kind == "label":
-                classes = sorted(set(folders))
-                values = np.array([classes.index(folder) for folder in folders], np.int64)
-                columns[name] = LabelColumn(np.repeat(values, counts), tuple(classes))
-                continue
-            places = [index.places[spec.part] for index in indexes]
-            offsets, lengths = (np.concatenate([pair[side] for pair in places]) for side in (0, 1))
-            columns[name] = BytesColumn(which, offsets, lengths)
-        starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        names = StringColumn.from_numbers(np.concatenate([index.numbers for index in indexes]))
-        objects = ObjectTable(
-            source.bucket,
-            StringColumn.from_strings(keys),
-            StringColumn.from_strings(etags),
-            np.array(sizes, np.int64),
-        )
-        snapshot = Snapshot.from_parts(str(source), self.kind, objects, starts, columns, self.specs, names)
-        return SnapshotBuild(snapshot, self.skipped, tuple(self.examples[:_EXAMPLES]))
-
-    def _empty(self, source: Source) -> EmptySnapshotError:
-        wanted = ", ".join(f"{name}: {shown_value(part)}" for name, part in self.wanted.items())
-        there = ", ".join(f"{name} ({kind or 'empty'})" for name, kind in self.told.items())
-        why = "".join(f"; {example}" for example in self.examples[:_EXAMPLES])
-        message = f"no record in {source} has all its fields ({wanted}). Existing parts: "
-        return EmptySnapshotError("source", f"{message}{there or 'none'}{why}")

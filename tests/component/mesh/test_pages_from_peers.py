@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from meshd.control.cluster_map_store import ClusterMapStore
@@ -13,6 +14,7 @@ from meshd.telemetry import metrics
 from meshwire.cluster.transitions import mark_node_away
 from meshwire.dataset.paged_snapshot import PagedSnapshot
 from meshwire.dataset.snapshot import Snapshot
+from meshwire.formats.token_index import encode_token_index
 from tests.support.archive_files import tar_of
 from tests.support.mesh_processes import ROOT, MeshCrew
 from tests.support.native_fixtures import Mesh
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from tests.support.mesh_processes import Running
 
 SHARDS, ROWS = 12, 5
-KINDS = {"lines": ".txt", "tar": ".tar", "tfrecord": ".tfrecord"}
+KINDS = {"lines": ".txt", "tar": ".tar", "tfrecord": ".tfrecord", "tokens": ".bin"}
+PARTS = {"tfrecord": {"feature": "x"}, "tokens": {"column": "tokens"}}
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +54,16 @@ def fill(crew: MeshCrew, kind: str, folder: str) -> None:
             data = b"\n".join(rows)
         elif kind == "tar":
             data = tar_of({f"{row}.txt": text for row, text in enumerate(rows)})
+        elif kind == "tokens":
+            data, index = b"".join(rows), encode_token_index(np.array([*map(len, rows)]), "uint8")
+            crew.put(kind, f"{folder}/{number:02}.idx", index)
         else:
             data = b"".join(record(example({"x": BytesList([row])})) for row in rows)
         crew.put(kind, f"{folder}/{number:02}{KINDS[kind]}", data)
 
 
 def opened(node: Running, kind: str, folder: str) -> str:
-    fields = {"text": {"feature": "x"} if kind == "tfrecord" else {"ext": ["txt"]}}
+    fields = {"text": PARTS.get(kind, {"ext": ["txt"]})}
     found = with_wire(node, lambda wire: wire.snapshot(f"s3://{kind}/{folder}/", fields, kind=kind))
     assert (found["samples"], found["shards"]) == (SHARDS * ROWS, SHARDS)
     return str(found["snapshot"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import Mock
@@ -18,7 +19,7 @@ from meshd.config import StoreSettings
 from meshd.core import document_store
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
-from meshd.datasets import page_indexes, record_files, snapshot_pages
+from meshd.datasets import mds, page_indexes, record_files, snapshot_pages, token_files
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.datasets.build_results import _FORM
 from meshd.datasets.service import DatasetService
@@ -41,6 +42,7 @@ from meshwire.formats.page_formats import open_page
 from meshwire.formats.record_index import write_record_page
 from meshwire.formats.tar import TarMember
 from meshwire.formats.tfrecord_index import index_records
+from meshwire.formats.token_index import encode_token_index
 from meshwire.frame.columns import ColumnError, ColumnWriter, StringColumn
 from meshwire.plan.mix import concat_snapshots
 from tests.support.archive_files import tar_of
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from meshwire.dataset.snapshot import SnapshotKind
 
 FIELDS = parse_fields({"text": "txt", "kind": {"class": "prefix"}})
-RECORD_FIELDS = parse_fields({"text": {"feature": "x"}, "kind": {"class": "prefix"}})
+RECORD_PARTS = {"tfrecord": {"feature": "x"}, "mds": {"column": "x"}, "tokens": {"column": "tokens"}}
 SOURCE = Source("b", "d/")
 
 
@@ -242,7 +244,7 @@ class Node:
         self.store = Store.open(
             StoreSettings.at(folder / "store", durability="relaxed"), writer="w0", clock=ManualClock()
         )
-        self.indexed = 0
+        self.indexed, self.entries = 0, list[Any]()
         self.restart()
 
     def restart(self) -> None:
@@ -263,11 +265,23 @@ class Node:
             await self.put(f"d/k/{name}.txt", b"\n".join(rows))
         elif kind == "tfrecord":
             await self.put(f"d/k/{name}.tfrecord", records_of(rows))
+        elif kind == "tokens":
+            await self.put(f"d/k/{name}.bin", b"".join(rows))
+            lengths = np.array([len(row) for row in rows])
+            await self.put(f"d/k/{name}.idx", encode_token_index(lengths, "uint8"))
+        elif kind == "mds":
+            files = mds_files({"x": "bytes"}, [{"x": row} for row in rows], shard=len(rows))
+            [entry] = json.loads(files["index.json"])["shards"]
+            entry["raw_data"]["basename"] = f"k/{name}.mds"
+            self.entries.append(entry)
+            await self.put(f"d/k/{name}.mds", files["shard.00000.mds"])
+            await self.put("d/index.json", json.dumps({"version": 2, "shards": self.entries}).encode())
         else:
             await self.put(f"d/k/{name}.tar", tar_of({f"{at:06}.txt": row for at, row in enumerate(rows)}))
 
     async def scan(self, kind: Any = "lines") -> PagedSnapshot:
-        fields = RECORD_FIELDS if kind == "tfrecord" else FIELDS
+        part = RECORD_PARTS.get(kind)
+        fields = FIELDS if part is None else parse_fields({"text": part, "kind": {"class": "prefix"}})
         snapshot = (await self.datasets.scan_source(SOURCE, kind, fields))[0].snapshot
         assert isinstance(snapshot, PagedSnapshot)
         await self.catalog.add_snapshot(snapshot)
@@ -292,12 +306,13 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
     count(record_files, "index_lines")
     count(page_indexes, "write_member_page")
-    count(page_indexes, "write_record_page")
+    for module in (page_indexes, mds, token_files):
+        count(module, "write_record_page")
     yield made
     made.store.close()
 
 
-KINDS = pytest.mark.parametrize("kind", PAGES)
+KINDS = pytest.mark.parametrize("kind", [*PAGES, "mds", "tokens"])
 
 
 def lengths(snapshot: Snapshot) -> list[int]:
@@ -402,6 +417,34 @@ def test_a_snapshot_whose_page_is_not_the_index_of_its_object_names_it(node: Nod
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("kind", "beside"), [("mds", "d/index.json"), ("tokens", "d/k/1.idx")])
+def test_a_page_that_is_lost_with_what_described_its_shard(node: Node, kind: str, beside: str) -> None:
+    async def run() -> None:
+        for number in range(2):
+            await node.put_shard(kind, str(number), [b"line"] * (number + 2))
+        made = await node.scan(kind)
+        await node.put_shard(kind, "2", [b"more"])  # which changes the index of MDS, but not this entry
+        await node.store.delete(RESERVED_BUCKET, node.page_of(made, 0))
+        node.restart()
+        assert lengths(await node.catalog.snapshot(made.hash)) == [4] * 5
+        held = node.store.get("b", beside)
+        assert held is not None
+        index = node.store.read_range(held, 0, held.size)
+        await node.put(beside, b"{}")
+        await node.store.delete(RESERVED_BUCKET, node.page_of(made, 1))
+        node.restart()
+        column: Any = (await node.catalog.snapshot(made.hash)).fields["text"]
+        assert column.lengths_at([0, 1]).tolist() == [4, 4]
+        with pytest.raises(BatchError, match=r"s3://b/d/k/1\.\w+ .*has no page here any more") as caught:
+            column.lengths_at([2])
+        assert caught.value.code == "SnapshotChanged"
+        await node.put(beside, index)
+        node.restart()
+        assert lengths(await node.catalog.snapshot(made.hash)) == [4] * 5
+
+    asyncio.run(run())
+
+
 def test_a_snapshot_of_a_later_release_is_refused_by_name(node: Node) -> None:
     async def run() -> None:
         await node.put("d/k/0.txt", b"one")
@@ -462,7 +505,7 @@ def test_an_index_of_an_earlier_release_becomes_a_page(node: Node) -> None:
 
 SNAPSHOTS_OF_FORM = {
     1: "58ffec55281d6eab87cfc75377eae0ddaff91eff3d8d2ad41194eec424c014fc",
-    5: "c7afc95c0eb9047d78eec028dd612e4b43e133dd4a7cbaa370e7e80a08e062a5",
+    6: "0bec030fed227a7209686e44848b1080801db34dc4a1d2910de162fae8d07506",
 }
 """SHA-256 of the hashes of the snapshots below, by `_FORM`: of the present form and of that without pages."""
 

@@ -11,15 +11,16 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.dataset.build_snapshot import BytesColumn, EmptySnapshotError, Snapshot
-from meshwire.dataset.fields import Source, parse_fields
+from meshwire.dataset.build_snapshot import BytesColumn, EmptySnapshotError
+from meshwire.dataset.fields import parse_fields
 from meshwire.formats import tf_example, tfrecord_index
-from meshwire.formats.record_index import RecordIndex, build_from_records
+from meshwire.formats.record_index import RecordIndex
 from meshwire.formats.shard_bytes import encode_varint, masked_crc
 from meshwire.formats.tf_example import ExampleError, parse_features, parse_numbers
 from meshwire.formats.tfrecord_index import MAX_RECORD_BYTES, TfrecordError, index_records, is_tfrecord
 from meshwire.frame.columns import ColumnError
 from meshwire.strict_json import PlanError
+from tests.support.paged_snapshots import MemoryPages
 from tests.support.tf_example_writer import BytesList, FloatList, Int64List, example, record
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -176,8 +177,9 @@ def test_a_folder_of_records_is_a_snapshot() -> None:
     fields = parse_fields(
         {"img": {"feature": "image"}, "n": {"feature": "label"}, "folder": {"class": "prefix"}}
     )
-    snapshot = build_from_records(files, kind="tfrecord", source=Source("b", "d/"), fields=fields).snapshot
-    assert Snapshot.from_bytes(snapshot.to_bytes()).hash == snapshot.hash
+    pages = MemoryPages()
+    snapshot = pages.build_records(files, "s3://b/d/", fields).snapshot
+    assert pages.read(snapshot.to_bytes()).hash == snapshot.hash
     assert (snapshot.samples, snapshot.shards) == (6, 2)
     assert snapshot.sample_name(4) == "d/q/x.tfrecord/000000001"
     column = snapshot.fields["img"]
@@ -185,27 +187,23 @@ def test_a_folder_of_records_is_a_snapshot() -> None:
     assert np.array_equal(column.offset[:3], index.places["image"][0])
     again = index_records([file], ["box"])
     with pytest.raises(EmptySnapshotError, match=r"img: 'nothing'.*box \(float\), image \(bytes\)"):
-        build_from_records(
+        pages.build_records(
             [("d/x.tfrecord", "e", len(file), index_records([file], ["nothing"]))],
-            kind="tfrecord",
-            source=Source("b", "d/"),
-            fields=parse_fields({"img": {"feature": "nothing"}}),
+            "s3://b/d/",
+            parse_fields({"img": {"feature": "nothing"}}),
         )
     other = index_records([record(example({"box": Int64List([1])}))], ["box"])
     with pytest.raises(PlanError, match="'box' is float in 'd/a', and int64 in d/b"):
-        build_from_records(
+        pages.build_records(
             [("d/a", "e", len(file), again), ("d/b", "f", 100, other)],
-            kind="tfrecord",
-            source=Source("b", "d/"),
-            fields=parse_fields({"box": {"feature": "box"}}),
+            "s3://b/d/",
+            parse_fields({"box": {"feature": "box"}}),
         )
-    with pytest.raises(PlanError, match="extends beyond its 10 bytes"):
-        build_from_records(
-            [("d/a", "e", 10, again)],
-            kind="tfrecord",
-            source=Source("b", "d/"),
-            fields=parse_fields({"b": {"feature": "box"}}),
-        )
+    short = pages.build_records(
+        [("d/a", "e", 30, again)], "s3://b/d/", parse_fields({"b": {"feature": "box"}})
+    )
+    with pytest.raises(ColumnError, match="extend beyond the 30 bytes"):
+        short.snapshot.sample_name(0)
 
 
 @pytest.mark.parametrize(
