@@ -59,4 +59,4 @@ def loader_of(daemon: Daemon, source: str, monkeypatch: pytest.MonkeyPatch, **op
     found = found.map(
         ops.decode("image"), ops.random_resized_crop("image", SIZE), ops.hflip("image"), ops.to_chw("image")
     )
-    return mesh.Loader(found, global_batch=BATCH, seed=7, output="numpy", **options)
+    return mesh.Loader(found, **{"global_batch": BATCH, "seed": 7, "output": "numpy", **options})

@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { NUMBERS, readAddress, type Address, type Name } from "../address";
 import { listPlans } from "../documents";
-import { count } from "../format";
+import { ago, count } from "../format";
 import { Empty, Heading, Loading, Problem, useLoaded } from "../parts";
 import { BatchView } from "./batch";
 import { PlanDetails, PlanTable } from "./plan";
@@ -47,10 +47,10 @@ function Inspector({ plan, query }: { plan: string; query: URLSearchParams }): J
     location.hash = `/batches/${first.plan}?${next.toString()}`;
   };
   const move = (name: Name, by: number): void => {
-    const moved = (of: Address): Address => ({ ...of, [name]: Math.max(0, of[name] + by) });
+    const most = (of: Address): number => (name === "rank" ? of.world - 1 : Infinity);
+    const moved = (of: Address): Address => ({ ...of, [name]: Math.min(Math.max(0, of[name] + by), most(of)) });
     const next = moved(address);
     if (name === "step" && steps !== null && next.step >= steps) return;
-    if (name === "rank" && next.rank >= address.world) return;
     go(next, other && moved(other));
   };
   useEffect(() => {
@@ -111,6 +111,29 @@ function Inspector({ plan, query }: { plan: string; query: URLSearchParams }): J
   );
 }
 
+const MOST_CHOICES = 200;
+
+function PlanChoice({ plan, onChange }: { plan: string; onChange(plan: string): void }): JSX.Element {
+  const { value: plans = [] } = useLoaded(listPlans, []);
+  const known = plans.slice(0, MOST_CHOICES).map(({ hash, buckets, ops, used_ms }) => ({
+    hash,
+    words: `${hash.slice(0, 12)} ${buckets.map((bucket) => `s3://${bucket}`).join(", ")}: ${ops.join(" → ") || "as stored"}; used ${ago(used_ms)}`,
+  }));
+  if (!known.some(({ hash }) => hash === plan)) known.unshift({ hash: plan, words: plan.slice(0, 12) });
+  return (
+    <label class="wide-label">
+      Plan
+      <select value={plan} onChange={(event) => onChange(event.currentTarget.value)}>
+        {known.map(({ hash, words }) => (
+          <option key={hash} value={hash}>
+            {words}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
 const LEAST: Record<Name, number> = { epoch: 0, step: 0, rank: 0, world: 1, batch: 1 };
 const WORDS: Record<Name, string> = {
   epoch: "Epoch",
@@ -128,16 +151,7 @@ function AddressForm({ address, steps, withPlan, onChange }: {
 }): JSX.Element {
   return (
     <form class="address" onSubmit={(event) => event.preventDefault()}>
-      {withPlan && (
-        <label class="wide-label">
-          Plan
-          <input
-            value={address.plan}
-            pattern="[0-9a-f]{64}"
-            onChange={(event) => event.currentTarget.checkValidity() && onChange({ ...address, plan: event.currentTarget.value })}
-          />
-        </label>
-      )}
+      {withPlan && <PlanChoice plan={address.plan} onChange={(plan) => onChange({ ...address, plan })} />}
       {NUMBERS.map((name) => (
         <label key={name}>
           <span>

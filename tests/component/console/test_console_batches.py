@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,12 +41,7 @@ def test_batches_are_those_that_a_rank_gets(
         if step:
             browser.page.keyboard.press("ArrowRight")
         browser.page.wait_for_selector(f"[data-batch*='\"step\":{step},'] canvas")
-        shown = browser.page.evaluate(
-            """() => [...document.querySelectorAll("ol.rows canvas")].map((canvas) =>
-                 [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data])"""
-        )
-        pixels = np.array(shown, np.uint8).reshape(BATCH // 2, SIZE, SIZE, 4)[..., :3].transpose(0, 3, 1, 2)
-        assert np.array_equal(pixels, np.asarray(batch["image"]))
+        assert np.array_equal(pixels_of(browser, "main"), np.asarray(batch["image"]))
         names = browser.page.locator(".row-name").all_inner_texts()
         labels = [classes[int(label)] for label in batch["label"]]
         assert [name.split("/")[1] for name in names] == labels
@@ -62,8 +59,59 @@ def test_batches_are_those_that_a_rank_gets(
     browser.page.wait_for_selector("dialog", state="detached")
     browser.page.keyboard.press("Shift+ArrowRight")
     browser.page.wait_for_selector("[data-batch*='\"epoch\":1,']")
-    browser.page.click("text=Side by side")
-    browser.page.wait_for_selector("section[aria-label='Second batch'] canvas")
+
+
+def pixels_of(browser: Browser, where: str) -> Any:
+    """The pictures below a selector, as a batch has them: uint8[rows, 3, height, width]."""
+    shown = browser.page.evaluate(
+        """where => [...document.querySelectorAll(`${where} ol.rows canvas`)].map((canvas) =>
+             btoa([...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]
+               .map((value) => String.fromCharCode(value)).join("")))""",
+        where,
+    )
+    pixels = np.frombuffer(b"".join(map(base64.b64decode, shown)), np.uint8)
+    return pixels.reshape(-1, SIZE, SIZE, 4)[..., :3].transpose(0, 3, 1, 2)
+
+
+def test_batches_of_two_world_sizes_and_of_two_plans_stand_side_by_side(
+    daemon: Daemon, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @cache
+    def read(seed: int, world: int, rank: int) -> tuple[str, list[Any]]:
+        with loader_of(daemon, "s3://photos/train", monkeypatch, seed=seed, world=world, rank=rank) as loader:
+            return loader.plan.hash, [np.asarray(loader.at(step)["image"]) for step in range(2)]
+
+    def equal(name: str, step: int, seed: int, world: int, rank: int) -> None:
+        plan, images = read(seed, world, rank)
+        where = f"section[aria-label='{name}']"
+        told = f'{plan}","epoch":0,"step":{step},"rank":{rank},"world":{world},'
+        page.wait_for_selector(f"{where} [data-batch*='{told}'] canvas")
+        assert np.array_equal(pixels_of(browser, where), images[step])
+
+    page = browser.page
+    second = page.locator("section[aria-label='Second batch']")
+    browser.show(f"/batches/{read(7, 1, 0)[0]}?batch={BATCH}", "[data-batch] canvas")
+    page.click("button:has-text('Side by side')")
+    for field, value in {"Epoch": 0, "World size": 2, "Rank": 1}.items():
+        second.get_by_label(field).fill(str(value))
+        page.keyboard.press("Enter")
+    equal("First batch", 0, 7, 1, 0)
+    equal("Second batch", 0, 7, 2, 1)
+    page.locator("h1").click()
+    page.keyboard.press("ArrowRight")
+    equal("First batch", 1, 7, 1, 0)
+    equal("Second batch", 1, 7, 2, 1)
+    browser.screenshot("two-world-sizes")
+    other, _ = read(8, 2, 1)
+    page.reload()  # the plan is chosen among those that the node knows
+    second.get_by_label("Plan").select_option(other)
+    equal("First batch", 1, 7, 1, 0)
+    equal("Second batch", 1, 8, 2, 1)
+    page.locator("h1").click()
+    page.keyboard.press("[")
+    equal("Second batch", 1, 8, 2, 0)
+    assert browser.violations() == []
+    browser.screenshot("two-plans")
 
 
 def test_a_loop_is_as_far_as_what_it_has_received(
