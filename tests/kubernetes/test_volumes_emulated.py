@@ -28,6 +28,24 @@ def test_volumes_grow_under_their_pods_wherever_the_operator_is_killed() -> None
     killed_everywhere(CLAIMED, EXPANDED)
 
 
+def test_a_daemon_is_decommissioned_with_its_volume_wherever_the_operator_is_killed() -> None:
+    """Its claim goes when the map says that others have its data (`World.tick` asserts that)."""
+    scene = ("decommission", _decommission, lambda world: settled(world, 2) and not _is_decommissioned(world))
+    killed_everywhere(CLAIMED, scene)
+
+
+def _decommission(world: World) -> None:
+    found = world.api.find("meshnodes", "mesh-s-1")
+    assert found is not None
+    found["spec"]["desiredState"] = "Decommissioned"
+    world.api.put("meshnodes", found)
+
+
+def _is_decommissioned(world: World) -> bool:
+    found = world.api.find("meshnodes", "mesh-s-1")
+    return found is None or "desiredState" in found["spec"]
+
+
 def test_an_expansion_ends_no_pod_and_reaches_daemons_to_come() -> None:
     api = Api()
     world = World(api)
@@ -110,5 +128,3 @@ def test_a_pod_whose_claim_is_gone_is_made_anew() -> None:
     assert "mesh-s-1: its volume claim is gone, and a new one is created with a new pod" in [
         each["message"] for each in api.of("events")
     ]
-    asyncio.run(play(world, [("again", void, lambda world: settled(world, 2))]))
-    assert len(claims(world)) == 2

@@ -87,6 +87,8 @@ class World:
             capacity = {"capacity": dict(each["spec"]["resources"]["requests"])}
             if each.get("status") != capacity:
                 self.api.put("persistentvolumeclaims", each | {"status": capacity})
+        cluster = self.map()
+        held = [share.node_id for share in cluster.current_shares] if cluster else []
         for name in self.pods():
             found = self.api.find("statefulsets", name.rpartition("-")[0])
             for template in found["spec"].get("volumeClaimTemplates") or () if found else ():
@@ -96,6 +98,7 @@ class World:
                     "namespace": NAMESPACE,
                 }
                 if not self.api.find("persistentvolumeclaims", claim["metadata"]["name"]):
+                    assert name not in held, f"the volume of {name} is gone, and the mesh relies on it"
                     self.api.put("persistentvolumeclaims", claim)
 
     def _machines(self) -> None:

@@ -122,7 +122,8 @@ class OperatorScene(ManyNodesScene):
         except (DaemonFailedError, AssertionError) as error:
             self.report.add(str(error))
         finally:
-            self.report.wrong += self._steps.wrong
+            for problem in self._steps.wrong:
+                self.report.add(problem)
             self._steps.wrong.clear()
             self._kill()
             for name in self._disks:
