@@ -119,7 +119,7 @@ class OperatorScene(ManyNodesScene):
             elif not self.report.wrong:
                 self._until(self._is_settled, "settled in the end")
                 self._compare(self._serving())
-        except (DaemonFailedError, AssertionError) as error:
+        except (DaemonFailedError, AssertionError, ApiError, httpx2.HTTPError) as error:
             self.report.add(str(error))
         finally:
             for problem in self._steps.wrong:
