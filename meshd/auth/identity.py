@@ -6,7 +6,8 @@ Values that the authorizer, the policy evaluator and the facts of a request deci
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.control.roles import ROLE_PREFIX
@@ -120,8 +121,7 @@ class RemoteRecord(NamedTuple):
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(NamedTuple):
     """What policies may ask about a request, besides its operation.
 
     `headers` have lower-case names and include those hoisted into a presigned query. `signature` names the
@@ -133,7 +133,7 @@ class RequestContext:
     source_ip: str = ""
     secure: bool = False
     presigned: bool = False
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     signature: str = ""
     signed: str = ""
     form: bool = False

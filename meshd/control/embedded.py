@@ -15,7 +15,7 @@ import ctypes
 import os
 import struct
 import threading
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import lmdb
 import msgspec
@@ -154,19 +154,35 @@ _LAST_LOOK = 2.0  # the same where it does: against a write of which it did not 
 
 class _PinnedRevisions:
     """See ControlStore.pin_revisions. One thread at a time uses it; other threads read the revisions
-    themselves."""
+    themselves. All of them are read in one transaction, and only if there was a write since the last time."""
 
-    __slots__ = ("known", "thread")
+    __slots__ = ("_env", "_latest", "_topics", "_txn", "known", "thread", "version")
 
-    def __init__(self) -> None:
+    def __init__(self, env: lmdb.Environment, topics: Any) -> None:
+        self._env, self._topics = env, topics
         self.known: dict[str, int] | None = None
-        self.thread = 0
+        self.thread, self.version = 0, -1
+        self._latest: dict[str, int] = {}
+        self._txn: Any = None
 
     def __enter__(self) -> None:
-        self.known, self.thread = {}, threading.get_ident()
+        self._txn = txn = self._env.begin(db=self._topics)
+        if (version := txn.id()) != self.version:
+            self.version, self._latest = version, {}
+        self.known, self.thread = self._latest, threading.get_ident()
 
     def __exit__(self, *exc: object) -> None:
         self.known = None
+        self._txn.abort()
+
+    def read(self, topic: str) -> int:
+        """Returns a revision that is not known yet."""
+        found = self._latest[topic] = _revision(self._txn.get(topic.encode()))
+        return found
+
+
+def _revision(value: bytes | None) -> int:
+    return 0 if value is None else int(_VERSION.unpack(value)[0])
 
 
 class EmbeddedControl:
@@ -189,7 +205,7 @@ class EmbeddedControl:
         except lmdb.Error as error:
             raise ControlError(f"cannot open the control store in {directory}: {error}") from error
         self._directory, self._poll, self._closed = directory, poll, False
-        self._pinned = _PinnedRevisions()
+        self._pinned = _PinnedRevisions(self._env, self._topics)
         self._written = asyncio.Event()
         self._writing = threading.Lock()
         self._leases = ClockLeases(self, clock)
@@ -205,14 +221,11 @@ class EmbeddedControl:
         if known is None or self._pinned.thread != threading.get_ident():
             return self._read_revision(topic)
         found = known.get(topic)
-        if found is None:
-            found = known[topic] = self._read_revision(topic)
-        return found
+        return self._pinned.read(topic) if found is None else found
 
     def _read_revision(self, topic: str) -> int:
         with self._env.begin(db=self._topics) as txn:
-            found = txn.get(topic.encode())
-        return 0 if found is None else int(_VERSION.unpack(found)[0])
+            return _revision(txn.get(topic.encode()))
 
     def cached_entries(self, topic: str) -> Mapping[str, Versioned]:
         return self._scan(f"{topic}/")

@@ -7,9 +7,8 @@ raises on a wrong length, checksum or signature.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from meshwire.errors import S3Error
 
@@ -58,8 +57,7 @@ StoredCallback = Callable[[str, str, "Record"], Awaitable[None]]
 """Called with bucket, key and record of every object that was stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class LookupResult:
+class LookupResult(NamedTuple):
     """What to send of an object: `length` bytes from `offset`; `partial` if a range or part was requested.
     `base`: where the object begins in the record, if it is a member of an archive."""
 

@@ -104,7 +104,7 @@ class MemberService:
             return found
         with _archive_errors():
             plain = await self._archives.decompressed(bucket, key, record)
-        return replace(found, record=plain, base=place[0])
+        return found._replace(record=plain, base=place[0])
 
     async def member_as_upload(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
         """Turn a copy of a member into an upload; return None for a copy of an object."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from meshd.server.s3.admission import VirtualHosts
@@ -89,7 +89,7 @@ def request(data: bytes) -> None:
 
 _KINDS = sorted(STREAMING_PAYLOADS)
 _VERIFIED = Verified(b"k" * 32, "0" * 64, "20260101/us-east-1/s3/aws4_request", "20260101T000000Z")
-_FOREIGN = replace(_VERIFIED, scope="20260101/\udcff\udcfe/s3/aws4_request")  # a region of any bytes
+_FOREIGN = _VERIFIED._replace(scope="20260101/\udcff\udcfe/s3/aws4_request")  # a region of any bytes
 
 
 def chunked(data: bytes) -> None:

@@ -11,7 +11,6 @@ balancer's name) is path style.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshd.auth.identity import ANONYMOUS_IDENTITY, RequestContext
@@ -66,8 +65,7 @@ class VirtualHosts:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedSigner:
+class VerifiedSigner(NamedTuple):
     """A verified signer. Without a signature it is ANONYMOUS, and `claim` and `verified` are None. With
     version 2, `verified` is None, since chunks cannot chain onto its signature. `verified_at` is in seconds
     since 1970; `identity_tables` is the state of the identity tables at that time."""
@@ -231,7 +229,7 @@ class RequestAdmission:
             return Admitted(operation, ANONYMOUS, request_context(origin, head, ANONYMOUS))
         signer, context = self.identify(head, origin, trace)
         if remote_record is not None:
-            context = replace(context, remote_record=remote_record)
+            context = context._replace(remote_record=remote_record)
         if resolve is not None:
             operation = trace.target = resolve(operation)
         self._access.authorize(signer.identity, operation, context)

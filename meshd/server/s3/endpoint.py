@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -191,7 +190,7 @@ class S3Endpoint:
         opened = await deps.nearby_reader.open_object(operation, record)
         found = opened.found
         if found.head.tag_count and not deps.access.may_count_tags(identity, operation, context):
-            opened = opened._replace(found=replace(found, head=replace(found.head, tag_count=0)))
+            opened = opened._replace(found=found._replace(head=found.head._replace(tag_count=0)))
         return await self._send_spans(request, operation, opened, trace)
 
     async def _carry_out(self, call: S3Call, trace: RequestTrace, *, pressed: bool) -> Reply:
@@ -269,7 +268,7 @@ class S3Endpoint:
         reader = self._deps.reader
         operation, found = await self._find(asked, operation)
         if found.head.tag_count and not self._deps.access.may_count_tags(identity, asked, context):
-            found = replace(found, head=replace(found.head, tag_count=0))
+            found = found._replace(head=found.head._replace(tag_count=0))
         status, headers = object_response_head(operation, found, trace)
         if operation.head or not found.length:
             return Reply(status, headers, b"", self._now())

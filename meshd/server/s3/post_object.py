@@ -6,7 +6,6 @@ Nothing is stored unless the form ended properly and its file had a size that th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.auth.authorizer import EXPECTED_OWNER_HEADERS
@@ -72,7 +71,7 @@ class PostObjectHandler:
         call.trace.target = put
         await self._forward_to_owner(call, put, form)
         headers = _policy_headers(call.context.headers, fields)
-        context = replace(call.context, headers=headers, form=True, signature=_signature(claim))
+        context = call.context._replace(headers=headers, form=True, signature=_signature(claim))
         self._deps.access.authorize(identity, put, context)
         admitted: Any = self._deps.acls.resolve_operation(put)
         form.policy = policy

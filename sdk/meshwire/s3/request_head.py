@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from meshwire import names
 from meshwire.errors import S3Error
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from meshwire.s3.bucket_settings import BucketSetting
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(NamedTuple):
     """The head of a request. `raw_path` and `raw_query` are as sent, still percent-encoded, the query
     without `?`; header names are lower-case, values of repeated headers joined by `,`. `host_bucket` is the
     bucket given by the host (virtual-host addressing), in which case the path is the key alone."""

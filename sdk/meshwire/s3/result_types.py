@@ -8,12 +8,16 @@ Invariant: ETags carry no quotes, times are milliseconds since the epoch, sizes 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshwire.s3.bucket_settings import Acl, CorsRule
+
+
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +152,7 @@ class PreflightAllowed:
 # --- objects --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectHead:
+class ObjectHead(NamedTuple):
     """The metadata of an object in GET and HEAD: `headers` are the stored system headers, `metadata`
     without its prefix.
 
@@ -161,14 +164,14 @@ class ObjectHead:
     size: int
     etag: str
     modified_ms: int
-    headers: Mapping[str, str] = field(default_factory=dict)
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    checksums: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = _NOTHING
+    metadata: Mapping[str, str] = _NOTHING
+    checksums: Mapping[str, str] = _NOTHING
     checksum_type: str = ""
     parts_count: int | None = None
     version: str = ""
     tag_count: int = 0
-    extra: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, str] = _NOTHING
 
 
 class MemberEntry(NamedTuple):

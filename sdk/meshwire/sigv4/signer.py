@@ -70,6 +70,7 @@ def trailer_signature(key: bytes, timestamp: str, scope: str, previous: str, tra
 
 
 ALGORITHM = "AWS4-HMAC-SHA256"
+_INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
 
 
 def canonical_request(head: RequestHead, signed: tuple[str, ...], payload_hash: str) -> str:
@@ -102,7 +103,18 @@ def string_to_sign(canonical: str, timestamp: str, scope: str) -> str:
 def compute_signature(key: bytes, canonical: str, timestamp: str, scope: str) -> str:
     """Return the hexadecimal signature of a canonical request. Raises PercentError for text that does not
     stand for bytes."""
-    return hmac_sha256(key, percent_encoding.to_bytes(string_to_sign(canonical, timestamp, scope))).hex()
+    inner, outer = (state.copy() for state in _keyed_states(key))
+    inner.update(percent_encoding.to_bytes(string_to_sign(canonical, timestamp, scope)))
+    outer.update(inner.digest())
+    return outer.hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def _keyed_states(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
+    """Return SHA-256 after the padded key of HMAC, of the inner and the outer hash (RFC 2104 §4): a copy of a
+    state costs half of what setting up HMAC does. `key` has at most 64 bytes."""
+    padded = key.ljust(64, b"\0")
+    return hashlib.sha256(padded.translate(_INNER)), hashlib.sha256(padded.translate(_OUTER))
 
 
 def _join(

@@ -10,16 +10,15 @@ signed.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 from hmac import compare_digest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshwire.errors import S3Error
 from meshwire.http_values import dates, percent_encoding
 from meshwire.s3.request_head import AuthMechanism, read_auth_mechanism, read_query
 from meshwire.sigv4 import signer
-from meshwire.sigv4.signer import MAX_EXPIRES, UNSIGNED_PAYLOAD, Scope, signing_key
+from meshwire.sigv4.signer import EMPTY_SHA256, MAX_EXPIRES, UNSIGNED_PAYLOAD, Scope, signing_key
 
 if TYPE_CHECKING:
     from meshwire.s3.parse_request import RequestHead
@@ -46,8 +45,7 @@ SIGV4_REQUIRED_MESSAGE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """The unverified signature of a request. `payload_hash` is 64 hexadecimal digits, UNSIGNED-PAYLOAD or
     one of STREAMING_PAYLOADS; `timestamp` is in SigV4's form; `expires` (seconds) is set for presigned
     requests only."""
@@ -152,6 +150,8 @@ def _header_timestamp(head: RequestHead, scope: Scope) -> str:
 
 def _header_payload_hash(head: RequestHead) -> str:
     value = head.headers.get("x-amz-content-sha256")
+    if value == EMPTY_SHA256:
+        return value
     if value is None:
         raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
     return read_payload_hash(value)
@@ -271,15 +271,17 @@ def _signed_headers(text: str, code: str) -> tuple[str, ...]:
 # --- verification -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """The values that the signatures of a chunked body chain to. `scope` is
     date/region/service/aws4_request."""
 
-    signing_key: bytes = field(repr=False)
+    signing_key: bytes
     seed_signature: str
     scope: str
     timestamp: str
+
+    def __repr__(self) -> str:  # never the key
+        return f"<Verified {self.scope} {self.timestamp}>"
 
 
 def verify(claim: Claim, head: RequestHead, secret_key: str, now: int) -> Verified:

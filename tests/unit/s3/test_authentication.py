@@ -17,7 +17,7 @@ from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
 from meshwire.http_values import dates
 from meshwire.s3.parse_request import RequestHead
-from meshwire.sigv4 import Credential, Scope, sign
+from meshwire.sigv4 import Credential, Scope, sign, signer
 from meshwire.sigv4.post_object import FormClaim
 from tests.support.reference_control import MemoryControl
 
@@ -68,15 +68,18 @@ def old_head(clock: ManualClock, access_key: str) -> RequestHead:
 def digests(monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object]) -> tuple[str, int]:
     """(the code of the refusal, how many HMACs it took)."""
     refusal(ask)  # derives the key of the day
-    taken: list[bytes] = []
-    real = hmac.digest
+    taken: list[Any] = []
 
-    def digest(*given: Any) -> bytes:
-        taken.append(real(*given))
-        return taken[-1]
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*given: Any) -> Any:
+            taken.append(real(*given))
+            return taken[-1]
+
+        return count
 
     with monkeypatch.context() as patched:
-        patched.setattr(hmac, "digest", digest)
+        patched.setattr(hmac, "digest", counted(hmac.digest))
+        patched.setattr(signer, "_keyed_states", counted(signer._keyed_states))
         return refusal(ask), len(taken)
 
 
