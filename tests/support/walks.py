@@ -24,6 +24,21 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 PLACE: Final = "SHARDMESH_TEST_WALKS"
 _PACKAGES: Final = tuple(f"{ROOT}/{name}/" for name in ("meshd", "sdk/meshsdk", "sdk/meshwire"))
+_BACKGROUND: Final = tuple(
+    f"{ROOT}/meshd/{name}"
+    for name in (
+        "process/",
+        "control/etcd/",
+        "cluster/failure_detector.py",
+        "cluster/membership.py",
+        "cluster/repair/",
+        "jobs/",
+        "store/disks/",
+        "store/engine/checkpointer.py",
+        "util/",
+    )
+)
+"""Where tasks that no request waits for begin."""
 _QUIET: Final = 0.03  # seconds without a new call after which a request has ended
 _PATIENCE: Final = 5
 _Files = dict[str, set[str]]  # of each file, the other files that it has called
@@ -49,12 +64,22 @@ class _Recording:
         caller = name if back is None else back.f_code.co_filename
         if turn != self._turn:
             self._turn, self._seen = turn, set()
-        if (caller, name) not in self._seen:
+        if (caller, name) not in self._seen and not _beginning(frame).startswith(_BACKGROUND):
             self._seen.add((caller, name))
             line = f"{turn} {os.getpid()} {caller} {name}\n".encode()
             file = os.open(self._calls, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             os.write(file, line)
             os.close(file)
+
+
+def _beginning(frame: Any) -> str:
+    """The file of ours in which the task, callback or thread of this call began."""
+    found = frame.f_code.co_filename
+    while frame is not None and not frame.f_code.co_filename.endswith("/asyncio/runners.py"):
+        if frame.f_code.co_filename.startswith(_PACKAGES):
+            found = frame.f_code.co_filename
+        frame = frame.f_back
+    return str(found)
 
 
 def record_this_process(place: str) -> None:
