@@ -21,6 +21,7 @@ from meshd.transform.errors import UnknownOpError
 from meshd.transform.sandbox.client import SandboxDiedError, UnusableModuleError, read_declarations
 from meshd.transform.sandbox.user_op_definitions import MODULES, encode_module, missing_build_error
 from meshwire.errors import S3Error
+from meshwire.plan.module_bundle import split_bundle
 from meshwire.plan.op_declarations import MAX_SOURCE, VERSION_PREFIX, checked_module, is_user_op, split_name
 from meshwire.strict_json import PlanError, join_path, shown_value, suggestion
 
@@ -121,7 +122,9 @@ class UserModules:
 
     # --- modules ---------------------------------------------------------------------------------------
 
-    async def push(self, caller: Caller, name: str, source: bytes, *, draft: bool = False) -> dict[str, Any]:
+    async def push(
+        self, caller: Caller, name: str, body: bytes, *, draft: bool = False, bundle: bool = False
+    ) -> dict[str, Any]:
         """Store a module and return the answer to `POST /-/modules`. Pushing the same file again is a no-op.
 
         Raises BatchError AccessDenied, InvalidPlan (with the module's own traceback), TooLarge, Busy.
@@ -132,10 +135,14 @@ class UserModules:
         except PlanError as error:
             raise BatchError("BadRequest", str(error)) from error
         self._require(caller, "mesh:PushOp", name)
+        try:
+            source, wheels = split_bundle(body) if bundle else (body, {})
+        except PlanError as error:
+            raise BatchError("BadRequest", str(error)) from error
         text = _text(source)
-        ops, held = await self._declared(name, source)
+        ops, held = await self._declared(name, source, wheels)
         self._check_limits(ops)
-        data = encode_module(text, ops)
+        data = encode_module(text, ops, wheels)
         digest = hashlib.sha256(data).hexdigest()
         version = VERSION_PREFIX + digest
         await self._catalog.put_shared(asset_key(digest), data)
@@ -164,17 +171,21 @@ class UserModules:
             "ops": [_told(name, declared) for _, declared in sorted(ops.items())],
         }
 
-    async def _declared(self, name: str, source: bytes) -> tuple[dict[str, OpDeclaration], tuple[str, ...]]:
+    async def _declared(
+        self, name: str, source: bytes, wheels: Mapping[str, bytes]
+    ) -> tuple[dict[str, OpDeclaration], tuple[str, ...]]:
         assert self._confinement is not None
         async with self._reading:
             try:
-                return await asyncio.to_thread(read_declarations, name, source, self._confinement)
+                return await asyncio.to_thread(read_declarations, name, source, self._confinement, wheels)
             except (UnusableModuleError, SandboxDiedError) as error:
                 raise BatchError(
                     "InvalidPlan",
                     f"{name}.py cannot be used: {error}",
                     help="a node runs a module with its own libraries, without files or network; the module "
-                    "must import by name everything that it does not define itself",
+                    "must import by name everything that it does not define itself. What nodes lack: "
+                    "install it beside meshd on each, or, if it is pure Python, push it along: mesh op push "
+                    "--wheel NAME",
                 ) from error
 
     def _check_limits(self, ops: Mapping[str, OpDeclaration]) -> None:

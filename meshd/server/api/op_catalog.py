@@ -90,16 +90,19 @@ class UserModuleEndpoint:
             HttpRoute("DELETE", f"{MODULES_PREFIX}/", guarded(self.remove)),
         ]
 
-    @operation("/-/modules", "Push a module", query=("name", "draft"), accepts="text")
+    @operation("/-/modules", "Push a module", query=("name", "draft", "bundle"), accepts="text")
     async def push(self, request: MeshRequest, identity: Identity) -> Reply:
-        """Push a module: `?name=NAME`; with `draft=1` it can be used only by its version."""
-        query = parse_query(request, ("name", "draft"))
-        if query.get("draft", "0") not in ("0", "1"):
-            raise BatchError("BadRequest", "draft must be 0 or 1")
+        """Push a module: `?name=NAME`; with `draft=1` it can be used only by its version; with `bundle=1`
+        the body has wheels, too."""
+        query = parse_query(request, ("name", "draft", "bundle"))
+        for name in ("draft", "bundle"):
+            if query.get(name, "0") not in ("0", "1"):
+                raise BatchError("BadRequest", f"{name} must be 0 or 1")
         draft = query.get("draft") == "1"
         caller, source = caller_of(request, identity), await request.read()
+        bundle = query.get("bundle") == "1"
         return self._native.reply_json(
-            await self._user_ops.push(caller, query.get("name", ""), source, draft=draft)
+            await self._user_ops.push(caller, query.get("name", ""), source, draft=draft, bundle=bundle)
         )
 
     @operation("/-/modules", "The modules of users", reply=reply_types.Modules)

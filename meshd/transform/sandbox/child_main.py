@@ -22,6 +22,7 @@ import sys
 import sysconfig
 import tempfile
 import traceback
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshd.transform.sandbox import restrictions
@@ -35,6 +36,7 @@ from meshd.transform.sandbox.messages import (
     OUT,
     aligned,
 )
+from meshd.transform.sandbox.wheel_imports import WARMED, WheelFinder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,15 +53,19 @@ _ALWAYS = (
 _NOT_IMPORTED = ("meshd", "antigravity")
 
 
-def preload(source: str) -> dict[str, str]:
-    """Load what the module imports by name, anywhere in it, from installed libraries only.
+def preload(source: str, finder: WheelFinder | None = None) -> dict[str, str]:
+    """Load what the module and its wheels import by name, anywhere in them, from installed libraries only.
 
     Their memory does not count as the op's, and once files are sealed they cannot be loaded any more.
     Returns the reasons for modules that failed to load.
     """
     failures: dict[str, str] = {}
     sys.meta_path.insert(0, _NotOurs())
-    for name in (*_ALWAYS, *_imported(source)):
+    theirs = () if finder is None else (*WARMED, *chain.from_iterable(map(_imported, finder.sources())))
+    provided = set() if finder is None else finder.packages()
+    for name in dict.fromkeys((*_ALWAYS, *_imported(source), *islice(dict.fromkeys(theirs), _FROM_WHEELS))):
+        if name.partition(".")[0] in provided:
+            continue
         try:
             _warm(importlib.import_module(name))
         except BaseException as error:
@@ -113,6 +119,7 @@ _DEVICES = (
     "/proc/cpuinfo",
     "/proc/meminfo",
 )
+_FROM_WHEELS = 1000  # modules that wheels import
 _PACKAGES = ("meshwire", "meshsdk")  # the packages of this project that an op may use
 _LIBRARIES = 8 << 30  # address space for the modules that a module imports
 
@@ -152,7 +159,7 @@ class _SandboxedModule:
 
     `settings`: "parent", "hidden" (folders that must never be read), "sealed" (open no files, even if the
     kernel has Landlock), "name", "source" (its length in the arena), "memory", "socket" and "arena"
-    (descriptors).
+    (descriptors), "wheels" ([name, bytes] each, in the arena behind the source).
     """
 
     def __init__(self, settings: dict[str, Any], stream: _Stream) -> None:
@@ -160,6 +167,10 @@ class _SandboxedModule:
         self._arena = mmap.mmap(settings["arena"], ARENA_BYTES)
         self._name = f"{settings['name']}.py"
         self._source = self._arena[IN : IN + settings["source"]].decode(errors="replace")
+        at, wheels = IN + settings["source"], list[tuple[str, bytes]]()
+        for name, size in settings["wheels"]:
+            wheels.append((name, self._arena[at : at + size]))
+            at += size
         self._functions: dict[str, Callable[..., Any]] = {}
         self._outputs: dict[str, tuple[str, ...]] = {}
         self._assets: dict[str, bytes] = {}
@@ -174,11 +185,18 @@ class _SandboxedModule:
         version = 0 if self._sealed else restrictions.restrict_files(readable)
         restrictions.install_syscall_filter(files=True, last=not self._sealed)
         restrictions.set_memory_limit(statm, self._memory + _LIBRARIES)
-        self._failures = preload(self._source)
+        self._broken, finder = "", None
+        try:
+            finder = WheelFinder(wheels) if wheels else None
+        except ImportError as error:
+            self._broken = str(error)
+        self._failures = preload(self._source, finder)
         restrictions.set_memory_limit(statm, self._memory + ASSET_ROOM)
         os.close(statm)
         if self._sealed:
             restrictions.install_syscall_filter(files=False, last=True)
+        if finder is not None:
+            sys.meta_path.insert(1, finder)  # behind what refuses the daemon's code
         self._held = ["seccomp", f"landlock {version}" if version else "no files"]
 
     def serve(self) -> None:
@@ -190,6 +208,8 @@ class _SandboxedModule:
             self._stream.send({"number": asked["number"], **self._answer(asked)})
 
     def _load(self) -> dict[str, Any]:
+        if self._broken:
+            return {"error": self._broken}
         try:
             module = self._run()
             declared = self._declared(module)

@@ -96,8 +96,18 @@ class UnusableModuleError(Exception):
 class SandboxProcess:
     """One process for one module; `close` it. Not thread-safe."""
 
-    def __init__(self, name: str, source: bytes, memory: int, confinement: SandboxPolicy) -> None:
-        """Start the process. Raises UnusableModuleError, SandboxDiedError."""
+    def __init__(
+        self,
+        name: str,
+        source: bytes,
+        memory: int,
+        confinement: SandboxPolicy,
+        wheels: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Start the process. `wheels`: what the module imports from memory.
+
+        Raises UnusableModuleError, SandboxDiedError.
+        """
         self._memory = memory
         self._asked = 0
         self._given: OrderedDict[str, int] = OrderedDict()
@@ -112,13 +122,15 @@ class SandboxProcess:
         self._arena = mmap.mmap(self._arena_fd, ARENA_BYTES)
         self._waiting = select.poll()
         self._waiting.register(self._socket, select.POLLIN)
-        self._arena[IN : IN + len(source)] = source
+        content = b"".join([source, *(wheels or {}).values()])
+        self._arena[IN : IN + len(content)] = content
         settings = {
             "parent": os.getpid(),
             "hidden": confinement.hidden,
             "sealed": confinement.sealed,
             "name": name,
             "source": len(source),
+            "wheels": [[wheel, len(data)] for wheel, data in (wheels or {}).items()],
             "memory": memory,
             "socket": theirs.fileno(),
             "arena": self._arena_fd,
@@ -332,13 +344,13 @@ class SandboxProcess:
 
 
 def read_declarations(
-    name: str, source: bytes, confinement: SandboxPolicy
+    name: str, source: bytes, confinement: SandboxPolicy, wheels: Mapping[str, bytes] | None = None
 ) -> tuple[dict[str, OpDeclaration], tuple[str, ...]]:
     """Return (the ops that a module declares, the restrictions it runs under on this node).
 
     Raises UnusableModuleError, SandboxDiedError.
     """
-    process = SandboxProcess(name, source, confinement.memory, confinement)
+    process = SandboxProcess(name, source, confinement.memory, confinement, wheels)
     try:
         return process.declared, process.held
     finally:
@@ -407,7 +419,7 @@ class SandboxProcessPool:
             while len(self._processes) >= KEPT:
                 self._processes.popitem(last=False)[1].close()
             memory = min(module.memory, self._confinement.memory)
-            found = SandboxProcess(module.name, module.source, memory, self._confinement)
+            found = SandboxProcess(module.name, module.source, memory, self._confinement, module.wheels)
             self._processes[module.version] = found
         self._processes.move_to_end(module.version)
         return found

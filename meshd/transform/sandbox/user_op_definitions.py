@@ -6,6 +6,8 @@ caches the modules it has loaded; the loader is set once, at startup.
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import hashlib
 import json
 from collections import OrderedDict
@@ -50,6 +52,7 @@ class UserModule:
     name: str
     source: bytes
     ops: Mapping[str, OpDeclaration]
+    wheels: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     @property
     def memory(self) -> int:
@@ -61,17 +64,23 @@ class UserModule:
         return self.version.removeprefix(VERSION_PREFIX)
 
 
-def encode_module(source: str, ops: Mapping[str, OpDeclaration]) -> bytes:
+def encode_module(
+    source: str, ops: Mapping[str, OpDeclaration], wheels: Mapping[str, bytes] | None = None
+) -> bytes:
     """Return the document of a module, which is stored and hashed."""
     listed = [ops[name].document() for name in sorted(ops)]
-    return canonical_json({"format": FORMAT, "ops": listed, "source": source})
+    found: dict[str, Any] = {"format": FORMAT, "ops": listed, "source": source}
+    if wheels:
+        found["wheels"] = {name: base64.b64encode(data).decode() for name, data in sorted(wheels.items())}
+    return json.dumps(found, sort_keys=True).encode() if wheels else canonical_json(found)
 
 
 def parse_module(name: str, data: bytes) -> UserModule:
     """Parse the document of a module, as a node wrote it."""
-    value = checked_object(json.loads(data), "", ("format", "ops", "source"))
+    value = checked_object(json.loads(data), "", ("format", "ops", "source", "wheels"))
     version = VERSION_PREFIX + hashlib.sha256(data).hexdigest()
-    return UserModule(version, name, str(value["source"]).encode(), parse_declarations(value["ops"]))
+    wheels = {wheel: base64.b64decode(text) for wheel, text in value.get("wheels", {}).items()}
+    return UserModule(version, name, str(value["source"]).encode(), parse_declarations(value["ops"]), wheels)
 
 
 class UserOpRunner(Protocol):

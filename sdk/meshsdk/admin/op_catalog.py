@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from meshsdk.client.request import Request, json_request
-from meshsdk.errors import MeshError
+from meshsdk.errors import ConfigurationError, MeshError
+from meshwire.plan.module_bundle import join_bundle
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
     from meshsdk.client.transport import Transport
@@ -160,14 +162,28 @@ class Trials:
     results: tuple[Trial, ...]
 
 
-def push_module(transport: Transport, name: str, source: bytes, *, draft: bool = False) -> Pushed:
+def push_module(
+    transport: Transport,
+    name: str,
+    source: bytes,
+    *,
+    draft: bool = False,
+    wheels: Mapping[str, bytes] | None = None,
+) -> Pushed:
     """Push a module of ops to the node. Pushing the same file again changes nothing.
 
-    Raises ServerError with the module's own traceback if it cannot be used, AccessError.
+    `wheels`: what it imports and nodes do not have, by the names of the files; pure Python. Raises
+    ConfigurationError for other wheels, ServerError with the module's own traceback if it cannot be used,
+    AccessError.
     """
     query = f"draft=1&name={quote(name, safe='')}" if draft else f"name={quote(name, safe='')}"
-    digest = hashlib.sha256(source).hexdigest()
-    request = Request("POST", PREFIX, query, {"content-type": "text/x-python"}, source, digest)
+    try:
+        body = join_bundle(source, wheels) if wheels else source
+    except PlanError as error:
+        raise ConfigurationError(str(error)) from error
+    query += "&bundle=1" if wheels else ""
+    digest = hashlib.sha256(body).hexdigest()
+    request = Request("POST", PREFIX, query, {"content-type": "text/x-python"}, body, digest)
     answer = transport.json(request, PATIENCE)
     return _read(
         lambda: Pushed(

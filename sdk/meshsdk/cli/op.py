@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +23,7 @@ from meshsdk.cli.view import parse_op
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from meshsdk.admin.op_catalog import Argument, OpInfo, Pushed, Trial, Trials
     from meshsdk.cli.command_base import Session
@@ -29,21 +32,50 @@ if TYPE_CHECKING:
 
 _SHORT = 19  # of a version: "sha256:" and twelve digits
 _MOST = 64
+_PIP_SECONDS = 600
+
+
+def wheel_options(command: Any) -> Any:
+    """Add the options of what a module brings along."""
+    command = click.option(
+        "--requirements",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="File of requirements, each to bring along as a wheel.",
+    )(command)
+    return click.option(
+        "--wheel",
+        "wheels",
+        multiple=True,
+        metavar="FILE|NAME",
+        help="A wheel of pure Python to bring along, or what pip calls it; repeatable.",
+    )(command)
 
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="MODULE.py")
 @click.option("--name", metavar="NAME", help="Name of the module.  [the file's]")
 @click.option("--draft", is_flag=True, help="Usable only by version; the name keeps its current build.")
+@wheel_options
 @shared_options
-def push(session: Session, file: Path, name: str | None, draft: bool) -> None:
+def push(
+    session: Session,
+    file: Path,
+    name: str | None,
+    draft: bool,
+    wheels: Sequence[str],
+    requirements: Path | None,
+) -> None:
     """Push a Python file of functions marked with @op to the node.
 
     Each function becomes the op NAME/FUNCTION, for plans (`ops.user`) and views (`--op`). Its version is
     the hash of the content: plans keep the build they were created with, whatever is pushed later.
 
+    Libraries that the nodes lack come along as wheels, if they are pure Python. pip gets those that are
+    named, without what they depend on.
+
     \b
     mesh op push augment.py
+    mesh op push augment.py --wheel einops==0.8.1 --wheel ./ours-1.0-py3-none-any.whl
     mesh op show augment/brighten
     mesh view create photos--bright --op decode --op 'augment/brighten gain=1.5' --op 'encode format=jpeg'
     \b
@@ -56,8 +88,9 @@ def push(session: Session, file: Path, name: str | None, draft: bool) -> None:
           "Pixels times gain."
           return np.clip(pixels * gain, 0, 255).astype(np.uint8)
     """
+    brought = collect_wheels(wheels, requirements)
     with session.make_client() as client:
-        pushed = _push(client, file, name, draft=draft)
+        pushed = _push(client, file, name, brought, draft=draft)
     known = "" if pushed.new else " (unchanged)"
     lines = [f"{pushed.module} {pushed.version}{known}"]
     lines += [f"  {item['op']:24} {item['takes']} → {item['gives']}" for item in pushed.ops]
@@ -74,8 +107,33 @@ def push(session: Session, file: Path, name: str | None, draft: bool) -> None:
     )
 
 
-def _push(client: Client, file: Path, name: str | None, *, draft: bool) -> Pushed:
-    return op_catalog.push_module(client.transport, name or file.stem, file.read_bytes(), draft=draft)
+def _push(
+    client: Client, file: Path, name: str | None, wheels: Mapping[str, bytes], *, draft: bool
+) -> Pushed:
+    source, called = file.read_bytes(), name or file.stem
+    return op_catalog.push_module(client.transport, called, source, draft=draft, wheels=wheels)
+
+
+def collect_wheels(wheels: Sequence[str], requirements: Path | None) -> dict[str, bytes]:
+    """Return wheels by name: files, and what pip downloads. Raises ConfigurationError."""
+    files = [Path(each) for each in wheels if each.endswith(".whl")]
+    wanted = [each for each in wheels if not each.endswith(".whl")]
+    wanted += ["-r", str(requirements)] if requirements is not None else []
+    with tempfile.TemporaryDirectory() as folder:
+        if wanted:
+            options = ["--no-deps", "--only-binary=:all:", "--quiet", "--dest", folder]
+            command = [sys.executable, "-m", "pip", "download", *options, *wanted]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_SECONDS, check=False)
+            if done.returncode:
+                said = done.stderr.strip().splitlines()[-1:] or ["pip failed"]
+                raise ConfigurationError(
+                    f"--wheel {' '.join(wanted)}: {said[0]}; or give the file of a wheel"
+                )
+            files += sorted(Path(folder).glob("*.whl"))
+        try:
+            return {file.name: file.read_bytes() for file in files}
+        except OSError as error:
+            raise ConfigurationError(f"--wheel {error.filename}: {error.strerror}") from error
 
 
 @click.command()
@@ -94,6 +152,7 @@ def _push(client: Client, file: Path, name: str | None, *, draft: bool) -> Pushe
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of random ops.")
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Folder for the outputs.")
+@wheel_options
 @shared_options
 def test(
     session: Session,
@@ -106,6 +165,8 @@ def test(
     limit: int,
     seed: int,
     save: Path | None,
+    wheels: Sequence[str],
+    requirements: Path | None,
 ) -> int:
     """Apply an op to chosen objects, and report the results.
 
@@ -119,8 +180,9 @@ def test(
     mesh op test augment/brighten --before decode --after 'encode format=png' --save ./out
     s3://photos/train/
     """
+    brought = collect_wheels(wheels, requirements)
     with session.make_client() as client:
-        tried = _spec(client, what, name)
+        tried = _spec(client, what, name, brought)
         tried["args"] = parse_op(" ".join(["op", *args]))["args"]
         chain = [*map(parse_op, before), tried, *map(parse_op, after)]
         keys = list(_samples(client, samples, limit))
@@ -143,11 +205,11 @@ def test(
     return EXIT_FAILED if wrong or left else 0
 
 
-def _spec(client: Client, what: str, name: str | None) -> dict[str, Any]:
+def _spec(client: Client, what: str, name: str | None, wheels: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the op under test; a file is pushed as a draft."""
     if not what.endswith(".py"):
         return {"op": what}
-    pushed = _push(client, Path(what), None, draft=True)
+    pushed = _push(client, Path(what), None, wheels, draft=True)
     names = [str(item["op"]) for item in pushed.ops]
     wanted = f"{pushed.module}/{name}" if name else names[0]
     if wanted not in names or (name is None and len(names) > 1):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import zipfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -360,6 +362,51 @@ def write(data):
         first, other, again = (call(process, "noisy", key=key).tolist() for key in (1, 2, 1))
         assert first == again != other
         assert call(process, "write") == b"refused"
+
+
+def wheel(init: str = "from .deep.parts import double\n") -> bytes:
+    """A wheel of pure Python with a package in a package, a file beside it, and metadata."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("gear/__init__.py", init)
+        archive.writestr(
+            "gear/deep/parts.py", "import colorsys\nfrom .. import deep\ndouble = lambda x: x * 2\n"
+        )
+        archive.writestr("gear/data.txt", "seven")
+        archive.writestr("gear-2.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: gear\nVersion: 2.5\n")
+    return out.getvalue()
+
+
+GEARED = b"""
+import importlib.metadata, importlib.resources, pkgutil
+import gear
+from meshsdk.userops import BYTES, op
+
+@op(input=BYTES, output=BYTES)
+def told(data):
+    file = importlib.resources.files("gear").joinpath("data.txt").read_text()
+    return repr((gear.double(data), file, pkgutil.get_data("gear", "data.txt"),
+                 importlib.metadata.version("gear"))).encode()
+"""
+
+
+@BOTH
+def test_wheels_are_imported_from_memory_without_rights(confinement: SandboxPolicy) -> None:
+    def start(content: bytes) -> SandboxProcess:
+        return SandboxProcess("mine", GEARED, 256 * MIB, confinement, {"gear-2.5-py3-none-any.whl": content})
+
+    process = start(wheel())
+    try:
+        assert call(process, "told", b"ab") == repr((b"abab", "seven", b"seven", "2.5")).encode()
+    finally:
+        process.close()
+    for content, reason in (
+        (b"no zip", "gear-2.5-py3-none-any.whl is no wheel"),
+        (wheel("open('/etc/passwd')"), "PermissionError"),
+        (wheel("1 / 0"), "ZeroDivisionError"),
+    ):
+        with pytest.raises(UnusableModuleError, match=reason):
+            start(content)
 
 
 @pytest.mark.parametrize(

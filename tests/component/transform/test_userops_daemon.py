@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import threading
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -542,6 +543,37 @@ def remember(data):
         op_catalog.try_ops(client.transport, chain, ["s3://photos/none.jpg"])
     with pytest.raises(MeshError, match="samples"):
         op_catalog.try_ops(client.transport, chain, samples * 30)
+
+
+@pytest.mark.usefixtures("signed", "pushed")
+def test_a_module_brings_its_wheels(
+    daemon: Daemon, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel, file = tmp_path / "gear-1.0-py3-none-any.whl", tmp_path / "geared.py"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("gear/__init__.py", "def turned(pixels):\n    return pixels[::-1, ::-1].copy()\n")
+    lines = ["from gear import turned", "from meshsdk.userops import image, op", ""]
+    lines += ["@op(input=image('h', 'w', 3), output=image('h', 'w', 3))", "def turn(pixels):"]
+    file.write_text("\n".join([*lines, "    return turned(pixels)"]))
+    push = ["op", "push", str(file), "--endpoint-url", daemon.endpoint]
+    assert run(push) != 0
+    assert "mesh op push --wheel" in capsys.readouterr().err
+    assert run([*push, "--wheel", str(tmp_path / "gear-1.0-cp311-cp311-linux_x86_64.whl")]) != 0
+    assert run([*push, "--wheel", str(wheel)]) == 0
+    plain, turned = (dataset(client).map(ops.decode("image")), ops.user("geared/turn", "image"))
+    assert np.array_equal(plain.map(turned)[1]["image"], plain[1]["image"][::-1, ::-1])
+    first = op_catalog.list_modules(client.transport)[0].version
+    archive_bytes = wheel.read_bytes()
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("gear/more.py", "")
+    pushed = op_catalog.push_module(
+        client.transport, "geared", file.read_bytes(), wheels={wheel.name: wheel.read_bytes()}
+    )
+    assert pushed.version != first  # a build is its source and its wheels
+    again = op_catalog.push_module(
+        client.transport, "geared", file.read_bytes(), wheels={wheel.name: archive_bytes}
+    )
+    assert (again.version, again.new) == (first, True)
 
 
 @pytest.mark.usefixtures("signed")
