@@ -134,6 +134,39 @@ def test_the_pages_of_snapshots_are_shown_and_compared(
     assert (missing.status, json.loads(missing.body)["error"]["code"]) == (404, "NoSuchKey")
 
 
+@pytest.mark.parametrize("kind", ["lines", "objects"])
+def test_a_loop_whose_snapshot_is_removed_is_told_and_goes_on(
+    daemon: Daemon, root: Client, kind: Any
+) -> None:
+    bucket, client = f"removed-{kind}", daemon.client()
+    client.create_bucket(Bucket=bucket)
+    for number in range(40):
+        client.put_object(Bucket=bucket, Key=f"{number:03}.txt", Body=b"line %d" % number)
+
+    def opened() -> meshsdk.Dataset:
+        return meshsdk.open(f"s3://{bucket}", {"text": "txt"}, kind=kind, client=root)
+
+    def loader() -> meshsdk.Loader:
+        return meshsdk.Loader(opened(), 2, seed=3, shuffle=True, prefetch_bytes=1)
+
+    def rows(batches: Any) -> list[bytes]:
+        return [bytes(text) for batch in batches for text in batch["text"]]
+
+    with loader() as whole:
+        expected = rows(whole)
+    with loader() as reading:
+        batches = iter(reading)
+        assert rows(next(batches) for _ in range(3)) == expected[:6]
+        state = reading.state_dict()
+        remove_document(root.transport, "plans", reading.plan.hash, force=True)
+        remove_document(root.transport, "snapshots", opened().snapshot.hash, force=True)
+        with pytest.raises(NotFoundError, match=r"was deleted|was removed"):
+            rows(batches)
+    with loader() as again:
+        again.load_state_dict(state)
+        assert rows(again) == expected[6:]
+
+
 def test_the_earlier_path_answers_the_same_and_says_that_it_is_deprecated(daemon: Daemon) -> None:
     _, plan = make(daemon, seed=15)
     for path, status in ((f"plans/{plan}", 200), ("plans?limit=1000", 200), ("boxes", 404)):
