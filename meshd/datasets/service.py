@@ -273,8 +273,9 @@ class DatasetService:
     ) -> SnapshotBuild:
         scanned = scanned_files(listing, kind, fields)
         if kind in _READ_THROUGH and scanned:
-            await self._patiently(listing, source, kind, fields)
+            await self._patiently(listing, source, kind, fields, options)
         if kind == "table":
+            scanned = await self.tables.matching_files(scanned, source, options)
             return await self.tables.build_snapshot(scanned, source, fields, options)
         if not fields:
             fields = parse_fields(await self.parquets.guess_fields(scanned, source))
@@ -286,15 +287,18 @@ class DatasetService:
         source: Source,
         kind: Kind,
         fields: Mapping[str, FieldSpec],
+        options: TableOptions = _DEFAULTS,
     ) -> None:
         """Index all files. Raises BatchError Busy (still running: retry), and as `_files`."""
-        named = repr((str(source), kind, fields_document(fields), [(key, r.etag) for key, r in listing]))
+        wanted = fields_document(fields), options.conditions
+        named = repr((str(source), kind, wanted, [(key, r.etag) for key, r in listing]))
 
         async def index(progress: CallProgress) -> None:
             scanned = scanned_files(listing, kind, fields)
             if _paged_kind(kind) is not None:
                 await self._page_facts(scanned, source, kind, fields, progress)
             else:
+                scanned = await self.tables.matching_files(scanned, source, options)
                 await self.tables.index_files(scanned, source, progress)
 
         try:

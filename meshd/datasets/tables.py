@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from meshd.datasets.index_documents import IndexDocuments, read_copy_document, split_copy_document
+from meshd.datasets.table_statistics import TableStatistics
 from meshd.util.async_tasks import CallProgress
 from meshwire.dataset.archive_keys import TABLE_ENDINGS, is_table
 from meshwire.dataset.build_snapshot import EmptySnapshotError
@@ -81,9 +82,19 @@ class TableFiles:
         self._capacity = capacity
         self._store, self._archives, self._objects = store, archives, objects
         self._indexes = IndexDocuments(catalog, "a table", _indexed)
+        self._statistics = TableStatistics(catalog, objects)
 
     def __repr__(self) -> str:
         return f"<TableFiles {self._indexes}>"
+
+    async def matching_files(
+        self, listing: Sequence[tuple[str, Record]], source: Source, options: TableOptions
+    ) -> list[tuple[str, Record]]:
+        """Return the files without those that the filter leaves out by their statistics. Ids are numbered
+        over all files. Raises BatchError BadSample, NotImplemented."""
+        if not options.conditions or options.ids or not listing:
+            return list(listing)
+        return await self._statistics.matching_files(listing, source, options.conditions)
 
     async def index_files(
         self, listing: Sequence[tuple[str, Record]], source: Source, progress: CallProgress

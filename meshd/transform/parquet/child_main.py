@@ -20,9 +20,7 @@ from meshd.transform.sandbox import restrictions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.transform.parquet.row_conversion import RowConverter
-    from meshd.transform.parquet.row_preview import PreviewConverter
-    from meshd.transform.parquet.table_conversion import TableConverter
+    from meshd.transform.parquet.messages import Converter
 
 _CPU_SECONDS: Final = 1800
 
@@ -42,7 +40,7 @@ def main() -> None:
         _send_rows(link, converter, _Source(link, settings["size"]))
 
 
-def _confined(memory: int, kind: str) -> RowConverter | TableConverter | PreviewConverter:
+def _confined(memory: int, kind: str) -> Converter:
     """Drop all rights and return the converter. Raises ImportError, OSError."""
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     restrictions.set_resource_limits()
@@ -50,14 +48,16 @@ def _confined(memory: int, kind: str) -> RowConverter | TableConverter | Preview
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
     from meshd.transform.parquet.preload import preload_pyarrow
 
-    made: type[RowConverter | TableConverter | PreviewConverter]
+    made: type[Converter]
     if kind == "table":
         from meshd.transform.parquet.table_conversion import TableConverter as made
+    elif kind == "statistics":
+        from meshd.transform.parquet.group_statistics import StatisticsConverter as made
     elif kind == "preview":
         from meshd.transform.parquet.row_preview import PreviewConverter as made
     else:
         from meshd.transform.parquet.row_conversion import RowConverter as made
-    preload_pyarrow(made, arrow=kind != "rows")
+    preload_pyarrow(made, arrow=kind in ("table", "preview"))
     if len(os.listdir("/proc/self/task")) != 1:  # the filter restricts one thread only
         raise restrictions.RestrictionError("pyarrow started a thread")
     restrictions.install_syscall_filter(files=False, last=True)
@@ -65,7 +65,7 @@ def _confined(memory: int, kind: str) -> RowConverter | TableConverter | Preview
     return made()
 
 
-def _send_rows(link: _Link, rows: RowConverter | TableConverter | PreviewConverter, source: _Source) -> None:
+def _send_rows(link: _Link, rows: Converter, source: _Source) -> None:
     try:
         for piece in rows.convert(source, source.size):
             link.send_message(DATA, piece)

@@ -45,12 +45,13 @@ def parquet_rows(
     read: Callable[[int, int], bytes],
     size: int,
     *,
-    kind: Literal["rows", "table", "preview"] = "rows",
+    kind: Literal["rows", "table", "preview", "statistics"] = "rows",
     memory: int = MEMORY,
     silent: float = SILENT_SECONDS,
 ) -> Iterator[bytes]:
     """Yield the copy of a file of `size` bytes, as defined in `meshwire.formats.parquet_rows`, or for a table
-    (Parquet or Arrow IPC) in `table_rows`, or a preview of it as JSON (`row_preview`).
+    (Parquet or Arrow IPC) in `table_rows`, or as JSON a preview of it
+    (`row_preview`), or the statistics of its row groups (`group_statistics`).
 
     The pieces have at most 1 MiB. `read` returns the file's bytes by offset and length. Raises ParquetError,
     ParquetUnsupportedError, and what `read` raises.

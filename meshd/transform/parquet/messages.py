@@ -7,7 +7,11 @@ Law: the child sends READ (answered with exactly that many bytes), DATA (of the 
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Iterator
 
 HEAD: Final = struct.Struct("<cQI")
 """Kind of message, offset in the file (READ), number of bytes."""
@@ -15,3 +19,11 @@ READ, DATA, DONE, FAILED = b"R", b"D", b".", b"!"
 PIECE: Final = 1 << 20
 """Maximum bytes of one message."""
 MAX_TOLD: Final = 400
+
+
+class Converter(Protocol):
+    """What is made of a file in the child process."""
+
+    def convert(self, source: io.IOBase, size: int) -> Iterator[bytes]:
+        """Yield pieces of at most PIECE bytes. Raises what pyarrow raises."""
+        ...

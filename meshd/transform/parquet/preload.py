@@ -9,14 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
-    from meshd.transform.parquet.row_conversion import RowConverter
-    from meshd.transform.parquet.row_preview import PreviewConverter
-    from meshd.transform.parquet.table_conversion import TableConverter
+    from meshd.transform.parquet.messages import Converter
 
 
-def preload_pyarrow(
-    converter: type[RowConverter | TableConverter | PreviewConverter], *, arrow: bool
-) -> None:
+def preload_pyarrow(converter: type[Converter], *, arrow: bool) -> None:
     """Convert a small Parquet file, and with `arrow` an Arrow file, as the process will do."""
     table = pa.table({"a": ["x", None], "b": [[1.0], [2.0]], "c": [{"d": b"y"}, None], "e": [True, None]})
     files = [io.BytesIO()]

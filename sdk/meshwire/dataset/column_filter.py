@@ -56,6 +56,24 @@ class Condition:
         made: Any = _COMPARE[self.operator](column, value)
         return np.asarray(made, np.bool_)
 
+    def may_hold(self, low: Scalar, high: Scalar) -> bool:
+        """Return whether the condition may hold for a value of a column that lies in [low, high].
+
+        True if that cannot be told. Floats may have a NaN beyond their range, which differs from everything.
+        """
+        if any(isinstance(value, str) != isinstance(low, str) for value in self.values):
+            return True
+        if self.operator == "in":
+            return any(low <= value <= high for value in self.values)  # type: ignore[operator]
+        value: Any = self.values[0] if self.values else None
+        first: Any = low
+        last: Any = high
+        if self.operator == "==":
+            return bool(first <= value <= last)
+        if self.operator in ("<", "<="):
+            return bool(_COMPARE[self.operator](first, value))
+        return self.operator not in (">", ">=") or bool(_COMPARE[self.operator](last, value))
+
 
 def parse_filter(value: Any, path: str = "filter") -> tuple[Condition, ...]:
     """Parse a list of [column, operator, value]. Raises PlanError with the path of the bad part."""

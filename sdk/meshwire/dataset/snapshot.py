@@ -175,10 +175,14 @@ class Snapshot:
                 found[spec.piece_of] = (*found.get(spec.piece_of, ()), name)
         return found
 
-    def lengths_of(self, name: str, samples: Any) -> Integers:
-        """Return the bytes of a field of some samples, with those that continue it."""
+    def lengths_of(self, name: str, samples: Integers | None = None) -> Integers:
+        """Return the bytes of a field of some samples, or of all, with those that continue it."""
         columns = (self.fields[each] for each in (name, *self.pieces().get(name, ())))
-        found = [column.lengths_at(samples) for column in columns if isinstance(column, BytesColumn)]
+        found = [
+            column.length if samples is None else column.lengths_at(samples)
+            for column in columns
+            if isinstance(column, BytesColumn)
+        ]
         return found[0] if len(found) == 1 else np.sum(found, axis=0, dtype=np.int64)
 
     def own_fields(self) -> list[str]:

@@ -78,7 +78,7 @@ def snapshot_stats(snapshot: Snapshot) -> SnapshotStats:
     for name in snapshot.own_fields():
         column = snapshot.fields[name]
         if isinstance(column, BytesColumn):
-            lengths = snapshot.lengths_of(name, slice(None))
+            lengths = snapshot.lengths_of(name)
             sizes[name] = Spread.from_values(lengths)
             empty[name] = int(np.count_nonzero(lengths == 0))
         else:

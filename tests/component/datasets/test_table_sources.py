@@ -143,6 +143,31 @@ def test_filter(client: Client) -> None:
     assert train[0]["id"].dtype == "int32"
 
 
+def test_filter_leaves_files_out_by_their_statistics(client: Client) -> None:
+    """The second file has a footer and no readable rows: a filter that it cannot match does not read them."""
+    client.put(
+        "rows", "days/1.parquet", as_parquet(pa.table({"day": pa.array([3, 4], pa.int64()), "x": [1, 2]}))
+    )
+    days = pa.array(np.full(700_000, 9), pa.int64())
+    large = bytearray(
+        as_parquet(pa.table({"day": days, "x": np.random.default_rng(1).integers(0, 1 << 40, 700_000)}))
+    )
+    large[1 << 20 : 4 << 20] = bytes(3 << 20)
+    client.put("rows", "days/2.parquet", bytes(large))
+
+    def opened(*conditions: Any) -> Any:
+        return mesh.open("s3://rows/days", kind="table", filter=conditions, client=client)
+
+    with pytest.raises(BadSampleError, match=r"days/2\.parquet"):
+        opened(("day", ">=", 3))
+    assert [int(sample["x"]) for sample in opened(("day", "<", 9))] == [1, 2]
+    assert [int(sample["x"]) for sample in opened(("day", "in", [4, 8]), ("x", ">", 0))] == [2]
+    with pytest.raises(NotFoundError, match="no row of the 2"):
+        opened(("day", "==", 8))
+    with pytest.raises(InvalidPlanError, match="no column 'dya'"):
+        opened(("dya", "==", 8), ("day", "==", 8))
+
+
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
