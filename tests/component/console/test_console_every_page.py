@@ -36,7 +36,7 @@ PAGES: Final = {
     "plans": ("/batches", "table a"),
     "views": ("/views", "h1"),
     "ops": ("/ops", "section[aria-label=Library] td"),
-    "jobs": ("/jobs", "h2"),
+    "jobs": ("/jobs", "section[aria-label=Training] :is(.empty, article)"),
     "users": ("/users", "section.user"),
     "audit": ("/audit", "td"),
 }

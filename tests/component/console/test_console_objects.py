@@ -160,7 +160,8 @@ def test_an_upload_goes_on_after_a_cut(nodes: DaemonCluster, browser: Browser, t
     data = np.random.default_rng(1).bytes(UPLOAD)
     count = -(-UPLOAD // PART)
     (tmp_path / "large.bin").write_bytes(data)
-    (tmp_path / "small.json").write_text('{"a": [1, 2]}')
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "small.json").write_text('{"a": [1, 2]}')
     closed = browser.context.new_page()
     arrived: list[str] = []
 
@@ -191,7 +192,11 @@ def test_an_upload_goes_on_after_a_cut(nodes: DaemonCluster, browser: Browser, t
 
     browser.page.route("**/*partNumber=*", cut_once)
     browser.show("/buckets/uploads", "text=Nothing here")
-    browser.page.set_input_files("input[type=file]", [tmp_path / "large.bin", tmp_path / "small.json"])
+    dropped = [str(tmp_path / name) for name in ("large.bin", "folder")]
+    debugger = browser.context.new_cdp_session(browser.page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        held = {"items": [], "files": dropped, "dragOperationsMask": 1}
+        debugger.send("Input.dispatchDragEvent", {"type": kind, "x": 640, "y": 500, "data": held})
     browser.page.wait_for_selector("text=2 of 2 done")
     browser.page.unroute("**/*partNumber=*")
     left = [number for number in range(1, count + 1) if number not in before]
@@ -199,3 +204,4 @@ def test_an_upload_goes_on_after_a_cut(nodes: DaemonCluster, browser: Browser, t
     assert len(sent) == len(set(parts_in(sent))) + 1
     with closing(nodes["n3"].client()) as s3:
         assert s3.get_object(Bucket="uploads", Key="large.bin")["Body"].read() == data
+        assert s3.head_object(Bucket="uploads", Key="folder/small.json")["ContentLength"] == 13
