@@ -95,7 +95,7 @@ class ZarrSources:
             below = [name.removeprefix(source.prefix) for name in arrays]
             before = any(name.endswith("/.zarray") for name in records)
             none = (
-                "; Zarr version 2 is not supported: write the array as version 3"
+                "; arrays of Zarr version 2 are opened with mesh.open_zarr"
                 if before
                 else "; there are no arrays here"
             )

@@ -126,7 +126,11 @@ def _encodings(codecs: Sequence[Any], name: str) -> tuple[bool, tuple[str, ...]]
     wrong += [codec["name"] for codec in more if codec["name"] not in ENCODINGS]
     if wrong:
         known = f"bytes, {', '.join(ENCODINGS)}"
-        raise PlanError(name, f"the codec {shown_value(wrong[0])} is not supported; supported: {known}")
+        raise PlanError(
+            name,
+            f"the codec {shown_value(wrong[0])} is not supported; supported: {known}; with mesh.open_zarr "
+            "also blosc and others",
+        )
     endian = first.get("configuration", {}).get("endian", "little")
     return endian == "big", tuple(codec["name"] for codec in more)
 

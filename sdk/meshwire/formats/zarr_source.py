@@ -146,14 +146,15 @@ def parse_array(document: bytes, name: str) -> SourceArray:
         whole = ", ".join(map(str, ("n", *shape[1:])))
         raise PlanError(
             name,
-            f"a row is cut into several chunks; write it with chunks of [{whole}], or open it with "
-            "kind='chunks' and the op zarr_chunk",
+            "a row is cut into several chunks; open it with mesh.open_zarr, or with kind='chunks' and the op "
+            f"zarr_chunk, or write it with chunks of [{whole}]",
         )
     if found.encodings and smallest[0] != 1:
         raise PlanError(
             name,
-            f"{smallest[0]} rows are encoded together ({', '.join(found.encodings)}); write it with chunks "
-            "(or inner chunks of shards) of one row, or without compression, or open it with kind='chunks'",
+            f"{smallest[0]} rows are encoded together ({', '.join(found.encodings)}); open it with "
+            "mesh.open_zarr, or with kind='chunks', or write it with chunks (or inner chunks of shards) of "
+            "one row, or without compression",
         )
     made = SourceArray(
         found.dtype,
