@@ -25,7 +25,6 @@ from meshd.store.replica.changes import (
     UploadCompleted,
     UploadEnded,
     VersionGone,
-    name_of_change,
     upload_without_local_fields,
     without_local_fields,
 )
@@ -232,3 +231,9 @@ class MemoryReplicaWriter:
     def _expect_open(self) -> None:
         if not self._open:
             raise StoreClosedError(f"the writer of {self._bucket}/{self._key} is closed; open a new one")
+
+
+def name_of_change(change: Change) -> tuple[str, str]:
+    """(bucket, key) of the name that a change concerns."""
+    about = change.upload if isinstance(change, UploadBegun) else change
+    return about.bucket, about.key

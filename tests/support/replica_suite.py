@@ -11,6 +11,8 @@ import random
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from meshd.store.errors import (
     NoSuchUploadError,
     ReplicaLacksError,
@@ -22,6 +24,7 @@ from meshd.store.errors import (
 from meshd.store.records import NO_DEADLINE, NULL, Meta, Record, WriteContext
 from meshd.store.replica.changes import (
     Amended,
+    Change,
     CompletedPart,
     Marked,
     PartOf,
@@ -29,8 +32,6 @@ from meshd.store.replica.changes import (
     UploadCompleted,
     UploadEnded,
     VersionGone,
-    decode_change,
-    encode_change,
     part_without_local_fields,
     upload_without_local_fields,
     without_local_fields,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Removed, Upload, UploadedPart
     from meshwire.s3.bucket_settings import Versioning
 
+_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Change)
 ChangeAndData = tuple[Any, bytes]
 """A change, or (bucket, key, record) with its bytes, or a PartOf with its bytes."""
 
@@ -100,7 +102,7 @@ async def apply_change(store: ObjectStore, fact: Any, data: bytes = b"") -> bool
         writer = store.replica_writer(bucket, key, size=len(data))
         await writer.write(data)
         return (await writer.commit_at_stamp(record)).changed
-    return (await store.apply_change(decode_change(encode_change(fact)))).changed
+    return (await store.apply_change(_DECODER.decode(_ENCODER.encode(fact)))).changed
 
 
 def _as_record(part: UploadedPart) -> Record:

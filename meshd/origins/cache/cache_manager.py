@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -185,7 +185,6 @@ class CacheManager:
         self._pins: set[Item] = set()
         self._planned: dict[str, int] = {}  # pieces of the current epoch
         self._numbers: dict[tuple[str, int], int] = {}
-        self._loose: list[asyncio.Task[None]] = []
         self._uses = HitStats()
         self._restore()
 
@@ -312,13 +311,6 @@ class CacheManager:
         """Forget the future reads of a plan."""
         if self._planned.pop(name, None) is not None:
             self._policy.unplan(name)
-
-    def usage_by_bucket(self) -> dict[str, Any]:
-        """Return the cached bytes by bucket."""
-        kept: dict[str, int] = defaultdict(int)
-        for piece, _ in self._cache_store.all_pieces():
-            kept[piece.cache_bucket.rpartition("@")[0]] += piece.size
-        return {"capacity": self._policy.settings.capacity, "used": self._policy.used, "buckets": dict(kept)}
 
 
 def _item(piece: Piece) -> Item:

@@ -7,7 +7,7 @@ idempotent; the stamp decides, and every order ends in the same state.
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -89,27 +89,6 @@ class Applied(NamedTuple):
 
     newest: int
     changed: bool
-
-
-_encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(Change)
-
-
-def encode_change(change: Change) -> bytes:
-    """Encodes a change."""
-    return _encoder.encode(change)
-
-
-def decode_change(raw: bytes | memoryview) -> Change:
-    """Decodes a change. Raises msgspec.MsgspecError."""
-    change: Change = _decoder.decode(raw)
-    return change
-
-
-def name_of_change(change: Change) -> tuple[str, str]:
-    """Returns (bucket, key) of the name that a change concerns."""
-    about = change.upload if isinstance(change, UploadBegun) else change
-    return about.bucket, about.key
 
 
 def without_local_fields(record: Record) -> Record:

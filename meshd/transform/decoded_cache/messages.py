@@ -12,8 +12,6 @@ import msgspec
 
 WHOLE_STEPS: Final = 0
 """The variant of results of whole steps."""
-SCALES: Final = (1, 2, 4, 8)
-"""The variants of an image whose window is drawn while it is decoded."""
 PLAIN: Final = 0
 """Number of steps if nothing is kept for a field."""
 MEASURE: Final = -2

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MANIFEST: Final = "tokens.json"
-MAX_MANIFEST: Final = 64 << 20
-"""Maximum bytes of a manifest."""
 _FORMAT, _VERSION = "shardmesh.tokens", 1
 
 

@@ -24,7 +24,7 @@ from meshsdk.meters import Meter
 from meshtools.doctor.stage_times import RUNS, Measured, measure_pace, run_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from meshsdk.client.request import Request
     from meshsdk.datasets.batch import Batch
@@ -209,14 +209,6 @@ class MeasurementRuns:
         """Returns the results as plain values."""
         network = {name: getattr(self.network, name) for name in Network.__slots__}
         return {"runs": {name: run.to_dict() for name, run in self.runs.items()}, "network": network}
-
-
-def runs_from_dict(document: Mapping[str, Any]) -> tuple[dict[str, Measured], Network]:
-    """Reverses `MeasurementRuns.to_dict`."""
-    return (
-        {name: Measured(**run) for name, run in document["runs"].items()},
-        Network(**document["network"]),
-    )
 
 
 def synchronize_gpu(device: Any = None) -> None:

@@ -12,7 +12,6 @@ from meshsdk.errors import ConfigurationError
 from meshwire.strict_json import suggestion
 
 Order = Literal["blocks", "full"]
-SECONDS_PER_DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
