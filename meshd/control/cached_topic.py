@@ -30,19 +30,19 @@ class CachedTopic(Generic[D]):
 
     def __init__(self, control: ControlStore, topic: str, decode: Callable[[bytes], D]) -> None:
         self._control, self._topic, self._decode = control, topic, decode
-        self._seen = (-1, -1)
+        self._restores = self._revision = -1
         self._values: dict[str, D] = {}
         self._versions: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<CachedTopic {self._topic} of {len(self._values)} at {self._seen}>"
+        return f"<CachedTopic {self._topic} of {len(self._values)} at {self._revision}>"
 
     def current(self) -> Mapping[str, D]:
         """Returns every document by name, as of now."""
-        seen = self._control.restores, self._control.revision(self._topic)
-        if seen != self._seen:
-            self._reload({} if seen[0] != self._seen[0] else self._versions)
-            self._seen = seen
+        restores, revision = self._control.restores, self._control.revision(self._topic)
+        if revision != self._revision or restores != self._restores:
+            self._reload({} if restores != self._restores else self._versions)
+            self._restores, self._revision = restores, revision
         return self._values
 
     def version(self, name: str) -> int:

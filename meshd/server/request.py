@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from meshd.server.client_transport import ClientTransport
     from meshd.server.http_parser import ParsedHead
     from meshd.telemetry.audit_log import AuditLog
+    from meshd.telemetry.metric_registry import SecondsHistogram
     from meshd.telemetry.tracing import Span
     from meshd.util.clock import Clock
     from meshwire.s3.operations import Operation
@@ -206,8 +206,8 @@ def _count(operation: str, status: int) -> prometheus_client.Counter:
 
 
 @lru_cache(maxsize=256)
-def _seconds(operation: str) -> prometheus_client.Histogram:
-    return metrics.http_seconds.labels(operation)
+def _seconds(operation: str) -> SecondsHistogram:
+    return cast("SecondsHistogram", metrics.http_seconds.labels(operation))
 
 
 class _DeferredCounters:
@@ -215,24 +215,21 @@ class _DeferredCounters:
     all processes, and cost more than the head of such a response."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, int]] = Counter()
-        self._seconds: list[tuple[str, float]] = []
+        self._seconds: dict[tuple[str, int], list[float]] = {}
         self._sent = 0
 
     def add(self, operation: str, status: int, seconds: float, sent: int) -> None:
         if not self._seconds:
             asyncio.get_running_loop().call_later(_LATER, self.flush)
-        self._counts[operation, status] += 1
-        self._seconds.append((operation, seconds))
+        self._seconds.setdefault((operation, status), []).append(seconds)
         self._sent += sent
 
     def flush(self) -> None:
-        counts, seconds, sent = self._counts, self._seconds, self._sent
-        self._counts, self._seconds, self._sent = Counter(), [], 0
-        for (operation, status), number in counts.items():
-            _count(operation, status).inc(number)
-        for operation, took in seconds:
-            _seconds(operation).observe(took)
+        seconds, sent = self._seconds, self._sent
+        self._seconds, self._sent = {}, 0
+        for (operation, status), took in seconds.items():
+            _count(operation, status).inc(len(took))
+            _seconds(operation).observe_all(took)
         if sent:
             _sent.inc(sent)
 

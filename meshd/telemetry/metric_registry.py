@@ -7,6 +7,7 @@ values in that directory.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,7 @@ from meshd.telemetry.legacy_names import LegacyNamesCollector
 from meshd.telemetry.mmap_metrics import merge_dead_processes, scrape_lock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from meshd.telemetry.legacy_names import MetricSource
 
@@ -53,9 +54,25 @@ def counter(name: str, documentation: str, *labels: str) -> Counter:
     return kind(name, documentation, labels, registry=registry)
 
 
-def histogram(name: str, documentation: str, *labels: str) -> Histogram:
+class SecondsHistogram(Histogram):  # type: ignore[misc]  # the library has no types here
+    """A histogram that takes many values at once: one write to shared memory for each of its bounds that they
+    reach, instead of two for each value."""
+
+    def observe_all(self, seconds: Sequence[float]) -> None:
+        """Observe these values."""
+        self._raise_if_not_observable()
+        reached: dict[int, int] = {}
+        for each in seconds:
+            place = bisect_left(self._upper_bounds, each)
+            reached[place] = reached.get(place, 0) + 1
+        self._sum.inc(sum(seconds))
+        for place, number in reached.items():
+            self._buckets[place].inc(number)
+
+
+def histogram(name: str, documentation: str, *labels: str) -> SecondsHistogram:
     """Declare a histogram of seconds."""
-    return Histogram(name, documentation, labels, registry=registry, buckets=LATENCY_BOUNDS)
+    return SecondsHistogram(name, documentation, labels, registry=registry, buckets=LATENCY_BOUNDS)
 
 
 def gauge(name: str, documentation: str, *labels: str, mode: str = "livesum") -> Gauge:
