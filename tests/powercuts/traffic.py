@@ -11,12 +11,13 @@ import hashlib
 import json
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.powercuts.history import Attempt, History
+from tests.support.archives import UNPACK, tar_of
 from tests.support.job_fixtures import ended, members, objects
 
 if TYPE_CHECKING:
@@ -122,6 +123,9 @@ class Objects(Traffic):
         self._create_bucket(client, self.bucket)
 
     def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
+        if chance.random() < 0.1:
+            self._put_together(client, number, chance)
+            return
         key = f"client{number}/{chance.randrange(_NAMES)}"
         body = None if chance.random() < 0.2 else chance.randbytes(chance.choice(_SIZES))
         name = {"Bucket": self.bucket, "Key": key}
@@ -132,6 +136,19 @@ class Objects(Traffic):
                 put_in_parts(client, name, body)
             else:
                 client.put_object(**name, Body=body)
+
+    def _put_together(self, client: Any, number: int, chance: random.Random) -> None:
+        """Several objects in one request, as members of a tar."""
+        bodies = {
+            f"client{number}/{key}": chance.randbytes(chance.choice(_SIZES))
+            for key in chance.sample(range(_NAMES), 3)
+        }
+        with ExitStack() as changes:
+            for key, body in bodies.items():
+                changes.enter_context(self.changing(key, digest(body)))
+            client.put_object(
+                Bucket=self.bucket, Key=f"client{number}.tar", Body=tar_of(bodies), Metadata=UNPACK
+            )
 
     def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
         return _read(client, Bucket=self.bucket, Key=name)
