@@ -203,10 +203,10 @@ class LocalOutputStore:
                 await (writer.write(piece) if isinstance(piece, bytes) else writer.write_borrowed(piece))
             failpoints.hit("jobs.output.written")
             setting = self._versions.versioning_of(target.bucket)
-            record = await writer.commit(facts().meta(), versioning=setting)
-        except CorruptExtentError as error:  # read for the other nodes, which do not have it yet
-            await writer.abort()
-            raise busy(f"an output is damaged and will be made again: {error}") from error
+            try:
+                record = await writer.commit(facts().meta(), versioning=setting)
+            except CorruptExtentError as error:  # read for the other nodes, which do not have it yet
+                raise busy(f"an output is damaged and will be made again: {error}") from error
         except BaseException:
             await writer.abort()
             raise

@@ -113,7 +113,7 @@ def test_removals_are_forgotten_after_their_time(settings: StoreSettings) -> Non
 def test_too_many_are_forgotten_early_and_it_is_told_since_when(
     settings: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshd.store.index.versions._MOST", 10)
+    monkeypatch.setattr("meshd.store.index.tombstones._MOST", 10)
     clock = ManualClock()
 
     async def doing(store: Store) -> None:
