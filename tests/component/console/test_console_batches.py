@@ -130,7 +130,7 @@ def test_a_loop_is_as_far_as_what_it_has_received(
     monkeypatch.setattr(meters, "_EVERY", 3600.0)  # only the end of the loop is told
     with loader_of(daemon, "s3://photos/train", monkeypatch, report="ended") as loader:
         assert sum(batch.rows for batch in loader) == 32
-        assert told("ended")["epochs"] == 1
+        await_true(lambda: told("ended").get("epochs") == 1)
         assert told("ended")["samples"] == 32
     monkeypatch.setattr(meters, "_EVERY", 0.0)
     with loader_of(daemon, "s3://photos/train", monkeypatch, report="far-ahead") as loader:
