@@ -8,11 +8,9 @@ import { Dialog, Loading, Problem, useLoaded } from "../parts";
 import { policyWords, type Policy } from "../policy";
 import { Expiry } from "./expiry";
 
-interface Origin {
-  name: string;
-  url?: string;
+interface BucketFacts {
   copies?: number;
-  write?: string;
+  origin?: { url: string; write: string } | null;
 }
 
 interface Settings {
@@ -35,12 +33,12 @@ async function loadSettings(bucket: string): Promise<Settings> {
   };
 }
 
-async function loadPlace(bucket: string): Promise<{ origin: Origin | null; here: Residence }> {
-  const [origin, here] = await Promise.all([
-    ifThere(json<Origin>(`/-/buckets/${bucket}`), "NoSuchBucket", "BadRequest", "NoSuchKey"),
+async function loadPlace(bucket: string): Promise<{ facts: BucketFacts | null; here: Residence }> {
+  const [facts, here] = await Promise.all([
+    ifThere(json<BucketFacts>(`/-/buckets/${bucket}`), "NoSuchBucket", "BadRequest", "NoSuchKey"),
     json<Residence>(`/-/residence/${bucket}`),
   ]);
-  return { origin, here };
+  return { facts, here };
 }
 
 export function SettingsDialog({ bucket, root, onClose }: {
@@ -110,11 +108,16 @@ function Place({ bucket }: { bucket: string }): JSX.Element {
     <>
       <h3>Where it is</h3>
       <Problem error={error} />
-      {value?.origin?.url && <p class="long">Its origin is {value.origin.url}; objects are cached as they are read.</p>}
-      {value?.origin?.copies && <p>Copies of each object: {count(value.origin.copies)}.</p>}
+      {value?.facts?.origin && (
+        <p class="long">
+          Its origin is {value.facts.origin.url}; objects are cached as they are read.{" "}
+          {value.facts.origin.write === "off" ? "It takes no writes." : `Writes go to the origin: ${value.facts.origin.write}.`}
+        </p>
+      )}
+      {value?.facts?.copies && <p>Copies of each object: {count(value.facts.copies)}.</p>}
       {value && (
         <p>
-          On {value.here.node}: {count(value.here.objects)} objects, {bytes(value.here.bytes)}
+          On {value.here.node}: {value.here.objects === 1 ? "one object" : `${count(value.here.objects)} objects`}, {bytes(value.here.bytes)}
           {reads > 0 && `; ${percent((value.here.hits ?? 0) / reads)} of the recent reads found their bytes here`}
           {value.here.idle_s !== undefined && value.here.idle_s > 0 && `; last read ${duration(value.here.idle_s)} ago`}.
         </p>

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,8 @@ import pytest
 from tests.support.console_browser import open_browser, require_console
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.console_browser import Browser
     from tests.support.daemons import Daemon
 
@@ -153,6 +156,22 @@ def test_settings_policies_and_the_audit_log_in_words(daemon: Daemon, browser: B
     page.click("button:has-text('Show')")
     page.wait_for_selector("tbody tr")
     assert "s3://photos/" in page.locator("tbody tr").first.inner_text()
+
+
+def test_where_the_objects_of_an_origin_are(daemon: Daemon, browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(3000))
+    origin = {"url": f"file://{tmp_path}", "write": "off"}
+    assert daemon.request("PUT", "/-/buckets/scans", json.dumps(origin).encode()).status == 200
+    s3 = daemon.client()
+    assert len(s3.get_object(Bucket="scans", Key="a.bin")["Body"].read()) == 3000
+    browser.show("/buckets/scans", "button:has-text('Settings')")
+    browser.page.click("button:has-text('Settings')")
+    browser.page.wait_for_selector(f"dialog >> text=Its origin is file://{tmp_path}; objects are cached")
+    text = browser.page.locator("dialog").inner_text()
+    assert "It takes no writes." in text
+    assert re.search(r"On n1: (one object, 2.9 KiB|0 objects)", text), text
+    browser.page.keyboard.press("Escape")
+    s3.delete_bucket(Bucket="scans")
 
 
 def test_a_key_without_rights_is_told_so_in_sentences(daemon: Daemon, chromium: Any) -> None:
