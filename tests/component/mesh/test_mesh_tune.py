@@ -68,7 +68,7 @@ def test_a_quota_is_found_raised_and_measured(
         while not ended.is_set():
             for batch in loader:
                 received[0] += batch.rows
-                if ended.is_set():
+                if ended.wait(0.1):
                     break
             epochs.release()
 
