@@ -25,13 +25,9 @@ def open_control(settings: NodeSettings, clock: Clock) -> ControlStore:
         return EmbeddedControl(settings.control_dir, clock)
     if isinstance(address, KubernetesAddress):
         return open_kubernetes(address, clock)
-    return EtcdControl(open_gateway(address, clock), address.prefix)
-
-
-def open_gateway(address: ControlAddress, clock: Clock) -> Gateway:
-    """Opens a gateway to the etcd cluster of an address. Raises ControlError."""
     members = tuple(EtcdMember(host, port) for host, port in address.members)
-    return Gateway(members, clock, tls=_tls(address), login=address.login)
+    gateway = Gateway(members, clock, tls=_tls(address), login=address.login)
+    return EtcdControl(gateway, address.prefix)
 
 
 def _tls(address: ControlAddress) -> ssl.SSLContext | None:

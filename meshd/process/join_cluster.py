@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Final
 from meshd.cluster.data_dir_identity import establish_identity, read_identity, recorded_machine
 from meshd.cluster.membership import id_in_use_message
 from meshd.cluster.node_leases import node_lease_name
-from meshd.config import KubernetesAddress
 from meshd.control.buckets import BucketTable
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.control_api import ABSENT, VersionConflictError, Write
 from meshd.control.embedded import EmbeddedControl
-from meshd.control.etcd.early_answers import early_answers
-from meshd.control.factory import open_control, open_gateway
+from meshd.control.factory import open_control
 from meshd.control.identities import IdentityTable
 from meshd.errors import StartupError
 from meshd.process.root_credentials import (
@@ -50,18 +48,8 @@ ROOT_MADE: Final = "root-made"
 def join_cluster(settings: NodeSettings, *, root_given: bool) -> None:
     """Found the cluster, or join it. `root_given`: the environment sets the root key pair. Raises
     StartupError, ControlError."""
-    _warn_of_early_answers(settings)
     with closing(open_control(settings, SystemClock())) as control:
         asyncio.run(_join(control, settings, root_given))
-
-
-def _warn_of_early_answers(settings: NodeSettings) -> None:
-    address = settings.cluster.control
-    if address is None or isinstance(address, KubernetesAddress):
-        return
-    with closing(open_gateway(address, SystemClock())) as gateway:
-        if why := early_answers(gateway):
-            _log.warning(why)
 
 
 async def _join(control: ControlStore, settings: NodeSettings, root_given: bool) -> None:

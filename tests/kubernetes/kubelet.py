@@ -168,7 +168,7 @@ class Kubelet:
         """What runs on its machines has lost power."""
         for each in self.pods.values():
             each.kill()
-            each.restarts, each.again, each.asked_to_end = 0, 0.0, 0.0
+            each.restarts, each.again, each.asked_to_end, each.ready = 0, 0.0, 0.0, None
 
     def _delete_node(self, name: str) -> None:
         self._nodes.pop(name, None)

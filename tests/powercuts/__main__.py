@@ -93,7 +93,7 @@ def main() -> int:
             return _try_bug(stage, asked)
     modes = [mode for mode, only in ((False, asked.relaxed), (True, asked.commit)) if not only]
     options = [word for end in asked.ignore for word in ("--ignore", end)]
-    options += ["--delay", str(asked.delay)]
+    options += ["--delay", str(asked.delay)] if asked.delay else []
     cuts = acknowledged = wrong = 0
     with tempfile.TemporaryDirectory() as scratch, Stage(Path(scratch)) as stage:
         for seed in range(asked.first, asked.first + -(-asked.cuts // _PER_SEED)):

@@ -145,7 +145,7 @@ class OperatorScene(ManyNodesScene):
             server.start()
         self._mesh.kube = self._kube()
         self._dark.close()  # pods start
-        self._until(lambda: bool(self._ready()), "started", first=True)
+        self._until(self._is_ready, "started", first=True)
         self.report.slowest = max(self.report.slowest, time.monotonic() - began)
 
     def _kube(self) -> Any:
@@ -228,6 +228,16 @@ class OperatorScene(ManyNodesScene):
             for each in list(self._mesh.kubelet.pods.values())
             if each.name.startswith("mesh-s-") and each.ready and not each.asked_to_end
         }
+
+    def _is_ready(self) -> bool:
+        """All daemons that run answer."""
+        assert self._mesh is not None
+        running = {
+            each.name
+            for each in list(self._mesh.kubelet.pods.values())
+            if each.name.startswith("mesh-s-") and each.process is not None and not each.asked_to_end
+        }
+        return bool(running) and running == self._ready()
 
     def _is_settled(self) -> bool:
         """The operator has done what was asked of it, and the mesh is whole."""

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tests.powercuts import job_traffic
+from tests.powercuts.control_scene import ControlScene
 from tests.powercuts.mesh_scene import ManyNodesScene, MeshScene
 from tests.powercuts.movement_scene import MovementScene, RollingScene
 from tests.powercuts.operator_scene import OperatorScene
@@ -62,7 +63,8 @@ BUGS: Final = {
 only after the index that refers to it. Each is found within `BUG_CUTS` cuts of the scene `objects`."""
 BUG_CUTS: Final = 20
 _OPERATOR: Final = "operator"
-SCENES: Final = (*_DAEMONS, *_STORES, *_MESHES, _OPERATOR)
+_CONTROL: Final = "control"
+SCENES: Final = (*_DAEMONS, *_STORES, *_MESHES, _OPERATOR, _CONTROL)
 _KINDS: Final = {**KINDS, "usage": Usage, "jobs": job_traffic.Jobs}
 _AT_ORIGIN: Final[dict[str, Callable[[Place], Traffic]]] = {
     "write-back": WriteBack,
@@ -92,6 +94,8 @@ class Stage:
         where = self._scratch / "scene"
         if name in _STORES:
             return StoreScene(where, seed, self._worker, relaxed=relaxed, options=options, **_STORES[name])
+        if name == _CONTROL:
+            return ControlScene(where, seed, options=options)
         if name == _OPERATOR:
             traffic = self._traffic(["stock", "objects", "settings"])
             return OperatorScene(where, seed, traffic=traffic, relaxed=relaxed, options=options)

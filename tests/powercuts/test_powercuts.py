@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
+from meshd.control.etcd import sync_barrier
+from meshd.control.etcd.sync_barrier import may_answer_early
+from meshd.process.local_etcd import find_etcd
+from tests.powercuts.control_scene import ControlScene
 from tests.powercuts.history import Attempt, History
 from tests.powercuts.power_cut import recorded
 from tests.powercuts.scene import Scene
@@ -16,11 +22,13 @@ from tests.powercuts.store_scene import StoreScene, Worker
 from tests.powercuts.traffic import KINDS
 from tests.powercuts.usage_traffic import Usage
 from tests.support.fuse_mount import require_fuse
+from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 require_fuse()
+require_etcd()
 
 
 @pytest.mark.parametrize("relaxed", [False, True], ids=["commit", "relaxed"])
@@ -56,6 +64,25 @@ def test_a_deliberate_fault_is_found(tmp_path: Path, bug: str) -> None:
         if scene.report.wrong:
             return
     pytest.fail(str(scene.report))
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["barrier", "no-barrier"])
+def test_what_etcd_answers_early_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """Without the barrier, an etcd that answers before it syncs is found out."""
+    if not waits:
+        said = subprocess.run([find_etcd(), "--version"], capture_output=True, check=True, timeout=30).stdout
+        if not may_answer_early(said.decode().split()[2]):
+            pytest.skip("this etcd answers when it has synced")
+        monkeypatch.setattr(sync_barrier, "may_answer_early", lambda version: False)
+    with closing(ControlScene(tmp_path, seed=1)) as scene:
+        while not scene.report.wrong and scene.report.cuts < (2 if waits else BUG_CUTS):
+            scene.cut(0.7)
+        if waits:
+            scene.finish()
+    assert bool(scene.report.wrong) != waits, str(scene.report)
+    assert scene.report.acknowledged > 3
 
 
 def test_what_is_found_is_shrunk(tmp_path: Path) -> None:

@@ -5,14 +5,13 @@ is in the copy when it returns. While etcd is unreachable the copy stays as it i
 seconds. Leases are etcd's own: the servers' clocks decide their expiry, never a holder's clock.
 Invariant: the copy is the prefix at one revision, and revisions only rise; a restore from a backup
 starts a new history, which the copy follows. A store without the cluster's id counts as unreachable.
+Invariant: what the copy has, and what a read or a write returns, is on etcd's disk; see `sync_barrier`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import math
 import threading
 from contextlib import nullcontext
 from functools import partial
@@ -21,20 +20,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from meshd.control.control_api import (
     MESH_ID,
     ControlError,
-    Lease,
-    LeaseLostError,
     VersionConflictError,
     Versioned,
     check_key,
 )
+from meshd.control.etcd.etcd_leases import EtcdLeases
 from meshd.control.etcd.gateway import EtcdError, decoded, encoded, number
+from meshd.control.etcd.sync_barrier import SyncBarrier
 from meshd.control.watchers import Watchers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from meshd.control.control_api import Change, Write
+    from meshd.control.control_api import Change, Lease, Write
     from meshd.control.etcd.gateway import Gateway
 
 
@@ -74,86 +73,6 @@ def topic_of(key: str) -> str:
     return key.partition("/")[0]
 
 
-class EtcdLeases:
-    """Leases in etcd (blocking: for threads). Their keys are under `PREFIX@leases/`, outside the topics, so
-    no copy contains them."""
-
-    def __init__(self, gateway: Gateway, prefix: bytes) -> None:
-        self._gateway, self._prefix = gateway, prefix[:-1] + b"@leases/"
-
-    def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
-        """See ControlStore.acquire_lease. The TTL is rounded up to whole seconds; etcd grants at least about
-        two."""
-        granted = self._gateway.call("lease/grant", {"TTL": str(math.ceil(ttl))}, repeatable=True)
-        lease_id = granted["ID"]
-        version = self._write_key(name, holder, lease_id)
-        if version is None:
-            self._gateway.call("lease/revoke", {"ID": lease_id}, repeatable=True)
-            return None
-        return Lease(name, holder, ttl, 0, version)
-
-    def _write_key(self, name: str, holder: str, lease_id: str) -> int | None:
-        """Writes the key if it is free or already the holder's; returns its version, or None if another
-        holder has it."""
-        key = encoded(self._prefix + name.encode())
-        value = encoded(json.dumps({"holder": holder, "lease": lease_id}).encode())
-        put = {"request_put": {"key": key, "value": value, "lease": lease_id}}
-        while True:
-            found = self._read(name)
-            if found is not None and found[1]["holder"] != holder:
-                return None
-            version = 0 if found is None else found[0]
-            compare = {"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": str(version)}
-            answer = self._gateway.call("kv/txn", {"compare": [compare], "success": [put]}, repeatable=False)
-            if answer.get("succeeded"):
-                if found is not None:
-                    self._forget(found[1]["lease"])
-                return number(answer["header"].get("revision"))
-
-    def renew_lease(self, lease: Lease) -> Lease:
-        """See ControlStore.renew_lease. While etcd accepts no writes, the lease is extended but an error is
-        raised."""
-        found = self._read(lease.name)
-        if found is None or found[0] != lease.version:
-            raise LeaseLostError(f"the lease {lease.name} is no longer held by {lease.holder}")
-        answer = self._gateway.call("lease/keepalive", {"ID": found[1]["lease"]}, repeatable=True)
-        if not number((answer.get("result") or {}).get("TTL")):
-            raise LeaseLostError(f"the lease {lease.name} has expired")
-        self._gateway.check_alarms()
-        return lease
-
-    def release_lease(self, lease: Lease) -> None:
-        """See ControlStore.release_lease."""
-        found = self._read(lease.name)
-        if found is not None and found[0] == lease.version:
-            self._forget(found[1]["lease"])
-
-    def lease_holders(self, prefix: str) -> dict[str, str]:
-        """See ControlStore.lease_holders."""
-        self._gateway.check_alarms()
-        start = self._prefix + prefix.encode()
-        end = start[:-1] + bytes([start[-1] + 1])
-        body = {"key": encoded(start), "range_end": encoded(end)}
-        kvs = self._gateway.call("kv/range", body, repeatable=True).get("kvs") or []
-        cut = len(self._prefix)
-        return {decoded(kv["key"])[cut:].decode(): json.loads(decoded(kv["value"]))["holder"] for kv in kvs}
-
-    def _forget(self, lease_id: str) -> None:
-        """Revokes an etcd lease; its key goes with it unless the key belongs to another lease now."""
-        try:
-            self._gateway.call("lease/revoke", {"ID": lease_id}, repeatable=True)
-        except EtcdError as error:
-            if "not found" not in str(error):
-                raise
-
-    def _read(self, name: str) -> tuple[int, dict[str, Any]] | None:
-        """Returns (version, document) of a lease's key."""
-        body = {"key": encoded(self._prefix + name.encode())}
-        for kv in self._gateway.call("kv/range", body, repeatable=True).get("kvs") or []:
-            return number(kv["mod_revision"]), json.loads(decoded(kv.get("value")))
-        return None
-
-
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _IDLE: Final = 10.0  # seconds without a message after which a watch is restarted
@@ -176,7 +95,8 @@ class EtcdControl:
         self._closed = self._lost = self._stream_broken = self._foreign = False
         self._changed = threading.Condition()
         self._watchers = Watchers()
-        self._leases = EtcdLeases(gateway, self._prefix)
+        self._barrier = SyncBarrier(gateway, self._prefix)
+        self._leases = EtcdLeases(gateway, self._prefix, self._barrier)
         try:
             self._copy = self._load(LocalCopy({}, {}, 0))
         except ControlError:
@@ -205,8 +125,10 @@ class EtcdControl:
         return {key: entry for key, entry in self._copy.entries.items() if key.startswith(prefix)}
 
     def _load(self, before: LocalCopy) -> LocalCopy:
-        """Reads everything, at the start and when the watch has fallen too far behind."""
+        """Reads everything, at the start and when the watch has fallen too far behind or ended."""
+        self._barrier.forget_version()
         answer = self._range(self._prefix, self._end)
+        self._barrier.learn_version()
         return before.after_reread(dict(self._found(answer)), number(answer["header"].get("revision")))
 
     def _follow(self) -> None:
@@ -244,6 +166,8 @@ class EtcdControl:
                 return True
             if self._closed or message.get("canceled"):  # etcd has compacted revisions that this watch needs
                 return False
+            if message.get("events") and not self._barrier.is_kept(message):
+                raise EtcdError("etcd has restarted or has another leader")
             self._apply(message)
         return False
 
@@ -357,6 +281,7 @@ class EtcdControl:
         """Performs the writes; returns the revision at which something changed, once the copy has it; None if
         nothing did."""
         answer = self._txn(requests, expects)
+        self._barrier.await_change(answer)
         responses = answer.get("responses") or []
         if not any(
             "response_put" in r or number(r["response_delete_range"].get("deleted")) for r in responses
@@ -404,7 +329,10 @@ class EtcdControl:
 
     def _range(self, start: bytes, end: bytes = b"", *, keys_only: bool = False) -> dict[str, Any]:
         body = {"key": encoded(start), "keys_only": keys_only} | ({"range_end": encoded(end)} if end else {})
-        return self._gateway.call("kv/range", body, repeatable=True)
+        while True:
+            answer = self._gateway.call("kv/range", body, repeatable=True)
+            if self._barrier.is_kept(answer):
+                return answer
 
     def _found(self, answer: Mapping[str, Any]) -> list[tuple[str, Versioned]]:
         return [

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.control.control_api import ABSENT, ControlError, VersionConflictError, Write
-from meshd.control.etcd import EtcdControl
-from meshd.control.etcd.early_answers import early_answers, may_answer_early
-from meshd.control.etcd.gateway import Gateway
+from meshd.control.etcd import EtcdControl, sync_barrier
+from meshd.control.etcd.gateway import EtcdAmbiguousError, Gateway, encoded
+from meshd.control.etcd.sync_barrier import SyncBarrier, may_answer_early
 from meshd.process.local_etcd import EtcdCluster
 from meshd.util.clock import SystemClock
 from tests.support.certificates import Authority
@@ -24,7 +24,7 @@ from tests.support.control_suite import ControlSuite, closing
 from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -107,11 +107,38 @@ def test_versions_that_may_answer_before_they_sync() -> None:
     assert [version for version in known if may_answer_early(version)] == early
 
 
-def test_an_only_member_that_may_answer_before_it_syncs_is_told(one: EtcdCluster) -> None:
-    with closed(one.gateway()) as gateway:
-        version = gateway.call("maintenance/status", {}, repeatable=True)["version"]
-        said = early_answers(gateway)
-    assert said.startswith(f"etcd {version} with one member answers before") == may_answer_early(version)
+@pytest.mark.parametrize("early", [True, False])
+def test_reads_after_changes_are_for_an_etcd_that_answers_early(
+    one: EtcdCluster, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    monkeypatch.setattr(sync_barrier, "may_answer_early", lambda version: early)
+
+    async def main() -> None:
+        gateway = one.gateway()
+        with closed(EtcdControl(gateway, f"/early-{early}/")) as control:
+            asked, call = list[str](), gateway.call
+
+            def counted(path: str, body: Mapping[str, Any], *, repeatable: bool) -> dict[str, Any]:
+                asked.append(path)
+                return call(path, body, repeatable=repeatable)
+
+            monkeypatch.setattr(gateway, "call", counted)
+            await control.put("topic/a", b"1")
+            # one by the writer, one by the thread that watches, in any order
+            assert asked == ["kv/txn", *(["kv/range"] * 2 if early else [])]
+
+    asyncio.run(main())
+
+
+def test_a_change_before_a_restart_is_in_doubt(tmp_path: Path) -> None:
+    with EtcdCluster(tmp_path, 1, "--unsafe-no-fsync") as cluster, closed(cluster.gateway()) as gateway:
+        barrier = SyncBarrier(gateway, b"/")
+        answer = gateway.call("kv/put", {"key": encoded(b"/doubt"), "value": ""}, repeatable=True)
+        barrier.await_change(answer)
+        cluster.kill_member(0)
+        cluster.start_all()
+        with pytest.raises(EtcdAmbiguousError, match="it has restarted"):
+            barrier.await_change(answer)
 
 
 def test_a_prefix_is_a_world_of_its_own(one: EtcdCluster) -> None:
@@ -344,8 +371,6 @@ def test_a_leader_that_dies_costs_time_and_nothing_else(tmp_path: Path) -> None:
     async def main() -> None:
         flags = ("--heartbeat-interval=50", "--election-timeout=500")
         with EtcdCluster(tmp_path, 3, *flags) as cluster:
-            with closed(cluster.gateway()) as gateway:
-                assert early_answers(gateway) == ""
             controls = [EtcdControl(cluster.gateway(deadline=20)) for _ in range(2)]
             counting = [asyncio.ensure_future(count(control, 120)) for control in controls]
             for blow in ("kill", "stop"):

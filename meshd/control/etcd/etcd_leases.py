@@ -1,0 +1,95 @@
+"""Leases in etcd. The servers' clocks decide their expiry, never a holder's clock."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from meshd.control.control_api import Lease, LeaseLostError
+from meshd.control.etcd.gateway import EtcdError, decoded, encoded, number
+
+if TYPE_CHECKING:
+    from meshd.control.etcd.gateway import Gateway
+    from meshd.control.etcd.sync_barrier import SyncBarrier
+
+
+class EtcdLeases:
+    """Leases in etcd (blocking: for threads). Their keys are under `PREFIX@leases/`, outside the topics, so
+    no copy contains them."""
+
+    def __init__(self, gateway: Gateway, prefix: bytes, barrier: SyncBarrier) -> None:
+        self._gateway, self._prefix, self._barrier = gateway, prefix[:-1] + b"@leases/", barrier
+
+    def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
+        """See ControlStore.acquire_lease. The TTL is rounded up to whole seconds; etcd grants at least about
+        two."""
+        granted = self._gateway.call("lease/grant", {"TTL": str(math.ceil(ttl))}, repeatable=True)
+        lease_id = granted["ID"]
+        version = self._write_key(name, holder, lease_id)
+        if version is None:
+            self._gateway.call("lease/revoke", {"ID": lease_id}, repeatable=True)
+            return None
+        return Lease(name, holder, ttl, 0, version)
+
+    def _write_key(self, name: str, holder: str, lease_id: str) -> int | None:
+        """Writes the key if it is free or already the holder's; returns its version, or None if another
+        holder has it."""
+        key = encoded(self._prefix + name.encode())
+        value = encoded(json.dumps({"holder": holder, "lease": lease_id}).encode())
+        put = {"request_put": {"key": key, "value": value, "lease": lease_id}}
+        while True:
+            found = self._read(name)
+            if found is not None and found[1]["holder"] != holder:
+                return None
+            version = 0 if found is None else found[0]
+            compare = {"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": str(version)}
+            answer = self._gateway.call("kv/txn", {"compare": [compare], "success": [put]}, repeatable=False)
+            if answer.get("succeeded"):
+                self._barrier.await_change(answer)
+                if found is not None:
+                    self._forget(found[1]["lease"])
+                return number(answer["header"].get("revision"))
+
+    def renew_lease(self, lease: Lease) -> Lease:
+        """See ControlStore.renew_lease. While etcd accepts no writes, the lease is extended but an error is
+        raised."""
+        found = self._read(lease.name)
+        if found is None or found[0] != lease.version:
+            raise LeaseLostError(f"the lease {lease.name} is no longer held by {lease.holder}")
+        answer = self._gateway.call("lease/keepalive", {"ID": found[1]["lease"]}, repeatable=True)
+        if not number((answer.get("result") or {}).get("TTL")):
+            raise LeaseLostError(f"the lease {lease.name} has expired")
+        self._gateway.check_alarms()
+        return lease
+
+    def release_lease(self, lease: Lease) -> None:
+        """See ControlStore.release_lease."""
+        found = self._read(lease.name)
+        if found is not None and found[0] == lease.version:
+            self._forget(found[1]["lease"])
+
+    def lease_holders(self, prefix: str) -> dict[str, str]:
+        """See ControlStore.lease_holders."""
+        self._gateway.check_alarms()
+        start = self._prefix + prefix.encode()
+        end = start[:-1] + bytes([start[-1] + 1])
+        body = {"key": encoded(start), "range_end": encoded(end)}
+        kvs = self._gateway.call("kv/range", body, repeatable=True).get("kvs") or []
+        cut = len(self._prefix)
+        return {decoded(kv["key"])[cut:].decode(): json.loads(decoded(kv["value"]))["holder"] for kv in kvs}
+
+    def _forget(self, lease_id: str) -> None:
+        """Revokes an etcd lease; its key goes with it unless the key belongs to another lease now."""
+        try:
+            self._gateway.call("lease/revoke", {"ID": lease_id}, repeatable=True)
+        except EtcdError as error:
+            if "not found" not in str(error):
+                raise
+
+    def _read(self, name: str) -> tuple[int, dict[str, Any]] | None:
+        """Returns (version, document) of a lease's key."""
+        body = {"key": encoded(self._prefix + name.encode())}
+        for kv in self._gateway.call("kv/range", body, repeatable=True).get("kvs") or []:
+            return number(kv["mod_revision"]), json.loads(decoded(kv.get("value")))
+        return None
