@@ -275,7 +275,7 @@ class WarmUpSession:
         """Count the rows that are finished. Returns the others, and whether to look up their bytes again."""
         again: dict[int, bool] = {}
         ended: list[int] = []
-        # Who is refused without a reason met a full segment: as long as others are stored, there is a new one.
+        # Refused without a reason: the segment was full. While others are stored, there is another one.
         stored = any(verdict == STORED for verdict, _ in made.kept.values())
         for row, (verdict, why) in made.kept.items():
             if verdict in (KEPT, STORED):
