@@ -46,7 +46,7 @@ class ControlScene(ManyNodesScene):
         for each in (self._source, self._mount):
             shutil.rmtree(each, ignore_errors=True)
             each.mkdir(parents=True)
-        self._etcd = EtcdCluster(self._mount, 1, "--heartbeat-interval=20", "--election-timeout=200")
+        self._etcd = EtcdCluster(self._mount, 1)
         self._histories: defaultdict[str, History] = defaultdict(History)
         self._lives = 0
 

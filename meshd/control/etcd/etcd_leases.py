@@ -22,8 +22,8 @@ class EtcdLeases:
         self._gateway, self._prefix, self._barrier = gateway, prefix[:-1] + b"@leases/", barrier
 
     def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
-        """See ControlStore.acquire_lease. The TTL is rounded up to whole seconds; etcd grants at least about
-        two."""
+        """See ControlStore.acquire_lease. The TTL is rounded up to whole seconds; etcd may grant more, up to
+        one and a half of its election timeouts."""
         granted = self._gateway.call("lease/grant", {"TTL": str(math.ceil(ttl))}, repeatable=True)
         lease_id = granted["ID"]
         version = self._write_key(name, holder, lease_id)

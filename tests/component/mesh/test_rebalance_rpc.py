@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +11,7 @@ import pytest
 
 from meshd.cluster.rebalance.anti_entropy import SyncStats
 from meshd.cluster.rebalance.sync_plan import full_scope
-from meshd.cluster.rebalance.sync_source import SyncPeerLostError
+from meshd.cluster.rebalance.sync_source import DigestsRequest, RemoteSyncPeer, SyncPeerLostError
 from meshd.cluster.rebalance.worker import (
     ERRORS,
     SYNC,
@@ -20,16 +20,23 @@ from meshd.cluster.rebalance.worker import (
     WorkerProcessClient,
     WorkerSocket,
 )
+from meshd.control.cluster_secret import ClusterSecret
+from meshd.rpc.peer_client import PeerClient
 from meshd.rpc.process_server import ProcessServer
 from meshd.rpc.unix_messages import listen
-from meshd.store.errors import DiskFullError, ExtentGoneError, StoreError
+from meshd.store.errors import DiskFullError, ExtentGoneError, StaleEpochError, StoreError
+from meshd.store.records import WriteContext
 from meshwire.cluster import ClusterMap, Node
+from meshwire.cluster.transitions import set_node_weight
+from tests.support.mesh_nodes import among, change_map, decider_of
+from tests.support.store_calls import error_of, put_object
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from meshd.cluster.rebalance.sync_plan import Scope
+    from tests.support.mesh_nodes import Running
 
 MAP = ClusterMap(7, (Node("n1", "http://127.0.0.1:1"), Node("n2", "http://127.0.0.1:2")), slots=64)
 SCOPE = full_scope(MAP, (2,))
@@ -139,6 +146,30 @@ def test_a_process_that_does_not_get_the_map_compares_nothing(tmp_path: Path) ->
             assert not worker.begun.is_set()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_what_a_comparison_under_an_older_map_would_miss(behind: int) -> None:
+    """A write that was decided by the map before, which leaves the returning node out: refused once that node
+    compares by the map with it, but not when it compares by the map before."""
+
+    async def test(nodes: list[Running]) -> None:
+        holder = decider_of(nodes, "b", "k")
+        asking = next(one.node for one in nodes if one is not holder)
+        before = asking.mesh.current_map().version
+        now = await change_map(nodes, lambda cluster: set_node_weight(cluster, "n1", weight=2))
+        secret = ClusterSecret(asking.control)
+        peers = PeerClient(asking.settings.node_id, secret.derive_key, asking.clock, lambda: now - behind)
+        async with aclosing(peers):
+            scope = full_scope(asking.mesh.current_map(), (2,))
+            await RemoteSyncPeer(peers, holder.member).read_digests(DigestsRequest(scope, 0))
+        writing = put_object(holder.node.store, "k", b"x", context=WriteContext(epoch=before))
+        if behind:
+            await writing
+        else:
+            await error_of(StaleEpochError, writing)
+
+    among(2, test)
 
 
 def test_a_process_that_ends_or_is_not_there(tmp_path: Path) -> None:
