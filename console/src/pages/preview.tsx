@@ -4,7 +4,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { downloadUrl, encodeKey, json } from "../api";
-import { bytes, count, time } from "../format";
+import { bytes, count, shownName, time } from "../format";
 import { picture, wave } from "../frame";
 import { isArchive, isTable, pictureType, soundType } from "../magic";
 import { isNpy, parseNpy, type Npy } from "../npy";
@@ -121,7 +121,7 @@ export function PreviewDialog({ bucket, entry, onClose }: {
     // The request of the object has told why.
   }
   return (
-    <Dialog title={entry.key} onClose={onClose} wide>
+    <Dialog title={shownName(entry.key)} onClose={onClose} wide>
       <Problem error={error} />
       {!value && !error && <Loading />}
       {value && <Preview content={value.content} bucket={bucket} name={entry.key} />}

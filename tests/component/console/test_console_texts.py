@@ -44,6 +44,7 @@ def test_nothing_that_is_stored_is_executed(
     page = browser.page
     browser.show("/buckets/hostile?prefix=keys%2F&flat=1", ".object .name button")
     shown = page.locator(".object .name button")
+    assert page.locator(".object .name button:has-text('⟨U+202E⟩<b onmouseover')").count() == 1
     for number in range(shown.count()):
         shown.nth(number).click()
         page.wait_for_selector("dialog pre, dialog .problem")
