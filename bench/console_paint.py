@@ -117,18 +117,24 @@ def _inspector(daemon: Daemon, browser: Browser, given: argparse.Namespace) -> N
         plan = loader.plan.hash
     page = browser.page
     browser.show(f"/batches/{plan}?batch={given.rows}", "[data-batch] canvas")
-    taken, before = list[float](), _spent(daemon)
-    began = time.monotonic()
-    for step in range(1, given.steps + 1):
-        page.keyboard.press("ArrowRight")
-        taken.append(page.evaluate("step => afterStep(step)", step))
-        page.wait_for_timeout(max(0.0, 1000 * (began + step * _PACE - time.monotonic())))
-    after = _spent(daemon)
+    taken, idle = list[float](), list[float]()
+
+    def press(key: str, taken: list[float]) -> dict[str, float]:
+        """Press a key at the pace; the CPU of each process meanwhile."""
+        before, began = _spent(daemon), time.monotonic()
+        for step in range(1, given.steps + 1):
+            page.keyboard.press(key)
+            taken.append(page.evaluate("step => afterStep(step)", step if key == "ArrowRight" else 0))
+            page.wait_for_timeout(max(0.0, 1000 * (began + step * _PACE - time.monotonic())))
+        return {process: cpu - before[process] for process, cpu in _spent(daemon).items()}
+
+    nothing, spent = press("x", idle), press("ArrowRight", taken)
     told = page.locator("[data-batch] [role=status]").inner_text()
     print(f"inspector, {given.rows} × {given.size} px: {given.steps} steps {_spread(taken)}; {told}")
-    for process, cpu in sorted(after.items()):
-        print(f"  {process:24} {1000 * (cpu - before[process]) / given.steps:7.1f} ms of CPU a step")
-    total = sum(after.values()) - sum(before.values())
+    print("  CPU a step, without that of a key that does nothing:")
+    for process in sorted(spent):
+        print(f"  {process:24} {1000 * (spent[process] - nothing[process]) / given.steps:7.1f} ms")
+    total = sum(spent.values()) - sum(nothing.values())
     print(f"  {'together':24} {1000 * total / given.steps:7.1f} ms")
 
 

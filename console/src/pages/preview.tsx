@@ -72,13 +72,13 @@ async function contentOf(bucket: string, key: string, size: number, first: Uint8
   return textOf(first, size > first.length);
 }
 
-/** A chunk of a Zarr v3 array is decoded by the node, with the array's metadata; null if it is no chunk of one. */
+/** A chunk of a Zarr array is decoded by the node, with the array's metadata; null if it is no chunk of one. */
 async function chunkOf(bucket: string, key: string, size: number): Promise<Content | null> {
   const array = await arrayOf(bucket, key);
   if (array === null) return null;
   return readChunk(bucket, array, key, size).then(
     (found): Content => ({ kind: "array", array: found }),
-    (why: unknown): Content => ({ kind: "note", text: `This chunk of ${array} cannot be shown: ${sentenceOf(why)}` }),
+    (why: unknown): Content => ({ kind: "note", text: `This chunk of ${array.place} cannot be shown: ${sentenceOf(why)}` }),
   );
 }
 
