@@ -9,8 +9,7 @@ export function Picture({ tensor, name, large }: { tensor: Tensor; name: string;
   const found = picture(tensor)!;
   // Before the browser paints: a picture never stands above the name of another row.
   useLayoutEffect(() => {
-    // In the page's memory: the pixels are written once, and drawn with what is around them.
-    const context = canvas.current?.getContext("2d", { willReadFrequently: true });
+    const context = canvas.current?.getContext("2d");
     context?.putImageData(new ImageData(found.pixels, found.width, found.height), 0, 0);
   });
   return (

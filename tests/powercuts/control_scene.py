@@ -1,4 +1,4 @@
-"""A control store on an etcd with one member whose syncs take long, and which loses power at any moment.
+"""A control store on an etcd with one member whose syncs take long, and which loses power.
 
 What a node has acknowledged is there afterwards, and so is what the copy of another node has shown: an object
 may have been written to a bucket that it saw there.
@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
 _TOPIC: Final = "topic/"
 _WRITERS: Final = 3
-_SYNC_SECONDS: Final = 0.05
+_SYNC_SECONDS: Final = 0.1
 _LEASE_SECONDS: Final = 600.0
+_IDLE_CHANCE: Final = 0.7
+_IDLE_SECONDS: Final = 0.5
+"""An etcd that has had nothing to do answers a change most early."""
 _DEADLINE: Final = 2.0
 """Seconds after which a call to an etcd that has lost power ends."""
 
@@ -48,7 +51,7 @@ class ControlScene(ManyNodesScene):
             each.mkdir(parents=True)
         self._etcd = EtcdCluster(self._mount, 1)
         self._histories: defaultdict[str, History] = defaultdict(History)
-        self._lives = 0
+        self._lives, self._busy = 0, False
 
     def close(self) -> None:
         self._etcd.__exit__()
@@ -74,7 +77,7 @@ class ControlScene(ManyNodesScene):
             closing(EtcdControl(self._etcd.gateway(deadline=_DEADLINE))) as control,
             closing(EtcdControl(self._etcd.gateway(deadline=_DEADLINE))) as other,
         ):
-            self._lives += 1
+            self._lives, self._busy = self._lives + 1, True
             await self._compare_control(control)
             if not seconds:
                 return
@@ -84,6 +87,13 @@ class ControlScene(ManyNodesScene):
             ]
             tasks += [asyncio.ensure_future(self._acquire(control)), asyncio.ensure_future(self._look(other))]
             await asyncio.sleep(seconds * self._chance.uniform(0.5, 1.0))
+            if self._chance.random() < _IDLE_CHANCE:
+                self._busy = False
+                await asyncio.wait(tasks[:-1])
+                await asyncio.sleep(_IDLE_SECONDS)
+                await self._change(
+                    f"{_TOPIC}last", self._lives, control.put(f"{_TOPIC}last", str(self._lives).encode())
+                )
             self._power_off()
             for task in tasks:
                 task.cancel()
@@ -98,7 +108,7 @@ class ControlScene(ManyNodesScene):
     async def _write_keys(self, control: ControlStore, number: int, chance: random.Random) -> None:
         """One name by one writer, each value higher than the last."""
         name, value = f"{_TOPIC}{number}", self._lives * 100_000
-        while True:
+        while self._busy:
             value += 1
             if chance.random() < 0.2:
                 await self._change(name, None, control.delete(name))
@@ -108,7 +118,7 @@ class ControlScene(ManyNodesScene):
     async def _acquire(self, control: ControlStore) -> None:
         """Leases, each once."""
         number = 0
-        while True:
+        while self._busy:
             number += 1
             name = f"{self._lives}-{number}"
             await self._change(name, "me", control.acquire_lease(name, "me", _LEASE_SECONDS))

@@ -76,7 +76,7 @@ def test_what_etcd_answers_early_is_not_acknowledged(
         if not may_answer_early(said.decode().split()[2]):
             pytest.skip("this etcd answers when it has synced")
         monkeypatch.setattr(sync_barrier, "may_answer_early", lambda version: False)
-    with closing(ControlScene(tmp_path, seed=1)) as scene:
+    with closing(ControlScene(tmp_path, seed=3)) as scene:
         while not scene.report.wrong and scene.report.cuts < (2 if waits else BUG_CUTS):
             scene.cut(0.7)
         if waits:

@@ -314,9 +314,9 @@ class Uploads(Traffic):
         else:
             part, body = chance.randrange(1, 4), chance.randbytes(chance.choice(_SIZES))
             tag = f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
+            self._told_of[tag] = digest(body)  # before: a request without an answer may have succeeded
             with self.changing(key, _told(content, parts | {part: (tag, digest(body))})):
                 client.upload_part(**name, PartNumber=part, Body=body)
-            self._told_of[tag] = digest(body)
 
     _told_of: Final[dict[str, str]] = {}
 

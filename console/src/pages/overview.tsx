@@ -41,9 +41,8 @@ export function OverviewPage({ session }: { session: Session }): JSX.Element {
       {session.grafana && (
         <p>
           In Grafana:{" "}
-          {Object.entries(DASHBOARDS).map(([name, title], index) => (
+          {Object.entries(DASHBOARDS).map(([name, title]) => (
             <>
-              {index > 0 && "· "}
               <a href={`${session.grafana.replace(/\/$/, "")}/d/${name}`} target="_blank" rel="noopener noreferrer">
                 {title}
               </a>{" "}
