@@ -1,7 +1,7 @@
 // The address of a batch: a plan, and the numbers that choose the rows of one rank.
 
 import { json, request } from "./api";
-import { parseFrame, type Frame } from "./frame";
+import { openFrame, type Frame, type ReadPart } from "./frame";
 import type { Draws, Sources } from "./schema";
 
 export interface Address {
@@ -42,16 +42,69 @@ export interface Loaded {
   took: number;
 }
 
-export async function loadFrame(address: Address, signal: AbortSignal): Promise<Loaded> {
+export interface Batch {
+  loaded: Loaded;
+  sources: Sources | null;
+  /** Why there are no sources. */
+  trouble: unknown;
+}
+
+async function loadFrame(address: Address, rows: number, signal: AbortSignal): Promise<Loaded> {
   const begin = performance.now();
-  const response = await request(target(address), { signal });
-  const frame = parseFrame(await response.arrayBuffer());
-  const result = response.headers.get("x-mesh-frame") ?? "";
+  let result = "";
+  const read: ReadPart = async (start, end, until) => {
+    const response = await request(target(address), { headers: { range: `bytes=${start}-${end - 1}` }, signal: until });
+    result ||= response.headers.get("x-mesh-frame") ?? "";
+    const data = await response.arrayBuffer();
+    const total = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1];
+    // A node of an earlier release sends all of it.
+    return { data: total === undefined ? data.slice(start, end) : data, total: Number(total ?? data.byteLength) };
+  };
+  const frame = await openFrame(read, rows, signal);
   return { address, frame, result, took: performance.now() - begin };
 }
 
-export function loadSources(address: Address, signal: AbortSignal): Promise<Sources> {
-  return json<Sources>(target(address, "/sources"), { signal });
+/** Loads a batch, with the first `rows` of its rows, and what they are made of. Throws ApiError. */
+async function load(address: Address, rows: number, signal: AbortSignal): Promise<Batch> {
+  const sources = json<Sources>(target(address, "/sources"), { signal }).then(
+    (found) => ({ sources: found, trouble: null as unknown }),
+    (trouble: unknown) => ({ sources: null, trouble }),
+  );
+  return { loaded: await loadFrame(address, rows, signal), ...(await sources) };
+}
+
+/** The batch that somebody who steps on will want next. */
+let ahead: { key: string; batch: Promise<Batch>; abort: AbortController } | null = null;
+
+/** The batch at an address; from what was fetched ahead, if that is it. */
+export function loadBatch(address: Address, rows: number, signal: AbortSignal): Promise<Batch> {
+  const key = JSON.stringify(address);
+  const found = ahead;
+  ahead = null;
+  if (found?.key !== key) {
+    found?.abort.abort();
+    return load(address, rows, signal);
+  }
+  signal.addEventListener("abort", () => found.abort.abort());
+  return found.batch.catch((error: unknown) => {
+    if (signal.aborted) throw error;
+    return load(address, rows, signal);
+  });
+}
+
+/** Fetches a batch ahead, in place of any other. */
+export function fetchAhead(address: Address, rows: number): void {
+  const abort = new AbortController();
+  const batch = load(address, rows, abort.signal);
+  batch.catch(() => {}); // who steps there is told
+  ahead?.abort.abort();
+  ahead = { key: JSON.stringify(address), batch, abort };
+}
+
+/** Forgets what was fetched ahead. */
+export function forgetAhead(): void {
+  ahead?.abort.abort();
+  ahead = null;
 }
 
 export function loadDraws(address: Address, row: number, signal: AbortSignal): Promise<Draws> {

@@ -60,7 +60,10 @@ export async function signIn(accessKey: string, secretKey: string, token: string
     headers: { "content-type": "application/json" },
     body: JSON.stringify({ access_key: accessKey, secret_key: secretKey, session_token: token }),
   });
-  if (!response.ok) throw await errorOf(response);
+  if (!response.ok) {
+    const { code, message, help } = await errorOf(response);
+    throw new ApiError(0, code, message, help); // not a right that the key lacks
+  }
   return remember((await response.json()) as Session);
 }
 

@@ -16,7 +16,7 @@ export function count(value: number): string {
 }
 
 export function percent(share: number): string {
-  return `${(100 * share).toLocaleString("en", { maximumFractionDigits: share < 0.1 ? 1 : 0 })} %`;
+  return `${(100 * share).toLocaleString("en", { maximumFractionDigits: share < 0.1 ? 1 : 0 })}\u00a0%`;
 }
 
 export function duration(seconds: number): string {
@@ -35,6 +35,13 @@ export function time(value: string | number): string {
 
 export function ago(milliseconds: number): string {
   return `${duration(Math.max(0, (Date.now() - milliseconds) / 1000))} ago`;
+}
+
+const UNSEEN = /[\0-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
+/** A name of a user's, with what would not be seen, or would turn its letters around, as numbers. */
+export function shownName(name: string): string {
+  return name.replace(UNSEEN, (char) => `\u27e8U+${char.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}\u27e9`);
 }
 
 /** A number of a tensor, short. */

@@ -13,6 +13,7 @@ export interface Field {
   rows: number;
   /** The shape of a row; null if rows differ. */
   rowShape: number[] | null;
+  /** Of a row that is not loaded the elements are missing. */
   row(index: number): Tensor;
 }
 
@@ -23,7 +24,14 @@ export interface Frame {
   status: ArrayLike<number>;
   positions: ArrayLike<number>;
   metadata: Record<string, string>;
+  /** How many of the rows, from the first, are here with all of their fields. */
+  loaded: number;
+  /** Reads what is missing of the first `rows` rows. */
+  load(rows: number, signal: AbortSignal): Promise<void>;
 }
+
+/** Reads a part of the frame, and says how large the whole is. It may give less, at the end, or all of it. */
+export type ReadPart = (start: number, end: number, signal: AbortSignal) => Promise<{ data: ArrayBuffer; total: number }>;
 
 interface Entry {
   dtype: string;
@@ -78,75 +86,149 @@ function part(data: ArrayLike<number>, start: number, end: number): ArrayLike<nu
 
 const product = (shape: number[]): number => shape.reduce((left, right) => left * right, 1);
 
-/** Reads a frame. Throws Error if it is cut off or of another form. */
-export function parseFrame(buffer: ArrayBuffer): Frame {
-  const length = Number(new DataView(buffer).getBigUint64(0, true));
+const FIRST = 256 << 10; // bytes; a smaller frame is read at once
+const SMALL = 64 << 10; // bytes; a smaller tensor is read whole
+const GAP = 32 << 10; // bytes between parts that are read together
+
+interface Piece {
+  from: number;
+  to: number;
+  /** The number of the first of its elements in the tensor. */
+  base: number;
+  data: ArrayLike<number>;
+}
+
+/** A tensor, of which the first rows are here. `end`: the number of elements before a row. */
+interface Stored extends Entry {
+  pieces: Piece[];
+  loaded: number;
+  end(row: number): number;
+}
+
+/** Opens a frame and reads what is small of it, and its first `rows` rows. Throws Error if it is cut off or of another form. */
+export async function openFrame(read: ReadPart, rows: number, signal: AbortSignal): Promise<Frame> {
+  const { data: first, total } = await read(0, FIRST, signal);
+  const length = Number(new DataView(first).getBigUint64(0, true));
+  const begin = 8 + length;
+  const header = begin <= first.byteLength ? first : (await read(0, begin, signal)).data;
   const { __metadata__: metadata = {}, ...entries } = JSON.parse(
-    new TextDecoder().decode(new Uint8Array(buffer, 8, length)),
+    new TextDecoder().decode(new Uint8Array(header, 8, length)),
   ) as { __metadata__?: Record<string, string> };
-  const tensors = new Map<string, Tensor>();
+  const tensors = new Map<string, Stored>();
   for (const [name, entry] of Object.entries(entries as Record<string, Entry>)) {
     if (name.startsWith("__pad.")) continue;
-    const [start, end] = entry.data_offsets;
-    if (8 + length + end > buffer.byteLength) throw new Error("the frame is cut off");
-    const data = elements(entry.dtype, buffer, 8 + length + start, 8 + length + end);
-    tensors.set(name, { dtype: entry.dtype, shape: entry.shape, data });
+    if (begin + entry.data_offsets[1] > total) throw new Error("the frame is cut off");
+    const size = product(entry.shape.slice(1));
+    tensors.set(name, { ...entry, pieces: [], loaded: 0, end: (row) => row * size });
   }
-  const status = tensors.get("__status")?.data ?? new Uint8Array();
+  const count = (tensor: Stored): number => tensor.shape[0] ?? 1;
+  const extend = async (wanted: [Stored, number][], until: AbortSignal): Promise<void> => {
+    const missing = wanted.flatMap(([tensor, to]) => {
+      if (to <= tensor.loaded) return [];
+      const [start, end] = tensor.data_offsets;
+      const width = (end - start) / (product(tensor.shape) || 1);
+      const at = (row: number): number => begin + start + tensor.end(row) * width;
+      return [{ tensor, from: tensor.loaded, to, start: at(tensor.loaded), end: at(to) }];
+    });
+    const parts: { start: number; end: number }[] = [];
+    for (const { start, end } of [...missing].sort((left, right) => left.start - right.start)) {
+      const last = parts[parts.length - 1];
+      if (end <= first.byteLength || start === end) continue;
+      if (last && start - last.end <= GAP) last.end = Math.max(last.end, end);
+      else parts.push({ start, end });
+    }
+    const found = [
+      { start: 0, end: first.byteLength, data: first },
+      ...(await Promise.all(parts.map(async (part) => ({ ...part, data: (await read(part.start, part.end, until)).data })))),
+    ];
+    for (const { tensor, from, to, start, end } of missing) {
+      const part = found.find((each) => each.start <= start && end <= each.end) ?? found[0]!;
+      if (end > start && end - part.start > part.data.byteLength) throw new Error("the frame is cut off");
+      const data = end > start ? elements(tensor.dtype, part.data, start - part.start, end - part.start) : new Uint8Array();
+      tensor.pieces.push({ from, to, base: tensor.end(from), data });
+      tensor.loaded = to;
+    }
+  };
+  const small = [...tensors].flatMap(([name, tensor]): [Stored, number][] => {
+    const whole = tensor.data_offsets[1] - tensor.data_offsets[0] <= SMALL || name.startsWith("__") || /\.(offsets|shapes)$/.test(name);
+    return whole && !offsetsOf(name, tensors) ? [[tensor, count(tensor)]] : [];
+  });
+  const whole = (name: string): ArrayLike<number> => tensors.get(name)?.pieces[0]?.data ?? [];
+  const status = tensors.get("__status");
+  const all = status ? count(status) : 0;
+  const large = [...tensors.values()].filter((tensor) => !small.some(([each]) => each === tensor));
+  const ragged = [...tensors].flatMap(([name, tensor]) => {
+    const offsets = offsetsOf(name, tensors);
+    return offsets ? [{ tensor, offsets }] : [];
+  });
+  const upTo = (to: number): [Stored, number][] => large.map((tensor) => [tensor, to]);
+  // Where the rows of unequal lengths end is among what is small.
+  await extend(ragged.length ? small : [...small, ...upTo(Math.min(rows, all))], signal);
+  for (const { tensor, offsets } of ragged) tensor.end = (row) => offsets.pieces[0]!.data[row] ?? 0;
   const fields: Field[] = [];
   for (const [name, tensor] of tensors) {
     if (name.startsWith("__") || name.endsWith(".offsets") || name.endsWith(".shapes")) continue;
-    const offsets = tensors.get(name.replace(/\.data$/, ".offsets"));
-    fields.push(
-      name.endsWith(".data") && offsets
-        ? ragged(name.slice(0, -".data".length), tensor, offsets, tensors)
-        : dense(name, tensor),
-    );
+    const offsets = offsetsOf(name, tensors);
+    fields.push(offsets ? raggedField(name.slice(0, -".data".length), tensor, offsets, tensors) : denseField(name, tensor));
   }
   // What a person looks at comes first: pictures, then what is said about them.
   const dimensions = ({ rowShape }: Field): number => rowShape?.length ?? 1;
   fields.sort((left, right) => dimensions(right) - dimensions(left) || left.name.localeCompare(right.name));
-  return {
-    bytes: buffer.byteLength,
-    rows: status.length,
+  let loading = Promise.resolve(); // one after the other: each begins behind what is loaded
+  const frame: Frame = {
+    bytes: total,
+    rows: all,
     fields,
-    status,
-    positions: tensors.get("__pos")?.data ?? [],
+    status: whole("__status"),
+    positions: whole("__pos"),
     metadata,
+    loaded: large.length ? 0 : all,
+    load: (to, until) => {
+      const most = Math.min(to, all);
+      const work = loading.then(async () => {
+        await extend(upTo(most), until);
+        frame.loaded = Math.max(frame.loaded, most);
+      });
+      loading = work.catch(() => {});
+      return work;
+    },
   };
+  await frame.load(total <= FIRST ? all : rows, signal);
+  return frame;
 }
 
-function dense(name: string, tensor: Tensor): Field {
+/** The tensor that says where the rows of another one end, if they have unequal lengths. */
+function offsetsOf(name: string, tensors: Map<string, Stored>): Stored | undefined {
+  return name.endsWith(".data") ? tensors.get(name.replace(/\.data$/, ".offsets")) : undefined;
+}
+
+function rowOf({ pieces, end }: Stored, index: number): ArrayLike<number> {
+  const piece = pieces.find(({ from, to }) => from <= index && index < to);
+  return piece ? part(piece.data, end(index) - piece.base, end(index + 1) - piece.base) : [];
+}
+
+function denseField(name: string, tensor: Stored): Field {
   const rowShape = tensor.shape.slice(1);
-  const size = product(rowShape);
   return {
     name,
     dtype: tensor.dtype,
     rows: tensor.shape[0] ?? 0,
     rowShape,
-    row: (index) => ({
-      dtype: tensor.dtype,
-      shape: rowShape,
-      data: part(tensor.data, index * size, (index + 1) * size),
-    }),
+    row: (index) => ({ dtype: tensor.dtype, shape: rowShape, data: rowOf(tensor, index) }),
   };
 }
 
-function ragged(name: string, tensor: Tensor, offsets: Tensor, tensors: Map<string, Tensor>): Field {
+function raggedField(name: string, tensor: Stored, offsets: Stored, tensors: Map<string, Stored>): Field {
   const shapes = tensors.get(`${name}.shapes`);
-  const dimensions = shapes?.shape[1] ?? 1;
   return {
     name,
     dtype: tensor.dtype,
-    rows: offsets.data.length - 1,
+    rows: (offsets.shape[0] ?? 1) - 1,
     rowShape: null,
     row: (index) => {
-      const start = offsets.data[index]!;
-      const end = offsets.data[index + 1]!;
-      const shape = shapes
-        ? Array.from(part(shapes.data, index * dimensions, (index + 1) * dimensions))
-        : [end - start];
-      return { dtype: tensor.dtype, shape, data: part(tensor.data, start, end) };
+      const data = rowOf(tensor, index);
+      const shape = shapes ? Array.from(rowOf(shapes, index)) : [tensor.end(index + 1) - tensor.end(index)];
+      return { dtype: tensor.dtype, shape, data };
     },
   };
 }
@@ -179,10 +261,14 @@ function layout(shape: number[]): { h: number; w: number; c: number; strides: [n
 
 const MOST_PIXELS = 1 << 24;
 
-/** Whether a tensor has the shape of a picture, or of a map of colours. */
-export function isPicture({ shape, data }: Tensor): boolean {
+/** The height and width of a tensor that has the shape of a picture, or of a map of colours; null of others. */
+export function extentOf(shape: number[]): { h: number; w: number } | null {
   const found = layout(shape);
-  return found !== null && data.length > 0 && found.h * found.w <= MOST_PIXELS;
+  return found !== null && found.h * found.w <= MOST_PIXELS ? found : null;
+}
+
+export function isPicture({ shape, data }: Tensor): boolean {
+  return data.length > 0 && extentOf(shape) !== null;
 }
 
 /** Returns a tensor as a picture, pixel for pixel, or an array of two dimensions as a map of colours; null if its
@@ -226,12 +312,19 @@ function colours(
   c: number,
   [down, right, deep]: [number, number, number],
 ): Uint8ClampedArray<ArrayBuffer> {
-  const words = new Uint32Array(w * h);
+  const words = new Int32Array(w * h);
   const green = c === 1 ? 0 : deep;
+  const blue = 2 * green;
+  const opaque = 255 << 24;
   for (let y = 0, at = 0; y < h; y += 1) {
-    for (let x = 0, place = y * down; x < w; x += 1, place += right, at += 1) {
-      const alpha = c === 4 ? data[place + 3 * deep]! : 255;
-      words[at] = (alpha << 24) | (data[place + 2 * green]! << 16) | (data[place + green]! << 8) | data[place]!;
+    for (let end = at + w, place = y * down; at < end; at += 1, place += right) {
+      words[at] = opaque | (data[place + blue]! << 16) | (data[place + green]! << 8) | data[place]!;
+    }
+  }
+  if (c === 4) {
+    const alphas = new Uint8Array(words.buffer);
+    for (let y = 0, at = 3; y < h; y += 1) {
+      for (let x = 0, place = y * down + 3 * deep; x < w; x += 1, place += right, at += 4) alphas[at] = data[place]!;
     }
   }
   return new Uint8ClampedArray(words.buffer);

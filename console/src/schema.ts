@@ -76,13 +76,14 @@ export interface FieldStatistics {
   histogram?: [number, number][];
 }
 
-/** A bulk job; `eta_s` is null while it is unknown. */
+/** A bulk job; `spec` is what was asked for, and `eta_s` is null while it is unknown. */
 export interface Job {
   id: string;
   kind: string;
   state: string;
   owner: string;
   node: string;
+  spec: Record<string, unknown>;
   created_ms: number;
   progress: JobProgress;
   eta_s: number | null;

@@ -9,7 +9,8 @@ export function Picture({ tensor, name, large }: { tensor: Tensor; name: string;
   const found = picture(tensor)!;
   // Before the browser paints: a picture never stands above the name of another row.
   useLayoutEffect(() => {
-    const context = canvas.current?.getContext("2d");
+    // In the page's memory: the pixels are written once, and drawn with what is around them.
+    const context = canvas.current?.getContext("2d", { willReadFrequently: true });
     context?.putImageData(new ImageData(found.pixels, found.width, found.height), 0, 0);
   });
   return (

@@ -1,4 +1,4 @@
-// Chunks of Zarr v3 arrays, decoded by the node: alone, or the first plane of what is together in a shard.
+// Chunks of Zarr arrays of versions 2 and 3, decoded by the node: alone, or the first plane of what is together in a shard.
 
 import { ApiError, json } from "./api";
 import type { Tensor } from "./frame";
@@ -18,6 +18,7 @@ interface Sharding {
   index_codecs?: { name: string }[];
 }
 
+/** Of version 3. */
 interface Metadata {
   fill_value: number | string | boolean;
   chunk_grid: { configuration: { chunk_shape: number[] } };
@@ -29,21 +30,44 @@ type Sample = string | { url: string; offset: number; length: number };
 
 const product = (shape: number[]): number => shape.reduce((left, right) => left * right, 1);
 
-/** Returns the array of which an object is a chunk, with its slash; null if its key is none of a chunk. */
-export async function arrayOf(bucket: string, key: string): Promise<string | null> {
-  const array = /^(.*\/)c(?:[./]\d+)+$/.exec(key)?.[1];
-  if (array === undefined) return null;
-  return head(bucket, `${array}zarr.json`).then(
-    () => array,
-    () => null,
+/** An array: where its chunks are, with the slash, and the key of its metadata. */
+export interface ZarrArray {
+  place: string;
+  metadata: string;
+}
+
+const MOST_AXES = 8;
+
+/** Returns the array of which an object is a chunk; null if its key is none of a chunk. */
+export async function arrayOf(bucket: string, key: string): Promise<ZarrArray | null> {
+  const third = /^(.*\/)?c(?:[./]\d+)+$/.exec(key);
+  const found = await Promise.all(
+    [...(third ? [`${third[1] ?? ""}zarr.json`] : []), ...placesOfVersion2(key).map((place) => `${place}.zarray`)].map((metadata) =>
+      head(bucket, metadata).then(
+        () => metadata,
+        () => "",
+      ),
+    ),
   );
+  const metadata = found.find(Boolean);
+  return metadata === undefined ? null : { place: metadata.slice(0, metadata.lastIndexOf("/") + 1), metadata };
+}
+
+/** The places of arrays of which a key may name a chunk: `a/0.1`, or `a/0/1`, where `0` may be a part of the array's name. */
+function placesOfVersion2(key: string): string[] {
+  const parts = key.split("/");
+  const last = parts.pop()!;
+  if (!/^\d+(?:\.\d+)*$/.test(last)) return [];
+  const place = (): string => parts.map((part) => `${part}/`).join("");
+  const places = [place()];
+  while (!last.includes(".") && places.length < MOST_AXES && /^\d+$/.test(parts.pop() ?? "")) places.push(place());
+  return places;
 }
 
 /** Returns the chunk, or the first plane of the shard. Throws Error if it cannot be shown. */
-export async function readChunk(bucket: string, array: string, key: string, size: number): Promise<Npy> {
-  const metadata = `${array}zarr.json`;
+export async function readChunk(bucket: string, { metadata }: ZarrArray, key: string, size: number): Promise<Npy> {
   const text = new TextDecoder().decode(await read(bucket, metadata, 0, METADATA_LIMIT));
-  const told = JSON.parse(text) as Metadata;
+  const told = JSON.parse(text) as Partial<Metadata>;
   const decode = async (samples: Sample[]): Promise<Npy[]> => {
     const ops = [{ op: "zarr_chunk", args: { metadata: `s3://${bucket}/${metadata}` } }];
     const body = JSON.stringify({ ops, samples, results: true });
@@ -54,8 +78,8 @@ export async function readChunk(bucket: string, array: string, key: string, size
     });
   };
   const url = `s3://${bucket}/${key}`;
-  const [codec] = told.codecs;
-  if (codec?.name !== "sharding_indexed") return (await decode([url]))[0]!;
+  const codec = told.codecs?.[0];
+  if (!told.chunk_grid || codec?.name !== "sharding_indexed") return (await decode([url]))[0]!;
   const outer = told.chunk_grid.configuration.chunk_shape;
   const sharding = codec.configuration!;
   const inner = sharding.chunk_shape;

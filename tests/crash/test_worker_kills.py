@@ -44,7 +44,7 @@ class Load:
 
     def run(self, stop: threading.Event) -> None:
         steps = (self._put, self._put, self._multipart, self._copy, self._delete, self._get)
-        while not stop.is_set():
+        while not stop.wait(0.02):
             key = f"{self.number}/{self._rng.randrange(KEYS)}"
             self._rng.choice(steps)(key)
 

@@ -18,6 +18,10 @@ WAIT_TIMEOUT: Final = 60.0
 """Seconds; a machine that is slow, or has other things to do, is no failure."""
 
 
+_SHORTEST: Final = 0.1
+_LONGEST: Final = 0.35
+
+
 class Joinable(Protocol):
     """A thread, or a process of `multiprocessing`."""
 
@@ -35,9 +39,21 @@ def await_end(*awaited: Joinable, patience: float = WAIT_TIMEOUT) -> None:
         assert not each.is_alive(), f"{each!r} has not ended within {patience} s"
 
 
-def await_true(condition: Callable[[], object], patience: float = WAIT_TIMEOUT) -> None:
-    """Wait until it holds, asked ten times a second. Raises AssertionError when it never does."""
-    deadline = _clock.monotonic() + patience
+def await_true(
+    condition: Callable[[], object],
+    patience: float = WAIT_TIMEOUT,
+    *,
+    told: Callable[[], object] | None = None,
+) -> None:
+    """Wait until it holds, asked ten times a second at first, and three times after a while. Raises
+    AssertionError, with what `told` returns, when it never does."""
+    begun = _clock.monotonic()
     while not condition():
-        assert _clock.monotonic() < deadline, f"{condition} did not hold within {patience} s"
-        threading.Event().wait(0.1)
+        assert _clock.monotonic() - begun < patience, told() if told else f"{condition} did not hold"
+        pause(begun)
+
+
+def pause(begun: float) -> None:
+    """Rest between two looks at what has been waited for since `begun`, by the clock that only rises: what is
+    waited for needs the machine more than who looks."""
+    threading.Event().wait(min(_LONGEST, max(_SHORTEST, (_clock.monotonic() - begun) / 16)))

@@ -15,7 +15,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPException
@@ -26,6 +25,7 @@ from weakref import WeakSet
 from meshd.process.local_etcd import EtcdCluster, reserve_port
 from meshd.util.clock import SystemClock
 from meshwire.cluster import ClusterMap, parse_map, routes
+from tests.support.bounded_wait import await_true, pause
 from tests.support.daemons import Daemon, authority_in
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from meshwire.cluster import Route
 
 PATIENCE = 60.0
-_STEP = 0.1
 _clock = SystemClock()
 _open: WeakSet[DaemonCluster] = WeakSet()
 
@@ -227,7 +226,7 @@ class DaemonCluster:
     ) -> ClusterMap:
         """Wait until the map is as wanted, at every node that runs and was not stopped. One that does not
         answer just now is asked again."""
-        deadline = _clock.monotonic() + patience
+        begun = _clock.monotonic()
         while True:
             running = [name for name, node in self.nodes.items() if node.running and name not in self._paused]
             found, trouble = list[ClusterMap](), ""
@@ -237,11 +236,11 @@ class DaemonCluster:
                 trouble = f"{type(error).__name__}: {error}"
             if found and all(wanted(cluster) for cluster in found):
                 return max(found, key=lambda cluster: cluster.version)
-            if _clock.monotonic() > deadline:
+            if _clock.monotonic() - begun > patience:
                 raise AssertionError(
                     f"the map is not as it should be: {trouble or found[-1:]}\n{self.output()}"
                 )
-            threading.Event().wait(_STEP)
+            pause(begun)
 
     def await_state(self, node_id: str, *states: str, patience: float = PATIENCE) -> ClusterMap:
         """Wait until every node that runs and was not stopped has a node in one of these states."""
@@ -261,11 +260,11 @@ class DaemonCluster:
 
     def await_metric(self, node_id: str, name: str, least: float, patience: float = PATIENCE) -> None:
         """Wait until a metric of a node is at least so much."""
-        deadline = _clock.monotonic() + patience
-        while self.metric(node_id, name) < least:
-            if _clock.monotonic() > deadline:
-                raise AssertionError(f"{name} of {node_id} stays below {least}\n{self.output()}")
-            threading.Event().wait(_STEP)
+        await_true(
+            lambda: self.metric(node_id, name) >= least,
+            patience,
+            told=lambda: f"{name} of {node_id} stays below {least}\n{self.output()}",
+        )
 
     def away_count(self) -> int:
         """How often nodes were taken for gone so far. On a busy machine that may be one that runs: it was

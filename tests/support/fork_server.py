@@ -82,6 +82,25 @@ def launch(
     return execute(arguments, env, stderr, stdout=stdout, folder=folder, prefix=prefix)
 
 
+def outcome_of(
+    *arguments: str, env: Mapping[str, str] | None = None, timeout: float = _PATIENCE
+) -> subprocess.CompletedProcess[str]:
+    """What came of `python -m meshd` with these arguments, which ends by itself, in this environment
+    (default: this process's); launched."""
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = launch(arguments, os.environ if env is None else env, stderr, stdout=stdout)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        texts = []
+        for file in (stdout, stderr):
+            file.seek(0)
+            texts.append(file.read().decode())
+    return subprocess.CompletedProcess(arguments, code, *texts)
+
+
 def execute(
     arguments: Sequence[str],
     env: Mapping[str, str],

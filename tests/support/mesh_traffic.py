@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Value = bytes | None
 _KEY = re.compile(rb"<Key>([^<]*)</Key>")
 _SIZES = (0, 10, 3000, 60_000, 400_000)
-_PACE = 0.04  # seconds between two requests of a client: the nodes need the cores, too
+_PACE = 0.08  # seconds between two requests of a client: the nodes need the cores, too
 
 
 class Traffic:

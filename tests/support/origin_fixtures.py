@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from botocore.exceptions import ClientError
 
 import meshsdk
 from meshsdk.admin import cluster_admin
+from tests.support.bounded_wait import await_true
 from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
@@ -104,11 +104,7 @@ def metric(daemon: Daemon, name: str) -> float:
 
 def eventually(true: Any, seconds: float = 60.0, told: Any = lambda: "never") -> None:
     """Wait until it is so; `told` says what is instead."""
-    for _ in range(int(seconds / 0.1)):
-        if true():
-            return
-        threading.Event().wait(0.1)
-    raise AssertionError(told())
+    await_true(true, seconds, told=told)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from meshd.util import failpoints
 from meshd.util.clock import ManualClock
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.bounded_wait import WAIT_TIMEOUT
+from tests.support.interpreters import python
 from tests.support.store_calls import put_object
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +115,7 @@ class Neighbour:
 
     def __init__(self, place: Path, writer: str, *, clock_ahead: float = 0.0) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.store_neighbour", str(place), writer, str(clock_ahead)],
+            [python(), "-m", "tests.support.store_neighbour", str(place), writer, str(clock_ahead)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,45 +1,48 @@
 // One batch: its rows as pictures, text or numbers, with the objects that they were made of.
 
-import type { JSX } from "preact";
-import { useLayoutEffect, useMemo, useState } from "preact/hooks";
-import { loadFrame, loadSources, type Address, type Loaded } from "../address";
-import { isPicture, text, wave, type Field } from "../frame";
+import type { JSX, RefObject } from "preact";
+import { useEffect, useLayoutEffect, useMemo, useReducer, useRef, useState } from "preact/hooks";
+import { fetchAhead, forgetAhead, loadBatch, type Address, type Batch } from "../address";
+import { extentOf, isPicture, text, wave, type Field } from "../frame";
 import { bytes, count } from "../format";
 import { Loading, Problem } from "../parts";
-import type { RowSource, Sources } from "../schema";
+import type { RowSource } from "../schema";
 import { Picture, Wave } from "../tensors";
 import { numbers, RowDialog, typeName } from "./row";
 
 const SHOWN = 128;
 const STATUS = ["", "replaced", "masked", "padding", "failed"];
 
-interface Shown {
-  loaded: Loaded;
-  sources: Sources | null;
-  trouble: unknown;
-}
+/** Rows that are loaded before it is known how many of them are on the screen. */
+const FIRST_ROWS = 24;
 
 export function BatchView({ address, onSteps }: { address: Address; onSteps(steps: number): void }): JSX.Element {
-  const [shown, setShown] = useState<Shown | null>(null);
+  const [shown, setShown] = useState<Batch | null>(null);
   const [error, setError] = useState<unknown>(null);
   const [opened, setOpened] = useState<number | null>(null);
   const [all, setAll] = useState(false);
+  const [, loaded] = useReducer((times: number) => times + 1, 0);
+  const visible = useRef(FIRST_ROWS);
+  const before = useRef(address);
+  const list = useRef<HTMLOListElement>(null);
   const key = JSON.stringify(address);
   // Before the browser paints what is there, so that the node is asked at once.
   useLayoutEffect(() => {
     const abort = new AbortController();
+    const by = address.step - before.current.step;
+    const stepped = Math.abs(by) === 1 && JSON.stringify({ ...before.current, step: address.step }) === key;
+    before.current = address;
     setError(null);
     setAll(false);
-    const sources = loadSources(address, abort.signal).then(
-      (found) => ({ found, trouble: null as unknown }),
-      (trouble: unknown) => ({ found: null, trouble }),
-    );
-    loadFrame(address, abort.signal)
-      .then(async (loaded) => {
-        const { found, trouble } = await sources;
+    loadBatch(address, visible.current, abort.signal)
+      .then((found) => {
         if (abort.signal.aborted) return;
-        setShown({ loaded, sources: found, trouble });
-        if (found) onSteps(found.steps);
+        setShown(found);
+        if (!found.sources) return;
+        const { steps } = found.sources;
+        onSteps(steps);
+        const next = address.step + by;
+        if (stepped && next >= 0 && next < steps) fetchAhead({ ...address, step: next }, visible.current);
       })
       .catch((why: unknown) => {
         if (abort.signal.aborted) return;
@@ -48,12 +51,40 @@ export function BatchView({ address, onSteps }: { address: Address; onSteps(step
       });
     return () => abort.abort();
   }, [key]);
-  const rows = Math.min(shown?.loaded.frame.rows ?? 0, all ? Infinity : SHOWN);
+  useEffect(() => forgetAhead, []);
+  const frame = shown?.loaded.frame;
+  const rows = Math.min(frame?.rows ?? 0, all ? Infinity : SHOWN);
+  // Rows are loaded up to the last one on the screen.
+  useEffect(() => {
+    if (!frame) return;
+    const abort = new AbortController();
+    const look = (): void => {
+      visible.current = lastVisible(list.current);
+      const wanted = Math.max(visible.current, (opened ?? -1) + 1);
+      if (frame.loaded < Math.min(wanted, rows)) {
+        frame.load(wanted, abort.signal).then(
+          () => loaded(undefined),
+          (why: unknown) => abort.signal.aborted || setError(why),
+        );
+      }
+    };
+    look();
+    addEventListener("scroll", look, { passive: true, capture: true });
+    addEventListener("resize", look);
+    return () => {
+      abort.abort();
+      removeEventListener("scroll", look, true);
+      removeEventListener("resize", look);
+    };
+  }, [frame, rows, opened]);
   // The pictures are made once for each batch, not whenever something around them changes.
-  const list = useMemo(() => shown && <Rows shown={shown} rows={rows} onOpen={setOpened} />, [shown, rows]);
+  const pictures = useMemo(
+    () => shown && <Rows list={list} shown={shown} rows={rows} onOpen={setOpened} />,
+    [shown, rows, frame?.loaded],
+  );
   if (error) return <Problem error={error} />;
-  if (!shown) return <Loading />;
-  const { frame, result, took } = shown.loaded;
+  if (!shown || !frame) return <Loading />;
+  const { result, took } = shown.loaded;
   const stale = JSON.stringify(shown.loaded.address) !== key;
   return (
     <div class={stale ? "stale" : ""} data-batch={stale ? undefined : key}>
@@ -68,13 +99,13 @@ export function BatchView({ address, onSteps }: { address: Address; onSteps(step
         ))}
       </p>
       {shown.trouble !== null && <Problem error={shown.trouble} />}
-      {list}
+      {pictures}
       {rows < frame.rows && (
         <button type="button" onClick={() => setAll(true)}>
           Show all {count(frame.rows)} rows
         </button>
       )}
-      {opened !== null && opened < frame.rows && (
+      {opened !== null && opened < frame.loaded && (
         <RowDialog
           index={opened}
           fields={frame.fields}
@@ -89,10 +120,20 @@ export function BatchView({ address, onSteps }: { address: Address; onSteps(step
   );
 }
 
-function Rows({ shown, rows, onOpen }: { shown: Shown; rows: number; onOpen(index: number): void }): JSX.Element {
+/** How many rows, from the first, have begun where the screen ends. */
+function lastVisible(list: HTMLOListElement | null): number {
+  return [...(list?.children ?? [])].filter((row) => row.getBoundingClientRect().top < innerHeight).length;
+}
+
+function Rows({ list, shown, rows, onOpen }: {
+  list: RefObject<HTMLOListElement | null>;
+  shown: Batch;
+  rows: number;
+  onOpen(index: number): void;
+}): JSX.Element {
   const { frame } = shown.loaded;
   return (
-    <ol class="rows" start={0}>
+    <ol class="rows" start={0} ref={list}>
       {Array.from({ length: rows }, (_, index) => (
         <Row
           key={index}
@@ -100,6 +141,7 @@ function Rows({ shown, rows, onOpen }: { shown: Shown; rows: number; onOpen(inde
           fields={frame.fields}
           status={frame.status[index] ?? 0}
           source={shown.sources?.rows[index]}
+          loaded={index < frame.loaded}
           onOpen={() => onOpen(index)}
         />
       ))}
@@ -116,11 +158,12 @@ function typeOf(field: Field): string {
   return typeName(field.dtype, field.rowShape);
 }
 
-function Row({ index, fields, status, source, onOpen }: {
+function Row({ index, fields, status, source, loaded, onOpen }: {
   index: number;
   fields: Field[];
   status: number;
   source: RowSource | undefined;
+  loaded: boolean;
   onOpen(): void;
 }): JSX.Element {
   const note = STATUS[status] ?? "";
@@ -129,9 +172,13 @@ function Row({ index, fields, status, source, onOpen }: {
     <li class="row">
       <button type="button" class="row-button" onClick={onOpen}>
         <span class="hidden">Row {index}</span>
-        {fields.map((field) => (
-          <FieldView key={field.name} field={field} index={index} source={source} />
-        ))}
+        {fields.map((field) =>
+          loaded ? (
+            <FieldView key={field.name} field={field} index={index} source={source} />
+          ) : (
+            <Missing key={field.name} field={field} index={index} />
+          ),
+        )}
       </button>
       <span class="row-name" title={title}>
         {title}
@@ -139,6 +186,12 @@ function Row({ index, fields, status, source, onOpen }: {
       {note && <span class="tag warn">{note}</span>}
     </li>
   );
+}
+
+/** The place of a value that is loaded when it comes to the screen. */
+function Missing({ field, index }: { field: Field; index: number }): JSX.Element {
+  const extent = extentOf(field.row(index).shape);
+  return extent ? <span class="missing" style={{ aspectRatio: `${extent.w} / ${extent.h}` }} /> : <span class="value">…</span>;
 }
 
 function FieldView({ field, index, source }: {

@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { request } from "../api";
 import { findPlan } from "../documents";
-import { ago, bytes, count, duration, percent } from "../format";
+import { ago, bytes, count, duration, percent, shownName } from "../format";
 import { useLive } from "../live";
 import { Empty, Heading, Loading, Meter, Problem, Table, useLoaded } from "../parts";
 import type { Activity, Job, Jobs, LoaderActivity, PlanActivity } from "../schema";
@@ -272,6 +272,18 @@ function Epoch({ loop, active }: { loop: Loop; active: boolean }): JSX.Element {
   );
 }
 
+/** What a job reads and writes. */
+function workOf({ source, target, plan }: Record<string, unknown>): JSX.Element | null {
+  const from = String(source ?? (plan ? `plan ${String(plan).slice(0, 12)}` : ""));
+  if (!from) return null;
+  return (
+    <p class="quiet long">
+      {shownName(from)}
+      {target ? ` → ${shownName(String(target))}` : ""}
+    </p>
+  );
+}
+
 function JobTable({ jobs }: { jobs: Job[] }): JSX.Element {
   const [error, setError] = useState<unknown>(null);
   const cancel = (job: Job): void => {
@@ -285,6 +297,7 @@ function JobTable({ jobs }: { jobs: Job[] }): JSX.Element {
           <tr key={job.id}>
             <td>
               {job.kind} <span class="hash quiet">{job.id.slice(0, 8)}</span>
+              {workOf(job.spec)}
             </td>
             <td>
               <span class={`tag ${job.state === "failed" ? "bad" : job.state === "done" ? "good" : ""}`}>{job.state}</span>

@@ -2,7 +2,7 @@
 
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { bytes, time } from "../format";
+import { bytes, shownName, time } from "../format";
 import { useListing, type Rows } from "../listing";
 import { Empty, Heading, Problem } from "../parts";
 import type { Entry } from "../s3";
@@ -254,7 +254,7 @@ function ObjectTable({ rows, prefix, selected, onToggle, onOpen }: {
                 <span role="cell" class="name">
                   <button type="button" class="link" title={entry.key} onClick={() => onOpen(entry)}>
                     {entry.folder && <FolderIcon />}
-                    {name}
+                    <bdi dir="ltr">{shownName(name)}</bdi>
                   </button>
                 </span>
                 <span role="cell" class="size">

@@ -41,8 +41,9 @@ export function OverviewPage({ session }: { session: Session }): JSX.Element {
       {session.grafana && (
         <p>
           In Grafana:{" "}
-          {Object.entries(DASHBOARDS).map(([name, title]) => (
+          {Object.entries(DASHBOARDS).map(([name, title], index) => (
             <>
+              {index > 0 && "· "}
               <a href={`${session.grafana.replace(/\/$/, "")}/d/${name}`} target="_blank" rel="noopener noreferrer">
                 {title}
               </a>{" "}

@@ -4,7 +4,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { downloadUrl, encodeKey, json } from "../api";
-import { bytes, count, time } from "../format";
+import { bytes, count, shownName, time } from "../format";
 import { picture, wave } from "../frame";
 import { isArchive, isTable, pictureType, soundType } from "../magic";
 import { isNpy, parseNpy, type Npy } from "../npy";
@@ -72,13 +72,13 @@ async function contentOf(bucket: string, key: string, size: number, first: Uint8
   return textOf(first, size > first.length);
 }
 
-/** A chunk of a Zarr v3 array is decoded by the node, with the array's metadata; null if it is no chunk of one. */
+/** A chunk of a Zarr array is decoded by the node, with the array's metadata; null if it is no chunk of one. */
 async function chunkOf(bucket: string, key: string, size: number): Promise<Content | null> {
   const array = await arrayOf(bucket, key);
   if (array === null) return null;
   return readChunk(bucket, array, key, size).then(
     (found): Content => ({ kind: "array", array: found }),
-    (why: unknown): Content => ({ kind: "note", text: `This chunk of ${array} cannot be shown: ${sentenceOf(why)}` }),
+    (why: unknown): Content => ({ kind: "note", text: `This chunk of ${array.place} cannot be shown: ${sentenceOf(why)}` }),
   );
 }
 
@@ -121,7 +121,7 @@ export function PreviewDialog({ bucket, entry, onClose }: {
     // The request of the object has told why.
   }
   return (
-    <Dialog title={entry.key} onClose={onClose} wide>
+    <Dialog title={shownName(entry.key)} onClose={onClose} wide>
       <Problem error={error} />
       {!value && !error && <Loading />}
       {value && <Preview content={value.content} bucket={bucket} name={entry.key} />}

@@ -2,7 +2,7 @@
 
 import type { JSX } from "preact";
 import { json } from "../api";
-import { ago } from "../format";
+import { ago, count, shownName } from "../format";
 import type { View, Views } from "../schema";
 import { Empty, Heading, Loading, Problem, Table, useLoaded } from "../parts";
 
@@ -24,7 +24,8 @@ export function ViewsPage(): JSX.Element {
                 <a href={`#/buckets/${encodeURIComponent(view.name)}`}>{view.name}</a>
               </td>
               <td class="long">
-                s3://{view.bucket}/{String(view.view.prefix ?? "")}
+                <a href={`#/buckets/${encodeURIComponent(view.bucket)}`}>s3://{view.bucket}</a>
+                {view.view.prefix ? `/${shownName(String(view.view.prefix))}` : ""}
               </td>
               <td>{howOf(view.view)}</td>
               <td>{view.owner}</td>
@@ -37,12 +38,30 @@ export function ViewsPage(): JSX.Element {
   );
 }
 
+/** What the objects of a view are, in words. */
+function wordsOf({ kind, count: samples, size, batch, world, format }: Record<string, unknown>): string {
+  const number = (value: unknown): string => count(Number(value));
+  switch (kind) {
+    case "transform":
+      return "Each object, through";
+    case "shards":
+      return `Shards (${String(format ?? "tar")}) of ${samples ? `${number(samples)} samples` : size ? `about ${number(size)} bytes` : "samples"}`;
+    case "batches":
+      return `The batches of a plan, of ${number(batch)} rows for ${number(world ?? 1)} ranks`;
+    case "zarr":
+      return "A Zarr array of each field, through";
+    default:
+      return String(kind);
+  }
+}
+
 function howOf(view: View["view"]): JSX.Element {
   const { ops, ...rest } = view as { ops?: { op: string; args?: Record<string, unknown> }[] } & Record<string, unknown>;
-  const more = Object.entries(rest).filter(([name, value]) => !["prefix", "source", "bucket"].includes(name) && value);
+  const told = ["prefix", "source", "bucket", "kind"];
+  const more = Object.entries(rest).filter(([name, value]) => !told.includes(name) && value && !(Array.isArray(value) && !value.length));
   return (
     <>
-      {ops?.map(({ op }) => op).join(" → ")}
+      {wordsOf(view)} {ops?.map(({ op }) => op).join(" → ")}
       <details>
         <summary>All of it</summary>
         {ops?.map(({ op, args }, index) => (

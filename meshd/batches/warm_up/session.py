@@ -25,7 +25,7 @@ from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.telemetry import metrics
-from meshd.transform.decoded_cache.messages import KEPT, STORED, UNSTORED
+from meshd.transform.decoded_cache.messages import KEPT, REFUSED, STORED, UNSTORED
 from meshd.transform.decoded_cache.slice_order import NOT_SETTLED, TOO_LARGE, SampleSet
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork, program_digest
 from meshd.util.byte_rate import RateLimiter
@@ -275,6 +275,8 @@ class WarmUpSession:
         """Count the rows that are finished. Returns the others, and whether to look up their bytes again."""
         again: dict[int, bool] = {}
         ended: list[int] = []
+        # Refused without a reason: the segment was full. While others are stored, there is another one.
+        stored = any(verdict == STORED for verdict, _ in made.kept.values())
         for row, (verdict, why) in made.kept.items():
             if verdict in (KEPT, STORED):
                 self.status.there += verdict == KEPT
@@ -282,7 +284,7 @@ class WarmUpSession:
                 metrics.decoded_cache_warmed.labels("there" if verdict == KEPT else "stored").inc()
             elif verdict == UNSTORED or why:
                 self._count_left(why or TOO_LARGE)
-            elif self._may_try(row):
+            elif (verdict == REFUSED and stored) or self._may_try(row):
                 again[row] = False
                 continue
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING
 
 from meshd.batches.sample_responses import UnreadableError
@@ -14,6 +14,7 @@ from meshd.store.errors import CorruptExtentError, DiskFullError
 from meshd.store.records import Span
 from meshd.telemetry import metrics, tracing
 from meshwire.frame import tensor_frame
+from meshwire.http_values.conditional_requests import UnsatisfiableRangeError, parse_range, resolve_range
 from meshwire.http_values.mesh_headers import HANDOVER_TICKET_HEADER, ServerTiming
 from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as HANDS
 
@@ -82,11 +83,14 @@ async def send_frame(
     more: Sequence[Header] = (),
     frame_service: LocalFrameService | None = None,
 ) -> Reply:
-    """Send a finished frame from its memory, or a ticket to fetch it locally; closes its handle."""
+    """Send a finished frame from its memory, or the part that a `Range` header asks for, or a ticket to fetch
+    it locally; closes its handle. A range that covers nothing of it is answered by the whole."""
     asked = request.headers.get(HANDS, "")
     handed = frame_service.offer_frame(frame, asked) if frame_service is not None and asked else None
+    part = None if handed else _part_of(request, frame.size)
+    start, size = part or (0, frame.size)
     headers = [
-        *entity_headers(tensor_frame.CONTENT_TYPE, 0 if handed else frame.size),
+        *entity_headers(tensor_frame.CONTENT_TYPE, 0 if handed else size),
         ("x-mesh-rows", str(frame.rows)),
         ("x-mesh-frame", frame.result),
         ("Server-Timing", ServerTiming(frame.took, request.trace.elapsed()).to_header()),
@@ -95,14 +99,29 @@ async def send_frame(
     if handed is not None:
         metrics.batch_rows_served.inc(frame.rows)
         return Reply(200, [*headers, (HANDOVER_TICKET_HEADER, handed.to_header())], b"", now)
+    status = 200
+    if part is not None:
+        status = 206
+        headers.append(("Content-Range", f"bytes {start}-{start + size - 1}/{frame.size}"))
     try:
         with tracing.stage("send"):
-            keep_alive = await send_spans(request, 200, headers, [Span(frame.fd, 0, frame.size)], now)
+            keep_alive = await send_spans(request, status, headers, [Span(frame.fd, start, size)], now)
     finally:
         frame.close()
-    metrics.batch_rows_served.inc(frame.rows)
-    request.trace.sent += frame.size
-    return StreamedReply(200, keep_alive=keep_alive)
+    if not start:  # the other parts are of the same rows
+        metrics.batch_rows_served.inc(frame.rows)
+    request.trace.sent += size
+    return StreamedReply(status, keep_alive=keep_alive)
+
+
+def _part_of(request: MeshRequest, size: int) -> tuple[int, int] | None:
+    """Return (offset, length) in bytes of the part of a body of `size` bytes that is asked for."""
+    wanted = parse_range(request.headers.get("range"))
+    if wanted is None:
+        return None
+    with suppress(UnsatisfiableRangeError):
+        return resolve_range(wanted, size)
+    return None
 
 
 async def send_stream(

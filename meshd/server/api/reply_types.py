@@ -290,13 +290,14 @@ class JobFailure(Reply, frozen=True, kw_only=True):
 
 
 class Job(Reply, frozen=True, kw_only=True):
-    """A bulk job; `eta_s` is null while it is unknown."""
+    """A bulk job; `spec` is what was asked for, and `eta_s` is null while it is unknown."""
 
     id: str
     kind: str
     state: str
     owner: str
     node: str
+    spec: dict[str, Any]
     created_ms: int
     progress: JobProgress
     eta_s: float | None

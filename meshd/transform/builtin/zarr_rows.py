@@ -1,4 +1,4 @@
-"""Zarr rows: decode one row or chunk of a Zarr v3 array.
+"""Zarr rows: decode one row of a Zarr v3 array, or a chunk of one of version 2 or 3.
 
 Law: the size of the decoded row is known before decoding starts, and nothing larger is allocated.
 """
@@ -15,10 +15,12 @@ from awscrt.checksums import crc32c
 
 from meshd.transform.assets import BadAssetError, asset
 from meshd.transform.builtin.text import check_bytes
+from meshd.transform.builtin.zarr_codecs import decode_chunk, require_codecs
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import FieldType
 from meshd.transform.parameters import Parameter
 from meshd.transform.registry import operation
+from meshwire.formats.zarr_metadata import ZarrVariable, parse_variable
 from meshwire.formats.zarr_source import parse_array, parse_chunked
 from meshwire.strict_json import PlanError
 
@@ -81,24 +83,28 @@ class Zarr:
 )
 @dataclass(frozen=True, slots=True)
 class ZarrChunk:
-    """A chunk of a Zarr v3 array, decoded by its `metadata` (the array's `zarr.json`, an object): dtype,
-    shape, and the codecs gzip, zstd and crc32c."""
+    """A chunk of a Zarr array, decoded by its `metadata`, an object: `zarr.json` of version 3, `.zarray` of
+    version 2. The codecs are those of `mesh.open_zarr`."""
 
     metadata: Asset
-    _array: ChunkedArray = field(init=False, repr=False, compare=False)
+    _array: ChunkedArray | ZarrVariable = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
-            object.__setattr__(self, "_array", parse_chunked(self.metadata.data, "zarr.json"))
-        except PlanError as error:
+            object.__setattr__(self, "_array", _chunks_of(self.metadata.data))
+        except (PlanError, ValueError) as error:
             raise BadAssetError("metadata", str(error)) from error
 
     def infer(self, field: FieldType) -> FieldType:
         check_bytes(field)
+        if isinstance(self._array, ZarrVariable):
+            return FieldType("array", np.dtype(self._array.dtype).name, self._array.chunk)
         return FieldType("array", self._array.dtype, self._array.shape)
 
     def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
         array, data = self._array, value
+        if isinstance(array, ZarrVariable):
+            return _decoded_chunk(array, data)
         for encoding in reversed(array.layout.encodings):
             data = _decoded(encoding, data, array.row_bytes + 4)
         if len(data) != array.row_bytes:
@@ -106,6 +112,26 @@ class ZarrChunk:
         kind = np.dtype(array.dtype)
         found = np.frombuffer(data, kind.newbyteorder(">" if array.layout.swapped else "<"))
         return found.astype(kind, copy=False).reshape(array.shape)
+
+
+def _chunks_of(document: bytes) -> ChunkedArray | ZarrVariable:
+    """Parse metadata of either version. Raises PlanError, ValueError (the settings of a codec)."""
+    try:
+        return parse_chunked(document, "zarr.json")
+    except PlanError as refused:
+        try:
+            found = parse_variable(document, None, "zarr.json")
+        except PlanError as error:
+            raise (refused if b'"chunk_grid"' in document else error) from error
+        require_codecs(found.codecs)
+        return found
+
+
+def _decoded_chunk(array: ZarrVariable, data: bytes) -> npt.NDArray[Any]:
+    kind = np.dtype(array.dtype)
+    found = np.frombuffer(decode_chunk(array.codecs, data, array.chunk_bytes), kind)
+    stored = found.reshape([array.chunk[axis] for axis in array.axes])
+    return np.ascontiguousarray(stored.transpose(np.argsort(array.axes)), kind.newbyteorder("="))
 
 
 def _decoded(encoding: str, data: bytes, most: int) -> bytes:

@@ -53,9 +53,9 @@ def zarr(field: str, metadata: str) -> OpSpec:
 
 
 def zarr_chunk(field: str, metadata: str) -> OpSpec:
-    """Decode a chunk of a Zarr v3 array: bytes of a dataset of kind "chunks" → array.
+    """Decode a chunk of a Zarr array: bytes of a dataset of kind "chunks" → array.
 
-    `metadata` is as in `zarr`.
+    `metadata` is as in `zarr`, or the .zarray of an array of version 2.
     """
     return OpSpec(
         "zarr_chunk", _values.field("zarr_chunk", field), {"metadata": _values.asset("zarr_chunk", metadata)}

@@ -6,9 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import botocore.config
@@ -21,11 +19,13 @@ from meshsdk.errors import AccessError
 from tests.support.boto_sessions import boto_session
 from tests.support.bounded_wait import await_true
 from tests.support.daemons import Daemon
+from tests.support.interpreters import program, python
 from tests.support.oidc_issuer import AUDIENCE, OidcIssuer, SigningKey, claims, encoded, key_set
 from tests.support.s3_raw import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 READ_TRAIN = {
     "Version": "2012-10-17",
@@ -170,16 +170,15 @@ def test_boto3_needs_two_variables_and_the_endpoint(pod_environment: dict[str, s
         "import boto3; print(boto3.client('s3').get_object(Bucket='photos', Key='train/1')['Body'].read())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=pod_environment, capture_output=True, text=True, timeout=90
+        [python(), "-c", program], env=pod_environment, capture_output=True, text=True, timeout=90
     )
     assert (done.returncode, done.stdout) == (0, "b'one'\n"), done.stderr
 
 
 def test_awscli_needs_two_variables_and_the_endpoint(pod_environment: dict[str, str]) -> None:
     def aws(*words: str) -> str:
-        program = Path(sys.executable).with_name("aws")
         done = subprocess.run(
-            [sys.executable, str(program), *words],
+            [program("aws"), *words],
             env=pod_environment,
             capture_output=True,
             text=True,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshsdk import meters
+import meshsdk as mesh
+from meshsdk import meters, ops
 from meshsdk.client.request import Request
 from meshwire.http_values.mesh_headers import LOADER_REPORT_HEADER
 from tests.support.bounded_wait import await_true
@@ -59,6 +60,41 @@ def test_batches_are_those_that_a_rank_gets(
     browser.page.wait_for_selector("dialog", state="detached")
     browser.page.keyboard.press("Shift+ArrowRight")
     browser.page.wait_for_selector("[data-batch*='\"epoch\":1,']")
+
+
+def test_rows_are_loaded_when_they_come_to_the_screen(
+    daemon: Daemon, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame that is too large to be read at once; and one of pictures of unequal sizes."""
+    rows, page = 32, browser.page
+    with loader_of(daemon, "s3://photos/train", monkeypatch, global_batch=rows) as loader:
+        expected, plan = np.asarray(loader.at(0)["image"]), loader.plan.hash
+    browser.show(f"/batches/{plan}?batch={rows}", "[data-batch] canvas")
+    shown = page.locator("ol.rows canvas").count()
+    assert 0 < shown < rows
+    assert page.locator("ol.rows .missing").count() == rows - shown
+    assert np.array_equal(pixels_of(browser, "main"), expected[:shown])
+    page.keyboard.press("End")
+    page.wait_for_selector("ol.rows li:last-child canvas")
+    assert np.array_equal(pixels_of(browser, "main"), expected)
+    found = mesh.open("s3://photos/train", fields={"image": "jpg"}).map(ops.decode("image"))
+    with mesh.Loader(found, global_batch=rows, seed=7, output="numpy") as loader:
+        images, plan = loader.at(0)["image"], loader.plan.hash
+    browser.show(f"/batches/{plan}?batch={rows}", f"[data-batch*='{plan}'] canvas")
+    for row in (0, rows - 1):
+        page.locator("ol.rows button").nth(row).click()
+        page.wait_for_selector("dialog canvas.large")
+        told = page.evaluate(
+            """() => {
+                const { width, height } = document.querySelector("dialog canvas.large");
+                const context = document.querySelector("dialog canvas.large").getContext("2d");
+                return [height, width, ...context.getImageData(0, 0, width, height).data];
+            }"""
+        )
+        pixels = np.array(told[2:], np.uint8).reshape(told[0], told[1], 4)[..., :3]
+        assert np.array_equal(pixels, np.asarray(images[row]))
+        page.keyboard.press("Escape")
+        page.wait_for_selector("dialog", state="detached")
 
 
 def pixels_of(browser: Browser, where: str) -> Any:

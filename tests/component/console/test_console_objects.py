@@ -88,7 +88,17 @@ def test_previews_show_what_objects_hold(daemon: Daemon, browser: Browser) -> No
             name, shape=values.shape, dtype="f4", chunks=(1, 4, 8), shards=shards, compressors=[GzipCodec()]
         )
         made[:] = values
+    group = zarr.open_group(zarr.storage.MemoryStore(stored), path="old", mode="w", zarr_format=2)
+    for name, separator, order in ("0", "/", "C"), ("columns", ".", "F"):
+        keys = {"name": "v2", "separator": separator}
+        made = group.create_array(
+            name, shape=(4, 16, 24), dtype=">f4", chunks=(1, 4, 8), order=order, chunk_key_encoding=keys
+        )
+        made[:] = values
+    shown = "old/0/.zarray", "old/columns/.zarray", "old/0/1/0/0", "old/columns/1.0.0"  # a screen has few
     for name, chunk in stored.items():
+        if name.startswith("old/") and name not in shown:
+            continue
         daemon.request("PUT", f"/private/shown/{name}", chunk.to_bytes())
     whole = stored["shards/c/1/0/0"].to_bytes()
     daemon.request("PUT", "/private/shown/z/c/0/0/0", gzip.compress(values[0, :2, :8].tobytes()))
@@ -104,6 +114,8 @@ def test_previews_show_what_objects_hold(daemon: Daemon, browser: Browser) -> No
         "rows.parquet": ("dialog td", f"{attack}\t[0.5, 1.0]\nnull\t[2.0]"),
         "files.tar": ("dialog .sheet a", f"a/{attack}.txt\t4 B"),
         "sound.bin": ("dialog audio", "WAV 0.5 s"),
+        "old/0/1/0/0": ("dialog canvas", "<f4[1×4×8]."),
+        "old/columns/1.0.0": ("dialog canvas", "<f4[1×4×8]."),
         "z/c/1/0/0": ("dialog canvas", "<f4[1×4×8]."),
         "plane.npy": ("dialog canvas", "<f4[2×16×24]. The first of its planes is shown."),
         "shards/c/0/0/0": (
@@ -129,6 +141,9 @@ def test_previews_show_what_objects_hold(daemon: Daemon, browser: Browser) -> No
         page.wait_for_selector("dialog", state="detached")
 
     assert pictures[-1] == pictures[-2]  # the shard's first plane is that of the array
+    assert (
+        pictures[1] == pictures[2] == pictures[3]
+    )  # chunks of Zarr version 2 in either order, and of version 3
     for name, why in {"z/c/0/0/0": "a chunk of 64 bytes", "shards/c/1/0/0": "not gzip"}.items():
         page.click(f"button:has-text('{name}')")
         page.wait_for_selector(f"text=/This chunk of shown/.* cannot be shown: .*{why}/")

@@ -44,6 +44,8 @@ def test_nothing_that_is_stored_is_executed(
     page = browser.page
     browser.show("/buckets/hostile?prefix=keys%2F&flat=1", ".object .name button")
     shown = page.locator(".object .name button")
+    assert page.locator(".object .name button:has-text('⟨U+202E⟩<b onmouseover')").count() == 1
+    assert shown.count() == len(ATTACKS)
     for number in range(shown.count()):
         shown.nth(number).click()
         page.wait_for_selector("dialog pre, dialog .problem")
@@ -196,6 +198,7 @@ def test_texts_of_users_are_shown_as_texts(nodes: DaemonCluster, browser: Browse
     page.goto(f"{daemon.endpoint}/-/console/#/{trick(37)}")
     page.wait_for_selector("h1")
     assert set(seen) == set(range(20, 36))
+    assert len(ATTACKS) + len(DOCUMENTS) + len(seen) >= 30  # besides 15 to 17, 36 and 37
     assert (
         page.locator("main [onerror], main iframe, main [onbegin], main [ontoggle], main [onfocus]").count()
         == 0

@@ -75,7 +75,7 @@ def test_bombs_cost_neither_memory_nor_disk_and_others_go_on(small: Daemon) -> N
 
     def honest() -> None:
         client = small.client()
-        while not stop.is_set():
+        while not stop.wait(0.02):
             got = client.get_object(Bucket="box", Key="honest.tgz/-/a")["Body"].read()
             assert got == HONEST["a"]
             served[0] += 1

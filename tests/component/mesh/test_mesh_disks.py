@@ -18,11 +18,10 @@ from click.testing import CliRunner
 
 from meshd.config import StoreSettings
 from meshd.store.tools.fsck import check_store
-from meshd.util.clock import SystemClock
 from meshsdk.cli.cluster import cluster
 from meshwire.cluster import compute_placement as place_by
 from meshwire.cluster import slot_of
-from tests.support.bounded_wait import await_end
+from tests.support.bounded_wait import await_end, await_true
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import DaemonFailedError
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from tests.support.daemons import Daemon
 
 NODES = ("n1", "n2", "n3")
-_clock = SystemClock()
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +105,7 @@ def _env(mesh: DaemonCluster) -> dict[str, str]:
 
 
 def _await(mesh: DaemonCluster, wanted: Callable[[], bool]) -> None:
-    deadline = _clock.monotonic() + 60
-    while not wanted():
-        assert _clock.monotonic() < deadline, mesh.output()
-        threading.Event().wait(0.1)
+    await_true(wanted, told=mesh.output)
 
 
 def _is_whole(mesh: DaemonCluster) -> bool:
@@ -175,6 +170,7 @@ def test_a_disk_emptied_under_a_running_node(mesh: DaemonCluster, place: Path) -
             while not over.is_set():
                 for key, body in bodies.items():
                     wrong.extend(key for client in clients if _downloaded(client, key) != body)
+                    over.wait(0.05)
 
     reader = threading.Thread(target=read)
     reader.start()

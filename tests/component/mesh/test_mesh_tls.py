@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import ssl
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,10 +15,10 @@ from click.testing import CliRunner
 from PIL import Image
 
 import meshsdk
-from meshd.util.clock import SystemClock
 from meshsdk import ops
 from meshsdk.cli.cluster import cluster
 from meshsdk.errors import ConfigurationError
+from tests.support.bounded_wait import await_true
 from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from tests.support.daemons import Daemon
 
-_clock = SystemClock()
 _SIZES = (900, 40_000, 300_000, 3 << 20)
 
 
@@ -73,10 +71,7 @@ def _node(mesh: DaemonCluster, node_id: str) -> dict[str, Any]:
 
 
 def _await(mesh: DaemonCluster, wanted: Callable[[], bool]) -> None:
-    deadline = _clock.monotonic() + 60
-    while not wanted():
-        assert _clock.monotonic() < deadline, mesh.output()
-        threading.Event().wait(0.1)
+    await_true(wanted, told=mesh.output)
 
 
 def _await_refusal(mesh: DaemonCluster, *words: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import urllib.request
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import pytest
 
 from tests.faults.epochs import BUCKET, connect, fill
 from tests.support.daemon_cluster import DaemonCluster
+from tests.support.interpreters import python
 from tests.support.otlp_receiver import OtlpReceiver
 from tests.support.required import require_etcd
 
@@ -81,7 +81,7 @@ def test_a_batch_is_one_trace_from_the_wait_to_the_disks_of_other_nodes(
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
         "OTEL_SERVICE_NAME": "training",
     }
-    subprocess.run([sys.executable, "-c", TRAINING], env=env, check=True, timeout=60)
+    subprocess.run([python(), "-c", TRAINING], env=env, check=True, timeout=60)
     found = collector.await_spans(lambda spans: all(map(partial(is_complete, spans), range(2))))
     for root in [span for span in found if span.name == "batch"]:
         below = parts(found, root)

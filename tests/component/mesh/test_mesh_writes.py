@@ -98,7 +98,7 @@ def test_what_was_acknowledged_survives_the_decider(mesh: DaemonCluster, how: st
     def write(worker: int) -> None:
         nonlocal writes
         own, number = mesh["n2" if worker % 2 else "n1"].client(), 0
-        while not stop.is_set():
+        while not stop.wait(0.02):
             number += 1
             key, body = f"{run}-{worker}-{number % 3}", b"%d" % number * (200_000 if number % 7 == 0 else 1)
             try:

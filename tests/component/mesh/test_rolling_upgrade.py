@@ -14,7 +14,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -30,7 +29,7 @@ from tests.support.bounded_wait import await_end, await_true
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import Daemon
 from tests.support.earlier_release import EARLIER, FORMER, code_path, unpack
-from tests.support.fork_server import launch
+from tests.support.fork_server import outcome_of
 from tests.support.front import Front
 from tests.support.one_of_each import SAMPLES, complete_uploads, fill, seen
 from tests.support.required import require_etcd
@@ -210,13 +209,9 @@ def told(release: str, monkeypatch: pytest.MonkeyPatch) -> Told:
 
 def fsck(data_dir: Path) -> dict[str, Any]:
     """What this release's `meshd fsck` says of a stopped node's directory."""
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
-        words = ["fsck", "--json", "--data-dir", str(data_dir)]
-        code = launch(words, os.environ, errors, stdout=said).wait(60)
-        for file in (said, errors):
-            file.seek(0)
-        assert code == 0, said.read() + errors.read()
-        return dict(json.loads(said.read()))
+    done = outcome_of("fsck", "--json", "--data-dir", str(data_dir))
+    assert done.returncode == 0, done
+    return dict(json.loads(done.stdout))
 
 
 def accepting(mesh: DaemonCluster) -> list[tuple[str, int]]:

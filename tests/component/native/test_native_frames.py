@@ -66,6 +66,19 @@ def test_metadata_and_stock_safetensors(mesh: Mesh, pictures: str) -> None:
     np.testing.assert_array_equal(loaded["image"], tensor_frame.tensor_views(answer.body)["image"])
 
 
+def test_a_range_of_a_frame_is_a_part_of_it(mesh: Mesh, pictures: str) -> None:
+    plan = mesh.plan(mesh.snapshot(f"s3://{pictures}/train")["snapshot"])["plan"]
+    whole = mesh.raw(plan, 0, 0, batch=8).body
+    size = len(whole)
+    for wanted, start, end in ("100-199", 100, 200), ("-50", size - 50, size), (f"9-{2 * size}", 9, size):
+        answer = mesh.call("GET", f"/-/plans/{plan}/0/0?batch=8", headers={"Range": f"bytes={wanted}"})
+        assert (answer.status, answer.body) == (206, whole[start:end])
+        assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
+    for wanted in f"{size}-", "1-2,4-5", "nonsense":
+        answer = mesh.call("GET", f"/-/plans/{plan}/0/0?batch=8", headers={"Range": f"bytes={wanted}"})
+        assert (answer.status, answer.body) == (200, whole)
+
+
 def test_a_frame_is_decoded_once_for_all_who_ask(mesh: Mesh, pictures: str) -> None:
     plan = mesh.plan(mesh.snapshot(f"s3://{pictures}/train")["snapshot"], seed=99)["plan"]
     before = mesh.metric("meshd_transform_samples_total")

@@ -221,19 +221,19 @@ def test_a_silent_origin_is_waited_for_once_by_who_reads_what_is_cached(
 
 
 def test_listings_and_what_is_not_there_are_remembered(backed: Daemon, origin: Place) -> None:
-    put(origin, "known", "a", b"a")
-    client = bucket(backed, origin, "known", ttl=300.0)
+    put(origin, "remembered", "a", b"a")
+    client = bucket(backed, origin, "remembered", ttl=300.0)
     other = [backed.client() for _ in range(6)]
-    assert code(client.get_object, Bucket="known", Key="no") == "NoSuchKey"
+    assert code(client.get_object, Bucket="remembered", Key="no") == "NoSuchKey"
     asked = len(origin.faults.heads)
-    assert {code(each.get_object, Bucket="known", Key="no") for each in other} == {"NoSuchKey"}
-    assert {code(each.head_object, Bucket="known", Key="no") for each in other} == {"404"}
+    assert {code(each.get_object, Bucket="remembered", Key="no") for each in other} == {"NoSuchKey"}
+    assert {code(each.head_object, Bucket="remembered", Key="no") for each in other} == {"404"}
     assert len(origin.faults.heads) == asked
     for each in other:
-        assert [found["Key"] for found in each.list_objects_v2(Bucket="known")["Contents"]] == ["a"]
+        assert [found["Key"] for found in each.list_objects_v2(Bucket="remembered")["Contents"]] == ["a"]
     assert len(origin.faults.heads) - asked <= 2  # a page is asked for once by each worker
-    client.put_object(Bucket="known", Key="no", Body=b"now")
+    client.put_object(Bucket="remembered", Key="no", Body=b"now")
     for each in other:
-        assert read(each, "known", "no") == b"now"
-        found = each.list_objects_v2(Bucket="known")["Contents"]
+        assert read(each, "remembered", "no") == b"now"
+        found = each.list_objects_v2(Bucket="remembered")["Contents"]
         assert [entry["Key"] for entry in found] == ["a", "no"]

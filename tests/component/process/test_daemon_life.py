@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import threading
 import urllib.parse
@@ -21,9 +20,10 @@ import psutil
 import pytest
 
 from tests.support.daemons import Daemon, DaemonFailedError
-from tests.support.fork_server import forked_from
+from tests.support.fork_server import forked_from, outcome_of
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
 
 
@@ -60,11 +60,8 @@ def gone(pid: int) -> bool:
 
 def refused(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The outcome of a `meshd serve` that is expected to end by itself."""
-    command = [sys.executable, "-m", "meshd", "serve", "--listen", "127.0.0.1:0", *arguments]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env=inherited | (env or {}), check=False
-    )
+    return outcome_of("serve", "--listen", "127.0.0.1:0", *arguments, env=inherited | (env or {}))
 
 
 @pytest.fixture(scope="module")

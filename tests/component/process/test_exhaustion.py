@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-import threading
 from base64 import b64encode
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -21,8 +20,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from meshd.control.control_api import ControlError
-from meshd.util.clock import SystemClock
 from tests.support.attack_costs import costs, timed
+from tests.support.bounded_wait import await_true
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import Daemon, DaemonFailedError
 from tests.support.required import require_etcd
@@ -30,7 +29,6 @@ from tests.support.required import require_etcd
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_clock = SystemClock()
 _BUCKET = "kept"
 _LIMIT = 160
 _NOBODY = 61_234
@@ -38,10 +36,7 @@ _NOBODY = 61_234
 
 
 def _await(holds: Callable[[], bool], what: str, patience: float = 60.0) -> None:
-    deadline = _clock.monotonic() + patience
-    while not holds():
-        assert _clock.monotonic() < deadline, what
-        threading.Event().wait(0.1)
+    await_true(holds, patience, told=lambda: what)
 
 
 def _reads(daemon: Daemon, key: str) -> bytes:

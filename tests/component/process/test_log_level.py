@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
@@ -15,8 +13,10 @@ from urllib.request import urlopen
 import pytest
 
 from tests.support.daemons import Daemon
+from tests.support.fork_server import outcome_of
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -227,8 +227,7 @@ def command(node: Daemon, *words: str, env: dict[str, str] | None = None) -> sub
         "MESHD_ROOT_SECRET_KEY": node.secret_key,
     }
     environment = os.environ | (root if env is None else env)
-    words = (sys.executable, "-m", "meshd", "admin", "log-level", *words)
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return outcome_of("admin", "log-level", *words, env=environment)
 
 
 def test_the_command_shows_and_changes_it(node: Daemon) -> None:

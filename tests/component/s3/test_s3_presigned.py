@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 import zlib
@@ -18,6 +17,7 @@ from botocore.config import Config
 from meshwire.sigv4 import Credential, presign
 from meshwire.sigv4.sigv2 import sign_sigv2
 from tests.support.daemons import Daemon, DaemonFailedError
+from tests.support.interpreters import program
 from tests.support.s3_raw import REGION, now
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def test_the_command_line(daemon: Daemon, s3: Any, bucket: str) -> None:
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
-    command = [sys.executable, "-m", "awscli", "s3", "presign", f"s3://{bucket}/k", "--expires-in", "60"]
+    command = [program("aws"), "s3", "presign", f"s3://{bucket}/k", "--expires-in", "60"]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert ask("GET", said.stdout.strip())[:2] == (200, b"by awscli")
 

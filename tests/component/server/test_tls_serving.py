@@ -8,8 +8,6 @@ import json
 import os
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from botocore.config import Config
 from tests.support.bounded_wait import await_true
 from tests.support.certificates import Authority
 from tests.support.daemons import Daemon
+from tests.support.fork_server import outcome_of
 from tests.support.s3_raw import Wire, chunked_body
 
 if TYPE_CHECKING:
@@ -300,9 +299,8 @@ def test_pairs_that_cannot_be_used(tmp_path: Path, case: str, complaint: str) ->
     }[case]
     text = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
     (tmp_path / "garbage.pem").write_text(text)
-    command = [sys.executable, "-m", "meshd", "serve", "--data-dir", str(tmp_path / "data")]
-    command += ["--listen", "127.0.0.1:0", "--tls-cert", str(cert), *(["--tls-key", str(key)] if key else [])]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    words = ["serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    ended = outcome_of(*words, "--tls-cert", str(cert), *(["--tls-key", str(key)] if key else []))
     assert (ended.returncode, complaint in ended.stderr) == (2, True), ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.daemons import Daemon, DaemonFailedError
+from tests.support.fork_server import outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,13 +150,7 @@ def test_what_was_kept_then_is_read_now(daemon: Daemon) -> None:
 
 def test_the_data_files_of_then_are_sound_and_tell_all(directory: Path) -> None:
     for arguments in (["--rebuild"], []):
-        done = subprocess.run(
-            [sys.executable, "-m", "meshd", "fsck", "--data-dir", str(directory), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = outcome_of("fsck", "--data-dir", str(directory), *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
     with Daemon.start(directory, env=ROOT) as daemon:
         found = daemon.client().list_objects_v2(Bucket="plain")["KeyCount"]

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -23,6 +22,7 @@ from tests.support.attack_costs import timed
 from tests.support.bounded_wait import await_end
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import DaemonFailedError
+from tests.support.fork_server import outcome_of
 from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: DaemonCluste
             for key, body in bodies.items():
                 if client.get_object(Bucket="disks", Key=key)["Body"].read() != body:
                     wrong.append(key)
+                over.wait(0.02)
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -203,10 +204,7 @@ def test_an_index_that_cannot_be_read(mesh: DaemonCluster, place: Path) -> None:
         mesh.up("n3")  # it does not go round
     words = ["--data-dir", str(mesh["n3"].data_dir), "--index-dir", str(place / "index" / "n3")]
     words += ["--disk", str(mesh["n3"].data_dir / "data")]
-    done = subprocess.run(
-        [sys.executable, "-m", "meshd", "fsck", "--rebuild", *words],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    done = outcome_of("fsck", "--rebuild", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     mesh.up("n3")
     mesh.await_state("n3", "up")
