@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -80,9 +80,10 @@ def test_more_uploads_than_descriptors(few_files: Daemon) -> None:
     """Each upload beyond the largest small object holds a file open until its body is there."""
     connections, kept = [], list[str]()
     try:
+        signer = few_files.client()
         for number in range(2 * _LIMIT):
             kept.append(f"u{number}")
-            connections.append(_begin_upload(few_files, f"u{number}"))
+            connections.append(_begin_upload(few_files, signer, f"u{number}"))
         assert _reads_or_refuses(few_files)
     finally:
         for connection in connections:
@@ -95,9 +96,9 @@ def test_more_uploads_than_descriptors(few_files: Daemon) -> None:
     assert "Traceback" not in few_files.output()
 
 
-def _begin_upload(daemon: Daemon, key: str) -> socket.socket:
+def _begin_upload(daemon: Daemon, signer: Any, key: str) -> socket.socket:
     """The head of a PUT of 2 MiB and half of the body, presigned."""
-    url = urlsplit(daemon.client().generate_presigned_url("put_object", {"Bucket": "b", "Key": key}))
+    url = urlsplit(signer.generate_presigned_url("put_object", {"Bucket": "b", "Key": key}))
     head = f"PUT {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Length: {2 << 20}\r\n\r\n"
     sock = socket.socket()
     sock.settimeout(5)
@@ -198,10 +199,11 @@ def test_a_full_etcd(mesh: DaemonCluster) -> None:
         _await(lambda: _makes_bucket(mesh, "another"), "no bucket can be made though etcd has room again")
     mesh.kill("n3")
     mesh.await_state("n3", "away")
+    client = mesh["n1"].client()
     for number in range(20):
         for node in mesh.nodes.values():
             key = f"{node.endpoint[-5:]}-{number}"
-            assert mesh["n1"].client().get_object(Bucket=_BUCKET, Key=key)["Body"].read() == b"kept"
+            assert client.get_object(Bucket=_BUCKET, Key=key)["Body"].read() == b"kept"
 
 
 def _fill_etcd(mesh: DaemonCluster) -> None:
@@ -230,9 +232,10 @@ def _make_room(mesh: DaemonCluster) -> None:
 
 
 def _put_everywhere(mesh: DaemonCluster) -> None:
-    for number in range(20):
-        for node in mesh.nodes.values():
-            node.client().put_object(Bucket=_BUCKET, Key=f"{node.endpoint[-5:]}-{number}", Body=b"kept")
+    for node in mesh.nodes.values():
+        client = node.client()
+        for number in range(20):
+            client.put_object(Bucket=_BUCKET, Key=f"{node.endpoint[-5:]}-{number}", Body=b"kept")
 
 
 def _says(node: Daemon, words: str) -> bool:
