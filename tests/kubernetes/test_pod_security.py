@@ -61,6 +61,8 @@ def violations(pod: dict[str, Any]) -> Iterator[str]:
             profile = (context.get("seccompProfile") or own.get("seccompProfile") or {}).get("type")
             if profile not in ("RuntimeDefault", "Localhost"):
                 yield f"{name}: no seccomp profile"
+            if context.get("readOnlyRootFilesystem") is not True:  # ours: the standard does not ask for it
+                yield f"{name}: root file system is writable"
             if any(port.get("hostPort") for port in container.get("ports") or ()):
                 yield f"{name}: hostPort"
 
@@ -100,9 +102,15 @@ def test_pods_of_daemons() -> None:
     owner = {"may run as root", "runAsUser 0", "capabilities are added"}
     assert folders == {"volume hostPath", *(f"directory-owner: {each}" for each in owner)}
     kind = yaml.safe_load((EXAMPLES / "values-kind.yaml").read_text())["cluster"]["spec"] | {"image": "i:1"}
-    claims = daemons(kind | {"s3": {"tls": {"secretRef": {"name": "t"}}}})
-    assert claims
-    assert [list(violations(pod)) for pod in claims] == [[] for _ in claims]
+    for more in (
+        {},
+        {"s3": {"tls": {"secretRef": {"name": "t"}}}},
+        {"auth": {"webIdentity": {}, "rootSecretRef": {"name": "r"}}},
+        {"s3": {"serviceType": "LoadBalancer"}, "metrics": {"serviceMonitor": True}},
+    ):
+        claims = daemons(kind | more)
+        assert claims
+        assert [list(violations(pod)) for pod in claims] == [[] for _ in claims], more
 
 
 def test_the_examples_values_are_taken() -> None:
