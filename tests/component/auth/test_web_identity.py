@@ -7,12 +7,15 @@ import json
 import os
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import botocore.config
 import pytest
 from botocore.exceptions import ClientError
 
+import meshsdk as mesh
+from meshsdk import ops
 from meshsdk.client.s3_client import Client
 from meshsdk.client.settings import load_settings
 from meshsdk.errors import AccessError
@@ -25,7 +28,6 @@ from tests.support.s3_raw import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 READ_TRAIN = {
     "Version": "2012-10-17",
@@ -163,6 +165,38 @@ def pod_environment(node: Daemon, issuer: OidcIssuer, tmp_path: Path) -> dict[st
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+
+
+def test_a_job_goes_on_when_its_keys_end(
+    node: Daemon, issuer: OidcIssuer, pod_environment: dict[str, str]
+) -> None:
+    """As in a pod whose token the kubelet renews: the keys are no longer good in the middle of an epoch, the
+    file has another token, and every sample comes once."""
+    with contextlib.closing(node.client()) as client:
+        for sample in range(64):
+            client.put_object(Bucket="photos", Key=f"job/{sample:02d}.bin", Body=bytes([sample]) * 64)
+    rights = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    ask(node, "PUT", "policies/all", {"Version": "2012-10-17", "Statement": [rights]})
+    condition = {"claim": "sub", "values": ["ann"]}
+    role = {"name": "job", "provider": "company", "policies": ["all"], "conditions": [condition]}
+    ask(node, "POST", "roles", role)
+    early = exchange(node, issuer.token("ann"), "arn:aws:iam:::role/job")
+    token = Path(pod_environment["AWS_WEB_IDENTITY_TOKEN_FILE"])
+    with Client(load_settings(env=pod_environment | {"AWS_ROLE_ARN": "arn:aws:iam:::role/job"})) as inside:
+        dataset = mesh.open("s3://photos/job", fields={"x": "bin"}, client=inside)
+        dataset = dataset.map(ops.frombuffer("x", "uint8", shape=[64]))
+        with mesh.Loader(dataset, 4, seed=1, shuffle=True, output="numpy", prefetch_bytes=96 << 10) as loader:
+            seen: list[int] = []
+            for step, batch in enumerate(loader):
+                seen += batch["x"][:, 0].tolist()
+                if step == 3:
+                    time.sleep(2.1)  # keys that are refused as soon as they are made are not replaced
+                    token.write_text(issuer.token("ann", jti="renewed"))
+                    ask(node, "DELETE", "roles/job/sessions")
+                    with pytest.raises(ClientError), reader(node, early) as refused:
+                        refused.get_object(Bucket="photos", Key="job/00.bin")
+            assert sorted(seen) == list(range(64))
+    ask(node, "DELETE", "roles/job")
 
 
 def test_boto3_needs_two_variables_and_the_endpoint(pod_environment: dict[str, str]) -> None:
