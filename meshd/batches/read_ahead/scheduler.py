@@ -44,6 +44,8 @@ _log = logging.getLogger("meshd.read_ahead")
 MAX_CURSORS: Final = 16
 IDLE_SECONDS: Final = 120.0
 """A cursor from which no frame was requested for this long is dropped."""
+CONTENDED_IDLE_SECONDS: Final = 5.0
+"""The same where other readers need the budget, unless its own pauses are longer: see `_patience`."""
 _BEHIND: Final = 2  # batches of margin, since ranks are not all in the same step
 _IN_FLIGHT: Final = 4  # batches that a loader requests at once: any of them may arrive first
 _REACH: Final = 32  # batches: a request this far from the others of its epoch begins a cursor of its own
@@ -70,7 +72,8 @@ class _Window:
 class _Cursor:
     """The place of one reader of an epoch. `windows`: in order and adjacent, those not yet consumed; `start`:
     the first position that had a window; `next`: the first after it that has none; `size`: bytes of the next
-    window; `in_parts`: each node builds its own rows; `started`: a frame was requested."""
+    window; `in_parts`: each node builds its own rows; `started`: a frame was requested; `pause`: the longest
+    time between two requests so far, in seconds."""
 
     plan: Plan
     snapshot: Snapshot
@@ -86,6 +89,7 @@ class _Cursor:
     growing: asyncio.Lock = field(default_factory=asyncio.Lock)
     in_parts: bool = False
     started: bool = False
+    pause: float = 0.0
     extending: bool = False
     dropped: bool = False
 
@@ -149,7 +153,9 @@ class ReadScheduler:
         if cursor is None:
             start = max(address.origin, first - _IN_FLIGHT * address.batch)
             cursor = self._begin(plan, snapshot, address.epoch, start, address.batch, in_parts)
-        cursor.used, cursor.started, cursor.in_parts = self._clock.monotonic(), True, in_parts
+        now = self._clock.monotonic()
+        cursor.pause = max(cursor.pause, now - cursor.used) if cursor.started else 0.0
+        cursor.used, cursor.started, cursor.in_parts = now, True, in_parts
         cursor.furthest = max(cursor.furthest, first)
         while cursor.windows and cursor.windows[0].end <= cursor.furthest - _BEHIND * cursor.batch:
             cursor.windows.popleft()
@@ -234,9 +240,19 @@ class ReadScheduler:
         cursor.windows.clear()
 
     def _drop_idle(self) -> None:
-        oldest = self._clock.monotonic() - IDLE_SECONDS
-        for cursor in [each for each in self._cursors if each.used < oldest]:
-            self._drop(cursor)
+        now, started = self._clock.monotonic(), sum(cursor.started for cursor in self._cursors)
+        for cursor in list(self._cursors):
+            if now - cursor.used > self._patience(cursor, contended=started > 1):
+                self._drop(cursor)
+
+    @staticmethod
+    def _patience(cursor: _Cursor, *, contended: bool) -> float:
+        """Return the seconds without a request after which a reader has ended or rests. A loop that ended in
+        the middle, or that fetched the next epoch's first batches for nobody, must not hold a share of the
+        budget: smaller windows cost the others seeks. What it had read stays in the page cache."""
+        if not contended or not cursor.started:
+            return IDLE_SECONDS
+        return min(IDLE_SECONDS, max(CONTENDED_IDLE_SECONDS, 3 * cursor.pause))
 
     def _share(self) -> int:
         """Return the bytes that each active reader may hold."""

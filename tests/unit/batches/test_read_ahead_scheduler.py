@@ -10,7 +10,7 @@ import pytest
 
 from meshd.batches.read_ahead import scheduler as module
 from meshd.batches.read_ahead.extents import plan_reads
-from meshd.batches.read_ahead.scheduler import IDLE_SECONDS, ReadScheduler
+from meshd.batches.read_ahead.scheduler import CONTENDED_IDLE_SECONDS, IDLE_SECONDS, ReadScheduler
 from meshd.batches.read_ahead.window_lookup import DiskReads
 from meshd.batches.read_ahead.windows import MIN_WINDOW_BYTES
 from meshd.core.frame_address import FrameAddress
@@ -281,6 +281,28 @@ def test_a_reader_that_stops_gives_its_memory_back() -> None:
         assert all(work.cancelled for work in works)
 
     running({"kind": "none"}, story)
+
+
+def test_a_reader_that_has_ended_leaves_its_share_to_others_and_a_slow_one_keeps_it() -> None:
+    async def story(world: World) -> None:
+        world.ask(0)
+        world.clock.advance(20)
+        world.ask(1)
+        await settled()
+        slow = list(arms[0].works)
+        world.ask(150)
+        await settled()
+        ended = [work for work in arms[0].works if work not in slow]
+        world.ask(0, epoch=5)
+        await settled()
+        assert not any(work.cancelled for work in slow + ended)
+        world.clock.advance(CONTENDED_IDLE_SECONDS + 1)
+        world.ask(1, epoch=5)
+        assert ended
+        assert all(work.cancelled for work in ended)
+        assert not any(work.cancelled for work in slow)
+
+    running({"kind": "global"}, story)
 
 
 def test_closing_lets_every_waiting_batch_go() -> None:
