@@ -74,15 +74,8 @@ class Client:
     that it shares with others."""
 
     def __init__(
-        self,
-        name: str,
-        endpoints: Sequence[str],
-        keys: tuple[str, str],
-        seed: int,
-        tag: str = "",
-        rest: float = 1.0,
+        self, name: str, endpoints: Sequence[str], keys: tuple[str, str], seed: int, tag: str = ""
     ) -> None:
-        self._pause = _PAUSE * rest
         self.name, self._tag, self.history, self.errors = name, tag, History(), list[str]()
         self._chance, self._turn, self._serial = random.Random(seed), 0, 0
         self._plain = [connect(endpoint, keys, attempts=6) for endpoint in endpoints]
@@ -95,7 +88,7 @@ class Client:
     def work(self, stop: threading.Event) -> None:
         """One operation after the other until told to stop."""
         kinds = [self.put] * 6 + [self.read] * 6 + [self.delete, self.listing, self.chain, self.first]
-        while not stop.wait(self._pause):
+        while not stop.wait(_PAUSE):
             self._chance.choice(kinds)()
 
     # operations
@@ -282,15 +275,12 @@ def connect(endpoint: str, keys: tuple[str, str], attempts: int, patience: float
 
 
 class Crowd:
-    """Clients at work in threads, between `start` and `stop`; between two operations each rests `rest` times
-    as long as usual."""
+    """Clients at work in threads, between `start` and `stop`."""
 
-    def __init__(
-        self, endpoints: Sequence[str], keys: tuple[str, str], seed: int, size: int = 4, rest: float = 1.0
-    ) -> None:
+    def __init__(self, endpoints: Sequence[str], keys: tuple[str, str], seed: int, size: int = 4) -> None:
         names = [f"c{seed}.{n}" for n in range(size)]
         self.clients = [
-            Client(name, endpoints, keys, seed * 1000 + n, f"{seed}.", rest) for n, name in enumerate(names)
+            Client(name, endpoints, keys, seed * 1000 + n, f"{seed}.") for n, name in enumerate(names)
         ]
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=c.work, args=(self._stop,)) for c in self.clients]

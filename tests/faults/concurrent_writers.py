@@ -52,19 +52,11 @@ def names_owned(cluster: ClusterMap, deciding: str, other: str, prefix: str, cou
 
 
 class ConcurrentWriters:
-    """At work between `start` and `stop`; `rest` as in Crowd. `hurried`: with short pauses."""
+    """At work between `start` and `stop`. `hurried`: with short pauses."""
 
     def __init__(
-        self,
-        endpoints: Mapping[str, str],
-        keys: tuple[str, str],
-        seed: int,
-        victim: str,
-        other: str,
-        *,
-        rest: float = 1.0,
+        self, endpoints: Mapping[str, str], keys: tuple[str, str], seed: int, victim: str, other: str
     ) -> None:
-        self._pause = _PAUSE * rest
         self.seen, self.bursts, self.hurried = Registers(), 0, False
         self._victim, self._other, self._prefix = victim, other, f"concurrent/{seed}"
         self._keys, self._serial, self._renewals = keys, 0, 0
@@ -129,7 +121,7 @@ class ConcurrentWriters:
 
     def _work(self) -> None:
         with ThreadPoolExecutor(MOST + 2) as pool:
-            while not self._stop.wait(_HASTE if self.hurried else self._pause):
+            while not self._stop.wait(_HASTE if self.hurried else _PAUSE):
                 with self._turn:
                     if not self._held.is_set():
                         self._burst(pool)

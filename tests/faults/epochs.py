@@ -32,7 +32,6 @@ EPOCHS: Final = 16
 """Epochs that differ."""
 _STEP: Final = 0.1
 """Seconds in which the training job computes, after each step."""
-_DEADLINE: Final = 120.0
 _AHEAD: Final = 4 * BATCH * SIDE * SIDE * 3
 
 
@@ -44,7 +43,7 @@ def picture(number: int) -> bytes:
     return buffer.getvalue()
 
 
-def connect(endpoints: Sequence[str], keys: tuple[str, str], deadline: float = _DEADLINE) -> Client:
+def connect(endpoints: Sequence[str], keys: tuple[str, str], deadline: float = 120.0) -> Client:
     """A client that knows these endpoints of the mesh."""
     return meshsdk.connect(
         ",".join(endpoints), access_key=keys[0], secret_key=keys[1], deadline=deadline, timeout=30.0
@@ -59,7 +58,7 @@ def fill(client: Client, samples: int) -> None:
         client.put(BUCKET, f"train/{'cat' if number % 3 else 'dog'}/{number:05d}.png", picture(number))
 
 
-def loader(client: Client, *, seed: int = 3, deadline: float = _DEADLINE, **more: Any) -> meshsdk.Loader:
+def loader(client: Client, *, seed: int = 3, deadline: float = 120.0, **more: Any) -> meshsdk.Loader:
     """Random crops of every picture, in random order."""
     dataset = meshsdk.open(f"s3://{BUCKET}/train", fields={"image": "png"}, client=client)
     dataset = dataset.map(ops.decode("image"), ops.random_resized_crop("image", SIDE))
@@ -73,7 +72,7 @@ def epoch(
     number: int = 0,
     *,
     seed: int = 3,
-    deadline: float = _DEADLINE,
+    deadline: float = 120.0,
     **more: Any,
 ) -> Iterator[str]:
     """The digests of an epoch's batches, a step each time it is asked. Raises whatever the SDK raises: there
@@ -114,13 +113,13 @@ class References:
 
 class Trainer:
     """Epochs in a thread, one after the other from `first` on, until told to stop: what runs under faults.
-    After `EPOCHS` of them it begins again; a step is computed `rest` times as long as usual. `steps` has
-    every digest by (epoch, step), in order; `errors` what an ordinary program would have died of."""
+    After `EPOCHS` of them it begins again. `steps` has every digest by (epoch, step), in order; `errors` what
+    an ordinary program would have died of."""
 
     def __init__(
-        self, endpoints: Sequence[str], keys: tuple[str, str], *, first: int = 0, rest: float = 1.0
+        self, endpoints: Sequence[str], keys: tuple[str, str], deadline: float = 120.0, first: int = 0
     ) -> None:
-        self._endpoints, self._keys, self._step = tuple(endpoints), keys, _STEP * rest
+        self._endpoints, self._keys, self._deadline = tuple(endpoints), keys, deadline
         self._first = first
         self.steps = list[tuple[int, int, str]]()
         self.errors: list[str] = []
@@ -137,15 +136,15 @@ class Trainer:
     def stop(self) -> None:
         """End after the step at hand, and wait for that."""
         self._stop.set()
-        await_end(self._thread, patience=2 * _DEADLINE)
+        await_end(self._thread, patience=2 * self._deadline)
 
     def _run(self) -> None:
         for number in count(self._first):
             try:
-                steps = epoch(self._endpoints, self._keys, number % EPOCHS)
+                steps = epoch(self._endpoints, self._keys, number % EPOCHS, deadline=self._deadline)
                 for step, digest in enumerate(steps):
                     self.steps.append((number % EPOCHS, step, digest))
-                    if self._stop.wait(self._step):
+                    if self._stop.wait(_STEP):
                         return
             except Exception as error:  # noqa: BLE001, RUF100 - all of them are what is looked for
                 self.errors.append(f"epoch {number}: {type(error).__name__}: {error}"[:400])

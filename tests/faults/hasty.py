@@ -35,9 +35,8 @@ _OFTEN: Final = 0.1  # seconds between two looks at the map
 class Hasty:
     """One client; `own` is the node that it asks first."""
 
-    def __init__(self, name: str, own: str, s3: Mapping[str, Any], seed: int, rest: float) -> None:
+    def __init__(self, name: str, own: str, s3: Mapping[str, Any], seed: int) -> None:
         self.haste, self._name, self._own, self._s3 = Haste(), name, own, s3
-        self._pause = _PAUSE * rest
         self._keys = [f"hasty/{name}-{number}" for number in range(_NAMES)]
         self._chance, self._serial = random.Random(seed), 0
         self._others = [node for node in s3 if node != own]
@@ -47,7 +46,7 @@ class Hasty:
 
     def work(self, stop: threading.Event) -> None:
         """One operation after the other until told to stop."""
-        while not stop.wait(self._pause):
+        while not stop.wait(_PAUSE):
             if self._write(self._chance.choice(self._keys), self._own) == "unknown":
                 for key in self._keys:
                     self._write(key, self._chance.choice(self._others))
@@ -72,17 +71,16 @@ class Hasty:
 
 
 class HastyCrowd:
-    """Some of them for each node, and somebody who looks at the map, between `start` and `stop`; `rest` as in
-    Crowd."""
+    """Some of them for each node, and somebody who looks at the map, between `start` and `stop`."""
 
-    def __init__(self, world: Hosts, keys: tuple[str, str], seed: int, rest: float = 1.0) -> None:
+    def __init__(self, world: Hosts, keys: tuple[str, str], seed: int) -> None:
         s3 = {
             node: connect(endpoint, keys, attempts=1, patience=_PATIENCE)
             for node, endpoint in world.mesh.endpoints.items()
         }
         self.marks, self._world, self._stop = list[Mark](), world, threading.Event()
         self._clients = [
-            Hasty(f"{seed}.{node}-{number}", node, s3, seed * 1000 + number, rest)
+            Hasty(f"{seed}.{node}-{number}", node, s3, seed * 1000 + number)
             for node in s3
             for number in range(_EACH)
         ]

@@ -74,13 +74,12 @@ class Outcome:
 
 class Testbed:
     """A mesh with data to train on, for one schedule after the other: between `__enter__` and `__exit__`.
-    What moves its data gives way to clients by its pauses, not by its niceness: the machine is never idle.
-    Clients rest `rest` times as long as in a campaign."""
+    What moves its data gives way to clients by its pauses, not by its niceness: the machine is never idle."""
 
     __test__ = False  # pytest is not to take it for a test
 
-    def __init__(self, hosts: int = 3, rest: float = 1.0) -> None:
-        self._ends, self._rest = ExitStack(), rest
+    def __init__(self, hosts: int = 3) -> None:
+        self._ends = ExitStack()
         self._world = Hosts(hosts)
         self._keys = (self._world.mesh.access_key, self._world.mesh.secret_key)
 
@@ -114,7 +113,7 @@ class Testbed:
         outcome = Outcome(seed, harsh)
         began, waited = now(), self._world.waited
         _ = self._references[seed % EPOCHS]
-        work = _Work(self._world, self._endpoints, self._keys, seed, self._rest)
+        work = _Work(self._world, self._endpoints, self._keys, seed)
         try:
             self._befall(outcome, plan, work)
         except BaseException:
@@ -153,16 +152,14 @@ class Testbed:
 class _Work:
     """All clients of one schedule."""
 
-    def __init__(
-        self, world: Hosts, endpoints: list[str], keys: tuple[str, str], seed: int, rest: float
-    ) -> None:
+    def __init__(self, world: Hosts, endpoints: list[str], keys: tuple[str, str], seed: int) -> None:
         self._world, self._endpoints, self._keys = world, endpoints, keys
         self.loss = loss(seed, len(world.names), world.kinds)
         owners = (world.names[self.loss.victim], world.names[self.loss.fault.host])
-        self.crowd = Crowd(endpoints, keys, seed, rest=rest)
-        self._hasty = HastyCrowd(world, keys, seed, rest)
-        self.writers = ConcurrentWriters(world.mesh.endpoints, keys, seed, *owners, rest=rest)
-        self._trainer = Trainer(endpoints, keys, first=seed % EPOCHS, rest=rest)
+        self.crowd = Crowd(endpoints, keys, seed)
+        self._hasty = HastyCrowd(world, keys, seed)
+        self.writers = ConcurrentWriters(world.mesh.endpoints, keys, seed, *owners)
+        self._trainer = Trainer(endpoints, keys, first=seed % EPOCHS)
 
     def start(self) -> None:
         self.crowd.start()

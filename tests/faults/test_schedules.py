@@ -25,13 +25,11 @@ HARSH = (40,)
 CLOCK = 1
 LOSSES = (2, 4)
 """Losses of a node that lost acknowledged writes before overtaken ones waited for what replaced them."""
-REST = 3.0
-"""Clients need the machine most of all; a schedule befalls hundreds of their operations still."""
 
 
 @pytest.fixture(scope="module")
 def testbed() -> Iterator[Testbed]:
-    with Testbed(rest=REST) as made:
+    with Testbed() as made:
         yield made
 
 

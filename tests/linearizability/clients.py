@@ -98,10 +98,7 @@ class Names:
 class Client:
     """One at a time."""
 
-    def __init__(
-        self, name: str, endpoints: Mapping[str, Endpoint], names: Names, seed: str, rest: float
-    ) -> None:
-        self._rest = rest
+    def __init__(self, name: str, endpoints: Mapping[str, Endpoint], names: Names, seed: str) -> None:
         self._name, self._endpoints, self._names = name, endpoints, names
         self._chance, self._nodes = random.Random(seed), sorted(endpoints)
         self._node = ""
@@ -121,7 +118,6 @@ class Client:
                 stop.wait(0.02)  # it was refused a connection
             else:
                 self._names.note(name, operation)
-                stop.wait(self._rest)
         for endpoint in self._endpoints.values():
             endpoint.close()
 
@@ -250,15 +246,13 @@ _ON_VERSIONS: Final = (
 
 
 class Clients:
-    """Many of them in threads, between `start` and `stop`; after an operation each rests so many seconds."""
+    """Many of them in threads, between `start` and `stop`."""
 
-    def __init__(
-        self, endpoints: Mapping[str, str], keys: tuple[str, str], seed: int, size: int, rest: float
-    ) -> None:
+    def __init__(self, endpoints: Mapping[str, str], keys: tuple[str, str], seed: int, size: int) -> None:
         self.names, self._stop = Names(), threading.Event()
         self._endpoints, self._keys = endpoints, keys
         self._clients = [
-            Client(f"c{n}", self._open(PATIENCE[n % len(PATIENCE)]), self.names, f"{seed} {n}", rest)
+            Client(f"c{n}", self._open(PATIENCE[n % len(PATIENCE)]), self.names, f"{seed} {n}")
             for n in range(size)
         ]
         self._threads = [threading.Thread(target=c.work, args=(self._stop,)) for c in self._clients]

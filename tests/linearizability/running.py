@@ -62,18 +62,16 @@ def run(
     *,
     hosts: int = 3,
     clients: int = SIZE,
-    rest: float = 0.0,
     kinds: Sequence[Kind] | None = None,
     keep: Path | None = None,
 ) -> Outcome:
-    """A schedule of about so many seconds; a client rests `rest` seconds after an operation. What is wrong is
-    kept under `keep`, with the nodes' logs."""
+    """A schedule of about so many seconds. What is wrong is kept under `keep`, with the nodes' logs."""
     outcome = Outcome(seed)
     with Hosts(hosts, workers=2) as world:
         world.start()
         _make_buckets(world)
         mesh = world.mesh
-        crowd = Clients(mesh.endpoints, (mesh.access_key, mesh.secret_key), seed, clients, rest)
+        crowd = Clients(mesh.endpoints, (mesh.access_key, mesh.secret_key), seed, clients)
         watch, began = _Watch(world), now()
         watch.start()
         crowd.start()

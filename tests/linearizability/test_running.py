@@ -13,7 +13,7 @@ require_etcd()
 
 @pytest.mark.timeout(400)
 def test_no_history_under_faults_violates_the_promises() -> None:
-    outcome = run(1, 12, clients=8, rest=0.05)
+    outcome = run(1, 12, clients=8)
     shown = [f"{history.why()}\n{history.shrink().timeline()}" for history in outcome.wrong]
     assert shown == [], "\n".join([str(outcome), *shown])
     assert outcome.operations > 500, outcome
