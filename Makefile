@@ -11,7 +11,7 @@ help:            ## what each verb does
 # Tests start hundreds of daemons: compiling the modules anew for each is half a second of each start.
 export PYTHONDONTWRITEBYTECODE =
 
-# What pip's configuration says; uv, which installs in a quarter of pip's time, does not read it. Where it fails, pip
+# What pip's configuration says; uv, which installs faster, does not read it. Where it fails, pip
 # does the same. All indexes are equal, as they are for pip.
 PIP_HAS = $$($(BIN)/python -m pip config list | sed -nE "s/^[^=]*\.$(1)='(.*)'$$/\1/p" | head -n 1)
 WANTED := --editable '.[server]' --editable ./tools --group dev
@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml tools/pyproject.toml
 	@echo "installing shardmesh and its development tools into $(VENV): 2.5 GB, some minutes"
 	@$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1' 'uv>=0.9'
 	@export UV_INDEX_STRATEGY=unsafe-best-match UV_FIND_LINKS="$(call PIP_HAS,find-links)" UV_CONSTRAINT="$(call PIP_HAS,constraint)" UV_INDEX="$(call PIP_HAS,extra-index-url)"; \
-	index="$(call PIP_HAS,index-url)"; export UV_DEFAULT_INDEX="$${index:-https://pypi.org/simple}"; \
+	index="$(call PIP_HAS,index-url)"; [ -z "$$index" ] || export UV_DEFAULT_INDEX="$$index"; \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python $(WANTED) || $(BIN)/python -m pip install -qq --no-compile $(WANTED)
 	@touch $(STAMP)
 

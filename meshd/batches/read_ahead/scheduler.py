@@ -45,7 +45,7 @@ MAX_CURSORS: Final = 16
 IDLE_SECONDS: Final = 120.0
 """A cursor from which no frame was requested for this long is dropped."""
 CONTENDED_IDLE_SECONDS: Final = 5.0
-"""The same where other readers need the budget, unless its own pauses are longer: see `_patience`."""
+"""The same while there are other readers, unless its own pauses are longer: see `_patience`."""
 _BEHIND: Final = 2  # batches of margin, since ranks are not all in the same step
 _IN_FLIGHT: Final = 4  # batches that a loader requests at once: any of them may arrive first
 _REACH: Final = 32  # batches: a request this far from the others of its epoch begins a cursor of its own
@@ -247,9 +247,9 @@ class ReadScheduler:
 
     @staticmethod
     def _patience(cursor: _Cursor, *, contended: bool) -> float:
-        """Return the seconds without a request after which a reader has ended or rests. A loop that ended in
-        the middle, or that fetched the next epoch's first batches for nobody, must not hold a share of the
-        budget: smaller windows cost the others seeks. What it had read stays in the page cache."""
+        """Return the seconds without a request after which a reader is dropped. One that has ended, or rests
+        for long, must not hold a share of the budget: smaller windows cost the others seeks. What it had read
+        stays in the page cache."""
         if not contended or not cursor.started:
             return IDLE_SECONDS
         return min(IDLE_SECONDS, max(CONTENDED_IDLE_SECONDS, 3 * cursor.pause))
