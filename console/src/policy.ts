@@ -21,8 +21,6 @@ export interface Policy {
 const many = <T>(value: OneOrMany<T> | undefined): T[] => (value === undefined ? [] : [value].flat() as T[]);
 
 const ACTIONS: Record<string, string> = {
-  "*": "do everything",
-  "s3:*": "do everything with S3",
   "s3:GetObject": "read objects",
   "s3:GetObjectVersion": "read versions of objects",
   "s3:PutObject": "store objects",
@@ -63,7 +61,7 @@ const COMPARISONS: Record<string, string> = {
 
 const KEYS: Record<string, string> = {
   "aws:SourceIp": "the client's address",
-  "aws:SecureTransport": "the connection by TLS",
+  "aws:SecureTransport": "the use of TLS",
   "aws:CurrentTime": "the time",
   "aws:username": "the user",
   "s3:prefix": "the prefix that is listed",
@@ -75,11 +73,11 @@ function joined(parts: string[], word: string): string {
 }
 
 function who({ Principal, NotPrincipal }: Statement): string {
-  if (NotPrincipal !== undefined) return `Everybody except ${JSON.stringify(NotPrincipal)}`;
-  if (Principal === undefined) return "Who has this policy";
-  if (Principal === "*") return "Everybody, also without a key,";
+  if (NotPrincipal !== undefined) return `Everyone except ${JSON.stringify(NotPrincipal)}`;
+  if (Principal === undefined) return "Whoever has this policy";
+  if (Principal === "*") return "Everyone, even without a key,";
   const names = [...many(Principal.AWS), ...many(Principal.CanonicalUser)];
-  if (names.includes("*")) return "Everybody, also without a key,";
+  if (names.includes("*")) return "Everyone, even without a key,";
   if (!names.length) return JSON.stringify(Principal);
   return joined(names.map((name) => name.replace(/^arn:aws:iam::[^:]*:/, "").replace(/^user\//, "user ")), "and");
 }
@@ -108,7 +106,9 @@ function when({ Condition = {} }: Statement): string {
       const given = many(values).map(String);
       if (plain === "Null") return `${name} is ${joined(given.map((each) => (each === "true" ? "missing" : "there")), "or")}`;
       // A request that does not have the key passes these: a sentence without that would tell of less than is allowed.
-      const absent = exists || set === "ForAllValues:" ? " (or there is none)" : "";
+      const absent = exists || set === "ForAllValues:" ? " (or not given)" : "";
+      if (plain === "Bool" && key === "aws:SecureTransport" && given.length === 1)
+        return `the connection ${given.includes("true") ? "uses" : "does not use"} TLS${absent}`;
       return `${name} ${COMPARISONS[plain] ?? plain} ${joined(given, "or")}${absent}`;
     }),
   );
@@ -118,14 +118,17 @@ function when({ Condition = {} }: Statement): string {
 /** Returns a sentence for each statement. Nothing is left out: what has no words here is quoted. */
 export function policyWords(policy: Policy): { effect: "Allow" | "Deny"; text: string }[] {
   return many(policy.Statement).map((statement) => {
-    const words = (actions: string[]): string[] => actions.map((action) => ACTIONS[action] ?? action);
+    const allowed = statement.Effect === "Allow";
+    const all = allowed ? "do everything" : "do anything"; // who may never do everything may do a part of it
+    const wide: Record<string, string> = { "*": all, "s3:*": `${all} with S3` };
+    const words = (actions: string[]): string[] => actions.map((action) => wide[action] ?? ACTIONS[action] ?? action);
     const what =
       statement.NotAction !== undefined
-        ? `do everything except ${joined(words(many(statement.NotAction)), "and")}`
-        : joined(words(many(statement.Action)), "and");
+        ? `${all} except ${joined(words(many(statement.NotAction)), "and")}`
+        : joined(words(many(statement.Action)), allowed ? "and" : "or");
     const condition = when(statement);
-    const may = statement.Effect === "Allow" ? "may" : "may never";
-    const text = `${who(statement)} ${may} ${what}, on ${where(statement) || "the bucket"}${condition && `, if ${condition}`}.`;
+    const scope = `Applies to ${where(statement) || "the bucket"}${condition && `, if ${condition}`}.`;
+    const text = `${who(statement)} ${allowed ? "may" : "may never"} ${what}. ${scope}`;
     return { effect: statement.Effect, text };
   });
 }

@@ -74,7 +74,8 @@ def test_settings_policies_and_the_audit_log_in_words(daemon: Daemon, browser: B
         "Null": {"s3:prefix": "false"},
         "ForAllValues:StringLike": {"s3:RequestObjectTagKeys": "a*"},
     }
-    more = {**statement, "Sid": "y", "Effect": "Deny", "Condition": absent_keys_pass}
+    more = {**statement, "Sid": "y", "Effect": "Deny", "Action": "s3:*"}
+    more["Condition"] = absent_keys_pass
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement, more]})
     s3.put_bucket_policy(Bucket="photos", Policy=policy)
     s3.put_bucket_tagging(Bucket="photos", Tagging={"TagSet": [{"Key": "team", "Value": "vision"}]})
@@ -84,15 +85,16 @@ def test_settings_policies_and_the_audit_log_in_words(daemon: Daemon, browser: B
     page.click("button:has-text('Settings')")
     page.wait_for_selector("dialog >> text=On n1")
     words = (
-        "Everybody, also without a key, may read objects and list the names, on bucket photos and "
+        "Everyone, even without a key, may read objects and list the names. Applies to bucket photos and "
         f"objects of photos that begin with {attack}, if the client's address is in 10.0.0.0/8."
     )
     told = page.locator("dialog .words").inner_text()
     assert words in told
     for part in (
-        "the connection by TLS is true (or there is none)",
+        "Everyone, even without a key, may never do anything with S3.",
+        "the connection uses TLS (or not given)",
         "the prefix that is listed is there",
-        "every value of s3:RequestObjectTagKeys is like a* (or there is none)",
+        "every value of s3:RequestObjectTagKeys is like a* (or not given)",
     ):
         assert part in told
     assert page.locator("dialog .tag").last.inner_text() == "team: vision"

@@ -178,7 +178,7 @@ def test_texts_of_users_are_shown_as_texts(nodes: DaemonCluster, browser: Browse
     page.click("section[aria-label=Policies] summary:has-text('tricks')")
     look(26, 27, where="a named policy")
     assert (
-        "Who has this policy may read objects"
+        "Whoever has this policy may read objects"
         in page.locator("section[aria-label=Policies] .words").last.inner_text()
     )
     look(31, 32, where="a user")
