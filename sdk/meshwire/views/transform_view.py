@@ -176,13 +176,13 @@ def iter_view(
         hold_displaced(place)
     for origin, value in source:
         hold_displaced(origin, origin)
+        hold(origin, value)  # first, since of equal keys the one with the first source counts
         raw = origin.encode()
         while held and held[0][0] <= raw:
             key, *_, pair = heapq.heappop(held)
             if key > last:
                 last = key
                 yield pair
-        hold(origin, value)
     while held:
         key, *_, pair = heapq.heappop(held)
         if key > last:

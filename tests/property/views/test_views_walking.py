@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshwire.views.transform_view import TransformView, iter_view
@@ -30,6 +30,7 @@ def expected(view: TransformView, source: set[str], prefix: str, after: str) -> 
 
 
 @given(views, st.sets(keys, max_size=24), st.one_of(st.just(""), names), st.one_of(st.just(""), keys))
+@example(TransformView("b", (), "", (".a", ".jpg"), ".a"), {"a.a", "a.jpg"}, "", "")
 def test_walks(view: TransformView, source: set[str], prefix: str, after: str) -> None:
     walked = [(key, key) for key in sorted(source) if key.startswith(prefix) and key > after]
     found = iter_view(view, walked, lambda key: key if key in source else None, prefix=prefix, after=after)
