@@ -266,6 +266,7 @@ class EmbeddedControl:
             with contextlib.suppress(OSError):
                 stack.enter_context(FileChanges(self._directory / "data.mdb", self._wake))
                 patience = _LAST_LOOK
+            seconds = patience
             while not self._closed:
                 written = self._written
                 revision = self.revision(topic)
@@ -274,7 +275,8 @@ class EmbeddedControl:
                     for change in differences(seen, now):
                         yield change
                     seen, at = now, revision
-                await _wait_for_write(written, patience)
+                # The kernel tells of a commit before readers see it: LMDB publishes its number after that.
+                seconds = self._poll if await _wait_for_write(written, seconds) else patience
 
     async def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
         return await self._leases.acquire_lease(name, holder, ttl)
@@ -368,8 +370,10 @@ def _unpack(stored: bytes) -> Versioned:
     return Versioned(bytes(stored[_VERSION.size :]), int(_VERSION.unpack_from(stored)[0]))
 
 
-async def _wait_for_write(event: asyncio.Event, seconds: float) -> None:
+async def _wait_for_write(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for at most so many seconds; return whether the event is set."""
     # Not wait_for: in Python 3.11 it loses a cancellation that coincides with the event.
     with contextlib.suppress(TimeoutError):
         async with timeout(seconds):
             await event.wait()
+    return event.is_set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from tests.support.control_suite import ControlSuite, closing
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -90,6 +92,45 @@ def test_embedded_sees_and_watches_another_process(
 
     asyncio.run(main())
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_embedded_sees_a_write_of_which_it_was_told_too_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of the bytes; the number that makes them visible follows a moment later."""
+    told: list[Callable[[], None]] = []
+
+    @contextlib.contextmanager
+    def early(_: Path, changed: Callable[[], None]) -> Iterator[None]:
+        told.append(changed)
+        yield
+
+    monkeypatch.setattr(embedded, "FileChanges", early)
+    monkeypatch.setattr(embedded, "_LAST_LOOK", 3600.0)
+
+    async def main() -> None:
+        control = EmbeddedControl(tmp_path, ManualClock(), poll=0.01)
+        look, looks = control.revision, itertools.count(1)
+
+        def revision(topic: str) -> int:
+            found = look(topic)
+            if next(looks) == 2:
+                control._commit(lambda txn: control._put(txn, "topic/a", b"1", None))
+            return found
+
+        monkeypatch.setattr(control, "revision", revision)
+        watch = control.watch("topic")
+        first = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)
+        told[0]()
+        async with asyncio.timeout(20):
+            change = await first
+        assert change.entry is not None
+        assert change.entry.value == b"1"
+        await watch.aclose()
+        control.close()
+
+    asyncio.run(main())
 
 
 def test_embedded_survives_a_writer_killed_inside_a_transaction(tmp_path: Path) -> None:
