@@ -82,7 +82,7 @@ class ListResponse(Struct, frozen=True):
 
 class IndexRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Requests the index of an archive, of a line file (`lines`) or of a TFRecord file (`features`), or the
-    row lengths of a Parquet file (`rows`), or the index of a table (`table`)."""
+    row lengths of a Parquet file (`rows`), or the index of a table (`table`), of some `slices` of it."""
 
     bucket: _Text
     key: _Text
@@ -91,6 +91,7 @@ class IndexRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     rows: bool = False
     features: Annotated[list[_Text], Meta(max_length=64)] = []
     table: bool = False
+    slices: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
 
 
 class PageRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

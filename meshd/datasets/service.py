@@ -17,7 +17,8 @@ from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
 from meshd.datasets.prepared_snapshots import PREPARED, read_prepared
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
-from meshd.datasets.source_files import scanned_files
+from meshd.datasets.source_files import named_files, scanned_files
+from meshd.datasets.table_statistics import TablePart
 from meshd.datasets.tables import TableFiles, TableOptions, table_files
 from meshd.datasets.zarr_arrays import ZarrSources
 from meshd.transform.assets import MissingAssetError
@@ -27,7 +28,7 @@ from meshwire.dataset.build_paged import build_from_pages
 from meshwire.dataset.build_snapshot import EmptySnapshotError, build_from_objects
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source
-from meshwire.dataset.paged_snapshot import PagedSnapshot, PageParts
+from meshwire.dataset.paged_snapshot import TABLE_SLICES, PagedSnapshot, PageParts
 from meshwire.strict_json import (
     PlanError,
     checked_choice,
@@ -85,7 +86,8 @@ _ABSENT = {
 """What is said of a source without a file of its kind."""
 _PAGE = 1000
 _DEFAULTS = TableOptions()
-_TABLE_OPTIONS = ("filter", "masks", "ids")
+_TABLE_OPTIONS = ("filter", "masks", "ids", "files")
+_MAX_FILES = 20_000
 _EMPTY = {
     "source": "check the prefix of the source (list it with: mesh ls) and the extensions of the fields",
     "filter": "look at samples with: mesh head; names and content are compared as they are stored",
@@ -162,12 +164,14 @@ class DatasetService:
         self._readers.require_listing(caller, source)
         made_of = _paged_kind(kind)
         paged = made_of is None or await self._objects.page_support.is_everywhere(made_of)
+        if options.conditions and await self._objects.page_support.is_everywhere(TABLE_SLICES):
+            options = replace(options, sliced=True)
         began = self._objects.revision([source.bucket])
         request = request_name(source, kind, fields, options, paged=paged)
         whole = self._readers.reads_whole_bucket(caller, source.bucket)
         found = self._results.find_unchanged(request, began) if whole else None
         if found is None:
-            listing = await self._list(source)
+            listing = named_files(await self._list(source), source, options.files)
             scanned = [key for key, _ in scanned_files(listing, kind, fields)]
             await self._readers.require_keys(caller, source.bucket, scanned)
             name = await asyncio.to_thread(result_name, request, listing)
@@ -275,8 +279,8 @@ class DatasetService:
         if kind in _READ_THROUGH and scanned:
             await self._patiently(listing, source, kind, fields, options)
         if kind == "table":
-            scanned = await self.tables.matching_files(scanned, source, options)
-            return await self.tables.build_snapshot(scanned, source, fields, options)
+            parts = await self.tables.matching_parts(scanned, source, options)
+            return await self.tables.build_snapshot(parts, source, fields, options)
         if not fields:
             fields = parse_fields(await self.parquets.guess_fields(scanned, source))
         return await self._built(listing, source, kind, fields)
@@ -290,7 +294,7 @@ class DatasetService:
         options: TableOptions = _DEFAULTS,
     ) -> None:
         """Index all files. Raises BatchError Busy (still running: retry), and as `_files`."""
-        wanted = fields_document(fields), options.conditions
+        wanted = fields_document(fields), options
         named = repr((str(source), kind, wanted, [(key, r.etag) for key, r in listing]))
 
         async def index(progress: CallProgress) -> None:
@@ -298,8 +302,8 @@ class DatasetService:
             if _paged_kind(kind) is not None:
                 await self._page_facts(scanned, source, kind, fields, progress)
             else:
-                scanned = await self.tables.matching_files(scanned, source, options)
-                await self.tables.index_files(scanned, source, progress)
+                parts = await self.tables.matching_parts(scanned, source, options)
+                await self.tables.index_files(parts, source, progress)
 
         try:
             await self._long.run_or_wait(hashlib.sha256(named.encode()).hexdigest(), index)
@@ -315,7 +319,8 @@ class DatasetService:
         fields: Mapping[str, FieldSpec],
     ) -> SnapshotBuild:
         if kind == "table":
-            return await self.tables.build_snapshot(table_files(listing), source, fields, _DEFAULTS)
+            parts = [TablePart(*entry) for entry in table_files(listing)]
+            return await self.tables.build_snapshot(parts, source, fields, _DEFAULTS)
         if kind == "zarr":
             return await self._zarrs.build_snapshot(listing, source, fields)
         scanned = scanned_files(listing, kind, fields)
@@ -421,5 +426,9 @@ def _table_options(document: Mapping[str, Any], kind: Kind) -> TableOptions:
     if not isinstance(ids, list) or len(ids) > MAX_FIELDS:
         raise PlanError("ids", f"expected a list of at most {MAX_FIELDS} columns")
     columns = tuple(checked_text(name, f"ids[{number}]", at_most=500) for number, name in enumerate(ids))
+    files = document.get("files", [])
+    if not isinstance(files, list) or len(files) > _MAX_FILES:
+        raise PlanError("files", f"expected a list of at most {_MAX_FILES} names below the source")
+    names = tuple(checked_text(name, f"files[{number}]", at_most=1024) for number, name in enumerate(files))
     conditions = parse_filter(document["filter"]) if "filter" in document else ()
-    return TableOptions(conditions, masks, columns)
+    return TableOptions(conditions, masks, columns, names)

@@ -8,6 +8,7 @@ from meshd.datasets.parquet_row_copies import parquet_files
 from meshd.datasets.tables import table_files
 from meshd.datasets.token_files import token_files
 from meshwire.dataset.archive_keys import archive_kind, prefer_uncompressed
+from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.formats.json_lines import is_lines
 from meshwire.formats.tfrecord_index import is_tfrecord
 
@@ -15,7 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshd.store.records import Record
-    from meshwire.dataset.fields import FieldSpec
+    from meshwire.dataset.fields import FieldSpec, Source
+
+
+def named_files(
+    listing: list[tuple[str, Record]], source: Source, names: Sequence[str]
+) -> list[tuple[str, Record]]:
+    """Return the objects with these names below the source, all of them without names. Raises
+    EmptySnapshotError for one that is not there."""
+    if not names:
+        return listing
+    wanted = {f"{source.prefix}{name}" for name in names}
+    found = [entry for entry in listing if entry[0] in wanted]
+    if missing := sorted(wanted - {key for key, _ in found})[:1]:
+        raise EmptySnapshotError(
+            "source", f"s3://{source.bucket}/{missing[0]} is part of the table, and not there"
+        )
+    return found
 
 
 def scanned_files(

@@ -1,30 +1,34 @@
-"""Files of a table that a filter can leave out by the statistics of their row groups, unconverted.
+"""Row groups of Parquet files that a filter can leave out by their statistics, unconverted.
 
-Law: a file is left out only if no row of it can match, so the snapshot is the same as without statistics.
-What they do not tell keeps the file. They are believed: a file that lies about its rows loses them.
+Law: a group is left out only if no row of it can match, so the samples are the same as without statistics.
+What they do not tell keeps the group. They are believed: a file that lies about its rows loses them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+import numpy as np
 
 from meshd.core.api_errors import BatchError
 from meshd.datasets.index_documents import IndexDocuments
 from meshd.peer_reads.remote_objects import BlockingObjects
 from meshd.transform.parquet.client import ParquetError, ParquetUnsupportedError, parquet_rows
+from meshwire.dataset.archive_keys import SLICES
+from meshwire.dataset.snapshot import MAX_SAMPLES
+from meshwire.formats.table_rows import slice_of
 from meshwire.frame.columns import ColumnError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from meshd.core.document_store import DocumentStore
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.records import Record
     from meshwire.dataset.column_filter import Condition, Scalar
-    from meshwire.dataset.fields import Source
+    from meshwire.frame.columns import Integers
 
 WORTH_BYTES: Final = 4 << 20
 """Smaller files are converted in the time that a process needs to read their footer."""
@@ -35,10 +39,36 @@ _MOST_BYTES: Final = 64 << 20
 _PARQUET: Final = (".parquet", ".pq")
 
 
-class _Statistics(msgspec.Struct, frozen=True):
-    """By column, the least and greatest value of each row group, or None."""
+class GroupStatistics(msgspec.Struct, frozen=True):
+    """`rows`: of each row group; by column, the least and greatest value of each group, or None."""
 
+    rows: list[int]
     columns: dict[str, list[tuple[bool | int | float | str, bool | int | float | str] | None]]
+
+    def matching_slices(self, conditions: Sequence[Condition]) -> int:
+        """Return the bits of the slices that may have a row for which all conditions hold."""
+        known = [(each, self.columns[each.column]) for each in conditions if each.column in self.columns]
+        found = 0
+        for group in range(len(self.rows)):
+            if all(_may_hold(condition, ranges[group]) for condition, ranges in known):
+                found |= 1 << slice_of(group, len(self.rows))
+        return found
+
+    def row_numbers(self, slices: int) -> Integers:
+        """Return int64[n], the numbers of the rows in these slices."""
+        ends, groups = np.cumsum([0, *self.rows]).tolist(), len(self.rows)
+        kept = [group for group in range(groups) if slices >> slice_of(group, groups) & 1]
+        return np.concatenate([np.arange(ends[group], ends[group + 1], dtype=np.int64) for group in kept])
+
+
+class TablePart(NamedTuple):
+    """A file of a table, and the bits of those of its slices that are read, 0 for all of it; then
+    `statistics` are those of its row groups."""
+
+    key: str
+    record: Record
+    slices: int = 0
+    statistics: GroupStatistics | None = None
 
 
 class TableStatistics:
@@ -51,60 +81,60 @@ class TableStatistics:
     def __repr__(self) -> str:
         return f"<TableStatistics {self._known}>"
 
-    async def matching_files(
-        self, listing: Sequence[tuple[str, Record]], source: Source, conditions: Sequence[Condition]
-    ) -> list[tuple[str, Record]]:
-        """Return the files that may have a row for which all conditions hold, and the first one, whose schema
-        is the table's. Raises BatchError BadSample, NotImplemented."""
-        first, *others = listing
-        kept = [first]
-        for start in range(0, len(others), _AT_ONCE):
-            some = others[start : start + _AT_ONCE]
-            found = await asyncio.gather(
-                *[self._may_match(source.bucket, *entry, conditions) for entry in some]
-            )
-            kept += [entry for entry, may in zip(some, found, strict=True) if may]
-        return kept
+    async def matching_parts(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        bucket: str,
+        conditions: Sequence[Condition],
+        *,
+        sliced: bool,
+    ) -> list[TablePart]:
+        """Return of the files what may have a row for which all conditions hold, and something of the first
+        one, whose schema is the table's; whole files unless `sliced`. Raises BatchError BadSample,
+        NotImplemented."""
+        kept: list[TablePart] = []
+        for start in range(0, len(listing), _AT_ONCE):
+            some = listing[start : start + _AT_ONCE]
+            found = await asyncio.gather(*[self._part(bucket, *entry, conditions) for entry in some])
+            kept += [part for part in found if part is not None]
+        if not kept or kept[0].key != listing[0][0]:
+            kept.insert(0, TablePart(*listing[0], 1, await self._statistics_of(bucket, *listing[0])))
+        return kept if sliced else [TablePart(part.key, part.record) for part in kept]
 
-    async def _may_match(
+    async def _part(
         self, bucket: str, key: str, record: Record, conditions: Sequence[Condition]
-    ) -> bool:
+    ) -> TablePart | None:
+        """Return what of a file may match, None if nothing does."""
         if record.size < WORTH_BYTES or not key.lower().endswith(_PARQUET):
-            return True
+            return TablePart(key, record)
+        found = await self._statistics_of(bucket, key, record)
+        slices = found.matching_slices(conditions)
+        if not found.rows or slices == (1 << min(SLICES, len(found.rows))) - 1:
+            return TablePart(key, record)
+        return TablePart(key, record, slices, found) if slices else None
+
+    async def _statistics_of(self, bucket: str, key: str, record: Record) -> GroupStatistics:
         url, name = f"s3://{bucket}/{key}", f"tables/{record.etag}-{record.size}-statistics"
 
         async def make() -> bytes:
             blocking = BlockingObjects(self._objects)
             return await asyncio.to_thread(_read, blocking, bucket, key, record)
 
-        found = await self._known.read(name, url, make)
-        return may_match(found.columns, conditions)
+        return await self._known.read(name, url, make)
 
 
-def may_match(
-    columns: Mapping[str, Sequence[tuple[Scalar, Scalar] | None]], conditions: Sequence[Condition]
-) -> bool:
-    """Return whether some row group may have a row for which all conditions hold."""
-    known = [
-        (condition, columns[condition.column]) for condition in conditions if condition.column in columns
-    ]
-    if not known:
-        return True
-    groups = len(known[0][1])
-    return not groups or any(all(_may_hold(*each, group) for each in known) for group in range(groups))
-
-
-def _may_hold(condition: Condition, ranges: Sequence[tuple[Scalar, Scalar] | None], group: int) -> bool:
-    found = ranges[group]
+def _may_hold(condition: Condition, found: tuple[Scalar, Scalar] | None) -> bool:
     return found is None or condition.may_hold(*found)
 
 
-def _parsed(document: bytes) -> _Statistics:
+def _parsed(document: bytes) -> GroupStatistics:
     try:
-        found = msgspec.json.decode(document, type=_Statistics)
+        found = msgspec.json.decode(document, type=GroupStatistics)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ColumnError(str(error)) from error
-    if len({len(groups) for groups in found.columns.values()}) > 1:
+    if any(rows < 0 for rows in found.rows) or sum(found.rows) > MAX_SAMPLES:
+        raise ColumnError("its row groups have an impossible number of rows")
+    if any(len(groups) != len(found.rows) for groups in found.columns.values()):
         raise ColumnError("its columns have different numbers of row groups")
     return found
 
@@ -118,7 +148,7 @@ def _read(objects: BlockingObjects, bucket: str, key: str, record: Record) -> by
         for piece in parquet_rows(read, record.size, kind="statistics", memory=_MEMORY, silent=_SECONDS):
             found += piece
             if len(found) > _MOST_BYTES:
-                return b'{"columns": {}}'
+                return b'{"rows": [], "columns": {}}'
     except ParquetUnsupportedError as error:
         raise BatchError("NotImplemented", str(error)) from error
     except ParquetError as error:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from meshd.core.api_errors import BatchError
 from meshd.datasets.index_documents import IndexDocuments, read_copy_document, split_copy_document
-from meshd.datasets.table_statistics import TableStatistics
+from meshd.datasets.table_statistics import TablePart, TableStatistics
 from meshd.util.async_tasks import CallProgress
-from meshwire.dataset.archive_keys import TABLE_ENDINGS, is_table
+from meshwire.dataset.archive_keys import TABLE_ENDINGS, ArchiveError, is_table, pinned_size, table_kind
 from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.dataset.fields import parse_fields
 from meshwire.formats.table_rows import FOOTER_BYTES, TableIndex, index_range
@@ -52,11 +53,19 @@ _AT_ONCE: Final = 2  # files converted at a time
 @dataclass(frozen=True, slots=True)
 class TableOptions:
     """How a table is read. `conditions`: of its filter; `masks`: rows with nulls are kept, and a field has
-    another one that says where it has a value; `ids`: text columns that are delivered as ids."""
+    another one that says where it has a value; `ids`: text columns that are delivered as ids; `files`: the
+    names below the source of its files, which may have others, too; `sliced`: row groups may be left out."""
 
     conditions: tuple[Condition, ...] = ()
     masks: bool = False
     ids: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    sliced: bool = False
+
+    def __repr__(self) -> str:
+        """A result of a snapshot is named by it: without the last two it is what it was without them."""
+        told = f"TableOptions(conditions={self.conditions!r}, masks={self.masks!r}, ids={self.ids!r}"
+        return f"{told}{f', files={self.files!r}' * bool(self.files)}{', sliced' * self.sliced})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,45 +96,47 @@ class TableFiles:
     def __repr__(self) -> str:
         return f"<TableFiles {self._indexes}>"
 
-    async def matching_files(
+    async def matching_parts(
         self, listing: Sequence[tuple[str, Record]], source: Source, options: TableOptions
-    ) -> list[tuple[str, Record]]:
-        """Return the files without those that the filter leaves out by their statistics. Ids are numbered
-        over all files. Raises BatchError BadSample, NotImplemented."""
+    ) -> list[TablePart]:
+        """Return the files without what the filter leaves out of them by their statistics. Ids are numbered
+        over all rows. Raises BatchError BadSample, NotImplemented."""
         if not options.conditions or options.ids or not listing:
-            return list(listing)
-        return await self._statistics.matching_files(listing, source, options.conditions)
+            return [TablePart(*entry) for entry in listing]
+        return await self._statistics.matching_parts(
+            listing, source.bucket, options.conditions, sliced=options.sliced
+        )
 
     async def index_files(
-        self, listing: Sequence[tuple[str, Record]], source: Source, progress: CallProgress
+        self, parts: Sequence[TablePart], source: Source, progress: CallProgress
     ) -> list[IndexedTable]:
-        """Return the index of each file. Raises EmptySnapshotError; BatchError BadSample, TooLarge,
-        NotImplemented."""
-        if not listing:
+        """Return the index of each file, or of what is read of it. Raises EmptySnapshotError; BatchError
+        BadSample, TooLarge, NotImplemented."""
+        if not parts:
             raise EmptySnapshotError(
                 "source",
                 f"there is no table in {source}; expected names that end in {', '.join(TABLE_ENDINGS)}",
             )
         found: list[IndexedTable] = []
         rows = 0
-        for start in range(0, len(listing), _AT_ONCE):
-            some = listing[start : start + _AT_ONCE]
-            found += await asyncio.gather(*[self.read_table(source.bucket, *entry) for entry in some])
+        for start in range(0, len(parts), _AT_ONCE):
+            some = parts[start : start + _AT_ONCE]
+            found += await asyncio.gather(*[self.read_table(source.bucket, *part[:3]) for part in some])
             rows += sum(table.index.rows for table in found[start:])
             self._capacity.require_room(rows, 1, source)
-            progress.done = len(found) / len(listing)
+            progress.done = len(found) / len(parts)
         return found
 
     async def build_snapshot(
         self,
-        listing: Sequence[tuple[str, Record]],
+        parts: Sequence[TablePart],
         source: Source,
         fields: Mapping[str, FieldSpec],
         options: TableOptions,
     ) -> SnapshotBuild:
-        """Build the snapshot of these files; without `fields`, of all columns. Raises PlanError and what
-        `index_files` raises."""
-        tables = await self.index_files(listing, source, CallProgress())
+        """Build the snapshot of these files, or parts of files; without `fields`, of all columns. Raises
+        PlanError and what `index_files` raises."""
+        tables = await self.index_files(parts, source, CallProgress())
         first = tables[0].index
         if not fields:
             fields = parse_fields(all_fields(first))
@@ -133,32 +144,43 @@ class TableFiles:
             fields = with_ids(fields, options.ids)
         if options.masks:
             fields = with_masks(fields, first)
-        resolved = resolve_fields(fields, first, listing[0][0])
+        resolved = resolve_fields(fields, first, parts[0].key)
         files = []
-        for (key, record), table in zip(listing, tables, strict=True):
-            kept = None
+        for part, table in zip(parts, tables, strict=True):
+            kept, url = None, f"s3://{source.bucket}/{part.key}"
             if options.conditions:
-                kept = await self._kept_rows(source.bucket, key, record, table, options.conditions)
-            files.append(TableFile(key, record.etag, table.size, table.index, kept))
+                kept = await self._kept_rows(source.bucket, part, table, options.conditions)
+            try:
+                size = pinned_size(part.slices, table.size)
+            except ArchiveError as error:
+                raise BatchError("TooLarge", f"{url}: {error}", help="write smaller files") from error
+            numbers = part.statistics.row_numbers(part.slices) if part.statistics is not None else None
+            if numbers is not None and numbers.size != table.index.rows:
+                raise BatchError(
+                    "BadSample", f"{url} has other rows than its footer says", detail={"url": url}
+                )
+            files.append(TableFile(part.key, part.record.etag, size, table.index, kept, numbers))
         return await asyncio.to_thread(build_from_tables, files, source=source, fields=resolved)
 
-    async def read_table(self, bucket: str, key: str, record: Record) -> IndexedTable:
-        """Return the index of a file. Raises BatchError BadSample, TooLarge, NotImplemented."""
+    async def read_table(self, bucket: str, key: str, record: Record, slices: int = 0) -> IndexedTable:
+        """Return the index of a file, or of slices of it given as bits. Raises BatchError BadSample,
+        TooLarge, NotImplemented."""
 
         async def make() -> bytes:
             here = await self._objects.hold_whole(bucket, key, record)
             if here is None:
-                return await self._objects.fetch_index(bucket, key, record, table=True)
-            copy = await self._archives.local.copy_of("table", bucket, key, here)
+                return await self._objects.fetch_index(bucket, key, record, table=True, slices=slices)
+            copy = await self._archives.local.copy_of(table_kind(slices), bucket, key, here)
             return await asyncio.to_thread(read_copy_document, self._store, copy, FOOTER_BYTES, index_range)
 
-        return await self._indexes.read(f"tables/{record.etag}-{record.size}", f"s3://{bucket}/{key}", make)
+        name = f"tables/{record.etag}-{record.size}{f'-{slices:x}' if slices else ''}"
+        return await self._indexes.read(name, f"s3://{bucket}/{key}", make)
 
     async def _kept_rows(
-        self, bucket: str, key: str, record: Record, table: IndexedTable, conditions: Sequence[Condition]
+        self, bucket: str, part: TablePart, table: IndexedTable, conditions: Sequence[Condition]
     ) -> npt.NDArray[np.bool_]:
         """Return the rows for which all conditions hold. Raises PlanError, BatchError."""
-        url = f"s3://{bucket}/{key}"
+        key, record, url = part.key, part.record, f"s3://{bucket}/{part.key}"
         columns = _filtered_columns(table.index, key, conditions)
         if not columns:  # only texts, whose ids are in the index
             return await asyncio.to_thread(_matching, table.index, conditions, lambda offset, length: b"")
@@ -168,7 +190,7 @@ class TableFiles:
                 "filter",
                 f"{url} is on other nodes: open the table there, or without a filter and use ds.filter(…)",
             )
-        copy = await self._archives.local.copy_of("table", bucket, key, here)
+        copy = await self._archives.local.copy_of(table_kind(part.slices), bucket, key, here)
 
         def read(offset: int, length: int) -> bytes:
             return self._store.read_range(copy, offset, length)

@@ -23,6 +23,7 @@ from meshd.origins.client.origin_api import (
     OriginRangeError,
 )
 from meshd.store.records import Page
+from meshwire.dataset.archive_keys import pinned_table
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class OriginSampleSource:
         if record is None:
             raise OriginChangedError(f"s3://{part.bucket}/{part.key} was evicted meanwhile")
         plain = await self._archives.decompressed(part.bucket, part.key, record, part.size)
-        if plain.size != part.size:
+        if plain.size != pinned_table(part.size)[1]:
             raise OriginChangedError(f"s3://{part.bucket}/{part.key} has another size")
         return await asyncio.to_thread(self._store.read_range, plain, part.offset, part.length)
 

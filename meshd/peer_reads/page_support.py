@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.core.peer_messages import READ_PAGED_KINDS, PagedKindsRequest
 from meshd.peer_reads.replica_selection import UNREACHABLE_STATES, gather_limited
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
-from meshwire.dataset.paged_snapshot import PAGED_KINDS
+from meshwire.dataset.paged_snapshot import READABLE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from meshd.control.paged_kinds import PagedKindTable
     from meshd.rpc.peer_client import PeerClient
     from meshwire.cluster import Node
-    from meshwire.dataset.snapshot import SnapshotKind
 
 _EARLIER: Final = (404, 405)  # answers of nodes of an earlier release
 _AT_ONCE: Final = 16
@@ -37,8 +36,8 @@ class PageSupport:
     def __repr__(self) -> str:
         return f"<PageSupport of {len(self._known)} nodes>"
 
-    async def is_everywhere(self, kind: SnapshotKind) -> bool:
-        """Return whether every node of the mesh reads pages of this kind."""
+    async def is_everywhere(self, kind: str) -> bool:
+        """Return whether every node of the mesh reads pages of this kind, or what else is in READABLE."""
         if self._mesh.single_node:
             return True
         cluster = self._mesh.current_map()
@@ -49,10 +48,10 @@ class PageSupport:
             return False
         if len(told) < len(answers):
             return self._recorded.has(kind)
-        await self._recorded.record(set(PAGED_KINDS).intersection(*told), cluster.version)
+        await self._recorded.record(set(READABLE).intersection(*told), cluster.version)
         return True
 
-    async def _kinds_of(self, node: Node, kind: SnapshotKind) -> Collection[str] | None:
+    async def _kinds_of(self, node: Node, kind: str) -> Collection[str] | None:
         """Return the kinds of which a node reads pages, None if it does not answer."""
         known = self._known.get((node.node_id, node.turned), frozenset())
         if kind in known:

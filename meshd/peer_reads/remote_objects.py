@@ -359,11 +359,13 @@ class RemoteObjects:
         rows: bool = False,
         features: Sequence[str] = (),
         table: bool = False,
+        slices: int = 0,
     ) -> bytes:
         """Fetch the index document of an archive on other nodes, or of a file of lines, of Parquet rows, of
-        a table, or of TFRecords with these `features`. Raises BatchError BadSample and other codes of the
-        node that has it; Busy."""
-        request = peer_messages.IndexRequest(bucket, key, record.etag, lines, rows, list(features), table)
+        (slices of) a table, or of TFRecords with these `features`. Raises BatchError BadSample and other
+        codes of the node that has it; Busy."""
+        asked = (lines, rows, list(features), table, slices)
+        request = peer_messages.IndexRequest(bucket, key, record.etag, *asked)
         found: list[bytes] = []
         refused: list[PeerRefusedError] = []
 

@@ -35,7 +35,8 @@ from meshd.core.peer_source import ObjectRange
 from meshd.peer_reads.listing import primary_page
 from meshd.rpc.peer_rpc import NotHereError, handler, stream_handler
 from meshd.store.errors import CorruptExtentError, StoreError
-from meshwire.dataset.paged_snapshot import LINE_PARTS, PAGED_KINDS
+from meshwire.dataset.archive_keys import pinned_table
+from meshwire.dataset.paged_snapshot import LINE_PARTS, READABLE
 from meshwire.formats.json_lines import earlier_line_index
 from meshwire.frame.tensor_frame import FRAME_VERSION
 
@@ -141,7 +142,7 @@ class PeerReadService:
             return Blob(f"{bucket}/{key}", len(data), data=data)
         record = self._held(bucket, key, etag)
         if size not in (-1, record.size):
-            record = await self._archives.decompressed(bucket, key, record, size)
+            record, size = await self._archives.decompressed(bucket, key, record, size), pinned_table(size)[1]
         if size not in (-1, record.size) or offset < 0 or offset + max(length, 0) > record.size:
             raise BatchError("SnapshotChanged", f"s3://{bucket}/{key} has no {length} bytes at {offset}")
         return Blob(f"{bucket}/{key}", record.size - offset if length < 0 else length, record, offset)
@@ -204,7 +205,7 @@ class PeerReadService:
         if asked.rows:
             return (await self._pages.parquets.read_rows(asked.bucket, asked.key, record)).document
         if asked.table:
-            return (await self._tables.read_table(asked.bucket, asked.key, record)).document
+            return (await self._tables.read_table(asked.bucket, asked.key, record, asked.slices)).document
         if asked.features:
             indexed = self._pages.tfrecords.index_file(asked.bucket, asked.key, record, asked.features)
             return await asyncio.to_thread((await indexed).to_bytes)
@@ -224,7 +225,7 @@ class PeerReadService:
     @handler(READ_PAGED_KINDS)
     async def get_paged_kinds(self, asked: PagedKindsRequest, context: CallContext) -> PagedKindsResponse:
         """Return the kinds of snapshots of which this node reads pages."""
-        return PagedKindsResponse(list(PAGED_KINDS))
+        return PagedKindsResponse(list(READABLE))
 
     async def _indexable(self, bucket: str, key: str, etag: str) -> Record:
         """Return the record as `_held` does; in a bucket with an origin, fetch the whole object to this

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 
 Nulls = Literal["skip", "mask"]
+_MAX_NAMES = 900_000  # a request has at most 1 MiB
 
 
 def table_options(
@@ -198,6 +199,30 @@ def open(
         if told := missing_field_hint(source, fields, kind):
             raise error.saying(told) from error
         raise
+
+
+def open_table_files(
+    url: str,
+    files: Sequence[str],
+    *,
+    columns: Sequence[str] | None,
+    filter: Sequence[tuple[str, str, Any]] | None,
+    nulls: Nulls,
+    ids: Sequence[str] | None,
+    client: Client,
+    deadline: float | None,
+    progress: Callable[[int, int], None] | None,
+) -> Dataset:
+    """Open as a table those files whose names below `url` are given. Raises as `open` does."""
+    fields, options = column_fields(None, columns, "table"), table_options("table", filter, nulls, ids)
+    if sum(map(len, files)) > _MAX_NAMES:
+        raise ConfigurationError(
+            f"the names of {len(files)} files take more than {_MAX_NAMES} bytes: open fewer with filter=, or "
+            "compact the table"
+        )
+    with _reporting(client, progress):
+        pinned = _pinned(client, check_source(url), fields, "table", deadline, {**options, "files": [*files]})
+    return _typed(Dataset(client, pinned))
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from meshd.core.api_errors import busy
 from meshd.core.document_store import RESERVED_BUCKET
 from meshd.core.sample_locations import bytes_columns
 from meshd.datasets.archives.archive_service import copy_key
-from meshwire.dataset.archive_keys import TABLE_COPY_UNIT, archive_kind, copy_kind, is_table
+from meshwire.dataset.archive_keys import TABLE_COPY_UNIT, archive_kind, copy_kind, is_table, pinned_table
 from meshwire.dataset.snapshot import LabelColumn
 from meshwire.plan.order_randomness import relative_distance, relative_run_length
 from meshwire.plan.shuffle import (
@@ -95,8 +95,9 @@ class StoredCopies:
         """Return the copy of an archive. Raises BatchError Busy if it would have to be made."""
         kind: CopyKind | None = copy_kind(key) or archive_kind(key)
         if is_table(key) and pinned is not None and pinned % TABLE_COPY_UNIT == 0:
-            table = self._store.get(RESERVED_BUCKET, copy_key("table", record))
-            if table is not None and table.size == pinned:
+            made, size = pinned_table(pinned)
+            table = self._store.get(RESERVED_BUCKET, copy_key(made, record))
+            if table is not None and table.size == size:
                 return table
         found = None if kind is None else self._store.get(RESERVED_BUCKET, copy_key(kind, record))
         if found is None:

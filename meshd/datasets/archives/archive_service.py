@@ -44,6 +44,8 @@ from meshwire.dataset.archive_keys import (
     archive_kind,
     copy_kind,
     is_table,
+    pinned_table,
+    slices_of,
 )
 from meshwire.formats.tar import TarError
 from meshwire.frame.columns import ColumnError
@@ -154,17 +156,15 @@ class LocalArchives:
         table is. Raises BatchError BadSample, TooLarge.
         """
         kind: CopyKind | None = copy_kind(key)
-        size: int | None = None
         if pinned is not None and pinned % TABLE_COPY_UNIT == 0 and is_table(key):
-            copy = await self.copy_of("table", bucket, key, record)
-            if copy.size == pinned or kind is None:
+            table, size = pinned_table(pinned)
+            copy = await self.copy_of(table, bucket, key, record)
+            if copy.size == size or kind is None or table != "table":
                 return copy
-        if kind is None:
-            index = await self.get_index(bucket, key, record)
-            if not index.inflated:
-                return record
-            kind, size = index.kind, index.size
-        return await self.copy_of(kind, bucket, key, record, size)
+        if kind is not None:
+            return await self.copy_of(kind, bucket, key, record)
+        index = await self.get_index(bucket, key, record)
+        return await self.copy_of(index.kind, bucket, key, record, index.size) if index.inflated else record
 
     async def copy_of(
         self, kind: CopyKind, bucket: str, key: str, record: Record, size: int | None = None
@@ -283,7 +283,7 @@ class LocalArchives:
                     made = await self._written(kind, record, self._most)
         except ArchiveError as error:
             await self._prove(url, record)
-            raise unreadable_archive(url, str(error), _HOW.get(kind, _READ)) from error
+            raise unreadable_archive(url, str(error), _HOW.get(slices_of(kind)[0], _READ)) from error
         except ParquetUnsupportedError as error:
             help_ = "install shardmesh[parquet] on every node that stores, or write the rows as MDS or JSONL"
             raise BatchError(
@@ -299,14 +299,14 @@ class LocalArchives:
 
     async def _written(self, kind: CopyKind, record: Record, left: int) -> Record | None:
         """Make and store a copy; None if it would be larger than `left` bytes. Raises ArchiveError."""
-        key = copy_key(kind, record)
+        key, whole = copy_key(kind, record), slices_of(kind)[0]
         writer = self._store.writer(RESERVED_BUCKET, key, size=None)
         try:
             with self._store.open_spans(record, 0, record.size) as spans:
-                if kind in SCATTERED:
+                if whole in SCATTERED:
                     await verify_extents(spans, "")
                 rows = max(self._most, _ROWS_RATIO * record.size)
-                most = rows if kind in ("parquet", "table") else self._believed(record)
+                most = rows if whole in ("parquet", "table") else self._believed(record)
                 source = decompressed_pieces(kind, spans, record.size, most)
                 while piece := await asyncio.to_thread(next, source, b""):
                     left -= len(piece)
@@ -314,7 +314,7 @@ class LocalArchives:
                         return None
                     await writer.write(piece)
             failpoints.hit("archives.copy.written")
-            metrics.archives.labels(kind, "inflated").inc()
+            metrics.archives.labels(whole, "inflated").inc()
             meta = Meta(f"{record.etag}-{record.size:x}")
             with suppress(ConditionFailedError):  # another process was faster
                 return await writer.commit(meta, conditions=unless_intact(self._store, key))

@@ -158,9 +158,16 @@ class BackgroundIndexer:
     def _orphans(self) -> list[str]:
         """Return the keys that no object would use. Holds only the stored keys in memory, not the objects."""
         found = set(self._kept_names(self._clock.now_ms() - _YOUNG))
+        slices: dict[str, set[str]] = {}
+        for name in found:
+            slices.setdefault(name.partition(".table-")[0], set()).add(name)
         for bucket in self._buckets() if found else ():
             for key, record in self._versions(bucket):
-                found.difference_update(index_names(key, record))
+                for name in index_names(key, record):
+                    found.discard(name)
+                    found -= (
+                        slices.get(name.removesuffix(".table"), set()) if name.endswith(".table") else set()
+                    )
         return sorted(found)
 
     def _kept_names(self, before: int) -> Iterator[str]:

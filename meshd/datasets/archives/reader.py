@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.core.api_errors import BatchError
 from meshd.datasets.archives.decompression import PIECE, decompress, decompress_member
@@ -21,7 +21,7 @@ from meshd.store.errors import DiskFailedError
 from meshd.store.integrity.verification import StreamVerifier, damage_context, verify_extents
 from meshd.transform.parquet.client import ParquetError, parquet_rows
 from meshwire.dataset.archive_index import FILE_TYPES, ArchiveIndex, index_tar
-from meshwire.dataset.archive_keys import ArchiveError
+from meshwire.dataset.archive_keys import ArchiveError, slices_of
 from meshwire.formats.tar import TarError, scan_tar
 from meshwire.formats.zip_archive import STORED, scan_zip
 
@@ -302,7 +302,7 @@ def inflate_members(spans: Sequence[Span], members: Iterable[ZipMember]) -> None
 def decompressed_pieces(kind: CopyKind, spans: Iterable[Span], size: int, most: int) -> Iterator[bytes]:
     """Yield the decompressed copy of a file in pieces (blocking). Raises ArchiveError, UnreadableError."""
     spans = list(spans)
-    if kind == "parquet" or kind == "table":
+    if slices_of(kind)[0] in ("parquet", "table"):
         yield from limit_bytes(_rows(spans, size, "rows" if kind == "parquet" else kind), most)
         return
     if kind != "zip":
@@ -315,8 +315,9 @@ def decompressed_pieces(kind: CopyKind, spans: Iterable[Span], size: int, most: 
         yield b"\0"
 
 
-def _rows(spans: Sequence[Span], size: int, kind: Literal["rows", "table"]) -> Iterator[bytes]:
-    """Yield the rows of a Parquet file, or the records of a table. Raises ArchiveError, UnreadableError."""
+def _rows(spans: Sequence[Span], size: int, kind: str) -> Iterator[bytes]:
+    """Yield the rows of a Parquet file, or the records of (slices of) a table. Raises
+    ArchiveError, UnreadableError."""
     try:
         yield from parquet_rows(partial(read_spans, spans), size, kind=kind)
     except ParquetError as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meshd.transform.parquet.messages import DATA, DONE, FAILED, HEAD, MAX_TOLD, PIECE, READ
 from meshd.transform.sandbox import restrictions
+from meshwire.dataset.archive_keys import slices_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,8 @@ def _confined(memory: int, kind: str) -> Converter:
     from meshd.transform.parquet.preload import preload_pyarrow
 
     made: type[Converter]
-    if kind == "table":
+    whole, slices = slices_of(kind)
+    if whole == "table":
         from meshd.transform.parquet.table_conversion import TableConverter as made
     elif kind == "statistics":
         from meshd.transform.parquet.group_statistics import StatisticsConverter as made
@@ -57,12 +59,12 @@ def _confined(memory: int, kind: str) -> Converter:
         from meshd.transform.parquet.row_preview import PreviewConverter as made
     else:
         from meshd.transform.parquet.row_conversion import RowConverter as made
-    preload_pyarrow(made, arrow=kind in ("table", "preview"))
+    preload_pyarrow(made, arrow=whole in ("table", "preview"))
     if len(os.listdir("/proc/self/task")) != 1:  # the filter restricts one thread only
         raise restrictions.RestrictionError("pyarrow started a thread")
     restrictions.install_syscall_filter(files=False, last=True)
     restrictions.set_memory_limit(statm, memory)
-    return made()
+    return made() if not slices else made(slices)  # type: ignore[call-arg]  # only tables have slices
 
 
 def _send_rows(link: _Link, rows: Converter, source: _Source) -> None:

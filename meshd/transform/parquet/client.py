@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from meshd.transform.parquet.messages import DATA, DONE, FAILED, HEAD, MAX_TOLD, PIECE, READ
 from meshd.transform.sandbox.client import ENVIRONMENT, package_paths
@@ -45,13 +45,13 @@ def parquet_rows(
     read: Callable[[int, int], bytes],
     size: int,
     *,
-    kind: Literal["rows", "table", "preview", "statistics"] = "rows",
+    kind: str = "rows",
     memory: int = MEMORY,
     silent: float = SILENT_SECONDS,
 ) -> Iterator[bytes]:
-    """Yield the copy of a file of `size` bytes, as defined in `meshwire.formats.parquet_rows`, or for a table
-    (Parquet or Arrow IPC) in `table_rows`, or as JSON a preview of it
-    (`row_preview`), or the statistics of its row groups (`group_statistics`).
+    """Yield the copy of a file of `size` bytes, as defined in `meshwire.formats.parquet_rows`; for the kind
+    "table" (Parquet or Arrow IPC) in `table_rows`, and for "table-3" that of some slices; as JSON for
+    "preview" (`row_preview`), and for "statistics" those of its row groups (`group_statistics`).
 
     The pieces have at most 1 MiB. `read` returns the file's bytes by offset and length. Raises ParquetError,
     ParquetUnsupportedError, and what `read` raises.

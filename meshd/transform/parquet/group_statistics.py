@@ -26,21 +26,22 @@ class StatisticsConverter:
     """Reads the footer of one file."""
 
     def convert(self, source: io.IOBase, size: int) -> Iterator[bytes]:
-        """Yield `columns`, for each of them a list of [least, greatest] by row group, null where that is not
-        known, as JSON in pieces. Raises what pyarrow raises."""
+        """Yield `rows`, of each row group, and `columns`, for each of them a list of [least, greatest] by row
+        group, null where that is not known, as JSON in pieces. Raises what pyarrow raises."""
         opened = pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False, buffer_size=1 << 20)
         metadata, schema = opened.metadata, opened.schema
+        groups = range(metadata.num_row_groups)
         columns: dict[str, list[Any]] = {}
         for number in range(min(metadata.num_columns, MAX_COLUMNS)):
             column = schema.column(number)
             arrow = _leaf(opened.schema_arrow, column.path)
             if arrow is None or column.max_repetition_level:
                 continue
-            groups = range(metadata.num_row_groups)
             columns[column.path] = [
                 _range(metadata.row_group(group).column(number).statistics, arrow, column) for group in groups
             ]
-        data = json.dumps({"columns": columns}, allow_nan=False).encode()
+        rows = [metadata.row_group(group).num_rows for group in groups]
+        data = json.dumps({"rows": rows, "columns": columns}, allow_nan=False).encode()
         for at in range(0, len(data), PIECE):
             yield data[at : at + PIECE]
 

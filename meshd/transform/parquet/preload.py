@@ -17,10 +17,10 @@ def preload_pyarrow(converter: type[Converter], *, arrow: bool) -> None:
     table = pa.table({"a": ["x", None], "b": [[1.0], [2.0]], "c": [{"d": b"y"}, None], "e": [True, None]})
     files = [io.BytesIO()]
     pq.write_table(table, files[0], compression="zstd", use_dictionary=["a"])
-    if arrow:
+    for new in (pa.ipc.new_file, pa.ipc.new_stream) if arrow else ():
         files.append(io.BytesIO())
         options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
-        with pa.ipc.new_file(files[1], table.schema, options=options) as writer:
+        with new(files[-1], table.schema, options=options) as writer:
             writer.write_table(table)
     for file in files:
         data = file.getvalue()

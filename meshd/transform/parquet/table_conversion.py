@@ -6,6 +6,7 @@ blocks of rows, and of all rows the lengths, nulls and ids.
 
 from __future__ import annotations
 
+import io
 from array import array
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -28,22 +29,24 @@ from meshwire.formats.table_rows import (
     TableIndex,
     block_rows_of,
     render_footer,
+    slice_of,
 )
 from meshwire.frame.columns import StringColumn
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Iterator
 
-_MAGIC: Final = b"ARROW1"
-_STREAM: Final = 8  # where the stream in an Arrow file begins
+_MAGIC, _PARQUET, _STREAM = b"ARROW1", b"PAR", b"\xff\xff\xff\xff"
+_END: Final = _STREAM + bytes(4)  # of an Arrow stream
+_IN_FILE: Final = 8  # where the stream in an Arrow file begins
 _TEMPORAL: Final = {32: "int32", 64: "int64"}
 
 
 class TableConverter:
-    """Converts one file."""
+    """Converts one file, or those `slices` of its row groups whose bits are set."""
 
-    def __init__(self) -> None:
+    def __init__(self, slices: int = 0) -> None:
+        self._slices = slices
         self._columns: dict[str, TableColumn] = {}
         self._lengths: dict[str, array[int]] = {}
         self._nulls: dict[str, list[Any]] = {}
@@ -55,7 +58,7 @@ class TableConverter:
 
     def convert(self, source: io.IOBase, size: int) -> Iterator[bytes]:
         """Yield the copy of a file of `size` bytes in pieces. Raises RowsError, and what pyarrow raises."""
-        schema, row_bytes, batches = open_table(source)
+        schema, row_bytes, batches = open_table(source, self._slices)
         refused = self._look(schema)
         count = block_rows_of(row_bytes)
         total = 0
@@ -171,18 +174,33 @@ class _Ids:
         return places[codes], StringColumn.from_strings(order)
 
 
-def open_table(source: io.IOBase) -> tuple[pa.Schema, int, Iterator[pa.Table]]:
-    """Open a file of either format: its schema, the mean bytes of a row, and its batches."""
+def open_table(source: io.IOBase, slices: int = 0) -> tuple[pa.Schema, int, Iterator[pa.Table]]:
+    """Open a file of any of the formats: its schema, the mean bytes of a row, and its batches. Raises
+    RowsError for another format, and for an Arrow file that was cut."""
     source.seek(0)
-    arrow = source.read(len(_MAGIC)) == _MAGIC
+    head = source.read(_IN_FILE)
+    source.seek(-min(_IN_FILE, source.tell()), io.SEEK_END)
+    tail = source.read(_IN_FILE)
     source.seek(0)
     file = pa.PythonFile(source, mode="r")
-    return _open_arrow(file) if arrow else _open_parquet(file)
+    if head.startswith(_PARQUET):
+        return _open_parquet(file, slices)
+    if head.startswith(_MAGIC):
+        if not tail.endswith(_MAGIC):
+            raise RowsError("it is an Arrow file without its end: it was cut, or its writer was not closed")
+        file.seek(_IN_FILE)
+    elif not head.startswith(_STREAM):
+        raise RowsError(f"it begins with {head[:6]!r}: neither Parquet nor an Arrow file or stream")
+    elif tail != _END:
+        raise RowsError("it is an Arrow stream without its end: it was cut, or its writer was not closed")
+    return _open_arrow(file)
 
 
-def _open_parquet(file: pa.NativeFile) -> tuple[pa.Schema, int, Iterator[pa.Table]]:
+def _open_parquet(file: pa.NativeFile, slices: int) -> tuple[pa.Schema, int, Iterator[pa.Table]]:
     opened = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
-    rows, groups = opened.metadata.num_rows, range(opened.metadata.num_row_groups)
+    count = opened.metadata.num_row_groups
+    groups = [group for group in range(count) if not slices or slices >> slice_of(group, count) & 1]
+    rows = sum(opened.metadata.row_group(group).num_rows for group in groups)
     total = sum(opened.metadata.row_group(group).total_byte_size for group in groups)
     row_bytes = total // max(1, rows)
 
@@ -197,8 +215,7 @@ def _open_parquet(file: pa.NativeFile) -> tuple[pa.Schema, int, Iterator[pa.Tabl
 
 
 def _open_arrow(file: pa.NativeFile) -> tuple[pa.Schema, int, Iterator[pa.Table]]:
-    """Open an Arrow file by the stream in it; pyarrow's reader of files starts a thread."""
-    file.seek(_STREAM)
+    """Open an Arrow stream, or a file by the stream in it; pyarrow's reader of files starts a thread."""
     opened = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(use_threads=False))
     first = next(opened, None)
     row_bytes = 1 if first is None else first.nbytes // max(1, first.num_rows)

@@ -7,7 +7,7 @@ Law: member names are sorted and unique, and the cost of a page is proportional 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NewType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,10 +26,16 @@ CompressionKind = Literal["zst", "gz"]
 """Compression of single files that are read through a decompressed copy, like archive members; none has
 members."""
 COMPRESSION_EXTENSIONS: Final[dict[str, CompressionKind]] = {".zstd": "zst", ".zst": "zst", ".gz": "gz"}
-CopyKind = ArchiveKind | CompressionKind | Literal["parquet", "table"]
-TABLE_ENDINGS: Final = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
+SlicedTable = NewType("SlicedTable", str)
+"""The records of some slices of a table: `table-3`, with the bits of the slices as a hexadecimal number."""
+CopyKind = ArchiveKind | CompressionKind | Literal["parquet", "table"] | SlicedTable
+TABLE_ENDINGS: Final = (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc")
 TABLE_COPY_UNIT: Final = 4096
 """The size of the copy of a table's records is a multiple of it; that of another copy seldom is."""
+SLICES: Final = 16
+"""Slices of a Parquet file at most: each row group is one, or has as many neighbours as that takes."""
+_SLICED: Final = 1 << 44
+"""What snapshots add to the size of a copy of some slices, times their bits."""
 MEMBER_SEPARATOR: Final = "/-/"
 """Separates an archive's key from a member name: `shard.tar/-/a/b.jpg`."""
 _ENDINGS: Final = tuple(ARCHIVE_EXTENSIONS)
@@ -67,6 +73,30 @@ def copy_kind(key: str) -> CompressionKind | Literal["parquet"] | None:
 def is_table(key: str) -> bool:
     """Return whether a file is a table by its key: Parquet, or an Arrow (Feather) file."""
     return key[-8:].lower().endswith(TABLE_ENDINGS)
+
+
+def table_kind(slices: int) -> CopyKind:
+    """Return the kind of the copy of these slices of a table, given as bits; 0: of the whole file."""
+    return SlicedTable(f"table-{slices:x}") if slices else "table"
+
+
+def slices_of(kind: str) -> tuple[str, int]:
+    """Return a kind of copy without slices, and the bits of these."""
+    whole, _, slices = kind.partition("-")
+    return whole, int(slices, 16) if slices else 0
+
+
+def pinned_size(slices: int, size: int) -> int:
+    """Return the size under which a snapshot pins a copy of `size` bytes. Raises ArchiveError."""
+    if size >= _SLICED:
+        raise ArchiveError(f"its copy of records has {size} bytes; {_SLICED} are too many")
+    return slices * _SLICED + size
+
+
+def pinned_table(pinned: int) -> tuple[CopyKind, int]:
+    """Return the kind of the copy that a snapshot pins under a size, and its bytes."""
+    slices, size = divmod(pinned, _SLICED)
+    return table_kind(slices), size
 
 
 def uncompressed_name(key: str) -> str:

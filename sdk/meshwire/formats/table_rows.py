@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from meshwire.dataset.archive_keys import SLICES
 from meshwire.dataset.archive_keys import TABLE_COPY_UNIT as COPY_UNIT
 from meshwire.dataset.snapshot import MAX_BYTES, MAX_SAMPLES
 from meshwire.formats.record_index import MAX_RECORD_BYTES
@@ -205,6 +206,11 @@ def _column(kind: Any, dtype: Any, shape: Any, text: Any, nullable: Any) -> Tabl
 def block_rows_of(row_bytes: int) -> int:
     """Return the rows of a block, for rows of so many bytes on average."""
     return min(MAX_BLOCK_ROWS, max(1, BLOCK_BYTES // max(1, row_bytes)))
+
+
+def slice_of(group: int, groups: int) -> int:
+    """Return the slice that a row group belongs to, in a file of so many."""
+    return group if groups <= SLICES else group * SLICES // groups
 
 
 def render_footer(document: bytes, data_bytes: int, source_bytes: int) -> bytes:

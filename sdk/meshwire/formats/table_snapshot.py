@@ -32,13 +32,19 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableFile:
-    """A file: its key and ETag, the size of its copy, its index, and the rows that the filter keeps."""
+    """A file: its key and ETag, the size under which its copy is pinned, its index, and of the rows in that
+    those that the filter keeps and their numbers in the file, if it has others."""
 
     key: str
     etag: str
     size: int
     index: TableIndex
     kept: npt.NDArray[np.bool_] | None = None
+    numbers: Integers | None = None
+
+    def row_numbers(self, rows: Integers) -> Integers:
+        """Return the numbers in the file of rows of the index."""
+        return rows if self.numbers is None else self.numbers[rows]
 
 
 def resolve_fields(fields: Mapping[str, FieldSpec], index: TableIndex, key: str) -> dict[str, FieldSpec]:
@@ -183,7 +189,8 @@ class _Gathering:
             column = next(
                 name for name in self.strict if name in file.index.nulls and file.index.nulls[name][row]
             )
-            self.examples.append(f"{file.key}: row {row} has null in {shown_value(column)}")
+            number = int(file.row_numbers(np.array(row)))
+            self.examples.append(f"{file.key}: row {number} has null in {shown_value(column)}")
 
     def build(self, source: Source) -> SnapshotBuild:
         if not self.taken:
@@ -200,7 +207,9 @@ class _Gathering:
             StringColumn.from_strings([file.etag for file, _, _ in self.taken]),
             np.array([file.size for file, _, _ in self.taken], np.int64),
         )
-        names = StringColumn.from_numbers(np.concatenate([rows for _, rows, _ in self.taken]))
+        names = StringColumn.from_numbers(
+            np.concatenate([file.row_numbers(rows) for file, rows, _ in self.taken])
+        )
         snapshot = Snapshot.from_parts(str(source), "table", objects, starts, columns, self.specs, names)
         return SnapshotBuild(snapshot, self.skipped, tuple(self.examples[:_EXAMPLES]))
 

@@ -13,6 +13,7 @@ import pytest
 import meshsdk as mesh
 from meshd.transform.parquet.client import ParquetError, parquet_rows
 from meshsdk import ops
+from meshsdk.client.native_api import fetch_snapshot
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, NotFoundError
 from meshwire.formats.table_rows import FOOTER_BYTES, TableIndex, index_range
 from tests.support.daemons import Daemon
@@ -54,6 +55,13 @@ def as_arrow(some: Any, rows: int = 77, compression: str | None = None) -> bytes
     out = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression=compression, unify_dictionaries=True)
     with pa.ipc.new_file(out, some.schema, options=options) as writer:
+        writer.write_table(some, max_chunksize=rows)
+    return out.getvalue()
+
+
+def as_stream(some: Any, rows: int = 77) -> bytes:
+    out = io.BytesIO()
+    with pa.ipc.new_stream(out, some.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_table(some, max_chunksize=rows)
     return out.getvalue()
 
@@ -168,6 +176,46 @@ def test_filter_leaves_files_out_by_their_statistics(client: Client) -> None:
         opened(("dya", "==", 8), ("day", "==", 8))
 
 
+def test_filter_reads_only_row_groups_that_may_match(client: Client) -> None:
+    """The middle of the file is damaged: a filter that it cannot match does not read it, and has the same
+    samples as one over the whole file before."""
+    count, rows = 5, 60_000
+    random = np.random.default_rng(2)
+    whole = pa.table(
+        {
+            "at": np.arange(count * rows),
+            "x": random.integers(0, 1 << 40, count * rows),
+            "even": [None if n % 7 == 0 else n % 2 == 0 for n in range(count * rows)],
+        }
+    )
+    data = bytearray(as_parquet(whole, row_group_size=rows, compression="none", use_dictionary=False))
+    group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(2).column(1)
+    data[group.data_page_offset : group.data_page_offset + group.total_compressed_size] = bytes(
+        group.total_compressed_size
+    )
+    client.put("rows", "groups/1.parquet", bytes(data))
+
+    def opened(*conditions: Any, **how: Any) -> Any:
+        return mesh.open("s3://rows/groups", kind="table", filter=conditions, client=client, **how)
+
+    with pytest.raises(BadSampleError, match=r"groups/1\.parquet"):
+        opened(("at", ">", 0))
+    wanted = [3, 59_999, 3 * rows + 4, 5 * rows - 7]
+    chosen = opened(("at", "in", wanted), ("at", "not in", [7]))
+    assert [int(sample["at"]) for sample in chosen] == [n for n in wanted if n % 7]
+    assert [int(sample["x"]) for sample in chosen] == whole["x"].take(
+        [n for n in wanted if n % 7]
+    ).to_pylist()
+    document = fetch_snapshot(client.transport, chosen.snapshot.hash)
+    names = [document.sample_name(number) for number in range(len(chosen))]
+    assert [int(name.rpartition("/")[2]) for name in names] == [n for n in wanted if n % 7]
+    late = opened(("at", ">=", 3 * rows), nulls="mask", columns=["at", "even"])
+    seen = [
+        batch["at"] for batch in mesh.Loader(late, 8192, shuffle=True, seed=1, tail="ragged", output="numpy")
+    ]
+    assert np.array_equal(np.sort(np.concatenate(seen)), np.arange(3 * rows, count * rows))
+
+
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
@@ -198,9 +246,22 @@ def test_copy_depends_on_the_rows_alone() -> None:
     data = as_parquet(table(range(500)), row_group_size=100)
     first = converted(data)
     assert len(first[0]) % 4096 == 0
-    other = converted(as_arrow(table(range(500)), rows=11))
-    assert other[1].to_bytes() == first[1].to_bytes()
-    assert other[0][: first[1].data_bytes] == first[0][: first[1].data_bytes]
+    for other in (as_arrow(table(range(500)), rows=11), as_stream(table(range(500)), rows=17)):
+        copy, index = converted(other)
+        assert index.to_bytes() == first[1].to_bytes()
+        assert copy[: index.data_bytes] == first[0][: index.data_bytes]
+
+
+@pytest.mark.parametrize("write", [as_arrow, as_stream])
+def test_cut_arrow_file_is_refused(write: Any) -> None:
+    """A reader of streams takes the end of a file for that of the stream: the marks at the end tell."""
+    data = write(table(range(500)), rows=100)
+    ends = [at for at in range(1, len(data)) if data[at : at + 4] == b"\xff\xff\xff\xff"]
+    for end in (ends[2], ends[-1], len(data) - 4):
+        with pytest.raises(ParquetError, match="cut, or its writer was not closed"):
+            converted(data[:end])
+    with pytest.raises(ParquetError, match="neither Parquet nor an Arrow file or stream"):
+        converted(b"FEA1" + data)
 
 
 def test_hostile_files(client: Client) -> None:

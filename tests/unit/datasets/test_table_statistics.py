@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,32 +13,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.datasets.table_statistics import may_match
+from meshd.datasets.table_statistics import GroupStatistics
 from meshd.transform.parquet.group_statistics import StatisticsConverter
+from meshwire.dataset.archive_keys import SLICES, pinned_size, pinned_table
 from meshwire.dataset.column_filter import parse_filter
-
-if TYPE_CHECKING:
-    from meshwire.dataset.column_filter import Condition
 
 NUMBERS = st.one_of(st.integers(-3, 3), st.sampled_from([0.5, -0.5, float("nan")]))
 TEXTS = st.text("abß", max_size=3)
 
 
-def statistics(table: Any, rows: int = 1 << 20, **how: Any) -> dict[str, Any]:
+def statistics(table: Any, rows: int = 1 << 20, **how: Any) -> GroupStatistics:
     out = io.BytesIO()
     pq.write_table(table, out, row_group_size=rows, **how)
     data = out.getvalue()
-    found: dict[str, Any] = json.loads(b"".join(StatisticsConverter().convert(io.BytesIO(data), len(data))))[
-        "columns"
-    ]
-    return found
+    document = b"".join(StatisticsConverter().convert(io.BytesIO(data), len(data)))
+    return msgspec.json.decode(document, type=GroupStatistics)
 
 
 @given(st.data())
-def test_a_file_with_a_matching_row_is_never_left_out(draw: st.DataObject) -> None:
+def test_a_matching_row_is_never_left_out(draw: st.DataObject) -> None:
     kind = draw.draw(st.sampled_from(["int64", "float64", "string"]))
     each = {"int64": st.integers(-3, 3), "float64": NUMBERS, "string": TEXTS}[kind]
-    values = draw.draw(st.lists(st.one_of(st.none(), each), min_size=1, max_size=12))
+    values = draw.draw(st.lists(st.one_of(st.none(), each), min_size=1, max_size=20))
     column = pa.array(
         [None if value is None else float(value) if kind == "float64" else value for value in values], kind
     )
@@ -46,14 +42,16 @@ def test_a_file_with_a_matching_row_is_never_left_out(draw: st.DataObject) -> No
     value = TEXTS if kind == "string" else st.integers(-3, 3)
     wanted = draw.draw(st.lists(value, max_size=3) if "in" in operator else value)
     conditions = parse_filter([["x", operator, wanted]])
-    present = [value for value in column.to_pylist() if value is not None]
-    matches = (
-        conditions[0].holds(np.array(present, object if kind == "string" else None))
-        if present
-        else np.zeros(0)
-    )
-    found = statistics(pa.table({"x": column}), rows=3)
-    assert may_match(found, conditions) or not matches.any()
+    values = column.to_pylist()
+    present = [number for number, value in enumerate(values) if value is not None]
+    chosen = np.array([values[number] for number in present], object if kind == "string" else None)
+    matches: list[int] = np.flatnonzero(conditions[0].holds(chosen)).tolist() if present else []
+    rows = draw.draw(st.sampled_from([1, 3]))
+    found = statistics(pa.table({"x": column}), rows=rows)
+    slices = found.matching_slices(conditions)
+    read = found.row_numbers(slices).tolist() if slices else []
+    assert {present[number] for number in matches} <= set(read)
+    assert read == sorted(read)
 
 
 def test_ranges_are_those_of_row_groups() -> None:
@@ -64,31 +62,45 @@ def test_ranges_are_those_of_row_groups() -> None:
     table = pa.table(
         {"n": [1, 2, 9], "day": days, "at": times, "old": seconds, "user": inner, "list": [[1], [2], [3]]}
     )
-    found = statistics(table, rows=2)
-    assert found["n"] == found["at"] == [[1, 2], [9, 9]]
-    assert found["day"] == [[19000, 19001], [19400, 19400]]
-    assert found["old"] == [[1000, 2000], [9000, 9000]]  # stored, and delivered, in milliseconds
-    assert found["user.age"] == [[1, 2], [7, 7]]
+    whole = statistics(table, rows=2)
+    found = whole.columns
+    assert whole.rows == [2, 1]
+    assert found["n"] == found["at"] == [(1, 2), (9, 9)]
+    assert found["day"] == [(19000, 19001), (19400, 19400)]
+    assert found["old"] == [(1000, 2000), (9000, 9000)]  # stored, and delivered, in milliseconds
+    assert found["user.age"] == [(1, 2), (7, 7)]
     assert "list" not in "".join(found)
-    assert statistics(pa.table({"n": [1]}), write_statistics=False) == {"n": [None]}
+    assert statistics(pa.table({"n": [1]}), write_statistics=False).columns == {"n": [None]}
 
 
 @pytest.mark.parametrize(
-    ("conditions", "may"),
+    ("conditions", "slices"),
     [
-        ([["n", ">", 9]], False),
-        ([["n", ">=", 9]], True),
-        ([["n", "==", 5]], False),
-        ([["n", "in", [5, 9]]], True),
-        ([["n", "in", []]], False),
-        ([["n", "<", 3], ["m", ">", 30]], False),  # each holds in a group, never both
-        ([["n", "<", 3], ["m", "<=", 20]], True),
-        ([["n", "==", "x"]], True),  # an error, told later
-        ([["other", "==", 1]], True),
-        ([["n", "!=", 9], ["n", "not in", [1, 2]]], True),
+        ([["n", ">", 9]], 0b00),
+        ([["n", ">=", 9]], 0b10),
+        ([["n", "==", 5]], 0b00),
+        ([["n", "in", [5, 9]]], 0b10),
+        ([["n", "in", []]], 0b00),
+        ([["n", "<", 3], ["m", ">", 30]], 0b00),  # each holds in a group, never both
+        ([["n", "<", 3], ["m", "<=", 20]], 0b01),
+        ([["n", "==", "x"]], 0b11),  # an error, told later
+        ([["other", "==", 1]], 0b11),
+        ([["n", "!=", 9], ["n", "not in", [1, 2]]], 0b11),
     ],
 )
-def test_conditions_over_groups(conditions: list[Any], may: bool) -> None:
+def test_conditions_over_groups(conditions: list[Any], slices: int) -> None:
     columns: Any = {"n": [(1, 2), (9, 9)], "m": [(10, 20), (30, 40)]}
-    parsed: tuple[Condition, ...] = parse_filter(conditions)
-    assert may_match(columns, parsed) is may
+    assert GroupStatistics([5, 7], columns).matching_slices(parse_filter(conditions)) == slices
+
+
+def test_many_groups_are_slices_of_neighbours() -> None:
+    groups = 50
+    columns: Any = {"n": [(group, group) for group in range(groups)]}
+    found = GroupStatistics([2] * groups, columns)
+    slices = found.matching_slices(parse_filter([["n", "in", [7, 49]]]))
+    assert slices.bit_count() == 2
+    assert slices < 1 << SLICES
+    rows = found.row_numbers(slices).tolist()
+    assert {14, 15, 98, 99} <= set(rows)
+    assert len(rows) <= 2 * 2 * -(-groups // SLICES)
+    assert pinned_table(pinned_size(slices, 4096)) == (f"table-{slices:x}", 4096)
