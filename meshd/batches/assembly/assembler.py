@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import numpy as np
 
-from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger
+from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger, max_bad_rows
 from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES, fixed_specs
-from meshd.batches.assembly.frame_builder import BuildContext, FrameBuilder, max_bad_rows
+from meshd.batches.assembly.frame_builder import BuildContext, FrameBuilder
 from meshd.batches.assembly.frame_rows import (
     RowLookup,
     count_rows,
@@ -35,6 +35,7 @@ from meshd.batches.assembly.packed_frame_builder import PackedFrameBuilder
 from meshd.batches.assembly.packed_frames import PackedFrame, PackTables
 from meshd.batches.assembly.sequence_renderer import SequenceRenderer
 from meshd.batches.assembly.stored_sequences import no_stored_sequences
+from meshd.batches.read_ahead.arrivals import Arrivals
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import DocumentStore, asset_key
 from meshd.core.frame_address import (
@@ -220,7 +221,7 @@ class Assembler:
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         require_parts(plan)
-        await self._read_batch_ahead(plan, snapshot, whole, in_parts=True)
+        arrivals = await self._read_batch_ahead(plan, snapshot, whole, in_parts=True)
         with self._admission(count_rows(whole, plan), 0):
             rows = self._row_lookup.rows_at(whole, plan, snapshot)
             places = await own_rows(self._context.remote, snapshot, rows, address.version)
@@ -228,7 +229,7 @@ class Assembler:
             metadata = part_metadata(metadata_of(whole), address.version, len(rows))
             part = rows.part_rows(places)
             builder = FrameBuilder(
-                self._context, plan, snapshot, whole.epoch, part, metadata, kept_bytes=kept_bytes
+                self._context, plan, snapshot, whole.epoch, part, metadata, None, kept_bytes, arrivals
             )
             frame = await builder.build_part()
         self._cache.put(address, frame)
@@ -240,14 +241,25 @@ class Assembler:
         snapshot = await self.catalog.snapshot(plan.snapshot)
         if plan.within:
             return await self._pack(address, plan, snapshot, kept_bytes)
+        arrivals = Arrivals()
         if isinstance(address, FrameAddress):
-            await self._read_batch_ahead(plan, snapshot, address)
+            arrivals = await self._read_batch_ahead(plan, snapshot, address)
+            if not self._context.remote.single_node:  # the others' bytes are fetched when they have read them
+                await arrivals.until_read()
         count = count_rows(address, plan)
         with self._admission(count, count * _row_bytes(plan)):
             rows = self._row_lookup.rows_at(address, plan, snapshot)
             whole = real_rows(address, plan, 0, 1) if isinstance(address, FrameAddress) else None
             builder = FrameBuilder(
-                self._context, plan, snapshot, address.epoch, rows, metadata_of(address), whole, kept_bytes
+                self._context,
+                plan,
+                snapshot,
+                address.epoch,
+                rows,
+                metadata_of(address),
+                whole,
+                kept_bytes,
+                arrivals,
             )
             frame = await builder.build()
         if isinstance(address, FrameAddress):
@@ -256,13 +268,15 @@ class Assembler:
 
     async def _read_batch_ahead(
         self, plan: Plan, snapshot: Snapshot, address: FrameAddress, *, in_parts: bool = False
-    ) -> None:
-        """Pass the request on as a hint, and wait until the bytes of its batch have been read ahead."""
+    ) -> Arrivals:
+        """Pass the request on as a hint, wait until the first bytes of its batch are read ahead, and return
+        the reads that are left."""
         for hints in self._hints:
             hints.frame_requested(plan, snapshot, address, in_parts=in_parts)
-        if self._read_ahead is not None:
-            with tracing.stage("read ahead"):
-                await self._read_ahead.wait_until_read(address)
+        if self._read_ahead is None:
+            return Arrivals()
+        with tracing.stage("read ahead"):
+            return await self._read_ahead.arrivals(address)
 
     async def _pack(
         self, address: Address, plan: Plan, snapshot: Snapshot, kept_bytes: int | None

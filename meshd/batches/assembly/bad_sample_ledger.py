@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from meshd.core.document_store import DocumentStore
+    from meshwire.plan.plan_spec import PlanSpec
 
 LIMIT = 1000
 _KEPT = 64  # plans whose entries stay in memory
@@ -104,3 +105,8 @@ class BadSampleLedger:
     async def _write(self, plan: str) -> None:
         document = json.dumps([asdict(entry) for entry in self._entries[plan].values()]).encode()
         await self._catalog.write_document(f"bad/{plan}", document)
+
+
+def max_bad_rows(spec: PlanSpec, rows: int) -> int:
+    """Return how many rows of a global batch may be bad."""
+    return max(1, int(spec.max_bad * rows))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshd.batches.assembly.bad_sample_ledger import BadSample
+from meshd.batches.assembly.bad_sample_ledger import BadSample, max_bad_rows
 from meshd.batches.assembly.column_copies import (
     FEWEST_ROWS,
     ColumnCopies,
@@ -21,6 +21,7 @@ from meshd.batches.assembly.column_copies import (
     block_fields,
 )
 from meshd.batches.assembly.frame_buffer import FrameBuffer
+from meshd.batches.read_ahead.arrivals import Arrivals
 from meshd.core.api_errors import BatchError, busy, damaged
 from meshd.core.document_store import asset_places
 from meshd.core.memory_frames import MemoryAccount
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from meshd.transform.messages import Failure
     from meshd.transform.render_calls import Renderer
     from meshwire.dataset.build_snapshot import Snapshot
-    from meshwire.plan.plan_spec import PlanSpec
 
 _AT_A_TIME = 1024
 FETCHED_BYTES = 64 << 20  # bytes of samples that are fetched from other nodes before their rows are rendered
@@ -99,6 +99,7 @@ class FrameBuilder:
     """Builds one frame, once. `whole`: the number of rows of its global batch, without padding.
 
     `kept_bytes`: bytes that the node may keep of the plan's decoded samples; None: the node decides.
+    `arrivals`: the reads ahead of its bytes that have not ended.
     """
 
     def __init__(
@@ -111,7 +112,9 @@ class FrameBuilder:
         metadata: Mapping[str, str],
         whole: int | None = None,
         kept_bytes: int | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
+        self._arrivals = arrivals or Arrivals()
         self._sample_set = SampleSet(snapshot.hash, snapshot.samples, kept_bytes, plan.bucket)
         self._context, self._plan, self._snapshot, self._epoch = context, plan, snapshot, epoch
         self._whole = len(rows) if whole is None else whole
@@ -161,6 +164,7 @@ class FrameBuilder:
             return range(count)
         context, rows = self._context, self._buffer.rows
         pinned = PinnedObjects(context.store, self._snapshot, context.archives, context.remote)
+        await self._arrivals.until_read()
         began = self._clock()
         await pinned.look_up(rows.samples)
         places = await context.places.find(self._snapshot, self._stored)
@@ -206,7 +210,8 @@ class FrameBuilder:
             for portion in [*self._portions(rows), ()]:
                 ahead = asyncio.create_task(self._resolved(portion)) if portion else None
                 if work is not None:
-                    failures += await self._render_work(work)
+                    async for group in self._arrivals.groups(work.rows):
+                        failures += await self._render_work(_Work(list(group), work.pinned))
                     work.close()
                 began = self._clock()
                 work = None if ahead is None else await ahead
@@ -440,8 +445,3 @@ class FrameBuilder:
         """Return the URL of the frame with only this row: the batch of one that begins at its position."""
         position = int(self._buffer.rows.positions[failure.row])
         return f"/-/plans/{self._plan.hash}/{self._epoch}/0?batch=1&origin={position}"
-
-
-def max_bad_rows(spec: PlanSpec, rows: int) -> int:
-    """Return how many rows of a global batch may be bad."""
-    return max(1, int(spec.max_bad * rows))

@@ -39,13 +39,16 @@ PIECE_BYTES: Final = 4 << 20
 OTHERS_SECONDS: Final = 0.02
 """The longest wait for them: a window has half of the disk's time at least."""
 _POLL_SECONDS: Final = 0.0005
+_TELL_SECONDS: Final = 0.02
+"""How often a window's progress is told."""
 _log = logging.getLogger("meshd.read_ahead")
 
 
 @dataclass(slots=True, eq=False)
 class DiskWork:
     """The reads of a window on one disk, `device`. `paths`: the files by number; `urgent`: a batch waits for
-    it; `background`: read behind all others; `plan`: for whose batches, "" for none. The disk's thread calls
+    it; `background`: read behind all others; `plan`: for whose batches, "" for none; `finished`: how many
+    reads, from the first on, have ended. The disk's thread calls `on_progress` when that has grown, and
     `on_done` when the last read has ended, or `cancelled` was set."""
 
     device: int
@@ -55,8 +58,10 @@ class DiskWork:
     urgent: bool = False
     background: bool = False
     plan: str = ""
+    on_progress: Callable[[], None] = lambda: None
     cancelled: bool = False
     begun: bool = field(default=False, init=False)
+    finished: int = field(default=0, init=False)
 
     @property
     def rank(self) -> int:
@@ -128,7 +133,7 @@ class DiskReader:
     def _read_window(self, work: DiskWork) -> None:
         reads, done, seeks, piece = work.reads, 0, 0, 0
         began, arm = self._clock.monotonic(), (-1, -1)  # file and offset where the last read ended
-        ahead: deque[_Read] = deque()
+        ahead, told = deque[_Read](), began
         files: deque[int] = deque()  # open descriptors in order; only the last few have reads in progress
         for path in work.paths:  # their inodes and folders at once, not each between the bytes of two files
             if not work.cancelled and not self._closed:
@@ -145,7 +150,12 @@ class DiskReader:
                 ahead.append(read)
                 read.begin(self._advice_bytes)
                 if len(ahead) > QUEUED_READS:
+                    work.finished = ahead[0].number
                     done += ahead.popleft().finish(self._buffer)
+                    work.finished += 1
+                    if (now := self._clock.monotonic()) > told + _TELL_SECONDS:
+                        told = now
+                        work.on_progress()
                 while len(files) > QUEUED_READS + 2:
                     os.close(files.popleft())
                 seeks += arm != (read.fd, read.offset)
@@ -172,9 +182,8 @@ class DiskReader:
     def _missing(self, work: DiskWork, files: deque[int]) -> Iterator[_Read]:
         """Yield the reads whose bytes are not cached; appends the descriptors of their files to `files`."""
         reads, fd, opened = work.reads, -1, -1
-        for file, offset, length in zip(
-            reads.files.tolist(), reads.offsets.tolist(), reads.lengths.tolist(), strict=True
-        ):
+        table = zip(reads.files.tolist(), reads.offsets.tolist(), reads.lengths.tolist(), strict=True)
+        for number, (file, offset, length) in enumerate(table):
             if work.cancelled or self._closed:
                 break
             if file != opened:
@@ -184,18 +193,19 @@ class DiskReader:
             if fd >= 0 and not is_cached(fd, offset, length):
                 if not files or files[-1] != fd:
                     files.append(fd)
-                yield _Read(fd, offset, length)
+                yield _Read(fd, offset, length, number)
         if fd >= 0 and (not files or files[-1] != fd):
             os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """One read of a file, in bytes."""
+    """One read of a file, in bytes; its number in the window."""
 
     fd: int
     offset: int
     length: int
+    number: int
 
     def begin(self, advice_bytes: int) -> None:
         """Queue the whole read at the disk, so that the disk always has the next one.

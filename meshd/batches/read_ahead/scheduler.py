@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from meshd.batches.read_ahead.arrivals import Arrivals, Progress, Window
 from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork
 from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.read_ahead.windows import (
@@ -52,23 +53,6 @@ _REACH: Final = 32  # batches: a request this far from the others of its epoch b
 
 
 @dataclass(slots=True, eq=False)
-class _Window:
-    """Positions first…end−1 of an epoch, whose bytes are read together."""
-
-    first: int
-    end: int
-    bytes: int
-    read: asyncio.Event = field(default_factory=asyncio.Event)
-    works: list[DiskWork] = field(default_factory=list)
-    urgent: bool = False
-
-    def prioritize(self, readers: dict[int, DiskReader]) -> None:
-        self.urgent = True
-        for work in self.works:
-            readers[work.device].prioritize(work)
-
-
-@dataclass(slots=True, eq=False)
 class _Cursor:
     """The place of one reader of an epoch. `windows`: in order and adjacent, those not yet consumed; `start`:
     the first position that had a window; `next`: the first after it that has none; `size`: bytes of the next
@@ -85,7 +69,7 @@ class _Cursor:
     batch: int
     furthest: int
     used: float
-    windows: deque[_Window] = field(default_factory=deque)
+    windows: deque[Window] = field(default_factory=deque)
     growing: asyncio.Lock = field(default_factory=asyncio.Lock)
     in_parts: bool = False
     started: bool = False
@@ -128,6 +112,7 @@ class ReadScheduler:
         self._lookup, self._clock, self._budget = lookup, clock, max(budget, 2 * MIN_WINDOW_BYTES)
         self._cursors: list[_Cursor] = []
         self._readers: dict[int, DiskReader] = {}
+        self._progress = Progress()
         self._tasks = BackgroundTasks("read-ahead")
 
     def __repr__(self) -> str:
@@ -163,37 +148,45 @@ class ReadScheduler:
         if cursor.next >= cursor.order.n and self._find(plan.hash, address.epoch + 1, 0) is None:
             self._extend(self._begin(plan, snapshot, address.epoch + 1, 0, address.batch, in_parts))
 
-    async def wait_until_read(self, address: FrameAddress) -> None:
-        """Wait until the bytes of a frame's batch have been read ahead; at once if none are to be."""
+    async def arrivals(self, address: FrameAddress) -> Arrivals:
+        """Return the reads ahead that a frame's batch waits for, when the first bytes are there; none if none
+        are to be made."""
         first = address.origin + address.step * address.batch
         cursor = self._find(address.plan, address.epoch, first)
         if cursor is None:
-            return
-        began = self._clock.monotonic()
+            return Arrivals()
+        began, windows = self._clock.monotonic(), list[Window]()
         try:
-            await self._wait_for_windows(cursor, first, min(first + address.batch, cursor.order.n))
+            windows = await self._windows_of(cursor, first, min(first + address.batch, cursor.order.n))
         except Exception:
             _log.exception("a batch is built without waiting for its reads ahead")
         metrics.read_ahead_wait_seconds.inc(self._clock.monotonic() - began)
+        found = Arrivals(windows, self._clock)
+        await found.until_begun()
+        return found
 
-    async def _wait_for_windows(self, cursor: _Cursor, first: int, end: int) -> None:
-        """Wait until the windows of the positions first…end−1 have been read."""
+    async def wait_until_read(self, address: FrameAddress) -> None:
+        """Wait until the bytes of a frame's batch have been read ahead; at once if none are to be."""
+        await (await self.arrivals(address)).until_read()
+
+    async def _windows_of(self, cursor: _Cursor, first: int, end: int) -> list[Window]:
+        """Return the windows of the positions first…end−1 that have not been read yet; they are now."""
         async with cursor.growing:
             if first < cursor.start:
                 await self._add_window_before(cursor, first)
             while cursor.next < end and not cursor.dropped:
                 await self._add_window(cursor)
-        for window in [each for each in cursor.windows if each.first < end and each.end > first]:
-            if not window.read.is_set():
-                window.prioritize(self._readers)
-                await window.read.wait()
+        found = [each for each in cursor.windows if each.first < end and each.end > first]
+        for window in (unread := [each for each in found if not each.read.is_set()]):
+            window.prioritize(self._readers)
+        return unread
 
     async def read_samples(self, snapshot: Snapshot, samples: Integers) -> None:
         """Read the bytes of these samples in the order of the disk, behind all windows of batches.
 
         Returns when they are in the page cache. samples: int64[n].
         """
-        window = _Window(0, len(samples), 0)
+        window = Window(0, len(samples), 0, self._progress)
         try:
             await self._submit(snapshot, samples, window, background=True)
             await window.read.wait()
@@ -234,9 +227,7 @@ class ReadScheduler:
         cursor.dropped = True
         self._cursors.remove(cursor)
         for window in cursor.windows:
-            for work in window.works:
-                work.cancelled = True
-            window.read.set()
+            window.give_up()
         cursor.windows.clear()
 
     def _drop_idle(self) -> None:
@@ -284,7 +275,7 @@ class ReadScheduler:
         size = fitting_size(cursor.size, self._share())
         own = self._own.find(cursor.snapshot, in_parts=cursor.in_parts)
         cut = await asyncio.to_thread(cut_window, cursor.snapshot, cursor.order, cursor.next, size, own)
-        window = _Window(cut.first, cut.end, cut.bytes)
+        window = Window(cut.first, cut.end, cut.bytes, self._progress)
         cursor.next = cut.end
         cursor.size = next_size(cursor.order, cursor.size, self._budget)
         if not cursor.dropped:
@@ -296,13 +287,13 @@ class ReadScheduler:
         """Add a window from a late request to where the reader began. The caller holds `growing`."""
         own = self._own.find(cursor.snapshot, in_parts=cursor.in_parts)
         cut = await asyncio.to_thread(window_between, cursor.snapshot, cursor.order, first, cursor.start, own)
-        window = _Window(first, cursor.start, cut.bytes)
+        window = Window(first, cursor.start, cut.bytes, self._progress)
         cursor.start = first
         if not cursor.dropped:
             cursor.windows.appendleft(window)
             self._tasks.spawn(self._read(cursor, window, cut.samples), "window")
 
-    async def _read(self, cursor: _Cursor, window: _Window, samples: Integers) -> None:
+    async def _read(self, cursor: _Cursor, window: Window, samples: Integers) -> None:
         """Look up the bytes of a window and queue the reads of each disk."""
         try:
             if self._decoded is not None:
@@ -312,15 +303,13 @@ class ReadScheduler:
                 await self._submit(cursor.snapshot, samples, window, plan=cursor.plan.hash)
         except Exception:
             _log.exception("a window of coming batches is not read ahead")
-            for work in window.works:
-                work.cancelled = True
-            window.read.set()
+            window.give_up()
 
     async def _submit(
         self,
         snapshot: Snapshot,
         samples: Integers,
-        window: _Window,
+        window: Window,
         *,
         background: bool = False,
         plan: str = "",
@@ -334,10 +323,13 @@ class ReadScheduler:
                 nonlocal left
                 left -= 1
                 if not left:
-                    window.read.set()
+                    window.finish()
 
             def finished() -> None:  # in the disk's thread
                 loop.call_soon_threadsafe(count_down)
+
+            def advanced() -> None:  # in the disk's thread
+                loop.call_soon_threadsafe(self._progress.tell)
 
             if window.read.is_set():  # the reader was dropped
                 return
@@ -346,13 +338,13 @@ class ReadScheduler:
                 plan_read_ahead.labels(plan[:DIGITS]).inc(len(samples))
             for part in reads:
                 work = DiskWork(
-                    part.device, part.paths, part.reads, finished, window.urgent, background, plan
+                    part.device, part.paths, part.reads, finished, window.urgent, background, plan, advanced
                 )
                 window.works.append(work)
                 self._reader(work.device).submit(work)
         finally:
             if not window.works:
-                window.read.set()
+                window.finish()
 
     def _reader(self, device: int) -> DiskReader:
         found = self._readers.get(device)

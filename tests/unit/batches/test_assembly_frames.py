@@ -16,6 +16,9 @@ from awscrt.checksums import crc32c
 from meshd.batches.assembly.assembler import DERIVED_ROWS, Assembler
 from meshd.batches.assembly.bad_sample_ledger import LIMIT, BadSample, BadSampleLedger, read_ledger
 from meshd.batches.assembly.frame_buffer import combine_row_crcs
+from meshd.batches.read_ahead.arrivals import Arrivals, Progress, Window
+from meshd.batches.read_ahead.disk_reader import DiskWork
+from meshd.batches.read_ahead.extents import Reads
 from meshd.config import TransformSettings
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import DerivedAddress, FrameAddress, RowsAddress
@@ -153,6 +156,70 @@ def test_rows_are_where_the_order_puts_them(bench: Bench) -> None:
         names = sorted(range(SAMPLES), key=lambda sample: "ab"[sample % 2] + f"{sample:03d}")
         assert {names.index(int(row[0])) for row in got["image"]} == set(range(SAMPLES))
         assert (got["label"] == got["image"][:, 0] % 2).all()
+
+    asyncio.run(run())
+
+
+class HalfRead:
+    """Instead of the scheduler: one window of all samples, which a disk brings one by one."""
+
+    def __init__(self, store: MemoryStore, snapshot: Snapshot) -> None:
+        keys = snapshot.objects.keys
+        records = [store.get("b", keys[number]) for number in range(SAMPLES)]
+        places = [store.locate(record)[0] for record in records if record is not None]
+        paths = sorted({place.path for place in places})
+        starts = sorted((paths.index(place.path), place.offset) for place in places)
+        files, offsets = np.array(starts, np.int64).T
+        reads = Reads(files, offsets, np.ones(SAMPLES, np.int64), SAMPLES)
+        self.progress = Progress()
+        self.window = Window(0, SAMPLES, SAMPLES, self.progress)
+        self.work = DiskWork(1, paths, reads, self.window.finish)
+        self.window.works.append(self.work)
+
+    def frame_requested(self, *_: object, **__: object) -> None: ...
+
+    async def arrivals(self, _: FrameAddress) -> Arrivals:
+        found = Arrivals([self.window], ManualClock())
+        await found.until_begun()
+        return found
+
+    def read(self, finished: int) -> None:
+        self.work.finished = finished
+        self.progress.tell()
+
+
+def test_rows_are_built_while_the_disk_reads_the_others(bench: Bench) -> None:
+    async def run() -> None:
+        digest = await bench.plan()
+        address = FrameAddress(digest, 0, 0, batch=SAMPLES)
+        plain, _ = await bench.get(address)
+        snapshot = await bench.assembler.catalog.snapshot(
+            (await bench.assembler.catalog.plan(digest)).snapshot
+        )
+        reading = HalfRead(bench.store, snapshot)
+        bench.assembler = Assembler(
+            bench.store,
+            bench.renderer,
+            TransformSettings(1, 1 << 20),
+            ArchiveService(LocalArchives(bench.store, list[str]().append), single_node_objects(bench.store)),
+            read_ahead=reading,  # type: ignore[arg-type]
+        )
+        renderer = bench.renderer
+        renderer.rows = renderer.calls = 0
+        getting = asyncio.create_task(bench.get(address))
+        # A group is an eighth of the batch, and 8 rows, at least: what is left at the end comes in any case.
+        for finished, rows in ((0, 0), (5, 0), (12, 12), (19, 12), (21, 21), (29, 29)):
+            renderer.called.clear()
+            reading.read(finished)
+            if rows > renderer.rows:
+                await asyncio.wait_for(renderer.called.wait(), 30)
+            await asyncio.sleep(0.01)
+            assert renderer.rows == rows
+            assert not getting.done()
+        reading.window.finish()
+        views, _ = await getting
+        assert (renderer.rows, renderer.calls) == (SAMPLES, 4)
+        assert np.array_equal(views["image"], plain["image"])
 
     asyncio.run(run())
 

@@ -94,6 +94,29 @@ def test_reads_of_others_go_first_now_and_then(
     assert set(looks[7:]) == {(10, 0), (14, 1), (14, 0), (18, 1), (18, 0)}
 
 
+def test_a_window_tells_how_far_it_has_been_read_and_never_too_much(
+    reader: DiskReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(20 * MIB))
+    finished, told = list[int](), list[tuple[int, int]]()
+
+    def finish(read: disk_reader._Read, buffer: object) -> int:
+        finished.append(read.number)
+        return read.length
+
+    # The first and the sixth read are cached already.
+    monkeypatch.setattr(disk_reader, "is_cached", lambda _, offset, __: offset in (0, 5 * MIB))
+    monkeypatch.setattr(disk_reader, "_TELL_SECONDS", -1.0)
+    monkeypatch.setattr(disk_reader._Read, "finish", finish)
+    work, done = work_on(path, (0, 20 * MIB))
+    work.on_progress = lambda: told.append((work.finished, finished[-1] + 1))
+    reader.submit(work)
+    assert done.wait(30)
+    assert finished == [number for number in range(20) if number not in (0, 5)]
+    assert told == [(number + 1, number + 1) for number in finished[:-1]]
+
+
 def test_missing_files_and_short_files_are_left_to_the_reader_of_the_bytes(
     reader: DiskReader, tmp_path: Path
 ) -> None:
