@@ -37,6 +37,8 @@ HEADINGS = {
     "array_files": "Arrays",
     "zarr_rows": "Arrays",
     "zarr_windows": "Arrays",
+    "dicom": "Medical images",
+    "nifti": "Medical images",
     "array_ops": "Arrays",
     "labels": "Labels",
 }

@@ -8,8 +8,8 @@ and frames. An op whose result is not an image takes the array as it is.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -88,3 +88,45 @@ def by_frame(operation: Operation, field: FieldType) -> Operation:
     except ValueError:
         return operation
     return FrameOp(operation) if made.kind == "image" else operation
+
+
+def changed_frames(frames: Iterable[Frame], ops: Sequence[FrameOp], random: KeyedRandom) -> Iterable[Frame]:
+    """Return the frames with the ops applied to each."""
+    functions = [each.map_frame(random) for each in ops]
+    for frame in frames:
+        for function in functions:
+            frame = function(frame)
+        yield frame
+
+
+class FramesDecoder(Protocol):
+    """An op that decodes a video frame by frame."""
+
+    def decode(self, value: bytes, random: KeyedRandom, following: Sequence[FrameOp]) -> Frame:
+        """Return the video, with the ops that follow applied to every frame. Raises BadSampleError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangedVideo:
+    """A decoder of videos, fused with ops on its frames that follow: each frame is changed as it is decoded,
+    so that only small ones are kept."""
+
+    decoder: FramesDecoder
+    following: tuple[FrameOp, ...]
+
+    def infer(self, field: FieldType) -> FieldType:
+        raise NotImplementedError("types are inferred op by op, before fusing")
+
+    def apply(self, value: bytes, random: KeyedRandom) -> Frame:
+        return self.decoder.decode(value, random, self.following)
+
+    def fuse(self, following: Operation) -> Operation | None:
+        return (
+            replace(self, following=(*self.following, following)) if isinstance(following, FrameOp) else None
+        )
+
+
+def fuse_frames(decoder: FramesDecoder, following: Operation) -> Operation | None:
+    """Return a decoder fused with the op that follows, None if that is not on frames."""
+    return _ChangedVideo(decoder, (following,)) if isinstance(following, FrameOp) else None

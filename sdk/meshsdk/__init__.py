@@ -17,6 +17,7 @@ from meshsdk.lazy_import import load_module
 if TYPE_CHECKING:
     from meshsdk import errors, ops, packed_rows
     from meshsdk.arrays.field_statistics import field_statistics
+    from meshsdk.arrays.open_dicom import open_dicom
     from meshsdk.arrays.open_zarr import open_zarr
     from meshsdk.client.gather import Gathered, Item
     from meshsdk.client.s3_client import Client, connect
@@ -57,6 +58,7 @@ __all__ = [
     "mix",
     "open",
     "open_coco",
+    "open_dicom",
     "open_voc",
     "open_yolo",
     "open_zarr",
@@ -88,6 +90,7 @@ _HOMES = {
     "mix": "datasets.dataset",
     "open": "open_dataset",
     "open_coco": "open_annotated",
+    "open_dicom": "arrays.open_dicom",
     "open_voc": "open_annotated",
     "open_yolo": "open_annotated",
     "open_zarr": "arrays.open_zarr",

@@ -58,6 +58,11 @@ SMOKES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "audio": (("server", "audio"), "import soundfile, meshd.transform.builtin.sound_files"),
     "video": (("server", "video"), "import av, meshd.transform.builtin.video_files"),
     "science": (("server", "science"), "import numcodecs.blosc, meshd.transform.builtin.zarr_windows"),
+    "medical": (
+        ("server", "medical"),
+        "import nibabel, pydicom, openjpeg, jpeg_ls, meshd.transform.builtin.nifti, "
+        "meshd.transform.builtin.dicom, meshsdk.arrays.open_dicom",
+    ),
     "chat": (("server", "chat"), "import jinja2, meshd.transform.builtin.chat"),
     "operator": (("operator",), "import meshoperator.manager, meshoperator.resources"),
     "tools": (("tools",), "import meshtools.doctor, meshtools.top, meshtools.traces"),

@@ -265,9 +265,10 @@ class Cast:
         return FieldType("array", self.dtype, field.shape, field.pixel_layout)
 
     def apply(self, value: npt.NDArray[Any] | int, random: KeyedRandom) -> npt.NDArray[Any]:
-        return self._cast(np.asarray(value))
+        return self.convert(np.asarray(value))
 
-    def _cast(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def convert(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the numbers in this dtype. Raises BadSampleError."""
         wanted = np.dtype(self.dtype)
         if wanted.kind not in "iu" or value.size == 0:
             return value.astype(wanted)

@@ -7,7 +7,7 @@ and the draws. Every frame that is chosen is decoded once, however many clips ha
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +23,7 @@ from meshd.transform.builtin.video_files import (
 from meshd.transform.errors import BadSampleError
 from meshd.transform.parameters import Parameter, choice, whole
 from meshd.transform.registry import operation
-from meshd.transform.video_frames import FrameOp, stack_frames, video
+from meshd.transform.video_frames import changed_frames, fuse_frames, stack_frames, video
 from meshwire.strict_json import checked_number
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from meshd.transform.op_types import FieldType
     from meshd.transform.registry import Operation
+    from meshd.transform.video_frames import FrameOp
     from meshwire.plan.keyed_random import KeyedRandom
 
 Place = Literal["random", "center", "first", "even"]
@@ -102,22 +103,14 @@ class DecodeVideo:
             chosen = self.choose(reader.times, reader.ticks, random)
             wanted = sorted(set(chosen))
             place = {number: index for index, number in enumerate(wanted)}
-            functions = [each.map_frame(random) for each in following]
-
-            def made() -> Any:
-                for _, pixels in reader.frames(wanted):
-                    frame: Any = pixels
-                    for function in functions:
-                        frame = function(frame)
-                    yield frame
-
-            kept = stack_frames(made(), len(wanted))
+            decoded = (pixels for _, pixels in reader.frames(wanted))
+            kept = stack_frames(changed_frames(decoded, following, random), len(wanted))
         if chosen != wanted:
             kept = kept[[place[number] for number in chosen]]
         return kept.reshape(self.clips, self.frames, *kept.shape[1:]) if self.clips > 1 else kept
 
     def fuse(self, following: Operation) -> Operation | None:
-        return _DecodeFrames(self, (following,)) if isinstance(following, FrameOp) else None
+        return fuse_frames(self, following)
 
     def choose(self, times: Sequence[int], ticks: Fraction, random: KeyedRandom) -> list[int]:
         """Return the numbers of all frames of all clips, clip after clip.
@@ -161,23 +154,3 @@ class DecodeVideo:
         if self.at == "center" or self.clips == 1:
             return [room // 2] * self.clips
         return [room * number // (self.clips - 1) for number in range(self.clips)]
-
-
-@dataclass(frozen=True, slots=True)
-class _DecodeFrames:
-    """decode_video, fused with ops on its frames that follow: each frame is changed as it is decoded, so that
-    only small ones are kept."""
-
-    decode: DecodeVideo
-    following: tuple[FrameOp, ...]
-
-    def infer(self, field: FieldType) -> FieldType:
-        raise NotImplementedError("types are inferred op by op, before fusing")
-
-    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
-        return self.decode.decode(value, random, self.following)
-
-    def fuse(self, following: Operation) -> Operation | None:
-        return (
-            replace(self, following=(*self.following, following)) if isinstance(following, FrameOp) else None
-        )

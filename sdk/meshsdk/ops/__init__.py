@@ -20,6 +20,7 @@ from meshsdk.ops.annotation_ops import convert_boxes as convert_boxes
 from meshsdk.ops.annotation_ops import keep_boxes as keep_boxes
 from meshsdk.ops.annotation_ops import keypoints as keypoints
 from meshsdk.ops.annotation_ops import rotate90 as rotate90
+from meshsdk.ops.array_ops import feature as feature
 from meshsdk.ops.array_ops import frombuffer as frombuffer
 from meshsdk.ops.array_ops import gather_columns as gather_columns
 from meshsdk.ops.array_ops import npy as npy
@@ -31,6 +32,9 @@ from meshsdk.ops.array_ops import zarr as zarr
 from meshsdk.ops.array_ops import zarr_chunk as zarr_chunk
 from meshsdk.ops.array_ops import zarr_window as zarr_window
 from meshsdk.ops.chat_ops import tokenize_chat as tokenize_chat
+from meshsdk.ops.medical_ops import decode_dicom as decode_dicom
+from meshsdk.ops.medical_ops import dicom_volume as dicom_volume
+from meshsdk.ops.medical_ops import nifti as nifti
 from meshsdk.ops.mixing_ops import cutmix as cutmix
 from meshsdk.ops.mixing_ops import mixup as mixup
 from meshsdk.ops.mixing_ops import mixup_or_cutmix as mixup_or_cutmix
@@ -352,17 +356,6 @@ def pad_to(field: str, length: int, *, value: float = 0, side: Literal["left", "
     A longer array is a bad sample; apply `truncate` first.
     """
     return OpSpec("pad_to", _values.field("pad_to", field), {"length": length, "value": value, "side": side})
-
-
-def feature(
-    field: str, type: Literal["integer", "integers", "number", "numbers"], *, length: int = 0
-) -> OpSpec:
-    """Convert a feature of a `tf.Example` (a dataset of kind "tfrecord") to numbers.
-
-    `type` says whether the feature is one value or a list; a list with a `length` must have exactly that many
-    values and is dense. Features of bytes need no op.
-    """
-    return OpSpec("feature", _values.field("feature", field), {"type": type, "length": length})
 
 
 def raw(field: str) -> OpSpec:

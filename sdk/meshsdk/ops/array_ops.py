@@ -79,6 +79,17 @@ def frombuffer(field: str, dtype: str, *, shape: Sequence[int | None] = ()) -> O
     return OpSpec("frombuffer", _values.field("frombuffer", field), args)
 
 
+def feature(
+    field: str, type: Literal["integer", "integers", "number", "numbers"], *, length: int = 0
+) -> OpSpec:
+    """Convert a feature of a `tf.Example` (a dataset of kind "tfrecord") to numbers.
+
+    `type` says whether the feature is one value or a list; a list with a `length` must have exactly that many
+    values and is dense. Features of bytes need no op.
+    """
+    return OpSpec("feature", _values.field("feature", field), {"type": type, "length": length})
+
+
 def to_npy(field: str) -> OpSpec:
     """Encode an image or array: → bytes of a `.npy` file."""
     return OpSpec("to_npy", _values.field("to_npy", field))

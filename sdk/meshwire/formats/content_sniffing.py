@@ -22,6 +22,7 @@ class ContentHint(NamedTuple):
 _DECODE: Final = "put ops.decode({field!r}) before any other op"
 _DECODE_AUDIO: Final = "put ops.decode_audio({field!r}) before any other op"
 _DECODE_VIDEO: Final = "put ops.decode_video({field!r}, FRAMES) before any other op"
+_NIFTI: Final = "put ops.nifti({field!r}) before any other op"
 _BEGINNINGS: Final[Sequence[tuple[bytes, ContentHint]]] = (
     (b"\xff\xd8\xff", ContentHint("a JPEG file", _DECODE)),
     (b"\x89PNG\r\n", ContentHint("a PNG file", _DECODE)),
@@ -53,7 +54,7 @@ _BEGINNINGS: Final[Sequence[tuple[bytes, ContentHint]]] = (
         ContentHint(
             "compressed with gzip",
             "store it uncompressed, or as a member of a .tgz; lines and TFRecords are read as they are: "
-            "kind='lines', kind='tfrecord'",
+            "kind='lines', kind='tfrecord'; volumes (.nii.gz) by ops.nifti({field!r})",
         ),
     ),
     (b"BZh", ContentHint("compressed with bzip2", "store it uncompressed, or with zstd or gzip")),
@@ -110,6 +111,10 @@ def identify_content(data: bytes) -> ContentHint | None:
         return ContentHint("a WebP file", _DECODE)
     if data.startswith(b"RIFF") and data[8:12] == b"WAVE":
         return ContentHint("a WAV file", _DECODE_AUDIO)
+    if data[128:132] == b"DICM":
+        return ContentHint("a DICOM file", "put ops.decode_dicom({field!r}) before any other op")
+    if data[344:347] in (b"n+1", b"ni1") or data[4:7] == b"n+2":
+        return ContentHint("a NIfTI file", _NIFTI)
     if data[4:8] == b"ftyp":
         return ContentHint("an MP4 or QuickTime file", _DECODE_VIDEO)
     if data[8:10] == b'{"' and not any(data[5:8]):  # the length of a header, below 2**40, then the header
