@@ -72,6 +72,7 @@ WAYS: Final = (
     Way("two jobs that share, two epochs", "blocks", 2, 2, sharing=True),
 )
 _ALONE: Final = Way("rates", "none")
+_ORDERS: Final = (Way("rates of blocks", "blocks"), Way("rates of a full shuffle", "global"))
 _SHARED: Final = Way("rates of jobs that share", "none", sharing=True)
 CONTENDERS: Final = tuple(f"{way.name}, {which}" for way in WAYS for which in (REAL, SIMULATED))
 METRICS: Final = {
@@ -99,12 +100,13 @@ while they are busy. *Error* is what was foretold over what was, less one; of sh
 @dataclass(frozen=True, slots=True)
 class Rates:
     """What this machine does: bytes a second and seconds of a short seek of a drive; processor seconds of
-    the nodes for a sample, alone and for jobs that share (whole batches), for one that is sent again, and
-    for a byte that is read from a drive; cores that a busy node gets."""
+    the nodes for a sample, alone in each order (the rows of a batch are in few or many objects) and for jobs
+    that share (whole batches), for one that is sent again, and for a byte that is read from a drive; cores
+    that a busy node gets."""
 
     bytes_per_second: float
     seek_seconds: float
-    cpu_per_sample: float
+    cpu_per_sample: Mapping[str, float]
     cpu_per_shared_sample: float
     cpu_per_sent_sample: float
     cpu_per_read_byte: float
@@ -137,12 +139,13 @@ class Site:
         first = 1000 + 10 * count
         cold = self.run(_ALONE, first, step=0.0)
         warm = self.run(_ALONE, first + 1, cold=False, step=0.0)
+        orders = {way.shuffle: self.run(way, first + 1, cold=False, step=0.0)["cpu"] for way in _ORDERS}
         shared = self.run(_SHARED, first + 2, cold=False, step=0.0)
         again = self.run(_SHARED, first + 2, cold=False, step=0.0)
         samples = self._scale.foretold
         return Rates(
             *_drive_rates(self.drives[0]),
-            warm["cpu"] / samples,
+            {order: cpu / samples for order, cpu in orders.items()},
             shared["cpu"] / samples,
             again["cpu"] / samples,
             max(0.0, cold["cpu"] - warm["cpu"]) / cold["read"],
@@ -273,7 +276,7 @@ def foretell(way: Way, seed: int, rates: Rates, scale: Scale) -> dict[str, float
             scale.foretold,
             SAMPLE,
             SHARD,
-            rates.cpu_per_shared_sample if way.sharing else rates.cpu_per_sample,
+            rates.cpu_per_shared_sample if way.sharing else rates.cpu_per_sample[way.shuffle],
             rates.cpu_per_sent_sample,
             rates.cpu_per_read_byte,
             KEPT,

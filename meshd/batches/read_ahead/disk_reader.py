@@ -36,8 +36,10 @@ QUEUED_READS: Final = 1
 """Reads that are queued at the disk behind the one in progress."""
 PIECE_BYTES: Final = 4 << 20
 """Bytes of a window, 20 ms of media time, after which the reads of others go first if there are some."""
-OTHERS_SECONDS: Final = 0.02
-"""The longest wait for them: a window has half of the disk's time at least."""
+OTHERS_SECONDS: Final = 0.03
+"""The longest wait for them: a window has two fifths of the disk's time at least."""
+NEXT_SECONDS: Final = 0.002
+"""How long the disk is kept free for the next read of somebody whose read has ended."""
 _POLL_SECONDS: Final = 0.0005
 _TELL_SECONDS: Final = 0.02
 """How often a window's progress is told."""
@@ -174,10 +176,20 @@ class DiskReader:
             record_reading_ahead(work.plan, seeks, seconds)
 
     def _let_others_read(self) -> None:
-        """Wait, with nothing of this reader queued, until the disk has no reads of others to do."""
-        end = self._clock.monotonic() + OTHERS_SECONDS
-        while reads_in_flight(self._device) and not self._closed and self._clock.monotonic() < end:
+        """Wait, with nothing of this reader queued, until the disk has no reads of others to do.
+
+        Nor any that come right after them: the bytes of a file are asked for when its inode and its map of
+        extents are there, and would else wait for another piece of the window each time.
+        """
+        now = idle = self._clock.monotonic()
+        end = now + OTHERS_SECONDS
+        while now < end and not self._closed:
+            if reads_in_flight(self._device):
+                idle = now
+            elif now - idle >= NEXT_SECONDS:
+                return
             threading.Event().wait(_POLL_SECONDS)
+            now = self._clock.monotonic()
 
     def _missing(self, work: DiskWork, files: deque[int]) -> Iterator[_Read]:
         """Yield the reads whose bytes are not cached; appends the descriptors of their files to `files`."""

@@ -14,7 +14,7 @@ import errno
 import logging
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from awscrt import checksums
 
@@ -36,6 +36,11 @@ _LARGEST = 1 << 20  # per call: a call of 8 MiB was measured to cost eight times
 _KEEP_SIZE = 1
 _WRITE = 2
 _WAIT = 1 | 2 | 4
+RUN_BYTES: Final = 64 << 20
+"""Disk space that a segment on a rotational disk reserves at a time: writers that write at the same time do
+not get every other piece of it, so that a segment is read with few seeks."""
+_FREE_SHARE: Final = 16
+"""At most one in so many bytes of the free space is reserved at a time."""
 _LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 """Errors of writing pages out. Others say that the file system lacks the call."""
 
@@ -51,14 +56,18 @@ except AttributeError:  # pragma: no cover - a libc without these calls
 class Segment:
     """An open segment: bytes up to `end` are committed, and the next member goes to `tail`."""
 
-    def __init__(self, disks: Disks, disk: int, file: int, end: int | None = None) -> None:
-        """Creates a new file, or continues one at its committed `end`. Raises OSError."""
+    def __init__(
+        self, disks: Disks, disk: int, file: int, end: int | None = None, *, in_runs: bool = False
+    ) -> None:
+        """Creates a new file, or continues one at its committed `end`. `in_runs`: reserves space. Raises
+        OSError."""
         self.disk, self.file = disk, file
         self._directory = disks.directory(disk, file)
         self.path = disks.path(disk, file)
         create = os.O_CREAT | os.O_EXCL if end is None else 0
         self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | create, 0o644)
         self.end = self.tail = end or 0
+        self._in_runs, self._reserved = in_runs, 0
         self._pending: list[Buffer] = []
         self._named = end is not None
         if end is not None:  # cuts off what a crash left behind the committed end
@@ -89,9 +98,20 @@ class Segment:
         if self._pending:
             failpoints.hit("store.data.before_write")
             start = self.tail - sum(map(len, self._pending))
+            self._reserve_run()
             _write_all(self._fd, self._pending, start)
             self._pending = []
             failpoints.hit("store.data.after_write")
+
+    def _reserve_run(self) -> None:
+        """Reserves the space up to the tail, and a run behind it, if the disk has plenty. Cutting off the
+        file frees it."""
+        if not self._in_runs or self.tail <= self._reserved:
+            return
+        found = os.fstatvfs(self._fd)
+        self._reserved = self.tail + min(RUN_BYTES, found.f_bavail * found.f_frsize // _FREE_SHARE)
+        with suppress(OSError):  # it is full: the write says so
+            _preallocate(self._fd, self._reserved)
 
     def sync(self) -> None:
         """Makes written bytes durable. Raises OSError; then call `truncate_uncommitted`."""
@@ -109,7 +129,7 @@ class Segment:
     def truncate_uncommitted(self) -> None:
         """Discards and cuts off everything that was not committed."""
         self._pending = []
-        self.tail = self.end
+        self.tail, self._reserved = self.end, 0
         os.ftruncate(self._fd, self.end)
 
     def seal(self, durable: bool) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from meshd.store.disks.disk_type import RotationalDisks
 from meshd.store.disks.layout import index_has_free_space, reserves_kept
 from meshd.store.disks.reserve_files import release_reserves
 from meshd.store.engine.data_files import Segment
@@ -111,6 +112,7 @@ class Committer:
         self._family, self._sync_seconds = settings.family, settings.sync_seconds
         self._bounds_unsynced = not self._durable and not settings.evictable
         self._segment_bytes = settings.segment_bytes
+        self._rotational = RotationalDisks(settings.disk_type)
         self._keep_tombstones = settings.tombstone_seconds > 0
         self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
         self._ids: deque[int] = deque()
@@ -331,13 +333,17 @@ class Committer:
         for file, info in mine:
             usable = info.kind == "segment" and info.state == "open" and info.disk in self._disks.roots
             if usable and info.disk not in self._segments:
-                self._segments[info.disk] = Segment(self._disks, info.disk, file, info.end)
+                self._segments[info.disk] = self._open_segment(info.disk, file, info.end)
 
     def _segment(self, disk: int) -> Segment:
         segment = self._segments.get(disk)
         if segment is None:
-            segment = self._segments[disk] = Segment(self._disks, disk, self._ids.popleft())
+            segment = self._segments[disk] = self._open_segment(disk, self._ids.popleft())
         return segment
+
+    def _open_segment(self, disk: int, file: int, end: int | None = None) -> Segment:
+        in_runs = self._rotational.any_of([self._disks.roots[disk]])
+        return Segment(self._disks, disk, file, end, in_runs=in_runs)
 
     def _seal_full_segments(self, batch: WriteBatch) -> None:
         """Seals segments that have reached their size."""

@@ -6,24 +6,28 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import random
+import subprocess
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshd.store.disks.layout import Disks
+from meshd.store.engine.data_files import Segment
 from meshsdk.admin.cluster_admin import scrape
 from meshsdk.client.settings import parse_endpoint
 from meshwire.frame import tensor_frame
 from meshwire.frame.sample_frames import ragged_rows
 from tests.support.daemons import Daemon
-from tests.support.rotational_disk import rotational_disk
+from tests.support.rotational_disk import MIB, rotational_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.support.rotational_disk import ReadLog, RotationalDisk
 
@@ -167,3 +171,29 @@ def test_the_next_epoch_of_cached_data_reads_nothing(node: Node) -> None:
     # Not 0: some kernels take single pages away within seconds.
     assert node.disk.stats().bytes - before < SAMPLES * SIZE // 100
     assert node.counted("read_ahead_samples") == read
+
+
+@pytest.mark.parametrize("in_runs", [True, False])
+def test_writers_at_the_same_time_get_space_in_runs(disk: RotationalDisk, in_runs: bool) -> None:
+    """Of 16 MiB each in small members; without runs, the file system gives them every other piece."""
+    root = disk.path / f"runs-{in_runs}"
+    disks = Disks({0: root})
+    for file in (1, 2):
+        Path(disks.directory(0, file)).mkdir(parents=True, exist_ok=True)
+    free = os.statvfs(disk.path).f_bavail
+    segments = [Segment(disks, 0, file, in_runs=in_runs) for file in (1, 2)]
+    for _ in range(128):
+        for segment in segments:
+            segment.append(bytes(512), [bytes(128 << 10)], 128 << 10)
+            segment.write_pending()
+            segment.sync()
+            segment.mark_committed()
+    for segment in segments:
+        segment.seal(durable=True)
+        told = subprocess.run(
+            ["filefrag", segment.path], capture_output=True, text=True, timeout=30, check=True
+        )
+        assert (int(told.stdout.split()[1]) <= 3) == in_runs, told.stdout
+        assert os.stat(segment.path).st_blocks * 512 < 17 * MIB  # what was reserved is free again
+        os.unlink(segment.path)
+    assert abs(os.statvfs(disk.path).f_bavail - free) < 100

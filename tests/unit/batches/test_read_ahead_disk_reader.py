@@ -12,7 +12,7 @@ import pytest
 from meshd.batches.read_ahead import disk_reader
 from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork, is_cached
 from meshd.batches.read_ahead.extents import plan_reads
-from meshd.util.clock import SystemClock
+from meshd.util.clock import ManualClock, SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,6 +82,7 @@ def test_reads_of_others_go_first_now_and_then(
         return read.length
 
     monkeypatch.setattr(disk_reader, "is_cached", lambda *_: False)
+    monkeypatch.setattr(disk_reader, "NEXT_SECONDS", 0.0)
     monkeypatch.setattr(disk_reader, "reads_in_flight", look)
     monkeypatch.setattr(disk_reader._Read, "begin", lambda read, _: begun.append(read.length))
     monkeypatch.setattr(disk_reader._Read, "finish", finish)
@@ -92,6 +93,37 @@ def test_reads_of_others_go_first_now_and_then(
     assert looks[:7] == [(4, 1), (5, 1), (6, 1), (6, 0), (6, 0), (6, 0), (10, 1)]
     assert len(looks) > 10
     assert set(looks[7:]) == {(10, 0), (14, 1), (14, 0), (18, 1), (18, 0)}
+
+
+def test_a_read_of_others_that_follows_another_does_not_wait_for_the_next_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(ManualClock):
+        def monotonic(self) -> float:
+            self.advance(0.001)
+            return super().monotonic()
+
+    path, begun = tmp_path / "segment", list[int]()
+    path.write_bytes(bytes(20 * MIB))
+    reader = DiskReader(0, Clock())
+    own, looks = reader._own_requests, list[int]()
+    # An inode, 1 ms later the map of its extents, and 1 ms later its bytes; then nothing.
+    in_flight = iter([own + 1, 1, 0, 1, 0, 1])
+
+    def look(device: int) -> int:
+        looks.append(sum(begun) // MIB)
+        return next(in_flight, 0)
+
+    monkeypatch.setattr(disk_reader, "is_cached", lambda *_: False)
+    monkeypatch.setattr(disk_reader, "reads_in_flight", look)
+    monkeypatch.setattr(disk_reader._Read, "begin", lambda read, _: begun.append(read.length))
+    monkeypatch.setattr(disk_reader._Read, "finish", lambda read, _: read.length)
+    work, done = work_on(path, (0, 20 * MIB))
+    reader.submit(work)
+    assert done.wait(30)
+    reader.close()
+    assert looks[:8] == [4] * 8
+    assert looks[8:] == list(range(8, 20))
 
 
 def test_a_window_tells_how_far_it_has_been_read_and_never_too_much(

@@ -243,7 +243,9 @@ class EpochSimulation:
         parts = [each for each in reader.windows if each.first < end and each.end > first]
         while True:
             owners, done = self._rows(parts, first, shards)
-            last = float(done.max())
+            # A row waits for its own bytes; whole batches, for those of their windows.
+            waits = [part.done for part in parts] if self.scenario.jobs.sharing else [done]
+            last = max(float(each.max()) for each in waits)
             if last > env.now:
                 yield env.timeout(last - env.now)
             gone = self._dead[owners]
