@@ -11,6 +11,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from meshd.cluster.batched_changes import enter_node
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 _WITH_CONTENT: Final = ("buckets/", "modules/")
 _STEP: Final = 0.2
 _LEAVE_S: Final = 1.0
+_LOOK_S: Final = 1.25
+"""Seconds after which a node that was told to end gives its lease up, if requests keep it until then."""
 _LONGEST_REST: Final = 30.0
 
 
@@ -81,8 +84,9 @@ class Membership:
         await self._settle_empty()
 
     async def run(self) -> None:
-        """Runs forever: renews the lease, returns after the map marked the node away, and completes it while
-        there is nothing to move. Releases the lease when it is cancelled."""
+        """Runs until the node is told to end: renews the lease, returns after the map marked the node away,
+        and completes it while there is nothing to move. Releases the lease then, and when it is cancelled:
+        requests that are still answered may wait for writes that others hold back for this node."""
         try:
             await self._maintain()
         finally:
@@ -99,8 +103,8 @@ class Membership:
                     await self._control.release_lease(lease)
 
     async def _maintain(self) -> None:
-        while True:
-            await asyncio.sleep(self._ttl / 4)
+        await self._rest()
+        while not shared_counters.is_ending():
             try:
                 await self._run_once()
                 self._record_control_state(None)
@@ -109,6 +113,14 @@ class Membership:
                 self._record_control_state(error)
             except transitions.TransitionError as error:
                 _log.warning("the map rejects the transition: %s", error)
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Sleeps until the lease is to be renewed, or the node is told to end."""
+        pieces = ceil(self._ttl / 4 / _LOOK_S)
+        for _ in range(pieces):
+            if not shared_counters.is_ending():
+                await asyncio.sleep(self._ttl / 4 / pieces)
 
     def _record_control_state(self, error: ControlError | None) -> None:
         metrics.cluster_lease_held.set(error is None and self._lease is not None)

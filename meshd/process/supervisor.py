@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from meshd.errors import IndexLostError, StartupError
 from meshd.process.child_process import Child, describe_exit, exit_signal, fork_child
 from meshd.telemetry import metric_registry, metrics
+from meshd.util import shared_counters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -354,6 +355,7 @@ class Supervisor:
             return
         self._draining = True
         self._board.node_phase = Phase.DRAINING
+        shared_counters.announce_end()
         for child in self._children:
             if child.spec.listen_fd is not None and child.due == math.inf and not child.pid:
                 self._selector.unregister(child.spec.listen_fd)

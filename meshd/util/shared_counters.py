@@ -70,6 +70,7 @@ _map_versions: Final = VersionTimes(_MAX_PROCESSES)  # per process: its map vers
 _loop_delays: Final = memoryview(mmap.mmap(-1, 8 * _MAX_PROCESSES)).cast("d")
 _background_work: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 _lease: Final = VersionTimes(1)  # the newest map version at the last renewal, and the end of the lease
+_ending: Final = shared_words(1)
 _synced_before: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")  # per family of stores
 _ACTIVE_SECONDS: Final = 0.25  # seconds for which a request marks clients as active
 _BACKGROUND_SECONDS: Final = 1.0
@@ -151,6 +152,16 @@ def set_lease(until: float, version: int) -> None:
 def get_lease() -> tuple[int, float]:
     """Returns the newest map version at the last lease renewal, and the end of the lease (monotonic)."""
     return _lease[0]
+
+
+def announce_end() -> None:
+    """Records that the node was told to end, and takes no new connections."""
+    _ending[0] = 1
+
+
+def is_ending() -> bool:
+    """Returns True if the node was told to end."""
+    return _ending[0] == 1
 
 
 class InLoopThrottle:

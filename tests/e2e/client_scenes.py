@@ -116,6 +116,6 @@ def assume_role(stage: Stage) -> None:
 
 def admin(stage: Stage, arguments: str, given: str = "") -> str:
     """Run `meshd admin` in a daemon's pod, as root; return what it printed."""
-    pod = stage.cluster.pods(MESH_PODS)[0].metadata.name
+    pod = stage.cluster.ready_pods(MESH_PODS)[0].metadata.name
     where = f"exec -i {pod} --namespace {stage.cluster.namespace} -c meshd"
     return kubectl(stage, f"{where} -- meshd admin {arguments}", given=given)

@@ -71,12 +71,21 @@ def fetched_bytes(stage: Stage) -> dict[str, int]:
     found = {}
     for pod in stage.cluster.ready_pods(MESH_PODS):
         name = pod.metadata.name
-        text = kubectl(
-            stage, f'exec {name} --namespace {stage.cluster.namespace} -c meshd -- python -c "{READ_METRICS}"'
-        )
+        command = f'exec {name} --namespace {stage.cluster.namespace} -c meshd -- python -c "{READ_METRICS}"'
+        try:
+            text = kubectl(stage, command)
+        except EndToEndError:
+            if is_there(stage, pod):
+                raise
+            continue  # it left between the list and the command
         values = [line.split()[1] for line in text.splitlines() if line.startswith(f"{METRIC} ")]
         found[name] = int(float(values[0]))
     return found
+
+
+def is_there(stage: Stage, pod: Any) -> bool:
+    """Return whether this very pod is ready still."""
+    return pod.metadata.uid in {each.metadata.uid for each in stage.cluster.ready_pods(MESH_PODS)}
 
 
 def kubectl(stage: Stage, arguments: str, given: str = "") -> str:
