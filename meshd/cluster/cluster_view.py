@@ -18,6 +18,8 @@ import numpy as np
 
 from meshd.control.cluster_map_store import TOPIC, ClusterMapStore
 from meshd.rpc.peer_client import StaleMapError
+from meshd.store.errors import NotReplicatedError
+from meshd.telemetry import metrics
 from meshd.util.timeouts import timeout
 from meshwire.cluster import ClusterMap, Node, Route, routes
 from meshwire.cluster.routes import COMPLETE_STATES, slot_of
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.control.control_api import ControlStore
+    from meshd.store.records import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Routes
 
@@ -299,6 +302,32 @@ class ClusterView:
         """Raises StaleMapError, with this node's map version, unless this node is the primary of a name."""
         if not self.is_primary(bucket, key):
             raise StaleMapError(self.current_map().version)
+
+    def other_primary(self, bucket: str, key: str) -> Node | None:
+        """Returns the node that is primary of a name; None if it is this one. Raises NotReplicatedError if
+        there is none."""
+        if self.single_node:
+            return None  # whatever state the map shows for this node
+        primary = self.route_for(bucket, key).primary
+        if primary is None:
+            raise NotReplicatedError(
+                "every node with this name's data is away: no node can accept writes of it until the one "
+                "that left last is back; try again shortly"
+            )
+        return None if primary.node_id == self.node_id else primary
+
+    def reject_if_abandoned(self, context: WriteContext) -> None:
+        """Raises NotReplicatedError if the client may have been told meanwhile that the outcome is unknown:
+        then the write must not happen any more."""
+        if not context.accepted_by:
+            return
+        for node_id in {self.node_id, context.accepted_by}:
+            if self.last_absence_version(node_id) > context.map_version:
+                metrics.replication_given_up.inc()
+                raise NotReplicatedError(
+                    f"node {node_id} was marked away since it accepted the request, so the client may have "
+                    "given up; nothing was changed; try again"
+                )
 
     async def wait_for_newer_map(self, version: int, max_wait: float) -> bool:
         """Waits up to `max_wait` seconds for a newer map than `version`; returns True if there is one."""

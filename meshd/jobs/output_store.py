@@ -268,7 +268,7 @@ class ClusterOutputStore:
         self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
     ) -> None:
         """See `OutputStore.write_output`."""
-        node = self._forwarder.owner(target.bucket, target.key)
+        node = self._mesh.other_primary(target.bucket, target.key)
         if node is None:
             await self._own.write_output(target, body, facts)
             return
@@ -286,7 +286,7 @@ class ClusterOutputStore:
         """Return the keys by the primary of their names, None for this node."""
         groups: dict[str, tuple[Node | None, list[str]]] = {}
         for key in keys:
-            node = self._forwarder.owner(bucket, key)
+            node = self._mesh.other_primary(bucket, key)
             groups.setdefault("" if node is None else node.node_id, (node, []))[1].append(key)
         return groups.values()
 

@@ -120,7 +120,7 @@ class WriteBackRouter:
         """Run a request on the primary. A primary that is still working on it is asked again."""
 
         async def here() -> WriteBackResult:
-            self._forwarder.reject_if_abandoned(context)
+            self._mesh.reject_if_abandoned(context)
             if not self._mesh.is_primary(asked.bucket, asked.key):
                 raise _not_primary()
             return await self._execute_local(bucket, asked, context)

@@ -127,7 +127,7 @@ class BatchedPuts:
         """Group objects by their primary; None is this node. Raises NotReplicatedError."""
         groups: dict[str, tuple[Node | None, list[NewObject]]] = {}
         for new in objects:
-            node = self._forwarder.owner(bucket, new.key)
+            node = self._mesh.other_primary(bucket, new.key)
             groups.setdefault("" if node is None else node.node_id, (node, []))[1].append(new)
         return list(groups.values())
 

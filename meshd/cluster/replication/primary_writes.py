@@ -3,6 +3,9 @@
 Law: this node acts as primary only under a map that is known to be current, after former primaries have
 handed the name over, and under the fence of that map version. What it committed, and the state by which
 it rejected a request, is on every node of the write set before the client is answered.
+Before its first write to a name under a new map, the primary asks every recent primary that still answers to
+hand the name over, and reports one that does not answer as suspect: otherwise a condition would be checked
+against stale data. That check costs two dictionary look-ups while the map does not change.
 A write is forwarded only while nothing of it is committed here; one that may have been applied is never
 forwarded again, unless its caller says that it is `repeatable`. A node never forwards a forwarded write: it
 commits as primary or answers 421 with its map version. A node that was marked away never applies a write it
@@ -22,8 +25,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from meshd.cluster.read_barrier import ANSWER_VALID_SECONDS, ReadBarrier
-from meshd.cluster.replication.primary_handover import PrimaryHandover
-from meshd.cluster.replication.replicator import Replicator
+from meshd.cluster.replication.primary_handover import HAND_OVER, HandedName
+from meshd.cluster.replication.replicator import WRITE_TIMEOUT, Replicator
 from meshd.cluster.replication.unconfirmed_writes import UnconfirmedWrites
 from meshd.errors import MeshdError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
@@ -38,6 +41,8 @@ from meshd.store.errors import (
 )
 from meshd.store.records import NO_DEADLINE, WriteContext
 from meshd.telemetry import metrics
+from meshwire.cluster import routes
+from meshwire.cluster.cluster_map import REACHABLE_STATES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -49,13 +54,19 @@ if TYPE_CHECKING:
     from meshd.store.errors import StoreError
     from meshd.store.records import Record
     from meshd.util.clock import Clock
-    from meshwire.cluster import Node
+    from meshwire.cluster import ClusterMap, Node, Routes
 
 _T = TypeVar("_T")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 WriteAction = Callable[[WriteContext], Awaitable[_T]]
 """A write to the local store, under the fence of the context that it is called with."""
+RECENT_SECONDS: Final = 2 * WRITE_TIMEOUT
+"""Seconds after a newer map arrived during which a former primary is asked: longer than a write may take to
+reach the other nodes before it is given up."""
+_MAX_NAMES: Final = 10_000  # names remembered as handed over
+_HANDOVER_PAUSE: Final = 0.1
+_NOT_FOUND: Final = 404
 _FORWARD_TIMEOUT: Final = 15.0  # seconds after which a write without a primary is given up
 _NAMES_AT_ONCE: Final = 256  # names whose handover is waited for together
 _PAUSE: Final = 0.05
@@ -75,32 +86,6 @@ class WriteForwarder:
 
     def __repr__(self) -> str:
         return f"<WriteForwarder of {self._mesh.node_id}>"
-
-    def owner(self, bucket: str, key: str) -> Node | None:
-        """Returns the node that is primary of a name; None if it is this one. Raises NotReplicatedError if
-        there is none."""
-        if self._mesh.single_node:
-            return None  # whatever state the map shows for this node
-        primary = self._mesh.route_for(bucket, key).primary
-        if primary is None:
-            raise NotReplicatedError(
-                "every node with this name's data is away: no node can accept writes of it until the one "
-                "that left last is back; try again shortly"
-            )
-        return None if primary.node_id == self._mesh.node_id else primary
-
-    def reject_if_abandoned(self, context: WriteContext) -> None:
-        """Raises NotReplicatedError if the client may have been told meanwhile that the outcome is unknown:
-        then the write must not happen any more."""
-        if not context.accepted_by:
-            return
-        for node_id in {self._mesh.node_id, context.accepted_by}:
-            if self._mesh.last_absence_version(node_id) > context.map_version:
-                metrics.replication_given_up.inc()
-                raise NotReplicatedError(
-                    f"node {node_id} was marked away since it accepted the request, so the client may have "
-                    "given up; nothing was changed; try again"
-                )
 
     async def run_on_primary(
         self,
@@ -133,7 +118,7 @@ class WriteForwarder:
                     raise NotReplicatedError(
                         f"no node acted as primary within {_FORWARD_TIMEOUT:g} s: {error}"
                     ) from error
-            node = self.owner(bucket, key)
+            node = self._mesh.other_primary(bucket, key)
             if node is None:
                 await self._mesh.wait_for_newer_map(version, _PAUSE)
                 continue
@@ -182,7 +167,7 @@ class WriteForwarder:
         """
         version = self._mesh.current_map().version
         try:
-            self.reject_if_abandoned(context)  # under the map version that is sent: no await in between
+            self._mesh.reject_if_abandoned(context)  # under the map version that is sent: no await in between
             return await send()
         except StaleMapError as error:
             await self._mesh.wait_for_newer_map(version, 1.0 if error.version > version else _PAUSE)
@@ -200,19 +185,115 @@ class WriteForwarder:
             raise WriteNotTakenError(str(error)) from error
 
 
+class _FormerMap:
+    """A former map, or None for maps that this process did not see. It matters until `until` (monotonic)."""
+
+    def __init__(self, cluster: ClusterMap | None, until: float) -> None:
+        self.cluster, self.until = cluster, until
+        self._routes: dict[int, Routes] = {}
+
+    def nodes_to_ask(self, mesh: ClusterView, bucket: str, key: str) -> set[str]:
+        """Returns the nodes that may have been primary of a name under it."""
+        if self.cluster is None or self.cluster.counts != mesh.current_map().counts:
+            route = mesh.route_for(bucket, key)
+            return {node.node_id for node in (*route.read_set, *route.write_set)}
+        copies = mesh.replica_count(bucket)
+        found = self._routes.get(copies)
+        if found is None:
+            found = self._routes[copies] = routes(self.cluster, copies)
+        primary = found.route_of_key(bucket, key).primary
+        return set() if primary is None else {primary.node_id}
+
+
+class PrimaryHandover:
+    """Ensures that names are handed over. One per process. Checks never wait."""
+
+    def __init__(
+        self, mesh: ClusterView, peers: PeerClient, clock: Clock, window: float = RECENT_SECONDS
+    ) -> None:
+        self._mesh, self._peers, self._clock, self.window = mesh, peers, clock, window
+        self._known: ClusterMap | None = None
+        self._former: list[_FormerMap] = []
+        self._done: set[tuple[str, str]] = set()  # names handed over under the known map
+
+    def __repr__(self) -> str:
+        return f"<Handover to {self._mesh.node_id}, {len(self._former)} former maps>"
+
+    def observe_map(self) -> int:
+        """Records a change of the map; returns its version."""
+        cluster = self._mesh.current_map()
+        if cluster is not self._known:
+            known, self._known, self._done = self._known, cluster, set()
+            seen = known is not None and known.version + 1 == cluster.version
+            self._former.append(_FormerMap(known if seen else None, self._clock.monotonic() + self.window))
+        return cluster.version
+
+    def is_complete(self, bucket: str, key: str, version: int) -> bool:
+        """Returns True if nothing of a name remains to be handed over under this map version."""
+        if self.observe_map() != version:
+            return False
+        return not self._former or (bucket, key) in self._done or not self._former_primaries(bucket, key)
+
+    def _former_primaries(self, bucket: str, key: str) -> list[Node]:
+        """Returns the nodes to ask, according to the current map."""
+        now, cluster = self._clock.monotonic(), self._mesh.current_map()
+        self._former = [former for former in self._former if former.until > now]
+        found = {
+            node_id for former in self._former for node_id in former.nodes_to_ask(self._mesh, bucket, key)
+        }
+        found.discard(self._mesh.node_id)
+        nodes = [cluster.node(node_id) for node_id in sorted(found)]
+        return [node for node in nodes if node is not None and node.state in REACHABLE_STATES]
+
+    async def wait_until_received(self, bucket: str, key: str, patience: float) -> None:
+        """Returns when the name was completely handed over under the map that is current then. Raises
+        NotReplicatedError after `patience` seconds."""
+        deadline = self._clock.monotonic() + patience
+        while True:
+            version = self.observe_map()
+            if self.is_complete(bucket, key, version):
+                return
+            nodes = self._former_primaries(bucket, key)
+            answers = await asyncio.gather(*[self._ask(node, bucket, key, version) for node in nodes])
+            if self.observe_map() != version:
+                continue
+            if all(answers):
+                if len(self._done) >= _MAX_NAMES:
+                    self._done.clear()  # later writes ask again
+                self._done.add((bucket, key))
+                return
+            if self._clock.monotonic() > deadline:
+                missing = ", ".join(n.node_id for n, answer in zip(nodes, answers, strict=True) if not answer)
+                raise NotReplicatedError(
+                    f"{missing} was recently the primary of this name, does not hand it over, and is "
+                    "not known to be away; nothing was changed; try again shortly"
+                )
+            await self._mesh.wait_for_newer_map(version, _HANDOVER_PAUSE)
+
+    async def _ask(self, node: Node, bucket: str, key: str, version: int) -> bool:
+        """Returns True if a node has handed the name over."""
+        result = "done"
+        try:
+            await self._peers.call_typed(node, HAND_OVER, HandedName(bucket, key))
+        except StaleMapError as error:
+            result = "map"
+            if error.version > version:
+                await self._mesh.wait_for_newer_map(version, 1.0)
+        except (PeerUnreachableError, BodyFramingError):
+            result = "silent"
+            await self._mesh.report_suspect(node.node_id, version)
+        except PeerRefusedError as error:
+            result = "unknown" if error.status == _NOT_FOUND else "refused"
+        metrics.replication_handovers.labels(result).inc()
+        return result in ("done", "unknown")  # nodes of an earlier release do not have this call
+
+
 class PrimaryWrites:
     """Commits writes of names that this node is the primary of, and replicates them. One per process.
     `store`: this node's own."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        mesh: ClusterView,
-        peers: PeerClient,
-        clock: Clock,
-        forwarder: WriteForwarder,
-    ) -> None:
-        self._store, self._mesh, self._clock, self._forwarder = store, mesh, clock, forwarder
+    def __init__(self, store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
+        self._store, self._mesh, self._clock = store, mesh, clock
         self.replicator = Replicator(mesh, peers, store, clock)
         self.handover = PrimaryHandover(mesh, peers, clock)
         self.unconfirmed = UnconfirmedWrites(store, clock, self.replicator, self._require_still_primary)
@@ -236,7 +317,7 @@ class PrimaryWrites:
         while True:
             latest = min([await self.ensure_lease_valid(bucket, key) for key in keys])
             version = max([self.primary_epoch(bucket, key) for key in keys])  # of one map: no await between
-            self._forwarder.reject_if_abandoned(context)
+            self._mesh.reject_if_abandoned(context)
             if not self._mesh.single_node:
                 complete = partial(self.handover.is_complete, bucket, version=version)
                 waiting = list(itertools.islice((key for key in keys if not complete(key)), _NAMES_AT_ONCE))
@@ -268,7 +349,7 @@ class PrimaryWrites:
         """Returns the map version under which this node is the primary of a name. Raises NotPrimaryError,
         NotReplicatedError."""
         version = self._mesh.current_map().version
-        primary = self._forwarder.owner(bucket, key)
+        primary = self._mesh.other_primary(bucket, key)
         if primary is not None:
             raise NotPrimaryError(
                 f"node {primary.node_id} is the primary of this name now; nothing was changed; try again"

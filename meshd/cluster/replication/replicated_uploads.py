@@ -53,7 +53,7 @@ class ReplicatedUploads:
     def __init__(self, store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
         self._store, self._mesh, self._clock = store, mesh, clock
         self.forwarder = StoreForwarder(mesh, peers, clock)
-        self.primary = PrimaryWrites(store, mesh, peers, clock, self.forwarder)
+        self.primary = PrimaryWrites(store, mesh, peers, clock)
 
     async def _run_on_primary(
         self,

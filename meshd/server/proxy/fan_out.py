@@ -202,7 +202,7 @@ class FanOut:
         wire = answer.wire = await self._peers.acquire_connection(node)
         try:
             # Again: the connection may have taken its time.
-            self._forwarder.writes.reject_if_abandoned(context)
+            self._mesh.reject_if_abandoned(context)
             head = upstream_head(request, self._forwarder.signed_hop(request, AIM_KEYS))
             wire.send_request(answer, head, patience=_PART_SILENCE)
             received = await answer.wait_head()

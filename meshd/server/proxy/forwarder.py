@@ -178,7 +178,7 @@ class Forwarder:
         """Raise S3Error SlowDown if the caller of the write has given up. Call it directly before sending,
         without an await in between, since the hop carries the same map version."""
         try:
-            self.writes.reject_if_abandoned(context)
+            self._mesh.reject_if_abandoned(context)
         except NotReplicatedError as error:
             raise to_s3_error(error) from error
 

@@ -1,7 +1,10 @@
-"""The S3 endpoint: parse, authenticate, authorize, call the service, render the response.
+"""The S3 endpoint: parse, route, authenticate, authorize, call the service, render the response.
 
 It knows no storage and makes no decision about objects. The client gets exactly one response in S3's format
-with a request id, or a closed connection if the response had already started.
+with a request id, or a closed connection if the response had already started. A single node executes every
+request itself; in a mesh, an owner of the name does, and other nodes forward the request to it. What a node
+needs of others for its own part, such as the source of a copy, is looked up before the request is admitted,
+and used only afterwards.
 """
 
 from __future__ import annotations
@@ -9,14 +12,15 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from meshd.auth.identity import ANONYMOUS_IDENTITY
+from meshd.auth.identity import ANONYMOUS_IDENTITY, RemoteRecord
 from meshd.control.control_api import ControlError
 from meshd.core.api_errors import control_error_to_s3, retry_if_written_back, to_s3_error
-from meshd.core.read_source import FailoverRead, ReadLostError
+from meshd.core.read_source import ReadLostError
 from meshd.objects.object_reader import ReplacedError
 from meshd.server.direct_sender import PartialReadError
+from meshd.server.proxy.fan_out import AIM_MEMBERS
 from meshd.server.proxy.forwarder import AlreadyAnsweredError
 from meshd.server.proxy.hops import (
     HOP_HEADER,
@@ -25,21 +29,23 @@ from meshd.server.proxy.hops import (
     MisdirectedError,
     clock_skew_reply,
     damaged_reply,
+    may_answer,
+    object_name_of,
     stale_map_reply,
 )
 from meshd.server.request import RequestTrace, request_head
-from meshd.server.request_body import RequestBody
+from meshd.server.request_body import RequestBody, reserve_body_memory
 from meshd.server.response import Reply, StreamedReply, send_reply
 from meshd.server.s3.admission import S3Call, VirtualHosts
+from meshd.server.s3.body_resumer import body_resumer
 from meshd.server.s3.dispatch import OperationDispatcher
-from meshd.server.s3.request_router import RequestRouter
 from meshd.server.s3.response_headers import common_headers, object_response_head
 from meshd.server.sendfile import first_window, load_into_page_cache, send_groups, send_spans
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
-from meshd.store.integrity.verification import report_damage, report_unsent_spans
-from meshd.store.records import WriteContext
+from meshd.store.integrity.verification import report_damage
+from meshd.store.records import INTERNAL_WRITE, WriteContext
 from meshd.telemetry import tracing
-from meshd.views.dispatch import AssembledRead, RebuiltResultSource
+from meshd.views.dispatch import AssembledRead
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
@@ -51,13 +57,12 @@ if TYPE_CHECKING:
 
     from meshd.auth.identity import Identity, RequestContext
     from meshd.core.object_io import LookupResult
+    from meshd.server.proxy.forwarder import Forwarder
     from meshd.server.proxy.hops import Hop
     from meshd.server.request import MeshRequest
-    from meshd.server.response_body import BodyResumer
     from meshd.server.s3.admission import Authenticator, RequestAdmission
-    from meshd.server.s3.request_router import PreparedRequest
     from meshd.server.services import ServerServices
-    from meshd.store.records import Span
+    from meshd.store.records import Record, Span
     from meshwire.s3.parse_request import RequestHead
 
 log = logging.getLogger(__name__)
@@ -69,6 +74,135 @@ _FINDS = 8
 _ANONYMOUS_OVERRIDES = "Request specific response headers cannot be used for anonymous GET requests."
 # Refused while too many clients leave their responses unread, since these would have to be buffered.
 _LONG_ANSWERS = (ops.ListObjects, ops.ListObjectVersions, ops.ListMultipartUploads, ops.ListParts)
+
+
+class PreparedRequest(NamedTuple):
+    """A request that this node executes. `remote_source` is the source of a copy that other nodes store,
+    `error` why there is none. `nearby_record`: of a read, the object of other nodes that may be read through
+    this node's copies. `hop`: what the node that forwarded the request reports."""
+
+    operation: ops.Operation
+    remote_source: Record | None = None
+    error: S3Error | None = None
+    nearby_record: Record | None = None
+    hop: Hop | None = None
+
+    @property
+    def remote_record(self) -> RemoteRecord | None:
+        """The object that the request reads, if another node holds it: policies may ask for its tags."""
+        operation = self.operation
+        if self.nearby_record is not None and isinstance(operation, ops.GetObject):
+            return RemoteRecord(operation.bucket, operation.key, None, self.nearby_record)
+        if self.remote_source is not None and isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
+            source = operation.source
+            return RemoteRecord(source.bucket, source.key, source.version, self.remote_source)
+        return None
+
+
+class RequestRouter:
+    """Routes the requests of a mesh. One per process."""
+
+    def __init__(self, services: ServerServices, admission: RequestAdmission, forwarder: Forwarder) -> None:
+        self._services, self._admission, self._forwarder = services, admission, forwarder
+
+    def __repr__(self) -> str:
+        return f"<RequestRouter with {self._forwarder!r}>"
+
+    async def forward_or_prepare(
+        self, request: MeshRequest, head: RequestHead, trace: RequestTrace, write_context: WriteContext
+    ) -> Reply | PreparedRequest:
+        """Return the response of the responsible node, or the request as this node executes it. Raises
+        S3Error, MisdirectedError and ConnectionError."""
+        deps, forwarder = self._services, self._forwarder
+        trace.extra_headers = common_headers(deps, head)
+        operation = parse_request(head)
+        trace.operation, trace.target = ops.operation_name(operation), operation
+        hop = forwarder.receiver.hop_of(request)
+        if hop is not None:
+            await forwarder.receiver.catch_up(hop)
+            trace.remote = hop.remote
+            if isinstance(operation, ops.GetObject):  # the forwarding node has found the archive
+                operation = deps.members.resolve_member_key(operation)
+            name = object_name_of(operation)
+            if name is not None and not hop.aim:
+                await forwarder.receiver.require_local(name, hop)
+            return (await self._prepared(operation))._replace(hop=hop)
+        operation = await self._addressed(operation)
+        name, aim = object_name_of(operation), ""
+        if isinstance(operation, ops.ListObjects) and MEMBER_SEPARATOR in operation.prefix:
+            if deps.fan_out is not None and not deps.views.is_view(operation.bucket):
+                name = await deps.fan_out.archive_of(operation)
+            aim = AIM_MEMBERS
+        if isinstance(operation, ops.DeleteObjects):
+            with deps.control_snapshot():  # unauthorized bodies are not buffered
+                self._admission.admit(head, operation, request, trace)
+            await self._hold(request, head)
+        if name is not None and not deps.mesh.lease_valid and may_answer(deps.mesh, name):
+            await forwarder.receiver.wait_until_current(name)
+        if name is not None and not deps.views.is_view(name.bucket) and not may_answer(deps.mesh, name):
+            if (
+                isinstance(operation, ops.GetObject)
+                and deps.nearby_reader is not None
+                and deps.nearby_reader.handles(operation)
+            ):
+                record = await deps.nearby_reader.find_record(operation)
+                if record is not None:
+                    return PreparedRequest(operation, nearby_record=record)
+            reply = await forwarder.forward(request, head, name, trace, write_context, aim=aim)
+            if reply is not None:
+                trace.mark_forwarded()
+                return reply
+        return await self._prepared(operation)
+
+    async def _addressed(self, operation: ops.Operation) -> ops.Operation:
+        scatterer = self._services.fan_out
+        return operation if scatterer is None else await scatterer.resolve_members(operation)
+
+    async def _prepared(self, operation: ops.Operation) -> PreparedRequest:
+        """Add the source of a copy, if other nodes store it."""
+        far = self._services.copy_sources
+        if far is None or not isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
+            return PreparedRequest(operation)
+        operation = cast("ops.CopyObject | ops.UploadPartCopy", await self._addressed(operation))
+        source = operation.source
+        if self._services.views.is_view(source.bucket) or not far.is_remote(source):
+            return PreparedRequest(operation)
+        try:
+            record = await far.find_source(source)
+        except S3Error as error:  # reported after admission, to callers who may know it
+            return PreparedRequest(operation, None, error)
+        return PreparedRequest(operation, record)
+
+    async def _hold(self, request: MeshRequest, head: RequestHead) -> None:
+        """Buffer a small body, since it goes to several nodes."""
+        most = 2 * self._services.http.max_xml_bytes
+        pieces, size = [], 0
+        with reserve_body_memory(request.content_length, most):
+            async for data in RequestBody(request, head, self._services.http.body_timeout).iter_raw():
+                pieces.append(data)
+                size += len(data)
+                if size > most:
+                    raise S3Error("MaxMessageLengthExceeded")
+        request.held_body = b"".join(pieces)
+
+    async def relay_undamaged(
+        self,
+        request: MeshRequest,
+        head: RequestHead,
+        operation: ops.GetObject,
+        trace: RequestTrace,
+        error: LocalDamageError,
+    ) -> Reply:
+        """Relay the response of another owner when this node's copy is damaged. Raises S3Error if there is
+        none, or all copies are damaged."""
+        name = object_name_of(operation)
+        mesh, views = self._services.mesh, self._services.views
+        if name is not None and not views.is_view(name.bucket) and may_answer(mesh, name):
+            reply = await self._forwarder.forward(request, head, name, trace, INTERNAL_WRITE, damaged=True)
+            if reply is not None:
+                trace.mark_forwarded()
+                return reply
+        raise error.client_error from error
 
 
 class S3Endpoint:
@@ -137,41 +271,33 @@ class S3Endpoint:
             remote = None if elsewhere is None else elsewhere.remote_record
             admitted = self._admission.admit(head, operation, hop or request, trace, resolve, remote)
             operation, signer, context = admitted.operation, admitted.signer, admitted.context
+        if (
+            isinstance(operation, ops.GetObject)
+            and operation.overrides
+            and signer.identity is ANONYMOUS_IDENTITY
+        ):
+            raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
         try:
             if elsewhere is not None and elsewhere.error is not None:
                 raise elsewhere.error
-            if elsewhere is not None and elsewhere.nearby_record is not None:
-                return await self._get_nearby(request, elsewhere, signer.identity, context, trace)
             if isinstance(operation, ops.GetObject):
+                if elsewhere is not None and elsewhere.nearby_record is not None:
+                    return await self._get_nearby(request, elsewhere, signer.identity, context, trace)
+                get = partial(self._get, request, operation, signer.identity, context, trace)
                 try:
-                    return await self._get(request, operation, signer.identity, context, trace)
+                    return await retry_if_written_back(get)
                 except LocalDamageError as error:
                     if hop is not None:
                         return damaged_reply(self._now())
-                    return await self._get_from_peer(request, head, operation, trace, error)
+                    if self._router is None or deps.mesh.single_node:
+                        raise error.client_error from error
+                    return await self._router.relay_undamaged(request, head, operation, trace, error)
             body = RequestBody(request, head, deps.http.body_timeout, signer.claim, signer.verified)
             far = None if elsewhere is None else elsewhere.remote_source
             call = S3Call(head, operation, signer, body, context, trace, request, write_context, far, hop)
             return await self._carry_out(call, trace, pressed=request.pressed)
         except S3Error as error:
             raise deps.access.mask_missing_key(signer.identity, operation, error, context) from error
-
-    async def _get_from_peer(
-        self,
-        request: MeshRequest,
-        head: RequestHead,
-        operation: ops.GetObject,
-        trace: RequestTrace,
-        error: LocalDamageError,
-    ) -> Reply:
-        """Relay the response of another owner when this node's copy is damaged. Raises S3Error if all copies
-        are."""
-        reply = None
-        if self._router is not None and not self._deps.mesh.single_node:
-            reply = await self._router.relay_undamaged(request, head, operation, trace)
-        if reply is None:
-            raise error.client_error from error
-        return reply
 
     async def _get_nearby(
         self,
@@ -185,8 +311,6 @@ class S3Endpoint:
         deps, operation, record = self._deps, cast("ops.GetObject", asked.operation), asked.nearby_record
         assert deps.nearby_reader is not None
         assert record is not None
-        if operation.overrides and identity is ANONYMOUS_IDENTITY:
-            raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
         opened = await deps.nearby_reader.open_object(operation, record)
         found = opened.found
         if found.head.tag_count and not deps.access.may_count_tags(identity, operation, context):
@@ -218,18 +342,6 @@ class S3Endpoint:
         return operation, self._deps.reader.find_object(operation)
 
     async def _get(
-        self,
-        request: MeshRequest,
-        asked: ops.GetObject,
-        identity: Identity,
-        context: RequestContext,
-        trace: RequestTrace,
-    ) -> Reply:
-        if asked.overrides and identity is ANONYMOUS_IDENTITY:
-            raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
-        return await retry_if_written_back(partial(self._get_found, request, asked, identity, context, trace))
-
-    async def _get_found(
         self,
         request: MeshRequest,
         asked: ops.GetObject,
@@ -305,7 +417,9 @@ class S3Endpoint:
             with tracing.stage("disk read"):
                 await load_into_page_cache(spans)
         except OSError as error:
-            _report_damage(spans)
+            for span in spans:
+                if span.extent is not None:
+                    report_damage(span.extent)
             raise DiskFailedError(f"the disk failed: {error.strerror}") from error
 
     async def _send_spans(
@@ -334,37 +448,3 @@ class S3Endpoint:
 
     def _now(self) -> int:
         return self._deps.clock.now_ms() // 1000
-
-
-def body_resumer(
-    deps: ServerServices,
-    operation: ops.GetObject,
-    found: LookupResult,
-    spans: Sequence[Span],
-    viewed: ops.GetObject | None = None,
-) -> BodyResumer:
-    """Returns what continues a response whose bytes cannot be read to their end: a read of another owner, of
-    the origin, or, for an object of a view (`viewed`: the request for it), of a result that is made again. It
-    reports the damage."""
-
-    def resume(torn: PartialReadError) -> FailoverRead:
-        report_unsent_spans(spans, torn.sent)
-        if viewed is not None:
-            sources = [RebuiltResultSource(deps.views, viewed, found.record.etag)]
-            name, offset = f"s3://{viewed.bucket}/{viewed.key}", found.offset + torn.sent
-            return FailoverRead(sources, offset, found.length - torn.sent, name, resumed=True)
-        if deps.backed is not None:
-            cached = deps.backed.resume_from_origin(operation.bucket, operation.key, found, torn.sent)
-            if cached is not None:
-                return cached
-        if deps.resume_read is None or deps.mesh.single_node:
-            raise torn
-        return deps.resume_read(operation.bucket, operation.key, found, torn.sent)
-
-    return resume
-
-
-def _report_damage(spans: Sequence[Span]) -> None:
-    for span in spans:
-        if span.extent is not None:
-            report_damage(span.extent)

@@ -16,7 +16,8 @@ from meshd.server.proxy.response_relay import ProxiedResponse
 from meshd.server.request import RequestTrace
 from meshd.server.response import head_bytes
 from meshd.server.s3.admission import VirtualHosts
-from meshd.server.s3.endpoint import SMALL_BYTES, body_resumer
+from meshd.server.s3.body_resumer import body_resumer
+from meshd.server.s3.endpoint import SMALL_BYTES
 from meshd.server.s3.response_headers import common_headers, object_response_head
 from meshd.store.errors import StoreError
 from meshd.telemetry import tracing

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.cluster.replication import primary_handover
-from meshd.cluster.replication.primary_handover import HAND_OVER, HandoverHandler, PrimaryHandover
+from meshd.cluster.replication.primary_handover import HAND_OVER, HandoverHandler
+from meshd.cluster.replication.primary_writes import PrimaryHandover
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,

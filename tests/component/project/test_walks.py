@@ -131,4 +131,4 @@ def test_a_replicated_put_at_the_wrong_node(recorder: WalkRecorder) -> None:
             client.put_object(Bucket="walks", Key=key, Body=b"%d" % number * 100_000)
 
         groups = [group for each in cluster.nodes.values() for group in served(each)]
-        check(recorded(recorder, put, groups), "A PUT of 100 kB with two copies", 28)
+        check(recorded(recorder, put, groups), "A PUT of 100 kB with two copies", 26)

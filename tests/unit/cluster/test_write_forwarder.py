@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshd.cluster.cluster_view import ClusterView
 from meshd.cluster.replication.primary_writes import WriteForwarder, WriteNotTakenError
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import BodyFramingError
@@ -24,6 +25,8 @@ class World:
     """The map, the peers and the clock of node `a`. `answers`: what the owner says to each call in turn."""
 
     node_id, single_node = "a", False
+    other_primary: Any = ClusterView.other_primary
+    reject_if_abandoned: Any = ClusterView.reject_if_abandoned
 
     def __init__(self, *answers: Any, primary: str = "b", absent_since: int = 0) -> None:
         self.answers, self.primary, self.absent_since = list(answers), primary, absent_since
