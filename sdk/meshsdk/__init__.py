@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from meshsdk.open_annotated import open_coco, open_voc, open_yolo
     from meshsdk.open_dataset import open
     from meshsdk.sample_writer import Writer
+    from meshsdk.tables.open_iceberg import open_iceberg
+    from meshsdk.tables.open_lance import open_lance
     from meshsdk.token_files import TokenFiles
     from meshsdk.token_writer import write_tokens
 
@@ -59,6 +61,8 @@ __all__ = [
     "open",
     "open_coco",
     "open_dicom",
+    "open_iceberg",
+    "open_lance",
     "open_voc",
     "open_yolo",
     "open_zarr",
@@ -91,6 +95,8 @@ _HOMES = {
     "open": "open_dataset",
     "open_coco": "open_annotated",
     "open_dicom": "arrays.open_dicom",
+    "open_iceberg": "tables.open_iceberg",
+    "open_lance": "tables.open_lance",
     "open_voc": "open_annotated",
     "open_yolo": "open_annotated",
     "open_zarr": "arrays.open_zarr",

@@ -57,6 +57,8 @@ SECTIONS = (
         (
             Entry("meshsdk.open_dataset.open", "mesh.open"),
             Entry("meshsdk.arrays.open_zarr.open_zarr", "mesh.open_zarr"),
+            Entry("meshsdk.tables.open_iceberg.open_iceberg", "mesh.open_iceberg"),
+            Entry("meshsdk.tables.open_lance.open_lance", "mesh.open_lance"),
             Entry("meshsdk.arrays.field_statistics.field_statistics", "mesh.field_statistics"),
             _given("meshsdk.arrays.field_statistics.FieldStatistics"),
             Entry("meshsdk.arrays.open_dicom.open_dicom", "mesh.open_dicom"),

@@ -44,6 +44,26 @@ with mesh.connect(endpoint, access_key=keys[1], secret_key=keys[2]) as client:
 node.terminate()
 assert node.wait(60) == 0
 """
+_ICEBERG: Final = """
+import pyiceberg.table, meshsdk as mesh
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.expressions import And, AlwaysTrue, In
+from pyiceberg.serializers import FromInputFile
+from meshsdk.tables.open_iceberg import _expression
+assert _expression([["day", "in", [1, 2]]]) == And(AlwaysTrue(), In("day", (1, 2)))
+assert hasattr(pyiceberg.table.DataScan, "plan_files") and hasattr(mesh, "open_iceberg")
+"""
+_LANCE: Final = """
+import tempfile, lance, pyarrow as pa, meshsdk as mesh
+from meshsdk.tables.open_lance import _streams
+held = lance.write_dataset(pa.table({"n": [1, 2, 3], "m": [4, 5, 6]}), tempfile.mkdtemp() + "/a.lance")
+held.delete("n = 2")
+(fragment,) = held.get_fragments()
+assert fragment.metadata.to_json()
+(stream,) = _streams(fragment, ["n"])
+assert pa.ipc.open_stream(stream).read_all().to_pydict() == {"n": [1, 3]}
+assert hasattr(mesh, "open_lance")
+"""
 SMOKES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "": ((), "import meshsdk; from meshsdk import ops; assert ops.decode('image')"),
     "server": (("server",), _SERVE),
@@ -55,6 +75,8 @@ SMOKES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
         ("server", "parquet"),
         "import pyarrow.parquet, meshd.datasets.tables",
     ),
+    "iceberg": (("iceberg",), _ICEBERG),
+    "lance": (("lance",), _LANCE),
     "audio": (("server", "audio"), "import soundfile, meshd.transform.builtin.sound_files"),
     "video": (("server", "video"), "import av, meshd.transform.builtin.video_files"),
     "science": (("server", "science"), "import numcodecs.blosc, meshd.transform.builtin.zarr_windows"),

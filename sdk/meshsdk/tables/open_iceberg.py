@@ -1,0 +1,287 @@
+"""`mesh.open_iceberg`: a snapshot of an Iceberg table as a dataset of the data files that it consists of.
+
+Law: what a reader of Iceberg would see otherwise (deleted rows, renamed columns, files of another format) is
+refused; rows are never added or lost in silence.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from meshsdk.datasets.fields import check_source
+from meshsdk.errors import ConfigurationError, NotFoundError
+from meshsdk.open_dataset import open_table_files, table_options
+from meshwire.dataset.column_filter import parse_filter
+from meshwire.dataset.fields import parse_source
+from meshwire.strict_json import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.dataset import Dataset
+    from meshsdk.open_dataset import Nulls
+    from meshwire.dataset.fields import Source
+
+_METADATA: Final = ".metadata.json"
+_NUMBER: Final = re.compile(r"v?(\d+)")
+_CLASSES: Final = {
+    "==": "EqualTo",
+    "!=": "NotEqualTo",
+    "<": "LessThan",
+    "<=": "LessThanOrEqual",
+    ">": "GreaterThan",
+    ">=": "GreaterThanOrEqual",
+    "in": "In",
+    "not in": "NotIn",
+}
+
+
+def open_iceberg(
+    table: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: Sequence[tuple[str, str, Any]] | None = None,
+    nulls: Nulls = "skip",
+    ids: Sequence[str] | None = None,
+    snapshot_id: int | None = None,
+    client: Client | None = None,
+    deadline: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Dataset:
+    """Open a snapshot of an Iceberg table as a dataset: one sample per row, as `mesh.open(kind="table")`.
+
+    Arguments:
+        table: the folder of the table, such as "s3://lake/db/sales", or its metadata file,
+            "s3://lake/db/sales/metadata/00003-….metadata.json"; or a table that PyIceberg loaded from a
+            catalog. Of a folder, the metadata file is the one that `version-hint.text` names, else the one
+            with the greatest number.
+        columns: names of columns, `user.age` for a member of a struct. Default: all of supported types.
+        filter: as in `mesh.open`. Files that cannot match by their partition or by the statistics in the
+            manifests are not read, nor are row groups that cannot by the statistics of their file.
+        nulls, ids, client, deadline, progress: as in `mesh.open`.
+        snapshot_id: the snapshot of the table. Default: the current one.
+
+    Data files must lie below the table's folder, which may have been copied to another bucket or name. Needs
+    `pip install "shardmesh[iceberg]"`, where this is called, and pyarrow on the nodes.
+
+    Raises ConfigurationError for deleted rows that are not compacted away, columns that were renamed, data
+    files that are not Parquet, and unknown columns and snapshots; NotFoundError if there is no table; and as
+    `mesh.open` does, for a data file that has not all columns, too.
+
+    Example:
+        ds = mesh.open_iceberg("s3://lake/db/sales", columns=["price"], filter=[("day", ">=", 20000)])
+    """
+    from meshsdk.client.s3_client import connect
+
+    client = client or connect()
+    source, found = _table(client, table)
+    try:
+        scan = found.scan(snapshot_id=snapshot_id)
+        schema = scan.projection()
+    except ValueError as error:
+        raise ConfigurationError(f"{source}: {error}") from error
+    chosen = _columns(schema, columns, str(source))
+    options = table_options("table", filter, nulls, ids)
+    tasks = _planned(scan, options.get("filter") if ids is None else None, str(source))
+    location = found.metadata.location
+    files = sorted({_data_file(task, location, source).removeprefix(source.prefix) for task in tasks})
+    if not files:
+        raise NotFoundError(f"{source} has no row in this snapshot that matches the filter")
+    _require_names(found, scan, chosen, {task.file.file_path for task in tasks})
+    return open_table_files(
+        str(source),
+        files,
+        columns=chosen,
+        filter=filter,
+        nulls=nulls,
+        ids=ids,
+        client=client,
+        deadline=deadline,
+        progress=progress,
+    )
+
+
+def _table(client: Client, table: Any) -> tuple[Source, Any]:
+    """Return the folder of a table in the mesh, and PyIceberg's object of it."""
+    try:
+        from pyiceberg.catalog.noop import NoopCatalog
+        from pyiceberg.serializers import FromInputFile
+        from pyiceberg.table import StaticTable
+    except ImportError as error:
+        raise ConfigurationError(
+            f'Iceberg tables need PyIceberg ({error}): pip install "shardmesh[iceberg]"'
+        ) from error
+    if not isinstance(table, str):
+        bucket, _, folder = _without_scheme(table.metadata.location).partition("/")
+        return parse_source(check_source(f"s3://{bucket}/{folder}")), table
+    if table.endswith(_METADATA):
+        folder, _, name = table.rpartition("/metadata/")
+        source = parse_source(check_source(folder))
+        key = f"{source.prefix}metadata/{name}"
+    else:
+        source = parse_source(check_source(table))
+        key = _newest(client, source)
+    files = _Files(client, source)
+    try:
+        metadata = FromInputFile.table_metadata(
+            _File(client, source.bucket, key, f"s3://{source.bucket}/{key}")
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"s3://{source.bucket}/{key} is no metadata of a table: {error}") from error
+    files.location = metadata.location
+    return source, StaticTable(("shardmesh", key), metadata, key, files, NoopCatalog("shardmesh"))
+
+
+def _newest(client: Client, source: Source) -> str:
+    """Return the key of the metadata file of a folder. Raises NotFoundError."""
+    folder = f"{source.prefix}metadata/"
+    names = [entry.key.removeprefix(folder) for entry in client.list(source.bucket, folder)]
+    found = [name for name in names if name.endswith(_METADATA) and _NUMBER.match(name)]
+    if not found:
+        raise NotFoundError(f"there is no Iceberg table in {source}: no file metadata/*{_METADATA}")
+    if "version-hint.text" in names:
+        hint = client.get(source.bucket, f"{folder}version-hint.text").decode().strip()
+        for name in (hint, f"v{hint}{_METADATA}", f"{hint}{_METADATA}"):
+            if name in found:
+                return f"{folder}{name}"
+    return folder + max(found, key=lambda name: (int(_NUMBER.match(name)[1]), name))  # type: ignore[index]
+
+
+def _columns(schema: Any, columns: Sequence[str] | None, table: str) -> list[str]:
+    """Return the columns to read. Raises ConfigurationError for an unknown one."""
+    leaves = dict(_leaves(schema.fields, ""))
+    chosen = [name for name, supported in leaves.items() if supported] if columns is None else [*columns]
+    for name in chosen:
+        if name not in leaves:
+            raise ConfigurationError(f"there is no column {name!r} in {table}{suggestion(name, leaves)}")
+    return chosen
+
+
+def _require_names(found: Any, scan: Any, columns: Sequence[str], files: Collection[str]) -> None:
+    """Raises ConfigurationError if a column had another name when one of the files was written."""
+    wanted = {name: scan.projection().find_field(name).field_id for name in columns}
+
+    def differs(schema: Any) -> str:
+        return next((name for name, number in wanted.items() if _other_name(schema, name, number)), "")
+
+    if not any(differs(schema) for schema in found.metadata.schemas):
+        return
+    schemas = {schema.schema_id: schema for schema in found.metadata.schemas}
+    written = {each.snapshot_id: schemas.get(each.schema_id) for each in found.metadata.snapshots}
+    for manifest in scan.snapshot().manifests(found.io):
+        for entry in manifest.fetch_manifest_entry(found.io):
+            schema, path = written.get(entry.snapshot_id), entry.data_file.file_path
+            if path in files and (name := columns[0] if schema is None else differs(schema)):
+                raise ConfigurationError(
+                    f"{path} was written when the column {name!r} had another name, or there is no record of "
+                    "its names: rewrite that file (rewrite_data_files), or leave the column out"
+                )
+
+
+def _other_name(schema: Any, name: str, number: int) -> bool:
+    """Return whether a schema has the column under another name, or another column under this one."""
+    return schema.find_column_name(number) not in (None, name) or (
+        name in schema.column_names and schema.find_field(name).field_id != number
+    )
+
+
+def _leaves(fields: Iterable[Any], prefix: str) -> Iterator[tuple[str, bool]]:
+    """Yield the columns that files have, and whether nodes read their type."""
+    for field in fields:
+        kind, name = field.field_type, f"{prefix}{field.name}"
+        if kind.is_struct:
+            yield from _leaves(kind.fields, f"{name}.")
+            continue
+        told = str(kind)
+        numbers = re.fullmatch(r"list<(boolean|int|long|float|double)>", told) is not None
+        yield name, numbers or (kind.is_primitive and not told.startswith(("decimal", "unknown")))
+
+
+def _planned(scan: Any, conditions: list[list[Any]] | None, table: str) -> list[Any]:
+    """Return the files of a scan, without those that cannot match. Raises ConfigurationError."""
+    if conditions:
+        try:
+            return list(scan.filter(_expression(conditions)).plan_files())
+        except (TypeError, ValueError):  # the node compares values, and says which it cannot
+            pass
+    try:
+        return list(scan.plan_files())
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ConfigurationError(f"{table}: {error}; compact the table (rewrite_data_files)") from error
+
+
+def _expression(conditions: list[list[Any]]) -> Any:
+    from pyiceberg import expressions
+
+    found: Any = expressions.AlwaysTrue()
+    for condition in parse_filter(conditions):
+        kind = getattr(expressions, _CLASSES[condition.operator])
+        several = condition.operator in ("in", "not in")
+        value = condition.values if several else condition.values[0]
+        found = expressions.And(found, kind(condition.column, value))
+    return found
+
+
+def _data_file(task: Any, location: str, source: Source) -> str:
+    """Return the key of a data file. Raises ConfigurationError."""
+    path, form = task.file.file_path, str(getattr(task.file.file_format, "value", task.file.file_format))
+    if task.delete_files:
+        raise ConfigurationError(
+            f"rows of {path} are deleted by another file, which is not applied: compact the table first "
+            "(rewrite_data_files)"
+        )
+    if form.upper() != "PARQUET":
+        raise ConfigurationError(f"{path} is {form}; only data files in Parquet are read")
+    return _key(path, location, source)
+
+
+def _without_scheme(location: str) -> str:
+    return location.partition("://")[2] or location
+
+
+def _key(path: str, location: str, source: Source) -> str:
+    """Return the key in the mesh of a file that metadata names. Raises ConfigurationError."""
+    root = f"{_without_scheme(location).rstrip('/')}/"
+    if not _without_scheme(path).startswith(root):
+        raise ConfigurationError(f"{path} is not below the table's location, {location}")
+    return f"{source.prefix}{_without_scheme(path)[len(root) :]}"
+
+
+class _Files:
+    """The files of a table, for PyIceberg, which names them as its metadata does."""
+
+    def __init__(self, client: Client, source: Source) -> None:
+        self._client, self._source, self.location = client, source, ""
+        self.properties: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<_Files of {self._source}>"
+
+    def new_input(self, location: str) -> _File:
+        return _File(self._client, self._source.bucket, _key(location, self.location, self._source), location)
+
+
+class _File:
+    """A file of metadata."""
+
+    def __init__(self, client: Client, bucket: str, key: str, location: str) -> None:
+        self._client, self._bucket, self._key, self.location = client, bucket, key, location
+
+    def __repr__(self) -> str:
+        return f"<_File {self.location}>"
+
+    def __len__(self) -> int:
+        return self._client.head(self._bucket, self._key).size
+
+    def exists(self) -> bool:
+        try:
+            self._client.head(self._bucket, self._key)
+        except NotFoundError:
+            return False
+        return True
+
+    def open(self, seekable: bool = True) -> io.BytesIO:
+        return io.BytesIO(self._client.get(self._bucket, self._key))

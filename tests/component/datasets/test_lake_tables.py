@@ -1,0 +1,199 @@
+"""Iceberg tables that PyIceberg writes into a node's buckets, and Lance datasets, opened as tables.
+
+Lance is 300 MB, which not every developer has: `pip install --group adapters`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import meshsdk as mesh
+from meshsdk.errors import ConfigurationError, InvalidPlanError, NotFoundError
+from tests.support.daemons import Daemon
+from tests.support.required import required_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshsdk.client.s3_client import Client
+
+pa = required_module("pyarrow")
+required_module("pyiceberg")
+pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+
+DAY = 400
+
+
+def rows(day: int, count: int = DAY) -> Any:
+    numbers = np.arange(count) + day * DAY
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "day": pa.array([day] * count, pa.int32()),
+            "price": pa.array([None if n % 10 == 0 else n / 2 for n in numbers]),
+            "city": pa.array([("Oslo", "Rome")[n % 2] for n in numbers]),
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers, 3).astype("f4")), 3),
+            "user": pa.array([{"age": int(n) % 90} for n in numbers]),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon.start(args=("--transform-workers", "2")) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> Iterator[Client]:
+    access, secret = daemon.access_key, daemon.secret_key
+    with mesh.connect(daemon.endpoint, access_key=access, secret_key=secret) as client:
+        client.create_bucket("lake")
+        yield client
+
+
+@pytest.fixture(scope="module")
+def catalog(daemon: Daemon, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    options = {
+        "uri": f"sqlite:///{tmp_path_factory.mktemp('catalog')}/catalog.db",
+        "warehouse": "s3://lake/house",
+        "s3.endpoint": daemon.endpoint,
+        "s3.access-key-id": daemon.access_key,
+        "s3.secret-access-key": daemon.secret_key,
+        "s3.region": "us-east-1",
+    }
+    catalog = SqlCatalog("test", **options)
+    catalog.create_namespace("db")
+    return catalog
+
+
+def test_snapshots_of_an_iceberg_table(client: Client, catalog: Any) -> None:
+    table = catalog.create_table("db.sales", schema=rows(0).schema)
+    with table.update_spec() as spec:
+        spec.add_identity("day")
+    for day in range(2):
+        table.append(rows(day))
+    first = table.current_snapshot().snapshot_id
+    table.append(rows(2))
+    url = "s3://lake/house/db/sales"
+    ds = mesh.open_iceberg(url, client=client)
+    assert ds.fields == ("city", "day", "id", "price", "user_age", "vector")
+    assert (len(ds), ds.snapshot.skipped) == (3 * DAY * 9 // 10, 3 * DAY // 10)
+    whole = mesh.open_iceberg(url, columns=["id", "city"], ids=["city"], client=client)
+    found = list(mesh.Loader(whole, 256, shuffle=True, seed=3, tail="ragged", output="numpy"))
+    numbers, cities = (np.concatenate([batch[name] for batch in found]) for name in ("id", "city"))
+    assert np.array_equal(np.sort(numbers), np.arange(3 * DAY))
+    assert np.array_equal(cities, numbers % 2)
+    for table_or_url in (url, table, f"{url}/metadata/{table.metadata_location.rpartition('/')[2]}"):
+        chosen = mesh.open_iceberg(
+            table_or_url,
+            columns=["id", "price", "user.age"],
+            nulls="mask",
+            filter=[("day", "==", 1), ("id", "<", DAY + 5)],
+            client=client,
+        )
+        assert sorted(int(sample["id"]) for sample in chosen) == list(range(DAY, DAY + 5))
+        assert chosen.snapshot.objects == 1  # the partition of that day
+    assert len(mesh.open_iceberg(url, columns=["id"], snapshot_id=first, client=client)) == 2 * DAY
+    for entry in list(client.list("lake", "house/db/sales/")):  # a table that was copied is where it is
+        name = entry.key.removeprefix("house/db/sales/")
+        client.put("lake", f"copied/{name}", client.get("lake", entry.key))
+    assert len(mesh.open_iceberg("s3://lake/copied", columns=["id"], client=client)) == 3 * DAY
+    bad: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"columns": ["prise"]}, ConfigurationError, "did you mean 'price'"),
+        ({"snapshot_id": 7}, ConfigurationError, "Snapshot not found"),
+        ({"filter": [("day", ">", 9)]}, NotFoundError, "no row in this snapshot"),
+        ({"filter": [("day", ">", "x")]}, InvalidPlanError, "not compared with 'x'"),
+    ]
+    for how, error, message in bad:
+        with pytest.raises(error, match=message):
+            mesh.open_iceberg(url, client=client, **how)
+    with pytest.raises(NotFoundError, match="no Iceberg table"):
+        mesh.open_iceberg("s3://lake/house/db", client=client)
+
+
+def test_what_iceberg_readers_would_see_otherwise_is_refused(client: Client, catalog: Any) -> None:
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+    from pyiceberg.types import LongType
+
+    table = catalog.create_table("db.changed", schema=rows(0).schema)
+    table.append(rows(0))
+    url = "s3://lake/house/db/changed"
+    with table.update_schema() as change:
+        change.rename_column("price", "cost")
+        change.add_column("rank", LongType())
+    with pytest.raises(ConfigurationError, match="'cost' had another name"):
+        mesh.open_iceberg(url, columns=["cost"], client=client)
+    assert len(mesh.open_iceberg(url, columns=["id"], client=client)) == DAY
+    later = rows(1).rename_columns({"price": "cost"}).append_column("rank", pa.array(range(DAY)))
+    table.append(later)
+    with pytest.raises(InvalidPlanError, match=r"no column 'rank' in .*house/db/changed/data/"):
+        mesh.open_iceberg(url, columns=["id", "rank"], client=client)
+    table.overwrite(later)  # all files are written under the new schema
+    assert len(mesh.open_iceberg(url, columns=["cost", "rank"], client=client)) == DAY * 9 // 10
+    deletes = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES,
+        file_path="s3://lake/house/db/changed/data/deletes.parquet",
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=1,
+        file_size_in_bytes=1,
+    )
+    deletes.spec_id = table.spec().spec_id
+    with table.transaction() as change, change.update_snapshot().fast_append() as append:
+        append.append_data_file(deletes)
+    with pytest.raises(ConfigurationError, match="are deleted by another file"):
+        mesh.open_iceberg(url, columns=["id"], client=client)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lance") is None, reason="pip install --group adapters")
+def test_versions_of_a_lance_dataset(client: Client, tmp_path: Path) -> None:
+    import lance  # type: ignore[import-not-found, unused-ignore]
+
+    place, url = tmp_path / "items.lance", "s3://lake/items.lance"
+
+    def upload() -> None:
+        for file in place.rglob("*"):
+            if file.is_file():
+                client.put("lake", f"items.lance/{file.relative_to(place)}", file.read_bytes())
+
+    def opened(**how: Any) -> Any:
+        return mesh.open_lance(url, client=client, **how)
+
+    lance.write_dataset(rows(0), place)
+    held = lance.write_dataset(rows(1), place, mode="append")
+    upload()
+    names = ["id", "price", "city", "vector", "user.age"]
+    ds = opened(columns=names, nulls="mask", ids=["city"])
+    assert (len(ds), ds.classes) == (2 * DAY, ("Oslo", "Rome"))
+    for number in (0, 1, DAY, 2 * DAY - 1):  # in the order of the dataset
+        sample = ds[number]
+        assert (int(sample["id"]), int(sample["city"])) == (number, number % 2)
+        assert sample["vector"].tolist() == [number] * 3
+        assert (bool(sample["price_valid"]), int(sample["user_age"])) == (number % 10 != 0, number % 90)
+    stored = {entry.key for entry in client.list("lake", "items.lance.rows/")}
+    assert opened(columns=names, nulls="mask", ids=["city"]).snapshot.hash == ds.snapshot.hash
+    held.delete("id < 10")
+    upload()
+    left = opened(columns=names, nulls="mask")
+    assert (len(left), int(left[0]["id"])) == (2 * DAY - 10, 10)
+    added = {entry.key for entry in client.list("lake", "items.lance.rows/")} - stored
+    assert len(added) == 2  # of the fragment that lost rows: its stream, and the mark that it is complete
+    chosen = opened(columns=["id"], version=held.version - 1, filter=[("price", ">=", DAY - 1)])
+    assert [int(sample["id"]) for sample in chosen] == [n for n in range(2 * DAY - 2, 2 * DAY) if n % 10]
+    for how, error, message in (
+        ({"columns": ["idd"]}, ConfigurationError, "did you mean 'id'"),
+        ({"version": 99}, ConfigurationError, "cannot be opened"),
+    ):
+        with pytest.raises(error, match=message):
+            opened(**how)
+    with pytest.raises(NotFoundError, match="no Lance dataset"):
+        mesh.open_lance("s3://lake/none", client=client)
