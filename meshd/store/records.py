@@ -153,7 +153,8 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
 
     `end`: bytes committed; `live`: payload bytes in use; `dead`: payload bytes not in use; `refs`: uses of
     its members (copies may share a large object file); `tombs`: members that cancel others (deletions, ended
-    uploads); `buried`: unused members; `first_stamp` and `last_stamp`: the lowest and highest stamp inside.
+    uploads); `buried`: unused members; `first_stamp` and `last_stamp`: the lowest and highest stamp inside;
+    `framing`: bytes that would be saved if its packs were one, -1 if not known.
     """
 
     disk: int
@@ -170,6 +171,7 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
     first_stamp: int = 0
     last_stamp: int = 0
     buried: int = 0
+    framing: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from meshd.store.engine.file_scan import DataFileScan
 from meshd.store.engine.group_commit import store_error_from
 from meshd.store.engine.member_header import cancels_others, stamp_of_version_id
 from meshd.store.engine.mutations import Mutation, replace_version, write_manifest
+from meshd.store.engine.packs import should_be_packed
 from meshd.store.errors import CorruptExtentError, DiskFullError
 from meshd.store.index.index import object_key
 from meshd.store.index.ordered_table import slot_filter
@@ -248,7 +249,7 @@ class Compactor:
 
     def candidates(self, dead_share: float) -> list[int]:
         """Returns the sealed segments of which at least this share is dead, those with the most dead bytes
-        first."""
+        first, and those whose small objects would take much less space in packs."""
         with self._index.read_transaction() as txn:
             files = [
                 (file, info)
@@ -256,9 +257,10 @@ class Compactor:
                 if _sealed_segment(info) and info.disk in self._disks.roots
             ]
         shares = [
-            (info.dead / max(1, info.live + info.dead) if info.refs else 1.0, file) for file, info in files
+            (info.dead / max(1, info.live + info.dead) if info.refs else 1.0, file, should_be_packed(info))
+            for file, info in files
         ]
-        return [file for share, file in sorted(shares, reverse=True) if share >= dead_share]
+        return [file for share, file, small in sorted(shares, reverse=True) if share >= dead_share or small]
 
     async def compact(self, file: int) -> bool:
         """Moves the live members out of a sealed segment and retires it; call `purge` later. Returns True if

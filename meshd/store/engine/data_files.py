@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from awscrt import checksums
 
 from meshd.store.engine.member_header import RESERVE
+from meshd.store.engine.packs import Pack
 from meshd.telemetry import metrics
 from meshd.util import failpoints
 from meshd.util.directories import sync_directory
@@ -57,10 +58,17 @@ class Segment:
     """An open segment: bytes up to `end` are committed, and the next member goes to `tail`."""
 
     def __init__(
-        self, disks: Disks, disk: int, file: int, end: int | None = None, *, in_runs: bool = False
+        self,
+        disks: Disks,
+        disk: int,
+        file: int,
+        end: int | None = None,
+        framing: int = 0,
+        *,
+        in_runs: bool = False,
     ) -> None:
-        """Creates a new file, or continues one at its committed `end`. `in_runs`: reserves space. Raises
-        OSError."""
+        """Creates a new file, or continues one at its committed `end`, with `framing` as in its DataFile.
+        `in_runs`: reserves space. Raises OSError."""
         self.disk, self.file = disk, file
         self._directory = disks.directory(disk, file)
         self.path = disks.path(disk, file)
@@ -68,7 +76,9 @@ class Segment:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | create, 0o644)
         self.end = self.tail = end or 0
         self._in_runs, self._reserved = in_runs, 0
+        self.framing, self.pending_framing = framing, 0
         self._pending: list[Buffer] = []
+        self._pack: Pack | None = None
         self._named = end is not None
         if end is not None:  # cuts off what a crash left behind the committed end
             os.ftruncate(self._fd, end)
@@ -87,6 +97,33 @@ class Segment:
         self.tail = data + size + fill
         return data
 
+    def next_start(self, *, packed: bool) -> int:
+        """Returns where the header of the next member begins. Ends the pack unless that is an entry of it."""
+        if self._pack is not None and (not packed or self._pack.is_full(self.tail)):
+            self._finish_pack()
+        return self.tail + (tar.BLOCK if packed and self._pack is None else 0)
+
+    def append_entry(self, header: bytes, chunks: Sequence[Buffer], size: int, modified: int) -> int:
+        """Queues an entry of a pack behind the others; returns the offset of its data. `modified` is in ms
+        since the epoch."""
+        if self._pack is None:
+            self._pack = Pack(self.tail)
+            self._pending.append(self._pack.header)
+            self.tail += tar.BLOCK
+        self._pack.add(header, self.tail, modified)
+        self._pending += [header, *chunks]
+        data = self.tail + len(header)
+        self.tail = data + size
+        return data
+
+    def _finish_pack(self) -> None:
+        pack, self._pack = self._pack, None
+        if pack is not None:
+            rest, framing = pack.finish(self.tail)
+            self._pending.append(rest)
+            self.tail += len(rest)
+            self.pending_framing += framing
+
     def patch_header(self, offset: int, data: bytes) -> None:
         """Overwrites header bytes of a member that is not committed; pending members are written first.
         Raises OSError."""
@@ -95,6 +132,7 @@ class Segment:
 
     def write_pending(self) -> None:
         """Writes the pending members. Raises OSError; then call `truncate_uncommitted`."""
+        self._finish_pack()
         if self._pending:
             failpoints.hit("store.data.before_write")
             start = self.tail - sum(map(len, self._pending))
@@ -125,10 +163,11 @@ class Segment:
     def mark_committed(self) -> None:
         """Marks everything up to the tail as committed in the index."""
         self.end = self.tail
+        self.framing, self.pending_framing = self.framing + self.pending_framing, 0
 
     def truncate_uncommitted(self) -> None:
         """Discards and cuts off everything that was not committed."""
-        self._pending = []
+        self._pending, self._pack, self.pending_framing = [], None, 0
         self.tail, self._reserved = self.end, 0
         os.ftruncate(self._fd, self.end)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
@@ -19,18 +20,28 @@ from awscrt import checksums
 from awscrt.checksums import crc32c
 
 from meshd.store.engine.member_header import RESERVE, parse_member_header
+from meshd.store.engine.packs import (
+    DIRECTORY,
+    MAX_BYTES,
+    MAX_HEADER_BYTES,
+    OPENING,
+    is_pack,
+    parse_entry,
+)
 from meshd.store.records import Extent, Record
 from meshd.util import failpoints
 from meshwire.formats import tar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from meshd.store.engine.member_header import Member
 
 
-_PIECE = 1 << 20  # a multiple of the tar block size, so that a header's first block never spans two pieces
-_OPENING = b"PaxHeaders/"
+_PIECE = 1 << 20
+_SIGNS = re.compile(re.escape(OPENING) + rb"|ustar\0")
+_SIGN_BYTES = 5  # those of a longest sign but the first
+_MAGIC_OFFSET = 257  # of a tar header
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
@@ -96,46 +107,85 @@ class DataFileScan:
         self.damage.clear()
         while True:
             try:
-                yield from self._run(at, end)
+                if self._pread(at, len(OPENING)) == OPENING:  # of a pack whose own header is damaged
+                    stopped = yield from self._entries(at, min(end, at + MAX_BYTES), end)
+                    found = self._resume(stopped, end)
+                else:
+                    yield from self._run(at, end)
+                    self.ended = self._pread(self.end, len(tar.END)) == tar.END
+                    return
             except tar.TarError as error:
                 self.damage.append(str(error))
-                next_start = self._resume(error.offset + tar.BLOCK, end)
-                if next_start is None:
-                    return
-                at = next_start
-            else:
-                self.ended = self._pread(self.end, len(tar.END)) == tar.END
+                found = self._resume(error.offset + tar.BLOCK, end)
+            if found is None:
                 return
+            at = found
 
     def _run(self, start: int, end: int) -> Iterator[ScannedMember]:
         for entry in tar.scan_tar(self._pread, start, end):
             self.end = entry.next_offset
             member = parse_member_header(entry)
-            if member is None:
+            if member is not None:
+                extent = Extent(self.disk, self.file, entry.data_offset, entry.size, member.crc32c)
+                yield ScannedMember(member, extent, entry.start, entry.next_offset)
+            elif is_pack(entry):
+                yield from self._pack(entry)
+            else:
                 self.damage.append(f"the member at byte {entry.start} has no valid header record")
-                continue
-            extent = Extent(self.disk, self.file, entry.data_offset, entry.size, member.crc32c)
-            yield ScannedMember(member, extent, entry.start, entry.next_offset)
+
+    def _pack(self, pack: tar.TarMember) -> Iterator[ScannedMember]:
+        """Yields the entries of a pack, those behind damaged ones, too."""
+        at, end = pack.data_offset, pack.data_offset + pack.size
+        while True:
+            at = yield from self._entries(at, end, pack.next_offset)
+            if at > pack.data_offset and self._pread(at, len(DIRECTORY)) == DIRECTORY:
+                return
+            self.damage.append(f"the entry at byte {at} of the pack at byte {pack.start} is damaged")
+            found = self._resume(at + 1, end)
+            if found is None:
+                return
+            at = found
+
+    def _entries(self, start: int, end: int, following: int) -> Generator[ScannedMember, None, int]:
+        """Yields entries of a pack from `start` on, as long as they are valid; returns where they end.
+        `following`: where the member behind the pack begins."""
+        raw = self._pread(start, end - start)
+        at = 0
+        while (entry := parse_entry(raw, at, self.file, start)) is not None:
+            extent = Extent(self.disk, self.file, entry.data, entry.size, entry.member.crc32c)
+            yield ScannedMember(entry.member, extent, start + at, following)
+            at = entry.data + entry.size - start
+        return start + at
 
     def _resume(self, start: int, end: int) -> int | None:
-        """Returns the offset of the next member of this file. A header inside an object's data records
-        another position."""
+        """Returns the offset of the next member of this file, or of the next entry of a pack. A header inside
+        an object's data records another position."""
         for at in range(start, end, _PIECE):
-            piece = self._pread(at, _PIECE)
-            found = piece.find(_OPENING)
-            while found >= 0:
-                if found % tar.BLOCK == 0 and self._is_member(at + found, end):
-                    return at + found
-                found = piece.find(_OPENING, found + 1)
+            piece = self._pread(at, min(_PIECE + _SIGN_BYTES, end - at))
+            for sign in _SIGNS.finditer(piece):
+                packed = sign[0] == OPENING
+                place = at + sign.start() - (0 if packed else _MAGIC_OFFSET)
+                if place >= start and (packed or place % tar.BLOCK == 0) and self._is_member(place, end):
+                    return place
         return None
 
     def _is_member(self, at: int, end: int) -> bool:
+        if self._pread(at, len(OPENING)) == OPENING:
+            return self._is_entry(at, end)
         try:
             entry = next(tar.scan_tar(self._pread, at, end), None)
         except tar.TarError:
             return False
-        member = None if entry is None else parse_member_header(entry)
-        return member is not None and (member.file, member.at) == (self.file, at)
+        if entry is None:
+            return False
+        member = parse_member_header(entry)
+        if member is None:
+            return is_pack(entry) and self._is_entry(entry.data_offset, end)
+        return (member.file, member.at) == (self.file, at)
+
+    def _is_entry(self, at: int, end: int) -> bool:
+        raw = self._pread(at, min(MAX_HEADER_BYTES, end - at))
+        return parse_entry(raw, 0, self.file, at) is not None
 
     def _pread(self, offset: int, length: int) -> bytes:
         failpoints.hit("store.survey.before_read")

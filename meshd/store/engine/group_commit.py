@@ -23,6 +23,7 @@ from meshd.store.disks.disk_type import RotationalDisks
 from meshd.store.disks.layout import index_has_free_space, reserves_kept
 from meshd.store.disks.reserve_files import release_reserves
 from meshd.store.engine.data_files import Segment
+from meshd.store.engine.packs import is_worth_packing
 from meshd.store.engine.write_batch import WriteBatch
 from meshd.store.errors import (
     DiskFailedError,
@@ -333,7 +334,7 @@ class Committer:
         for file, info in mine:
             usable = info.kind == "segment" and info.state == "open" and info.disk in self._disks.roots
             if usable and info.disk not in self._segments:
-                self._segments[info.disk] = self._open_segment(info.disk, file, info.end)
+                self._segments[info.disk] = self._open_segment(info.disk, file, info.end, info.framing)
 
     def _segment(self, disk: int) -> Segment:
         segment = self._segments.get(disk)
@@ -341,14 +342,15 @@ class Committer:
             segment = self._segments[disk] = self._open_segment(disk, self._ids.popleft())
         return segment
 
-    def _open_segment(self, disk: int, file: int, end: int | None = None) -> Segment:
+    def _open_segment(self, disk: int, file: int, end: int | None = None, framing: int = 0) -> Segment:
         in_runs = self._rotational.any_of([self._disks.roots[disk]])
-        return Segment(self._disks, disk, file, end, in_runs=in_runs)
+        return Segment(self._disks, disk, file, end, framing, in_runs=in_runs)
 
     def _seal_full_segments(self, batch: WriteBatch) -> None:
-        """Seals segments that have reached their size."""
+        """Seals segments that have reached their size, or hold so many small packs that compaction should
+        join them."""
         for disk, segment in list(self._segments.items()):
-            if segment.end >= self._segment_bytes:
+            if segment.end >= self._segment_bytes or is_worth_packing(segment.framing, segment.end):
                 segment.seal(self._durable)
                 del self._segments[disk]
                 batch.seal_segment(segment.file)

@@ -24,7 +24,7 @@ PAX_KEY = "SHARDMESH.member"
 RESERVE = 16 << 10  # header room of a large object's file: its data begin at this offset
 PAGE = 4 << 10
 ALIGNED = 64 << 10  # data of members from this size on begin at a page boundary of the file
-_MAX_PAX = RESERVE - 2 * tar.BLOCK - 64
+MAX_PAX = RESERVE - 2 * tar.BLOCK - 64
 _STAMP_DIGITS = 20
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f]")
 _VERSION = re.compile(r"[0-9a-f]{16}")
@@ -139,16 +139,21 @@ def safe_name(bucket: str, key: str) -> str:
     return f"{bucket}/{key}"
 
 
+def too_much_metadata(member: Member) -> MetadataTooLargeError:
+    """Returns the error of a member whose description is too long."""
+    return MetadataTooLargeError(
+        f"key, headers and metadata of {member.key[:40]!r} exceed {MAX_PAX} bytes; shorten the metadata"
+    )
+
+
 def render_member_header(member: Member, size: int, *, reserve: int | None = None) -> bytes:
     """Renders the header blocks of a member with `size` bytes of data. Raises MetadataTooLargeError."""
     name = safe_name(member.bucket, member.key)
     name += f".@part-{member.part:05d}" if member.kind == "part" else _SUFFIX.get(member.kind, "")
     raw = _encoder.encode(member)
     text = raw.decode()
-    if len(raw) + 2 * len(name.encode()) > _MAX_PAX:
-        raise MetadataTooLargeError(
-            f"key, headers and metadata of {member.key[:40]!r} exceed {_MAX_PAX} bytes; shorten the metadata"
-        )
+    if len(raw) + 2 * len(name.encode()) > MAX_PAX:
+        raise too_much_metadata(member)
     value = f"{checksums.crc32c(raw):08x} {text}"
     return tar.tar_member_header(
         name, size, mtime=member.modified // 1000, pax={PAX_KEY: value}, reserve=reserve

@@ -28,6 +28,7 @@ from meshd.store.engine.member_header import (
     stamp_text,
     version_id_of,
 )
+from meshd.store.engine.packs import data_crc32, is_packed, render_entry
 from meshd.store.errors import DiskFailedError, StaleEpochError
 from meshd.store.index.tombstones import Tombstones
 from meshd.store.records import DataFile, Extent
@@ -67,6 +68,7 @@ class _Change:
     tombs: int = 0
     buried: int = 0
     end: int = 0
+    framing: int = 0
     stamps: list[int] = field(default_factory=list)
     made: DataFile | None = None
     sealed: bool = False
@@ -164,20 +166,26 @@ class WriteBatch:
     def append_member(self, member: Member, stamp: int, chunks: Sequence[Buffer], size: int) -> StagedMember:
         """Stages a member in the open segment of its disk. Raises OSError, DiskFailedError."""
         segment = self._segment(self.free_space.choose_disk(member.bucket, member.key, size))
-        start = segment.tail
+        packed = is_packed(member, size)
+        start = segment.next_start(packed=packed)
         member = msgspec.structs.replace(member, file=segment.file, at=start)
-        reserve = _aligned_header_size(member, size, start)
-        data = segment.append(render_member_header(member, size, reserve=reserve), chunks, size)
+        if packed:
+            render = partial(render_entry, size=size, crc32=data_crc32(chunks))
+            data = segment.append_entry(render(member), chunks, size, member.modified)
+        else:
+            render = partial(
+                render_member_header, size=size, reserve=_aligned_header_size(member, size, start)
+            )
+            data = segment.append(render(member), chunks, size)
         self._segments[segment.file] = segment
         change = self._change(segment.file)
-        change.made = DataFile(segment.disk, "segment", "open", self.writer)
-        change.end = segment.tail
+        change.made = DataFile(segment.disk, "segment", "open", self.writer, framing=0)
         change.stamps.append(stamp)
         change.tombs += cancels_others(member)
         extent = Extent(segment.disk, segment.file, data, size, member.crc32c)
 
         def patch(late: Member) -> None:
-            segment.patch_header(start, render_member_header(late, size, reserve=reserve))
+            segment.patch_header(start, render(late))
 
         return StagedMember(extent, stamp, patch, member, False)
 
@@ -197,6 +205,8 @@ class WriteBatch:
         """Writes and syncs everything staged. Raises OSError."""
         for segment in self._segments.values():
             segment.write_pending()
+            change = self._change(segment.file)
+            change.end, change.framing = segment.tail, segment.pending_framing
             if self.durable:
                 timed_sync(segment, self.clock)
 
@@ -316,6 +326,7 @@ class WriteBatch:
             refs=info.refs + change.refs,
             tombs=info.tombs + change.tombs,
             buried=info.buried + change.buried,
+            framing=info.framing + change.framing if info.framing >= 0 else info.framing,
             first_stamp=min(stamps, default=0),
             last_stamp=max(stamps, default=0),
         )

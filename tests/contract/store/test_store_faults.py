@@ -15,6 +15,7 @@ import pytest
 
 from meshd.config import StoreSettings
 from meshd.store.disks.layout import has_free_space
+from meshd.store.engine.packs import PACKED
 from meshd.store.errors import (
     CorruptExtentError,
     DiskFailedError,
@@ -300,17 +301,20 @@ def test_a_removed_file_is_told_apart_from_damage(settings: StoreSettings) -> No
 
 
 @pytest.mark.usefixtures("damages")
-def test_a_damaged_header_costs_a_rebuild_that_member_alone(settings: StoreSettings) -> None:
+@pytest.mark.parametrize(("size", "back"), [(1, 40), (PACKED + 1, 950)], ids=["packed", "alone"])
+def test_a_damaged_header_costs_a_rebuild_that_member_alone(
+    settings: StoreSettings, size: int, back: int
+) -> None:
     """Also when the data of a member are themselves a data file of this store."""
 
     async def doing(store: Store) -> None:
-        await put_object(store, "inner", b"not this one")
+        await put_object(store, "inner", bytes(size))
         await put_object(store, "hit", _file_of(store, "inner"))
-        await put_object(store, "hit2", b"y")
-        await put_object(store, "behind", b"safe")
+        await put_object(store, "hit2", b"y" * size)
+        await put_object(store, "behind", b"safe" * size)
         for key in ("hit", "hit2"):
             record = store.get("b", key) or _none()
-            _scribble(store.locate(record)[0].path, record.extents[0].offset - 950)
+            _scribble(store.locate(record)[0].path, record.extents[0].offset - back)
         await store.delete("b", "inner")
 
     run(settings, doing)
