@@ -31,6 +31,7 @@ class ClientTransport(asyncio.Protocol):
         "_flushing",
         "_limiter",
         "_loop",
+        "_reading_paused",
         "_request_count",
         "_unread_then",
         "_writing_paused",
@@ -49,7 +50,7 @@ class ClientTransport(asyncio.Protocol):
         it."""
         self.remote, self.secure = "", False
         self._flushing: asyncio.Transport | None = None
-        self._writing_paused = False
+        self._writing_paused = self._reading_paused = False
         self._drain_waiter: asyncio.Future[None] | None = None
         self.moved = 0
         """Counts the bytes sent past the transport's own queue: the progress of a long response."""
@@ -91,6 +92,9 @@ class ClientTransport(asyncio.Protocol):
 
     def transport_lost(self) -> None:
         """Note that the client is gone."""
+        when_lost, self.on_lost = self.on_lost, None
+        if when_lost is not None:
+            when_lost()
         if self._at_once is not None:
             self._at_once.close()
         self.transport = self._flushing = None
@@ -132,6 +136,24 @@ class ClientTransport(asyncio.Protocol):
             await self._drain_waiter
         if self.transport is None:
             raise ConnectionResetError("the client closed the connection")
+
+    def queue_response(self, data: bytes) -> None:
+        """Queue a response, or the end of one. Raises ConnectionResetError if the client is gone."""
+        if self.transport is None:
+            raise ConnectionResetError("the client closed the connection")
+        self.transport.write(data)
+        self.wrote(len(data))
+
+    def hold_reading(self, *, hold: bool) -> None:
+        """Read nothing further from the client while `hold`."""
+        transport = self.transport
+        if hold == self._reading_paused or transport is None or transport.is_closing():
+            return
+        self._reading_paused = hold
+        if hold:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
 
     def wrote(self, size: int) -> None:
         """Record that a response of `size` bytes was queued on the transport."""

@@ -2,7 +2,7 @@
 
 Input that cannot be parsed gets an S3 error, and the connection closes. Requests are answered one at a time
 in the order in which they came, each in a task with a context of its own. A connection holds a bounded number
-of requests and a bounded part of a body; the client waits when they are full.
+of requests and a bounded part of a body; the client is not read from while they are full.
 """
 
 from __future__ import annotations
@@ -10,33 +10,31 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol, cast
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from meshd.server.body_stream import NO_BODY, BodyStream, MalformedBodyError
 from meshd.server.client_transport import ClientTransport
-from meshd.server.connection_limits import LingeringClose, malformed_request_error
-from meshd.server.http_parser import MalformedRequestError
+from meshd.server.connection_limits import IdleTimer, LingeringClose, malformed_request_error
+from meshd.server.http_parser import MalformedRequestError, RequestParser
 from meshd.server.request import MeshRequest
-from meshd.server.request_queue import RequestQueue
 from meshd.server.response import final_error
-from meshd.server.response_body import ResumedResponse
 from meshd.telemetry import metrics
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from meshd.server.body_stream import BodyStream
+    from collections.abc import Callable
+
     from meshd.server.connection_limits import ConnectionLimiter
-    from meshd.server.response import Reply
-    from meshd.server.response_body import BodyResumer, PendingResponse
-    from meshd.store.records import Span
+    from meshd.server.http_parser import ParsedHead
+    from meshd.server.response import RequestHandler
+    from meshd.server.response_body import PendingResponse
     from meshd.util.clock import Clock
 
 log = logging.getLogger(__name__)
 
 _FIRST_WORD = 0.5  # seconds for a client's first request when the node stops
-
-
-RequestHandler = Callable[[MeshRequest], Awaitable["Reply"]]
+_MAX_QUEUED: Final = 32  # requests that wait while one is answered
 
 
 class ConnectionServer(Protocol):
@@ -59,18 +57,23 @@ class Connection(ClientTransport):
     bytes (empty if they are sent in another way), or None to have the input parsed."""
 
     __slots__ = (
+        "_body",
+        "_broken",
+        "_closed",
         "_context",
         "_current",
         "_ended",
         "_fast_path",
         "_half_closed",
-        "_keepalive_handle",
+        "_hold_body",
+        "_idle_timer",
         "_lingering",
-        "_next_keepalive_close_time",
+        "_parser",
         "_passed",
-        "_requests",
         "_server",
         "_task",
+        "_unparsed",
+        "_waiting",
         "head_since",
         "last_received",
     )
@@ -84,13 +87,18 @@ class Connection(ClientTransport):
         super().__init__(server.guard, loop)
         self._server, self._fast_path = server, fast_path
         self._context = contextvars.copy_context()
-        self._requests = RequestQueue(self, self._arrived, server.guard.max_head_bytes)
+        self._parser = RequestParser(self, server.guard.max_head_bytes)
+        self._waiting: deque[MeshRequest | MalformedRequestError] = deque()
+        self._unparsed = b""  # input after the maximum number of queued requests
+        self._body: BodyStream | None = None  # of the latest request
+        self._closed = False  # whether the connection ends after its present requests
+        self._broken = False  # whether further input cannot be parsed and is dropped
+        self._hold_body = False  # whether too much of a body waits
         self._current: MeshRequest | MalformedRequestError | None = None
         self._task: asyncio.Task[None] | None = None
         self._ended = False  # whether no further request is begun
         self._half_closed = False
-        self._keepalive_handle: asyncio.TimerHandle | None = None
-        self._next_keepalive_close_time = 0.0
+        self._idle_timer = IdleTimer(loop, server.keepalive_timeout, self._idle_too_long)
         self.last_received = 0.0
         """When the client last sent data, on the loop's clock."""
         self.head_since = 0.0
@@ -108,7 +116,7 @@ class Connection(ClientTransport):
         self._server.connection_made(self)
         metrics.http_connections.inc()
         self.last_received = self._loop.time()
-        self._keep_alive()
+        self._idle_timer.restart()
         if not self._limiter.admit_connection(self):
             self._say("ServiceUnavailable", "This node has too many connections; try again later.")
             self.force_close()
@@ -116,16 +124,13 @@ class Connection(ClientTransport):
     def connection_lost(self, exc: BaseException | None) -> None:
         metrics.http_connections.dec()
         self._limiter.forget_connection(self)
-        when_lost, self.on_lost = self.on_lost, None
-        if when_lost is not None:
-            when_lost()
         if self._lingering is not None:
             self._lingering.client_closed()
         self._ended = True
         self.transport_lost()
-        self._requests.clear()
-        if self._keepalive_handle is not None:
-            self._keepalive_handle.cancel()
+        self._waiting.clear()
+        self._unparsed = b""
+        self._idle_timer.cancel()
         if isinstance(self._current, MeshRequest):
             self._current.content.fail(ConnectionResetError("the client closed the connection"))
         self._server.connection_lost(self)
@@ -135,7 +140,7 @@ class Connection(ClientTransport):
     @property
     def is_idle(self) -> bool:
         """Whether no request is being answered or queued."""
-        return self._task is None and not self._requests.waiting and not self._ended and self._passed is None
+        return self._task is None and not self._waiting and not self._ended and self._passed is None
 
     @property
     def is_evictable(self) -> bool:
@@ -149,7 +154,7 @@ class Connection(ClientTransport):
 
     def close(self) -> None:
         """Close it after the responses to the present requests."""
-        self._requests.closed = True
+        self._closed = True
         if self.is_idle:
             self.force_close()
 
@@ -174,24 +179,6 @@ class Connection(ClientTransport):
                 await asyncio.wait({task}, timeout=patience)
         self.force_close()
 
-    def send_direct(self, head: bytes, span: Span, rest: BodyResumer) -> bool:
-        """Send a head and a range of a file at once, past the transport; False if nothing was sent. What the
-        kernel did not accept is queued; what cannot be read is sent later from `rest`."""
-        transport, at_once = self.transport, self.past_the_queue()
-        if transport is None or at_once is None:
-            return False
-        sent = at_once.send_now(head, span)
-        if sent is None:
-            return False
-        left, torn = sent
-        if left:
-            transport.write(left)
-            self.wrote(len(left))
-        if torn is not None:
-            resumed = ResumedResponse(self, rest, torn, self.pending_ended)
-            self.leave_to(resumed, resumed.cancel)
-        return True
-
     def time_out(self) -> None:
         """Close a connection whose request head does not end in time."""
         self._say("RequestTimeout", "The request's head did not arrive in time.")
@@ -206,18 +193,22 @@ class Connection(ClientTransport):
     @property
     def is_last_request(self) -> bool:
         """Whether the request being answered is the client's last one."""
-        return self._half_closed and self._requests.is_empty
+        return self._half_closed and not self._has_input
 
     @property
     def is_closing(self) -> bool:
         """Whether the connection closes after the present responses."""
-        return self._ended or self._requests.closed
+        return self._ended or self._closed
+
+    @property
+    def _has_input(self) -> bool:
+        return bool(self._waiting or self._unparsed)
 
     # --- requests -----------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         self.last_received = self._loop.time()
-        if self._requests.broken:
+        if self._broken:
             if self._lingering is not None:
                 self._lingering.data_arrived()
         elif self._passed is not None:
@@ -229,11 +220,56 @@ class Connection(ClientTransport):
         """Parse input, without the fast path."""
         if self._ended:
             return
-        self._requests.feed(data)
+        if self._unparsed:
+            data = self._unparsed + data
+        try:
+            left = self._parser.feed(data)
+        except MalformedRequestError as error:
+            left = b""
+            self._break_off(error)
+        self._unparsed = b"" if self._closed else left
+        self._hold_or_resume()
         if self._task is not None:
             self.head_since = 0.0
         elif not self.head_since:
             self.head_since = self.last_received
+
+    def _break_off(self, error: MalformedRequestError) -> None:
+        """Stop parsing, since the meaning of further bytes is unknown. The body that they belong to is
+        incomplete; the error is answered in its turn."""
+        self._broken = True
+        if self._body is not None and not self._body.complete:
+            self._body.fail(MalformedBodyError(str(error)))
+        self._arrived(error)
+
+    def _hold_client(self, hold: bool) -> None:
+        """Called by the body: too much of it waits, or no longer does."""
+        self._hold_body = hold
+        self._hold_or_resume()
+
+    def _hold_or_resume(self) -> None:
+        """Read from the client only while there is room for its data."""
+        self.hold_reading(hold=(self._hold_body or bool(self._unparsed)) and not self._broken)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether the parser may begin another request."""
+        return len(self._waiting) < _MAX_QUEUED and not self._closed
+
+    def on_request(self, head: ParsedHead) -> None:
+        """Take a request from the parser; its body may still arrive."""
+        self._body = BodyStream(self._hold_client) if head.has_body else NO_BODY
+        self._arrived(MeshRequest(self, head, self._body))
+
+    def on_body(self, data: bytes) -> None:
+        """Take bytes of the latest request's body."""
+        assert self._body is not None
+        self._body.feed(data)
+
+    def on_body_end(self) -> None:
+        """Note that the latest request is complete."""
+        assert self._body is not None
+        self._body.end()
 
     def _arrived(self, request: MeshRequest | MalformedRequestError) -> None:
         """Answer a request, or have it wait for those before it."""
@@ -241,12 +277,11 @@ class Connection(ClientTransport):
         if self._task is None:
             self._begin(request)
         else:
-            self._requests.waiting.append(request)
+            self._waiting.append(request)
 
     def _begin(self, request: MeshRequest | MalformedRequestError) -> None:
         self._current = request
-        answering = self._start_answering(request)
-        self._task = self._loop.create_task(answering, context=self._context.copy())
+        self._task = self._loop.create_task(self._start_answering(request), context=self._context.copy())
 
     async def _start_answering(self, request: MeshRequest | MalformedRequestError) -> None:
         """Answer one request, then begin the next one."""
@@ -265,15 +300,15 @@ class Connection(ClientTransport):
         self._task = self._current = None
         if self._ended:
             return
-        last = (self._requests.closed or self._half_closed) and self._requests.is_empty
+        last = (self._closed or self._half_closed) and not self._has_input
         if not keep or last:
             self._ended = True  # close one turn later: unread input would reset the connection
             self._loop.call_soon(self.force_close)
             return
-        self._keep_alive()
-        if self._requests.waiting:
-            self._begin(self._requests.waiting.popleft())
-        if self._requests.can_parse_more:
+        self._idle_timer.restart()
+        if self._waiting:
+            self._begin(self._waiting.popleft())
+        if self._unparsed and len(self._waiting) <= _MAX_QUEUED // 2:
             self._parse(b"")
 
     async def _answer(self, request: MeshRequest | MalformedRequestError) -> bool:
@@ -299,7 +334,7 @@ class Connection(ClientTransport):
         keep, body = reply.keep_alive, request.content
         if self._ended:
             return False
-        if self._requests.broken and not keep:
+        if self._broken and not keep:
             await self._linger(None)
         elif not body.complete:
             await self._linger(body)
@@ -309,28 +344,23 @@ class Connection(ClientTransport):
     def _refuse(self, error: Exception) -> None:
         """Answer a request that could not be parsed, or whose handler failed."""
         told, status = malformed_request_error(error)
-        if self.transport is None:
-            raise ConnectionResetError("the client closed the connection")
-        data = final_error(told, self._server.clock, status)
-        self.transport.write(data)
-        self.wrote(len(data))
+        self.queue_response(final_error(told, self._server.clock, status))
         metrics.http_requests.labels("Malformed", str(status)).inc()
 
     def _answered_at_once(self, fast_path: Callable[[Connection, bytes], bytes | None], data: bytes) -> bool:
         """Whether `data` was exactly one request, and its response has been written."""
-        if not self.is_idle or self._half_closed or not self._requests.at_boundary:
-            return False
         transport = self.transport
+        if not self.is_idle or self._half_closed or self._closed or not self._parser.at_boundary:
+            return False
         if transport is None or transport.get_write_buffer_size() or self._limiter.under_pressure:
             return False
         answer = fast_path(self, data)
         if answer is None:
             return False
         if answer:
-            transport.write(answer)
-            self.wrote(len(answer))
+            self.queue_response(answer)
         self._request_count += 1
-        self._next_keepalive_close_time = self.last_received + self._server.keepalive_timeout
+        self._idle_timer.postpone(self.last_received)
         return True
 
     # --- responses without a task ---------------------------------------------------------------------------
@@ -352,7 +382,7 @@ class Connection(ClientTransport):
         elif passed.closes_connection or (passed.is_last and not passed.held):
             self.force_close()
             return
-        self._keep_alive()
+        self._idle_timer.restart()
         if passed.held:
             self.data_received(passed.held)
         if self._half_closed and not self.eof_received():
@@ -360,24 +390,10 @@ class Connection(ClientTransport):
 
     # --- closing ------------------------------------------------------------------------------------------
 
-    def _keep_alive(self) -> None:
-        """Restart the time that the client has for another request."""
-        due = self._loop.time() + self._server.keepalive_timeout
-        self._next_keepalive_close_time = due
-        if self._keepalive_handle is None:
-            self._keepalive_handle = self._loop.call_at(due, self._process_keepalive)
-
-    def _process_keepalive(self) -> None:
-        """Close the connection if the time for another request is over."""
-        self._keepalive_handle = None
-        if self._ended:
-            return
+    def _idle_too_long(self) -> None:
+        """Close the connection: the time for another request is over."""
         if self._passed is not None:
-            self._keep_alive()
-        elif self._loop.time() < self._next_keepalive_close_time:
-            self._keepalive_handle = self._loop.call_at(
-                self._next_keepalive_close_time, self._process_keepalive
-            )
+            self._idle_timer.restart()
         elif self.is_idle:
             self.force_close()
 
@@ -392,7 +408,7 @@ class Connection(ClientTransport):
                 self.force_close()
         elif self._lingering is not None:
             self._lingering.shorten()
-        elif isinstance(request, MeshRequest) and request.content.complete and not self._requests.waiting:
+        elif isinstance(request, MeshRequest) and request.content.complete and not self._waiting:
             self.close()
 
     def eof_received(self) -> bool | None:
@@ -401,7 +417,7 @@ class Connection(ClientTransport):
         connection cannot be half-closed: the client is gone."""
         if self.secure:
             return None
-        if self._requests.broken:
+        if self._broken:
             self._half_closed = True
             if self._lingering is not None:
                 self._lingering.client_closed()
@@ -409,14 +425,14 @@ class Connection(ClientTransport):
         if self._passed is not None:
             self._half_closed = self._passed.is_last = True
             return True
-        body = self._requests.body
+        body = self._body
         if body is None or self._task is None:
             return None
         self._half_closed = True
         if not body.complete:
             body.truncate()
-        if self._requests.is_empty:  # close after this response, which may be written already
-            self._requests.closed = True
+        if not self._has_input:  # close after this response, which may be written already
+            self._closed = True
         return True
 
     async def _linger(self, body: BodyStream | None) -> None:

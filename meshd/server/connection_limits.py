@@ -1,4 +1,4 @@
-"""Protection against misbehaving clients: connection limits, lingering close, malformed requests.
+"""Protection against misbehaving clients: limits, idle timeout, lingering close, malformed requests.
 
 The limiter scans all connections periodically and checks each new one at once; it never touches a request
 that makes progress. The number of open connections and the bytes buffered for clients that do not read stay
@@ -20,6 +20,8 @@ from meshd.util.timeouts import timeout_at
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshd.config import HttpSettings
     from meshd.server.body_stream import BodyStream
 
@@ -99,6 +101,40 @@ LEAST_RATE: Final = 100  # bytes per second, over `body_timeout`; slower readers
 MAX_BACKLOGGED: Final = 256  # connections with unread responses; above it, responses are not buffered
 BURST_BYTES: Final = 16 << 20  # queued in one turn of the loop, before the kernel is asked to take any
 _EVICTED_SHARE = 64  # 1/64 of the connections are evicted at once when there are too many
+
+
+class IdleTimer:
+    """Calls `expired` after `seconds` without a request. Postponing it costs no timer of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, expired: Callable[[], None]) -> None:
+        self._loop, self._seconds, self._expired = loop, seconds, expired
+        self._due = 0.0
+        self._handle: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<IdleTimer of {self._seconds:g} s>"
+
+    def restart(self) -> None:
+        """Count the time from now on; also after it has expired."""
+        self.postpone(self._loop.time())
+        if self._handle is None:
+            self._handle = self._loop.call_at(self._due, self._look)
+
+    def postpone(self, now: float) -> None:
+        """Count the time from `now` on, on the loop's clock."""
+        self._due = now + self._seconds
+
+    def cancel(self) -> None:
+        """End it: the client is gone."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _look(self) -> None:
+        self._handle = None
+        if self._loop.time() < self._due:
+            self._handle = self._loop.call_at(self._due, self._look)
+        else:
+            self._expired()
 
 
 class _Unread(Protocol):

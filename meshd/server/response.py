@@ -17,12 +17,14 @@ from meshwire.http_values.dates import format_http
 from meshwire.s3.responses import render_error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.server.request import MeshRequest, RequestTrace
     from meshd.util.clock import Clock
     from meshwire.errors import S3Error
+
+    RequestHandler = Callable[[MeshRequest], Awaitable["Reply"]]
 
 Header = tuple[str, str]
 

@@ -15,6 +15,7 @@ from meshd.server.proxy.hops import HOP_HEADER, forwarded_trace
 from meshd.server.proxy.response_relay import ProxiedResponse
 from meshd.server.request import RequestTrace
 from meshd.server.response import head_bytes
+from meshd.server.response_body import ResumedResponse
 from meshd.server.s3.admission import VirtualHosts
 from meshd.server.s3.body_resumer import body_resumer
 from meshd.server.s3.endpoint import SMALL_BYTES
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from meshd.core.object_io import LookupResult
     from meshd.server.connection import Connection
     from meshd.server.proxy.hops import Hop
+    from meshd.server.response_body import BodyResumer
     from meshd.server.s3.admission import RequestAdmission
     from meshd.server.services import ServerServices
+    from meshd.store.records import Span
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +201,7 @@ class FastPath:
         status, headers = object_response_head(operation, found, trace)
         head = head_bytes(status, headers, self._deps.clock.now_ms() // 1000)
         rest = body_resumer(self._deps, operation, found, [span])
-        if not connection.send_direct(head, span, rest):
+        if not _send_direct(connection, head, span, rest):
             return None
         self.answered += 1
         trace.sent = found.length
@@ -211,6 +214,22 @@ class FastPath:
         if operation.head or not found.length:
             return b""
         return None if found.length > SMALL_BYTES else self._deps.reader.read_range_now(found)
+
+
+def _send_direct(connection: Connection, head: bytes, span: Span, rest: BodyResumer) -> bool:
+    """Send a head and a range of a file at once, past the transport; False if nothing was sent. What the
+    kernel did not accept is queued; what cannot be read is sent later from `rest`."""
+    at_once = connection.past_the_queue()
+    sent = None if at_once is None else at_once.send_now(head, span)
+    if sent is None:
+        return False
+    left, torn = sent
+    if left:
+        connection.queue_response(left)
+    if torn is not None:
+        resumed = ResumedResponse(connection, rest, torn, connection.pending_ended)
+        connection.leave_to(resumed, resumed.cancel)
+    return True
 
 
 def parse_simple_head(data: bytes) -> RequestHead | None:

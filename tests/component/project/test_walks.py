@@ -79,7 +79,7 @@ def test_a_signed_get(recorder: WalkRecorder, node: Daemon) -> None:
     def get(_: int) -> None:
         assert len(client.get_object(Bucket="walks", Key="large")["Body"].read()) == 3_000_000
 
-    check(recorded(recorder, get, served(node)), "A GET of an object of 3 MB", 20)
+    check(recorded(recorder, get, served(node)), "A GET of an object of 3 MB", 18)
 
 
 def loaded(node: Daemon) -> mesh.Loader:
@@ -110,7 +110,7 @@ def test_a_batch_from_its_address_to_a_tensor(
         sys.setprofile(None)
         threading.setprofile(None)
     check(in_training, "**In the training process**", 10)
-    check(on_the_node, "**On the node**", 33, skip="skip the next step")
+    check(on_the_node, "**On the node**", 32, skip="skip the next step")
 
 
 def test_a_replicated_put_at_the_wrong_node(recorder: WalkRecorder) -> None:
@@ -131,4 +131,4 @@ def test_a_replicated_put_at_the_wrong_node(recorder: WalkRecorder) -> None:
             client.put_object(Bucket="walks", Key=key, Body=b"%d" % number * 100_000)
 
         groups = [group for each in cluster.nodes.values() for group in served(each)]
-        check(recorded(recorder, put, groups), "A PUT of 100 kB with two copies", 26)
+        check(recorded(recorder, put, groups), "A PUT of 100 kB with two copies", 25)

@@ -279,8 +279,8 @@ def test_keep_alive_does_not_end_an_answer(pair: Pair) -> None:
     connection = pair.await_under_way(1)[0]
 
     def due() -> None:
-        connection._next_keepalive_close_time = 0
-        connection._process_keepalive()
+        connection._idle_timer._due = 0
+        connection._idle_timer._look()
 
     pair.beside.do(due)
     assert read_answer(sock).body == LARGE
