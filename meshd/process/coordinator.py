@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from meshd.batches.assembly.assembler import Assembler, serve_assembler
+from meshd.batches.read_ahead.read_waits import ReadWaits
 from meshd.batches.warm_up.warmer import warmer as warmer_of
 from meshd.jobs.relayout.session import relayouts
 from meshd.origins.access_hints import PlanReadHints
@@ -107,9 +108,10 @@ async def start_coordinator(
         )
         warmer = warmer_of(warm_up_context(node, pool, decoded, read_ahead))
         relayout = relayouts(relayout_context(node))
-        tasks.spawn(
-            _vital(serve_assembler(assembler, listener, [warmer.register, relayout.register])), "assembler"
-        )
+        others = [warmer.register, relayout.register]
+        if read_ahead is not None:
+            others.append(ReadWaits(read_ahead).register)
+        tasks.spawn(_vital(serve_assembler(assembler, listener, others)), "assembler")
         periodic = [*coordinator_tasks(node), *cache_tasks(node, manager, backed)]
         start_periodic_tasks([*periodic, *decoded_cache_tasks(decoded)], tasks)
         access = node_access(node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from meshd.batches.blob_reader import Blob, stored_crc32c
@@ -32,6 +33,7 @@ from meshd.core.peer_messages import (
     to_remote_record,
 )
 from meshd.core.peer_source import ObjectRange
+from meshd.core.sample_locations import slice_locations
 from meshd.peer_reads.listing import primary_page
 from meshd.rpc.peer_rpc import NotHereError, handler, stream_handler
 from meshd.store.errors import CorruptExtentError, StoreError
@@ -41,6 +43,9 @@ from meshwire.formats.json_lines import earlier_line_index
 from meshwire.frame.tensor_frame import FRAME_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from meshd.batches.read_ahead.read_waits import ReadWaitClient
     from meshd.batches.sample_responses import StreamBody
     from meshd.cluster.cluster_view import ClusterView
     from meshd.core.api_errors import Code
@@ -67,6 +72,7 @@ if TYPE_CHECKING:
     from meshd.store.api import ObjectStore
     from meshd.store.integrity.verification import ExpiringVerifiedExtents
     from meshd.store.records import Record
+    from meshd.transform.source_files import Piece
 
 _AT_A_TIME = 500
 _SOUND = ("up", "draining")
@@ -88,10 +94,11 @@ class PeerReadService:
         objects: RemoteObjects,
         census: DocumentInventory,
         proofs: ExpiringVerifiedExtents,
+        read_waits: ReadWaitClient | None = None,
     ) -> None:
         self._store, self._mesh, self._objects, self._census = store, mesh, objects, census
         self._archives, self._catalog, self._pages = archives, catalog, pages
-        self._tables, self._proofs = tables, proofs
+        self._tables, self._proofs, self._read_waits = tables, proofs, read_waits
 
     def __repr__(self) -> str:
         return f"<Holdings of {self._mesh.node_id}>"
@@ -117,8 +124,17 @@ class PeerReadService:
                 blobs.append(Blob("", 0))
             if number % _AT_A_TIME == _AT_A_TIME - 1:
                 await asyncio.sleep(0)
+        if self._read_waits is not None and not asked.proven:
+            await self._read_waits.wait_for_pieces(list(self._pieces(blobs)))
         metadata = {"version": FRAME_VERSION, "errors": json.dumps(errors)}
         return samples_body(self._store, blobs, metadata, len(blobs), names=False, direct=not asked.proven)
+
+    def _pieces(self, blobs: Sequence[Blob]) -> Iterator[Piece]:
+        """Yield the files that hold the bytes of these blobs."""
+        for blob in blobs:
+            if blob.record is not None:
+                with suppress(StoreError):  # what sends them reports it
+                    yield from slice_locations(self._store.locate(blob.record), blob.offset, blob.length)
 
     async def _proven(self, blob: Blob) -> tuple[str, str] | None:
         """Verify the extents that a blob is a part of; whole extents are verified while they are sent. Return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -22,13 +23,15 @@ from meshd.batches.read_ahead.windows import (
     cut_window,
     first_size,
     fitting_size,
+    has_room,
     next_size,
     window_between,
 )
 from meshd.telemetry import metrics
 from meshd.telemetry.plan_metrics import DIGITS, plan_read_ahead
-from meshd.transform.render_calls import program_digest
+from meshd.transform.render_calls import RowWork, program_digest
 from meshd.util.async_tasks import BackgroundTasks
+from meshd.util.timeouts import timeout
 from meshwire.plan.epoch_order import snapshot_order
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import FrameAddress
     from meshd.core.plan_record import Plan
     from meshd.transform.decoded_cache.cache import DecodedCache
+    from meshd.transform.source_files import Pieces
     from meshd.util.clock import Clock
     from meshwire.dataset.snapshot import Snapshot
     from meshwire.plan.shuffle import SampleOrder
@@ -47,6 +51,8 @@ IDLE_SECONDS: Final = 120.0
 """A cursor from which no frame was requested for this long is dropped."""
 CONTENDED_IDLE_SECONDS: Final = 5.0
 """The same while there are other readers, unless its own pauses are longer: see `_patience`."""
+WAIT_SECONDS: Final = 2.0
+"""How long reads for other nodes wait for a window."""
 _BEHIND: Final = 2  # batches of margin, since ranks are not all in the same step
 _IN_FLIGHT: Final = 4  # batches that a loader requests at once: any of them may arrive first
 _REACH: Final = 32  # batches: a request this far from the others of its epoch begins a cursor of its own
@@ -181,6 +187,15 @@ class ReadScheduler:
             window.prioritize(self._readers)
         return unread
 
+    async def wait_for_pieces(self, pieces: Pieces) -> None:
+        """Wait until windows that are being read have brought these pieces of files, for WAIT_SECONDS at
+        most; at once for others."""
+        windows = [each for cursor in self._cursors for each in cursor.windows if not each.read.is_set()]
+        with suppress(TimeoutError):
+            async with timeout(WAIT_SECONDS):
+                async for _ in Arrivals(windows, self._clock).groups([RowWork(0, 0, (pieces,))]):
+                    return
+
     async def read_samples(self, snapshot: Snapshot, samples: Integers) -> None:
         """Read the bytes of these samples in the order of the disk, behind all windows of batches.
 
@@ -253,8 +268,8 @@ class ReadScheduler:
         """Return whether to add a window: always one, and more within the share once the reader started."""
         if cursor.next >= cursor.order.n or cursor.dropped:
             return False
-        size = min(cursor.size, self._share() // 2)
-        return not cursor.windows or (cursor.started and cursor.bytes + size <= self._share())
+        held = [window.bytes for window in cursor.windows]
+        return not held or (cursor.started and has_room(cursor.order, held, cursor.size, self._share()))
 
     def _extend(self, cursor: _Cursor) -> None:
         if not cursor.extending and self._has_room(cursor):

@@ -16,6 +16,8 @@ from meshd.core.sample_locations import bytes_columns
 from meshwire.plan.shuffle import BlocksOrder, StoredOrder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from meshd.batches.read_ahead.own_samples import OwnSamples
@@ -60,6 +62,15 @@ def next_size(order: SampleOrder, size: int, budget: int) -> int:
 def fitting_size(size: int, share: int) -> int:
     """Return the bytes of a window of which two fit a reader's share of the budget."""
     return min(size, max(MIN_WINDOW_BYTES, share // 2))
+
+
+def has_room(order: SampleOrder, held: Sequence[int], size: int, share: int) -> bool:
+    """Return whether another window of up to `size` bytes fits a reader's share of the budget beside those of
+    `held` bytes. With blocks it is about as large as the one before, since it ends where a block does."""
+    fitting = min(size, share // 2)
+    if held and isinstance(order, BlocksOrder):
+        fitting = min(fitting, held[-1])
+    return sum(held) + fitting <= share
 
 
 def cut_window(

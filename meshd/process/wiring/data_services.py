@@ -16,6 +16,7 @@ from meshd.batches.assets import AssetService
 from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator, StoredCopies
 from meshd.batches.read_ahead.default_order import DefaultOrders
 from meshd.batches.read_ahead.own_samples import OwnSampleFinder
+from meshd.batches.read_ahead.read_waits import ReadWaitClient
 from meshd.batches.read_ahead.scheduler import ReadScheduler
 from meshd.batches.read_ahead.shuffle_advice import ShuffleAdvisor
 from meshd.batches.read_ahead.window_lookup import WindowLookup
@@ -138,6 +139,13 @@ def read_scheduler(node: NodeContext, decoded: DecodedCache | None) -> ReadSched
     lookup = WindowLookup(node.store, node.archives, disks, node.objects)
     own = OwnSampleFinder(node.objects)
     return ReadScheduler(lookup, node.clock, _read_ahead_budget(node), decoded, own)
+
+
+def read_waits(node: NodeContext) -> ReadWaitClient | None:
+    """Return what reads for other nodes wait for; None if the node has no rotational disk."""
+    disks = RotationalDisks(node.settings.store.disk_type)
+    turns = disks.any_of(node.settings.store.disks)
+    return ReadWaitClient(node.settings.coordinator_socket) if turns else None
 
 
 def warm_up_context(

@@ -27,6 +27,7 @@ from meshd.process.log_level import notify_supervisor
 from meshd.process.wiring.data_services import (
     job_service,
     output_routes,
+    read_waits,
     view_makers,
 )
 from meshd.process.wiring.services import document_inventory, document_references
@@ -169,6 +170,7 @@ def native_routes(
         node.objects,
         document_inventory(node),
         ExpiringVerifiedExtents(node.clock),
+        read_waits(node),
     )
     activity = ActivityService(
         node.mesh, node.peers, ActivityHistory(node.settings.activity_file), node.clock

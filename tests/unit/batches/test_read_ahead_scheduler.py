@@ -12,7 +12,7 @@ from meshd.batches.read_ahead import scheduler as module
 from meshd.batches.read_ahead.extents import plan_reads
 from meshd.batches.read_ahead.scheduler import CONTENDED_IDLE_SECONDS, IDLE_SECONDS, ReadScheduler
 from meshd.batches.read_ahead.window_lookup import DiskReads
-from meshd.batches.read_ahead.windows import MIN_WINDOW_BYTES
+from meshd.batches.read_ahead.windows import MIN_WINDOW_BYTES, has_room
 from meshd.core.frame_address import FrameAddress
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.util.clock import ManualClock
@@ -20,6 +20,7 @@ from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
 from meshwire.plan.epoch_order import snapshot_order
 from meshwire.plan.plan_spec import parse_spec, plan_hash
+from meshwire.plan.shuffle import ShuffleSpec, shuffle_order
 from tests.unit.batches import test_read_cost
 
 if TYPE_CHECKING:
@@ -181,6 +182,31 @@ def test_a_batch_waits_until_its_window_is_read_and_the_disk_hears_of_it() -> No
     running({"kind": "none"}, story)
 
 
+def test_reads_for_other_nodes_wait_for_the_window_that_brings_their_bytes() -> None:
+    async def story(world: World) -> None:
+        def wait(*places: tuple[str, int]) -> asyncio.Task[None]:
+            pieces = tuple((path, number * SIZE, SIZE) for path, number in places)
+            return asyncio.create_task(world.scheduler.wait_for_pieces(pieces))
+
+        await asyncio.wait_for(wait(("file", 3)), 30)  # nothing is read ahead
+        world.ask(0)
+        await settled()
+        works = list(arms[0].works)  # all windows of this lookup lie at the beginning of the file
+        others = [wait(("elsewhere", 3)), wait(("file", 1_000_000))]
+        waiting = [wait(("file", 3)), wait(("file", 1), ("file", 5))]
+        await asyncio.wait_for(asyncio.gather(*others), 30)
+        for finished, done in ((3, [False, False]), (4, [True, False]), (6, [True, True])):
+            for work in works:
+                work.finished = finished
+                work.on_progress()
+            await asyncio.sleep(0.02)
+            assert [each.done() for each in waiting] == done
+        never = wait(("file", 6))
+        await asyncio.wait_for(never, 30)  # a window that is late is not waited for without end
+
+    running({"kind": "none"}, story)
+
+
 def test_windows_ahead_stay_within_the_budget_and_follow_the_reader() -> None:
     async def story(world: World) -> None:
         world.ask(0)
@@ -196,6 +222,22 @@ def test_windows_ahead_stay_within_the_budget_and_follow_the_reader() -> None:
         assert len(world.lookup.windows) > before
 
     running({"kind": "none"}, story)
+
+
+def test_windows_of_small_blocks_fill_the_budget() -> None:
+    """A window that may have 64 MiB, but ends with a block at 34, is taken for 34."""
+    starts, mib = np.arange(0, 257, 16), 1 << 20
+    blocks = shuffle_order(ShuffleSpec("blocks", 4), starts, 1, 0)
+    full = shuffle_order(ShuffleSpec(), starts, 1, 0)
+    for order, held, room in (
+        (blocks, [34, 34], True),
+        (blocks, [34, 34, 34], False),
+        (blocks, [100], False),
+        (blocks, [], True),
+        (full, [34, 34], False),
+        (full, [34], True),
+    ):
+        assert has_room(order, [each * mib for each in held], 64 * mib, 128 * mib) == room
 
 
 def test_blocks_end_windows_so_that_no_shard_is_read_twice() -> None:

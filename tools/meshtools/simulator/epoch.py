@@ -21,6 +21,7 @@ from meshd.batches.read_ahead.windows import (
     MIN_WINDOW_BYTES,
     first_size,
     fitting_size,
+    has_room,
     next_size,
 )
 from meshsdk.errors import ConfigurationError
@@ -280,7 +281,7 @@ class EpochSimulation:
             reader.windows.popleft()
         while reader.next < reader.order.n and (
             reader.next < end
-            or sum(each.bytes for each in reader.windows) + min(reader.size, share // 2) <= share
+            or has_room(reader.order, [each.bytes for each in reader.windows], reader.size, share)
         ):
             self._add_window(reader, share)
         if reader.next >= reader.order.n:  # the next epoch's first window is read in any case
