@@ -39,6 +39,7 @@ HEADINGS = {
     "zarr_windows": "Arrays",
     "dicom": "Medical images",
     "nifti": "Medical images",
+    "slides": "Medical images",
     "array_ops": "Arrays",
     "labels": "Labels",
 }

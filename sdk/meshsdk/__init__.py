@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from meshsdk import errors, ops, packed_rows
     from meshsdk.arrays.field_statistics import field_statistics
     from meshsdk.arrays.open_dicom import open_dicom
+    from meshsdk.arrays.open_slides import open_slides
     from meshsdk.arrays.open_zarr import open_zarr
     from meshsdk.client.gather import Gathered, Item
     from meshsdk.client.s3_client import Client, connect
@@ -63,6 +64,7 @@ __all__ = [
     "open_dicom",
     "open_iceberg",
     "open_lance",
+    "open_slides",
     "open_voc",
     "open_yolo",
     "open_zarr",
@@ -97,6 +99,7 @@ _HOMES = {
     "open_dicom": "arrays.open_dicom",
     "open_iceberg": "tables.open_iceberg",
     "open_lance": "tables.open_lance",
+    "open_slides": "arrays.open_slides",
     "open_voc": "open_annotated",
     "open_yolo": "open_annotated",
     "open_zarr": "arrays.open_zarr",

@@ -62,6 +62,7 @@ SECTIONS = (
             Entry("meshsdk.arrays.field_statistics.field_statistics", "mesh.field_statistics"),
             _given("meshsdk.arrays.field_statistics.FieldStatistics"),
             Entry("meshsdk.arrays.open_dicom.open_dicom", "mesh.open_dicom"),
+            Entry("meshsdk.arrays.open_slides.open_slides", "mesh.open_slides"),
             Entry("meshsdk.open_annotated.open_coco", "mesh.open_coco"),
             Entry("meshsdk.open_annotated.open_voc", "mesh.open_voc"),
             Entry("meshsdk.open_annotated.open_yolo", "mesh.open_yolo"),

@@ -80,9 +80,17 @@ SMOKES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "audio": (("server", "audio"), "import soundfile, meshd.transform.builtin.sound_files"),
     "video": (("server", "video"), "import av, meshd.transform.builtin.video_files"),
     "science": (("server", "science"), "import numcodecs.blosc, meshd.transform.builtin.zarr_windows"),
+    "grib": (
+        ("server", "grib"),
+        "import eccodes, meshd.transform.builtin.zarr_codecs as codecs\n"
+        "handle = eccodes.codes_grib_new_from_samples('regular_ll_pl_grib2')\n"
+        "eccodes.codes_set_values(handle, [float(number % 7) for number in range(496)])\n"
+        "data = eccodes.codes_get_message(handle)\n"
+        "assert len(codecs.decode_chunk([{'id': 'grib', 'dtype': 'float32'}], data, 4 * 496)) == 1984",
+    ),
     "medical": (
         ("server", "medical"),
-        "import nibabel, pydicom, openjpeg, jpeg_ls, meshd.transform.builtin.nifti, "
+        "import nibabel, pydicom, tifffile, openjpeg, jpeg_ls, meshd.transform.builtin.nifti, "
         "meshd.transform.builtin.dicom, meshsdk.arrays.open_dicom",
     ),
     "chat": (("server", "chat"), "import jinja2, meshd.transform.builtin.chat"),

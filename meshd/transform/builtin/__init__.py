@@ -23,6 +23,7 @@ SUBJECTS = (
     "nifti",
     "resize",
     "right_angles",
+    "slides",
     "sound",
     "spectra",
     "text",

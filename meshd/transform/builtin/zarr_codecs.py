@@ -25,16 +25,17 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+_MISSING: Final = float(np.finfo(np.float32).max)
 _GROWTH = 8
 """Filters that change the type of numbers make at most that many times the bytes."""
 
 
 def require_codecs(codecs: Sequence[Mapping[str, Any]]) -> None:
     """Check that this node can decode all of them. Raises MissingLibraryError, ValueError (the settings)."""
-    if any(codec["id"] not in _BUILT_IN for codec in codecs):
-        _numcodecs()
     for codec in codecs:
-        if codec["id"] not in _BUILT_IN:
+        if codec["id"] == "grib":
+            _eccodes()
+        elif codec["id"] not in _BUILT_IN:
             _configured(codec)
 
 
@@ -61,6 +62,8 @@ def _decoded(codec: Mapping[str, Any], data: bytes, most: int) -> bytes:
         if not stream.eof:
             raise BadSampleError(f"a chunk of {name} is cut short, or larger than the metadata says")
         return made
+    if name == "grib":
+        return _grib_values(data, str(codec.get("dtype") or "float32"), most)
     if name == "crc32c_end":
         if len(data) < 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
             raise BadSampleError("a chunk does not match its crc32c")
@@ -76,6 +79,22 @@ def _decoded(codec: Mapping[str, Any], data: bytes, most: int) -> bytes:
     if len(data) > most:
         raise BadSampleError("a chunk is larger than the metadata says")
     return np.ascontiguousarray(_configured(codec).decode(data)).tobytes()
+
+
+def _grib_values(message: bytes, dtype: str, most: int) -> bytes:
+    """Return the values of a GRIB message, NaN where its bitmap says that there is none."""
+    library = _eccodes()
+    handle = library.codes_new_from_message(message)
+    try:
+        count = library.codes_get_size(handle, "values")
+        if count * 8 > most:
+            raise BadSampleError(f"a GRIB message of {count} values is larger than the metadata says")
+        if library.codes_get(handle, "bitmapPresent"):
+            library.codes_set(handle, "missingValue", _MISSING)
+        found = np.asarray(library.codes_get_values(handle))
+    finally:
+        library.codes_release(handle)
+    return np.where(found == _MISSING, np.nan, found).astype(dtype).tobytes()
 
 
 def _lzma(codec: Mapping[str, Any]) -> lzma.LZMADecompressor:
@@ -97,6 +116,14 @@ _BUILT_IN = (*_STREAMS, "crc32c_end")
 
 def _configured(codec: Mapping[str, Any]) -> Any:
     return _numcodecs().get_codec(dict(codec))
+
+
+def _eccodes() -> Any:
+    try:
+        import eccodes
+    except (ImportError, OSError, RuntimeError) as error:
+        raise MissingLibraryError("eccodes", "grib") from error
+    return eccodes
 
 
 def _numcodecs() -> Any:

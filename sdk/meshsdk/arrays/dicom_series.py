@@ -18,7 +18,7 @@ from meshsdk.client.gather import Item
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -202,14 +202,3 @@ def _volumes(group: Sequence[Slice]) -> list[list[Slice]]:
 def _name(folder: str, prefix: str, number: int, count: int) -> str:
     below = f"{folder}/".removeprefix(prefix).rstrip("/")
     return (below if count == 1 else f"{below}/{number}".lstrip("/")) or "0"
-
-
-def classes_of(series: Sequence[Series]) -> Mapping[str, list[int]] | None:
-    """Return the series by the first folder of their names, or None if one is in no folder."""
-    found: dict[str, list[int]] = {}
-    for number, each in enumerate(series):
-        folder, slash, _ = each.name.partition("/")
-        if not slash:
-            return None
-        found.setdefault(folder, []).append(number)
-    return found

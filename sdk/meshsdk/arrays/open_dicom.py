@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from meshsdk.arrays.dicom_series import classes_of, group_series, load_library, read_slices
-from meshsdk.arrays.prepared_samples import PreparedSamples, keep, open_prepared
+from meshsdk.arrays.dicom_series import group_series, load_library, read_slices
+from meshsdk.arrays.prepared_samples import PreparedSamples, column, keep, labels_by_folder, open_prepared
 from meshsdk.arrays.stored_chunks import INLINE, Objects
 from meshsdk.datasets.fields import check_source
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.ops.array_ops import frombuffer
 from meshsdk.ops.medical_ops import dicom_volume
 from meshwire.dataset.fields import MAX_PIECES, FieldSpec, parse_source
-from meshwire.dataset.snapshot import BytesColumn, LabelColumn
 
 if TYPE_CHECKING:
     from meshsdk.arrays.dicom_series import Series
     from meshsdk.client.s3_client import Client
     from meshsdk.datasets.dataset import Dataset
-    from meshwire.frame.columns import Integers
+    from meshwire.dataset.snapshot import BytesColumn, LabelColumn
 
 _MISSING = -1
 
@@ -105,26 +104,25 @@ def open_dicom(
         own = start + 8 * slots * np.arange(len(windows), dtype=np.int64)
         here = np.full(len(windows), INLINE, np.int64)
         fields: dict[str, BytesColumn | LabelColumn] = {
-            "affine": _column(here, np.array(affines), np.full(len(windows), 128)),
-            "volume": _column(here, own, np.full(len(windows), 8 * slots)),
+            "affine": column(here, np.array(affines), np.full(len(windows), 128)),
+            "volume": column(here, own, np.full(len(windows), 8 * slots)),
         }
         specs = {name: FieldSpec(name, "bytes", ext=("dcm",)) for name in fields}
         for slot in range(slots):
             there, name = table[:, slot] != _MISSING, f"volume__{slot:04}"
-            fields[name] = _column(
+            fields[name] = column(
                 np.where(there, places[:, slot], INLINE),
                 np.where(there, 0, own),
                 np.where(there, table[:, slot], 8),  # no place is empty
             )
             specs[name] = FieldSpec(name, "bytes", piece_of="volume")
-        if label:
-            fields["label"], specs["label"] = (
-                _labels(series, windows),
-                FieldSpec("label", "label", label_of="prefix"),
-            )
         names = [
             series[at].name if slices is None else f"{series[at].name},slice={first}" for at, first in windows
         ]
+        if label:
+            labels, more = labels_by_folder(names)
+            fields.update(labels)
+            specs.update(more)
         order = np.array([number for number, _ in windows], np.int64)
         samples = PreparedSamples(fields, specs, names, order)
         dataset = open_prepared(client, index, source, headers, objects, samples, deadline)
@@ -149,16 +147,3 @@ def _affine(series: Series, first: int) -> bytes:
     affine = series.affine()
     affine[:3, 3] += affine[:3, 0] * first
     return affine.astype("<f8").tobytes()
-
-
-def _labels(series: list[Series], windows: list[tuple[int, int]]) -> LabelColumn:
-    classes = classes_of(series)
-    if classes is None:
-        raise ConfigurationError("label=True: a series lies in no folder of a class below the source")
-    names = tuple(sorted(classes, key=str.encode))
-    numbers = {at: names.index(name) for name, found in classes.items() for at in found}
-    return LabelColumn(np.array([numbers[at] for at, _ in windows], np.int64), names)
-
-
-def _column(objects: Integers, offsets: Integers, lengths: Integers) -> BytesColumn:
-    return BytesColumn(objects.astype(np.int32), offsets.astype(np.int64), lengths.astype(np.int64))

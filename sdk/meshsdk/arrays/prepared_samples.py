@@ -16,8 +16,8 @@ from meshsdk.client.native_api import pin_snapshot
 from meshsdk.datasets.dataset import Dataset
 from meshsdk.datasets.fields import check_source
 from meshsdk.errors import ConfigurationError, NotFoundError
-from meshwire.dataset.fields import parse_fields, parse_source
-from meshwire.dataset.snapshot import PREPARED_NAME, LabelColumn, ObjectTable, Snapshot
+from meshwire.dataset.fields import FieldSpec, parse_fields, parse_source
+from meshwire.dataset.snapshot import PREPARED_NAME, BytesColumn, LabelColumn, ObjectTable, Snapshot
 from meshwire.frame.columns import StringColumn
 from meshwire.strict_json import PlanError
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from meshsdk.arrays.stored_chunks import Objects
     from meshsdk.client.s3_client import Client
-    from meshwire.dataset.fields import FieldSpec, Source
-    from meshwire.dataset.snapshot import BytesColumn
+    from meshwire.dataset.fields import Source
     from meshwire.frame.columns import Integers
 
 _HEADERS = "places"
@@ -49,6 +48,22 @@ def keep(headers: IO[bytes], data: bytes) -> int:
     at = headers.tell()
     headers.write(data)
     return at
+
+
+def column(objects: Integers, offsets: Integers, lengths: Integers) -> BytesColumn:
+    """Return a column of places: int64[samples] each."""
+    return BytesColumn(objects.astype(np.int32), offsets.astype(np.int64), lengths.astype(np.int64))
+
+
+def labels_by_folder(names: Sequence[str]) -> tuple[dict[str, LabelColumn], dict[str, FieldSpec]]:
+    """Return a field `label`: the first folder of each name. Raises ConfigurationError if one has none."""
+    folders = [name.partition("/")[0] if "/" in name else "" for name in names]
+    if "" in folders:
+        raise ConfigurationError(f"label=True: {names[folders.index('')]!r} lies in no folder of a class")
+    classes = tuple(sorted(set(folders), key=str.encode))
+    number = {name: at for at, name in enumerate(classes)}
+    values = np.array([number[folder] for folder in folders], np.int64)
+    return {"label": LabelColumn(values, classes)}, {"label": FieldSpec("label", "label", label_of="prefix")}
 
 
 def open_prepared(

@@ -35,6 +35,7 @@ from meshsdk.ops.chat_ops import tokenize_chat as tokenize_chat
 from meshsdk.ops.medical_ops import decode_dicom as decode_dicom
 from meshsdk.ops.medical_ops import dicom_volume as dicom_volume
 from meshsdk.ops.medical_ops import nifti as nifti
+from meshsdk.ops.medical_ops import slide_window as slide_window
 from meshsdk.ops.mixing_ops import cutmix as cutmix
 from meshsdk.ops.mixing_ops import mixup as mixup
 from meshsdk.ops.mixing_ops import mixup_or_cutmix as mixup_or_cutmix

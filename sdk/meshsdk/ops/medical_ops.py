@@ -98,3 +98,15 @@ def dicom_volume(
     args: dict[str, Any] = {"slots": slots, "slices": slices, "size": list(size), "values": values}
     args |= {"window": None if window is None else [float(number) for number in window], "dtype": dtype}
     return OpSpec("dicom_volume", _values.field("dicom_volume", field), args)
+
+
+def slide_window(field: str, slots: int, size: Sequence[int], *, channels: int = 3) -> OpSpec:
+    """Put a window of a slide together from its tiles; `mesh.open_slides` adds it.
+
+    Arguments:
+        slots: tiles of a sample at most.
+        size: [height, width] of the window.
+        channels: of the slides, 1 or 3.
+    """
+    args = {"slots": slots, "size": list(size), "channels": channels}
+    return OpSpec("slide_window", _values.field("slide_window", field), args)

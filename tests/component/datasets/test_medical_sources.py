@@ -12,6 +12,8 @@ import nibabel
 import numpy as np
 import pydicom
 import pytest
+import tifffile
+from PIL import Image
 from pydicom.data import get_testdata_file
 from pydicom.uid import generate_uid
 
@@ -136,3 +138,75 @@ def test_phases_are_volumes_and_guesses_are_left_out(
     assert "not equally many" in caplog.text
     with pytest.raises(ConfigurationError, match="stride"):
         mesh.open_dicom("s3://scans/ct", stride=2, client=client)
+
+
+def slide(compression: str, *, photometric: str = "rgb", sub_ifds: bool = False) -> tuple[bytes, list[Any]]:
+    """A pyramid of three levels; returns its bytes, and the levels as tifffile reads them."""
+    draws = np.random.default_rng(8)
+    whole = np.kron(draws.integers(0, 255, (19, 27, 3)), np.ones((16, 16, 1))).astype(np.uint8)
+    out = io.BytesIO()
+    with tifffile.TiffWriter(out, bigtiff=True) as writer:
+        more: dict[str, Any] = {"predictor": True} if compression == "zlib" else {}
+        for number in range(3):
+            writer.write(
+                whole[:: 1 << number, :: 1 << number], tile=(64, 48), photometric=photometric,
+                compression=None if compression == "none" else compression,
+                subifds=2 if number == 0 else 0, subfiletype=number > 0, **more,
+            )  # fmt: skip
+    with tifffile.TiffFile(io.BytesIO(out.getvalue())) as opened:
+        return out.getvalue(), [level.asarray() for level in opened.series[0].levels]
+
+
+def test_tiles_of_jpeg_are_decoded_in_their_colours(client: Client) -> None:
+    """Of RGB in JPEG, as scanners of Aperio write it, and of YCbCr."""
+    whole = np.kron(np.random.default_rng(8).integers(0, 255, (8, 12, 3)), np.ones((16, 16, 1))).astype(
+        np.uint8
+    )
+    for photometric in ("rgb", "ycbcr"):
+        tiles, wanted = [], np.empty_like(whole)
+        for top, left in ((0, 0), (0, 64), (0, 128), (64, 0), (64, 64), (64, 128)):
+            out, place = io.BytesIO(), (slice(top, top + 64), slice(left, left + 64))
+            Image.fromarray(whole[place]).save(
+                out, "JPEG", quality=95, subsampling=0, keep_rgb=photometric == "rgb"
+            )
+            wanted[place] = np.asarray(Image.open(out))
+            jpeg = out.getvalue()
+            if photometric == "rgb":  # only the directory says that it is RGB
+                at = jpeg.index(b"\xff\xee")
+                jpeg = jpeg[:at] + jpeg[at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big") :]
+            tiles.append(jpeg)
+        file = io.BytesIO()
+        with tifffile.TiffWriter(file) as writer:
+            writer.write(
+                iter(tiles), shape=whole.shape, dtype=np.uint8, tile=(64, 64), photometric=photometric,
+                compression="jpeg", subsampling=(1, 1) if photometric == "ycbcr" else None,
+            )  # fmt: skip
+        client.put("scans", f"jpeg-{photometric}/one.svs", file.getvalue())
+        ds = mesh.open_slides(f"s3://scans/jpeg-{photometric}", (100, 150), client=client)
+        np.testing.assert_array_equal(ds[0]["image"], wanted[:100, :150])
+
+
+def test_windows_of_slides_are_those_of_tifffile(client: Client) -> None:
+    levels = {}
+    for name, form in {"a/one.tif": "none", "a/two.svs": "zlib", "b/three.tiff": "zlib"}.items():
+        data, levels[name] = slide(form)
+        client.put("scans", f"slides/{name}", data)
+    ds = mesh.open_slides("s3://scans/slides", (80, 100), stride=70, label=True, client=client)
+    assert ds.classes == ("a", "b")
+    corners = [
+        (name, top, left) for name in levels for top in range(0, 225, 70) for left in range(0, 333, 70)
+    ]
+    assert len(ds) == len(corners) == 3 * 4 * 5
+    for sample, (name, top, left) in zip(ds, corners, strict=True):
+        np.testing.assert_array_equal(sample["image"], levels[name][0][top : top + 80, left : left + 100])
+        assert sample["label"] == (name[0] == "b")
+    assert len(ds.filter("name == 'a/two.svs,y=70,x=140'")) == 1
+    places = {"b/three.tiff": [(3, 5), (40, 60)]}
+    small = mesh.open_slides("s3://scans/slides", 30, level=-1, places=places, client=client)
+    np.testing.assert_array_equal(small[1]["image"], levels["b/three.tiff"][2][40:70, 60:90])
+    batch = mesh.Loader(small.map(ops.hflip("image"), ops.to_chw("image")), global_batch=2, seed=1).at(0)
+    assert batch["image"].shape == (2, 3, 30, 30)
+    with pytest.raises(ConfigurationError, match="outside of 76×108"):
+        mesh.open_slides("s3://scans/slides", 30, level=2, places={"a/one.tif": [(60, 0)]}, client=client)
+    with pytest.raises(ConfigurationError, match="has 3 levels"):
+        mesh.open_slides("s3://scans/slides", 30, level=3, client=client)

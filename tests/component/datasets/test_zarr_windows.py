@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numcodecs
@@ -169,6 +170,59 @@ def test_a_netcdf_file_is_read_in_place_by_references(client: Client, tmp_path: 
     )
     assert found[3]["lat"].tolist() == whole["lat"].values[3:6].tolist()
     np.testing.assert_array_equal(found[3]["t2m"], whole["t2m"].values[6:12, 3:6])
+
+
+def grib_message(eccodes: Any, step: int, level: int, name: str) -> tuple[bytes, Any]:
+    """A field of 31 × 16 points, and its values as the library reads them; some of `u` are missing."""
+    handle = eccodes.codes_grib_new_from_samples("regular_ll_pl_grib2")
+    values = np.random.default_rng(step + level).normal(280, 10, 496)
+    for key, value in (("dataDate", 20260101), ("step", step), ("level", level), ("shortName", name)):
+        eccodes.codes_set(handle, key, value)
+    if name == "u":
+        eccodes.codes_set(handle, "bitmapPresent", 1)
+        values[::7] = eccodes.codes_get(handle, "missingValue")
+    eccodes.codes_set_values(handle, values)
+    packed = eccodes.codes_get_values(handle)
+    found = np.where(packed == 9999, np.nan, packed).reshape(31, 16)
+    return eccodes.codes_get_message(handle), found
+
+
+def test_a_grib_file_is_read_in_place_by_references(client: Client, tmp_path: Path) -> None:
+    eccodes, combine = pytest.importorskip("eccodes"), pytest.importorskip("kerchunk.combine")
+    grib, file = pytest.importorskip("kerchunk.grib2"), tmp_path / "day.grib2"
+    made = {
+        (name, step, level): grib_message(eccodes, step, level, name)
+        for step in (0, 6, 12, 18)
+        for level in (500, 850)
+        for name in ("t", "u")
+    }
+    file.write_bytes(b"".join(data for data, _ in made.values()))
+    client.put("climate", "grib/day.grib2", file.read_bytes())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of kerchunk's own use of xarray
+        messages = grib.scan_grib(str(file))
+        together = combine.MultiZarrToZarr(
+            messages, concat_dims=["step", "isobaricInhPa"], identical_dims=["latitude", "longitude"]
+        ).translate()
+    text = json.dumps(together).replace(str(file), "day.grib2")
+    client.put("climate", "grib/day.json", text.encode())
+    found = mesh.open_zarr(
+        "s3://climate/grib/day.json", ["t", "u", "latitude"],
+        window={"step": 2, "latitude": 10}, stride={"step": 1, "latitude": 6}, client=client,
+    )  # fmt: skip
+    assert len(found) == 3 * 4
+    for sample, (step, row) in zip(
+        found, ((at, row) for at in range(3) for row in (0, 6, 12, 18)), strict=True
+    ):
+        for name in ("t", "u"):
+            wanted = np.stack(
+                [
+                    [made[name, each, level][1][row : row + 10] for level in (500, 850)]
+                    for each in (6 * step, 6 * step + 6)
+                ]
+            )
+            np.testing.assert_array_equal(sample[name], wanted)
+        assert sample["latitude"].tolist() == [60 - 2 * at for at in range(row, row + 10)]
 
 
 def test_references_may_have_templates_inline_chunks_and_files_of_their_folder(client: Client) -> None:
