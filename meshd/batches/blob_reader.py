@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from awscrt.checksums import combine_crc32c, crc32c
 
-from meshd.batches.remote_parts import RemoteParts
+from meshd.batches.remote_part_prefetcher import RemotePrefetcher
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.store.integrity.verification import report_damage
 from meshd.store.records import Span
@@ -28,7 +28,7 @@ from meshd.telemetry import metrics, tracing
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from meshd.batches.remote_parts import Piece
+    from meshd.batches.remote_part_prefetcher import Piece
     from meshd.core.peer_source import ObjectRange, PeerSource
     from meshd.store.api import ObjectStore
     from meshd.store.records import Extent, Record
@@ -148,7 +148,7 @@ async def read_blobs(
     With `direct`, groups of large objects are spans.
     """
     sums: dict[int, int] = {}  # of blobs that continue in the next group
-    async with _buffers.borrowed() as buffer, RemoteParts(elsewhere, _remote_pieces(blobs)) as far:
+    async with _buffers.borrowed() as buffer, RemotePrefetcher(elsewhere, _remote_pieces(blobs)) as far:
         for parts, end in _cut(blobs, starts, at, direct=direct):
             if direct and _is_direct(blobs[parts[0].number]):
                 with ExitStack() as files:
@@ -319,7 +319,11 @@ def _zero_file() -> int:
 
 
 async def _fill(
-    store: ObjectStore, blobs: Sequence[Blob], parts: Sequence[_Part], view: memoryview, far: RemoteParts
+    store: ObjectStore,
+    blobs: Sequence[Blob],
+    parts: Sequence[_Part],
+    view: memoryview,
+    far: RemotePrefetcher,
 ) -> set[int]:
     """Read the parts into `view` and return the numbers of blobs that could not be read."""
     lost: set[int] = set()

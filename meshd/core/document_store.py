@@ -45,7 +45,7 @@ INCARNATIONS_PREFIX: Final = "births/"
 SHARED_PREFIXES: Final = ("snapshots/", "plans/", "assets/", "packs/", INCARNATIONS_PREFIX)
 """Prefixes of documents that are named by their content, so a name means the same on every node."""
 RESULTS_PREFIX: Final = "opened/"
-"""Prefix of results of snapshot builds; see `meshd.datasets.build_results`."""
+"""Prefix of results of snapshot builds; see `meshd.datasets.snapshot_build_cache`."""
 PAGES_PREFIX: Final = "pages/"
 """Prefix of pages of snapshots, but for those of files of lines, which are their indexes."""
 INDEX_PREFIXES: Final = (

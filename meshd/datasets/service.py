@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from meshd.core.api_errors import BatchError, in_progress
-from meshd.datasets.build_results import BuildResults, request_name, result_name
 from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
 from meshd.datasets.prepared_snapshots import PREPARED, read_prepared
+from meshd.datasets.snapshot_build_cache import BuildResults, request_name, result_name
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
 from meshd.datasets.source_files import named_files, scanned_files
@@ -24,11 +24,11 @@ from meshd.datasets.zarr_arrays import ZarrSources
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.util.async_tasks import CallProgress, LongRunningCalls, StillRunningError
-from meshwire.dataset.build_paged import build_from_pages
 from meshwire.dataset.build_snapshot import EmptySnapshotError, build_from_objects
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source
 from meshwire.dataset.paged_snapshot import TABLE_SLICES, PagedSnapshot, PageParts
+from meshwire.dataset.paged_snapshots import build_from_pages
 from meshwire.strict_json import (
     PlanError,
     checked_choice,

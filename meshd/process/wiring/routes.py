@@ -13,7 +13,7 @@ from meshd.batches.gather import GatherService
 from meshd.batches.op_trials import OpTrials
 from meshd.batches.row_draws import RowDraws, RowSources
 from meshd.batches.warm_up.warmer import WarmUpHandlers
-from meshd.cluster.all_nodes import ActivityService, AuditTrail
+from meshd.cluster.scatter_gather import ActivityService, AuditTrail
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.datasets.table_preview import TablePreviews
 from meshd.documents.admin import DocumentAdmin

@@ -16,8 +16,8 @@ from meshd.core.api_errors import BatchError
 from meshd.objects.buckets.decoded_quota import FIELD
 from meshd.server.api import reply_types
 from meshd.server.api.batches import parse_query
-from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
+from meshd.server.openapi_operations import operation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -29,8 +29,8 @@ from meshd.server.api.batch_replies import (
     store_batch_error,
 )
 from meshd.server.api.loader_reports import note_report
-from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
+from meshd.server.openapi_operations import operation
 from meshd.server.response import Reply, map_headers
 from meshd.store.errors import StoreError
 from meshd.telemetry import tracing

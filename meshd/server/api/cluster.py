@@ -21,15 +21,15 @@ from meshd.server.api.admin import (
     read_document,
 )
 from meshd.server.api.cluster_admin import NodeChange
-from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
+from meshd.server.openapi_operations import operation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from meshd.auth.identity import Identity
-    from meshd.cluster.all_nodes import ActivityService
     from meshd.cluster.cluster_view import ClusterView
+    from meshd.cluster.scatter_gather import ActivityService
     from meshd.server.api.cluster_admin import ClusterAdmin
     from meshd.server.request import MeshRequest
     from meshd.server.response import Reply

@@ -14,8 +14,8 @@ from meshd.core.api_errors import BatchError
 from meshd.documents.admin import KINDS, MAX_PAGE
 from meshd.server.api import reply_types
 from meshd.server.api.batches import caller_of, parse_query
-from meshd.server.described import describe_as, operation, operations_of
 from meshd.server.native_routes import HttpRoute
+from meshd.server.openapi_operations import describe_as, operation, operations_of
 from meshd.server.response import Reply
 
 if TYPE_CHECKING:

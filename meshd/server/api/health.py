@@ -9,8 +9,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from meshd.cluster.peer_checks import MAP_VERSION_HEADER
-from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
+from meshd.server.openapi_operations import operation
 from meshd.server.request import flush_request_counters
 from meshd.server.response import Reply
 from meshd.telemetry import metric_registry

@@ -13,8 +13,8 @@ from urllib.parse import unquote
 from meshd.core.api_errors import BatchError
 from meshd.server.api import reply_types
 from meshd.server.api.batches import caller_of, parse_query
-from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
+from meshd.server.openapi_operations import operation
 from meshd.server.response import Reply
 from meshd.transform import op_docs, registry
 from meshd.transform.errors import UnknownOpError

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from meshd.server.described import Operation, operation, operations_of
 from meshd.server.native_routes import HttpRoute
+from meshd.server.openapi_operations import Operation, operation, operations_of
 from meshd.server.response import Reply
 from meshwire.http_values.mesh_headers import RELEASE
 

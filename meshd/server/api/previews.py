@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from meshd.server.api import reply_types
 from meshd.server.api.batches import caller_of, parse_query
-from meshd.server.described import operation
 from meshd.server.native_routes import HttpRoute
+from meshd.server.openapi_operations import operation
 
 if TYPE_CHECKING:
     from meshd.auth.identity import Identity

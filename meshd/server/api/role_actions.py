@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from meshd.auth.identities.admin_responses import AdminError
 from meshd.auth.identities.roles import NewProvider, NewRole, ProviderChange, RoleChange
-from meshd.cluster.all_nodes import NO_FILE
+from meshd.cluster.scatter_gather import NO_FILE
 from meshd.server.api.admin import listed, read_document, read_flag, read_limit
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.identities.roles import RoleAdmin
     from meshd.auth.identities.sts_sessions import SessionRevocation
-    from meshd.cluster.all_nodes import AuditTrail
+    from meshd.cluster.scatter_gather import AuditTrail
     from meshd.server.api.admin import Action, ActionResult, Query
     from meshd.server.request import MeshRequest
 

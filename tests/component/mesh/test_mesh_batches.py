@@ -19,8 +19,8 @@ import pytest
 from msgspec.structs import replace
 
 from meshd.core.document_store import RESERVED_BUCKET
-from meshd.datasets.build_results import BuildResults
 from meshd.datasets.service import DatasetService
+from meshd.datasets.snapshot_build_cache import BuildResults
 from meshd.documents.inventory import UsageFile
 from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.process.periodic_tasks import document_collector

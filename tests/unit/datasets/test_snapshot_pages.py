@@ -22,8 +22,8 @@ from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.datasets import mds, page_indexes, record_files, snapshot_pages, token_files
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
-from meshd.datasets.build_results import _FORM
 from meshd.datasets.service import DatasetService
+from meshd.datasets.snapshot_build_cache import _FORM
 from meshd.store.errors import DiskFullError
 from meshd.store.records import Meta
 from meshd.store.store import Store
@@ -557,6 +557,7 @@ def test_equal_listings_give_equal_snapshots_as_long_as_the_form_is_the_same(nod
         for form, found in asyncio.run(run()).items()
     }
     assert digests == SNAPSHOTS_OF_FORM, (
-        "equal listings give other snapshots than before: raise _FORM in meshd/datasets/build_results.py, so "
-        "that kept results are not used, and write the new form and digest here"
+        "equal listings give other snapshots than before: raise _FORM in "
+        "meshd/datasets/snapshot_build_cache.py, so that kept results are not used, and write the new form and "
+        "digest here"
     )

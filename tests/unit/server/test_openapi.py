@@ -10,8 +10,8 @@ import pytest
 from openapi_spec_validator import validate
 
 from meshd.server.api.openapi import PATH, openapi_document, openapi_route
-from meshd.server.described import describe_as, operation, operations_of
 from meshd.server.native_routes import HttpRoute
+from meshd.server.openapi_operations import describe_as, operation, operations_of
 from meshd.util.clock import SystemClock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))

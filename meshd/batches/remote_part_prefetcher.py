@@ -28,7 +28,7 @@ Piece = tuple[tuple[int, int], "ObjectRange"]
 _Window = dict[tuple[int, int], "Location | ReadFailure"]
 
 
-class RemoteParts:
+class RemotePrefetcher:
     """The `pieces` of blobs that other nodes hold, in stream order."""
 
     def __init__(self, elsewhere: PeerSource, pieces: Iterator[Piece]) -> None:
@@ -40,7 +40,7 @@ class RemoteParts:
         self._ahead: asyncio.Task[tuple[FetchedRanges, _Window]] | None = None
 
     def __repr__(self) -> str:
-        return f"<RemoteParts {self._memory!r}>"
+        return f"<RemotePrefetcher {self._memory!r}>"
 
     async def __aenter__(self) -> Self:
         self._begin()
