@@ -11,9 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import store_errors
-from meshd.core.object_io import MAX_PUT_BYTES
 from meshd.core.read_source import GeneratedSource
-from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range
 from meshd.origins.cache.cache_store import record_from_facts
 from meshd.origins.client.obstore_origin import check_key
 from meshd.origins.client.origin_api import ObjectFacts, OriginError
@@ -21,7 +19,7 @@ from meshd.origins.read_sources import s3_error_for
 from meshd.store.errors import ConditionFailedError, ConditionMissingError, StoreError
 from meshd.store.records import INTERNAL_WRITE, NULL
 from meshd.util.async_tasks import BackgroundTasks
-from meshd.views.copy_out import AssembledBody, copy_as_put, copy_as_upload_part
+from meshd.views.copy_out import assembled_part, assembled_upload
 from meshd.views.view_kind import AssembledObject
 from meshwire.errors import S3Error
 from meshwire.http_values.conditional_requests import Conditions
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
     from meshd.store.api import StoreWriter
     from meshd.store.records import Record, Span, WriteContext
     from meshd.store.store import Store
+    from meshd.views.copy_out import AssembledBody
     from meshd.views.dispatch import AssembledRead
     from meshwire.s3.result_types import ObjectListing
 
@@ -219,22 +218,14 @@ class BackedService:
     async def copy_as_upload(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
         """Turn a copy from a backed bucket into an upload; None for other copies. Raises S3Error."""
         made = await self.as_copy_source(operation.source.bucket, operation.source.key)
-        if made is None:
-            return None
-        check_copy_source(made.record, operation, MAX_PUT_BYTES, versioned=False)
-        return copy_as_put(operation, made.record), AssembledBody(made)
+        return None if made is None else assembled_upload(operation, made)
 
     async def copy_as_part(
         self, operation: ops.UploadPartCopy
     ) -> tuple[ops.UploadPart, AssembledBody] | None:
         """Turn a part copy from a backed bucket into a part upload; None for other copies. Raises S3Error."""
         made = await self.as_copy_source(operation.source.bucket, operation.source.key)
-        if made is None:
-            return None
-        check_source_conditions(operation.source_conditions, made.record)
-        return copy_as_upload_part(operation), AssembledBody(
-            made, *copy_part_range(operation.range, made.record.size)
-        )
+        return None if made is None else assembled_part(operation, made)
 
     # --- writing
 

@@ -10,7 +10,9 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
+from meshd.core.object_io import MAX_PUT_BYTES
 from meshd.core.read_source import split_spans
+from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range
 from meshd.store.integrity.verification import StreamVerifier, VerifiedExtents, read_spans
 from meshwire.checksums.body_checksums import BodyDigests, BodyVerifier
 from meshwire.errors import S3Error
@@ -88,3 +90,16 @@ def copy_as_upload_part(operation: UploadPartCopy) -> UploadPart:
     return UploadPart(
         operation.bucket, operation.key, operation.upload_id, operation.part_number, BodyDigests()
     )
+
+
+def assembled_upload(operation: CopyObject, source: AssembledObject) -> tuple[PutObject, AssembledBody]:
+    """Return a copy of an assembled object as an upload. Raises S3Error."""
+    check_copy_source(source.record, operation, MAX_PUT_BYTES, versioned=False)
+    return copy_as_put(operation, source.record), AssembledBody(source)
+
+
+def assembled_part(operation: UploadPartCopy, source: AssembledObject) -> tuple[UploadPart, AssembledBody]:
+    """Return a part copy of an assembled object, or of a range of one, as a part upload. Raises S3Error."""
+    check_source_conditions(operation.source_conditions, source.record)
+    span = copy_part_range(operation.range, source.record.size)
+    return copy_as_upload_part(operation), AssembledBody(source, *span)

@@ -12,12 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshd.core.api_errors import store_errors
-from meshd.core.object_io import MAX_PUT_BYTES
 from meshd.core.read_source import LocalSource, ReadSource, memory_spans
-from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range
 from meshd.objects.object_reader import lookup_result
 from meshd.views import view_kind
-from meshd.views.copy_out import AssembledBody, copy_as_put, copy_as_upload_part
+from meshd.views.copy_out import assembled_part, assembled_upload
 from meshd.views.view_kind import AssembledObject, StoredResult, translate_peer_errors
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from meshd.core.read_source import FailoverRead
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record, Span
+    from meshd.views.copy_out import AssembledBody
     from meshd.views.definitions import ViewDefinitions
     from meshd.views.view_kind import ViewKind
     from meshwire.s3.result_types import ObjectListing
@@ -170,10 +169,7 @@ class ViewDispatcher:
         None for a copy of a stored object, which `redirect` has redirected.
         """
         made = await self.find_assembled(operation.source.bucket, operation.source.key)
-        if made is None:
-            return None
-        check_copy_source(made.record, operation, MAX_PUT_BYTES, versioned=False)
-        return copy_as_put(operation, made.record), AssembledBody(made)
+        return None if made is None else assembled_upload(operation, made)
 
     async def plan_part_copy(
         self, operation: ops.UploadPartCopy
@@ -183,12 +179,7 @@ class ViewDispatcher:
         None for other sources. Raises S3Error InvalidArgument.
         """
         made = await self.find_assembled(operation.source.bucket, operation.source.key)
-        if made is None:
-            return None
-        check_source_conditions(operation.source_conditions, made.record)
-        return copy_as_upload_part(operation), AssembledBody(
-            made, *copy_part_range(operation.range, made.record.size)
-        )
+        return None if made is None else assembled_part(operation, made)
 
     # --- reads without a request, for jobs ---------------------------------------------------------------
 

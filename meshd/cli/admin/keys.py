@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from meshd.cli.admin.client import admin_client_options
-from meshd.cli.admin.output import (
-    answer,
-    as_json,
-    before,
-    confirm,
-    print_hint,
-    revoke_message,
-    revoke_query,
-    show_one,
-    show_rows,
-    yes,
-)
+from meshd.cli.admin.output import answer, as_json, confirm, print_hint, show_one, show_rows, yes
+from meshd.cli.admin.sts import add_revoke_command
 
 if TYPE_CHECKING:
     from meshd.cli.admin.client import AdminClient
@@ -145,24 +135,20 @@ def rm(node: AdminClient, access_key: str, yes: bool, as_json: bool) -> None:
     answer(removed, as_json, lambda: print_hint(f"removed {access_key}"))
 
 
-@key.command("revoke")
-@click.argument("access_key")
-@before
-@yes
-@as_json
-@admin_client_options()
-def revoke(node: AdminClient, access_key: str, before: str, yes: bool, as_json: bool) -> None:
+add_revoke_command(
+    key,
+    "keys",
+    "ACCESS_KEY",
+    "Revoke the temporary credentials created with {}?",
     """Revoke the temporary credentials created with a key.
 
-    The key stays valid, and new temporary credentials can be requested at once.
+The key stays valid, and new temporary credentials can be requested at once.
 
-    \b
-    meshd admin key revoke MESH0GO8111SCTDGVYCF
-    meshd admin key revoke MESH0GO8111SCTDGVYCF --before 2026-11-22T03:00:00Z
-    """
-    confirm(f"Revoke the temporary credentials created with {access_key}?", yes)
-    done = node.request("DELETE", "admin", "keys", access_key, "sessions", query=revoke_query(before))
-    answer(done, as_json, lambda: print_hint(revoke_message(access_key, before)))
+\b
+meshd admin key revoke MESH0GO8111SCTDGVYCF
+meshd admin key revoke MESH0GO8111SCTDGVYCF --before 2026-11-22T03:00:00Z
+""",
+)
 
 
 def _switch(node: AdminClient, access_key: str, as_json: bool, *, enabled: bool) -> None:

@@ -85,22 +85,3 @@ def _print(table: object) -> None:
 
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table, markup=False)
-
-
-before = click.option(
-    "--before",
-    default="",
-    metavar="TIME",
-    help="Only those issued before this time: 2026-11-22T03:00:00Z.  [all]",
-)
-
-
-def revoke_query(before: str) -> dict[str, str] | None:
-    """Return the query of the request."""
-    return {"before": before} if before else None
-
-
-def revoke_message(whose: str, before: str) -> str:
-    """Describe what was revoked, in a sentence."""
-    which = f"issued before {before}" if before else "issued until now"
-    return f"revoked the temporary credentials of {whose} {which}; requests in progress still complete"

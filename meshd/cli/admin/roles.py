@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshd.cli.admin.client import admin_client_options
-from meshd.cli.admin.output import (
-    answer,
-    as_json,
-    before,
-    confirm,
-    print_hint,
-    revoke_message,
-    revoke_query,
-    show_one,
-    show_rows,
-    yes,
-)
-from meshd.cli.admin.sts import parse_duration
+from meshd.cli.admin.output import answer, as_json, confirm, print_hint, show_one, show_rows, yes
+from meshd.cli.admin.sts import add_revoke_command, parse_duration
 
 if TYPE_CHECKING:
     from meshd.cli.admin.client import AdminClient
@@ -172,23 +161,19 @@ def rm(node: AdminClient, name: str, yes: bool, as_json: bool) -> None:
     answer(removed, as_json, lambda: print_hint(f"removed {name}; its credentials are no longer valid"))
 
 
-@role.command("revoke")
-@click.argument("name")
-@before
-@yes
-@as_json
-@admin_client_options()
-def revoke(node: AdminClient, name: str, before: str, yes: bool, as_json: bool) -> None:
+add_revoke_command(
+    role,
+    "roles",
+    "NAME",
+    "Revoke the temporary credentials of the role {}?",
     """Revoke the temporary credentials of a role.
 
-    Clients that still have a valid token can get new ones at once.
+Clients that still have a valid token can get new ones at once.
 
-    \b
-    meshd admin role revoke trainer
-    """
-    confirm(f"Revoke the temporary credentials of the role {name}?", yes)
-    done = node.request("DELETE", "admin", "roles", name, "sessions", query=revoke_query(before))
-    answer(done, as_json, lambda: print_hint(revoke_message(name, before)))
+\b
+meshd admin role revoke trainer
+""",
+)
 
 
 def _body(given: dict[str, Any]) -> dict[str, Any]:

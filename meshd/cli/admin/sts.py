@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from meshd.cli.admin.client import admin_client_options
-from meshd.cli.admin.output import answer, as_json, show_one
+from meshd.cli.admin.output import answer, as_json, confirm, print_hint, show_one, yes
 
 if TYPE_CHECKING:
     from meshd.cli.admin.client import AdminClient
@@ -64,6 +64,30 @@ def whoami(node: AdminClient, as_json: bool) -> None:
     """
     found = node.request("GET", "whoami")
     answer(found, as_json, lambda: show_one(found))
+
+
+def add_revoke_command(group: click.Group, path: str, argument: str, question: str, help_text: str) -> None:
+    """Add the command that revokes the temporary credentials of one entry of `path`. It asks `question`
+    first, with the entry's name in place of `{}`."""
+
+    @group.command("revoke", help=help_text)
+    @click.argument("name", metavar=argument)
+    @click.option(
+        "--before",
+        default="",
+        metavar="TIME",
+        help="Only those issued before this time: 2026-11-22T03:00:00Z.  [all]",
+    )
+    @yes
+    @as_json
+    @admin_client_options()
+    def revoke(node: AdminClient, name: str, before: str, yes: bool, as_json: bool) -> None:
+        confirm(question.format(name), yes)
+        query = {"before": before} if before else None
+        done = node.request("DELETE", "admin", path, name, "sessions", query=query)
+        which = f"issued before {before}" if before else "issued until now"
+        told = f"revoked the temporary credentials of {name} {which}; requests in progress still complete"
+        answer(done, as_json, lambda: print_hint(told))
 
 
 def parse_duration(text: str, option: str = "--duration") -> int:

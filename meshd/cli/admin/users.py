@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshd.cli.admin.client import admin_client_options
-from meshd.cli.admin.output import (
-    answer,
-    as_json,
-    before,
-    confirm,
-    print_hint,
-    revoke_message,
-    revoke_query,
-    show_one,
-    show_rows,
-    yes,
-)
+from meshd.cli.admin.output import answer, as_json, confirm, print_hint, show_one, show_rows, yes
+from meshd.cli.admin.sts import add_revoke_command
 
 if TYPE_CHECKING:
     from meshd.cli.admin.client import AdminClient
@@ -131,21 +121,17 @@ def rm(node: AdminClient, user_id: str, force: bool, yes: bool, as_json: bool) -
     answer(removed, as_json, lambda: print_hint(f"removed {user_id} and their keys"))
 
 
-@user.command("revoke")
-@click.argument("user_id")
-@before
-@yes
-@as_json
-@admin_client_options()
-def revoke(node: AdminClient, user_id: str, before: str, yes: bool, as_json: bool) -> None:
+add_revoke_command(
+    user,
+    "users",
+    "USER_ID",
+    "Revoke the temporary credentials of {}?",
     """Revoke the temporary credentials created with any key of a user.
 
-    The keys stay valid, and new temporary credentials can be requested at once.
+The keys stay valid, and new temporary credentials can be requested at once.
 
-    \b
-    meshd admin user revoke ann
-    meshd admin user revoke ann --before 2026-11-22T03:00:00Z
-    """
-    confirm(f"Revoke the temporary credentials of {user_id}?", yes)
-    done = node.request("DELETE", "admin", "users", user_id, "sessions", query=revoke_query(before))
-    answer(done, as_json, lambda: print_hint(revoke_message(user_id, before)))
+\b
+meshd admin user revoke ann
+meshd admin user revoke ann --before 2026-11-22T03:00:00Z
+""",
+)

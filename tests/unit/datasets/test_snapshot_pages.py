@@ -558,6 +558,6 @@ def test_equal_listings_give_equal_snapshots_as_long_as_the_form_is_the_same(nod
     }
     assert digests == SNAPSHOTS_OF_FORM, (
         "equal listings give other snapshots than before: raise _FORM in "
-        "meshd/datasets/snapshot_build_cache.py, so that kept results are not used, and write the new form and "
-        "digest here"
+        "meshd/datasets/snapshot_build_cache.py, so that kept results are not used, and write the new form "
+        "and digest here"
     )
