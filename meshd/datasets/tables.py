@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from meshd.core.api_errors import BatchError
+from meshd.core.peer_source import ObjectRange
 from meshd.datasets.index_documents import IndexDocuments, read_copy_document, split_copy_document
 from meshd.datasets.table_statistics import TablePart, TableStatistics
+from meshd.peer_reads.remote_objects import BlockingObjects
 from meshd.util.async_tasks import CallProgress
 from meshwire.dataset.archive_keys import TABLE_ENDINGS, ArchiveError, is_table, pinned_size, table_kind
 from meshwire.dataset.build_snapshot import EmptySnapshotError
@@ -148,12 +151,12 @@ class TableFiles:
         files = []
         for part, table in zip(parts, tables, strict=True):
             kept, url = None, f"s3://{source.bucket}/{part.key}"
-            if options.conditions:
-                kept = await self._kept_rows(source.bucket, part, table, options.conditions)
             try:
                 size = pinned_size(part.slices, table.size)
             except ArchiveError as error:
                 raise BatchError("TooLarge", f"{url}: {error}", help="write smaller files") from error
+            if options.conditions:
+                kept = await self._kept_rows(source.bucket, part, size, table.index, options.conditions)
             numbers = part.statistics.row_numbers(part.slices) if part.statistics is not None else None
             if numbers is not None and numbers.size != table.index.rows:
                 raise BatchError(
@@ -177,25 +180,26 @@ class TableFiles:
         return await self._indexes.read(name, f"s3://{bucket}/{key}", make)
 
     async def _kept_rows(
-        self, bucket: str, part: TablePart, table: IndexedTable, conditions: Sequence[Condition]
+        self, bucket: str, part: TablePart, size: int, index: TableIndex, conditions: Sequence[Condition]
     ) -> npt.NDArray[np.bool_]:
-        """Return the rows for which all conditions hold. Raises PlanError, BatchError."""
-        key, record, url = part.key, part.record, f"s3://{bucket}/{part.key}"
-        columns = _filtered_columns(table.index, key, conditions)
+        """Return the rows for which all conditions hold; `size`: under which the copy is pinned. Raises
+        PlanError, BatchError."""
+        key, record = part.key, part.record
+        columns = _filtered_columns(index, key, conditions)
         if not columns:  # only texts, whose ids are in the index
-            return await asyncio.to_thread(_matching, table.index, conditions, lambda offset, length: b"")
+            return await asyncio.to_thread(_matching, index, conditions, lambda offset, length: b"")
         here = await self._objects.hold_whole(bucket, key, record)
-        if here is None:
-            raise PlanError(
-                "filter",
-                f"{url} is on other nodes: open the table there, or without a filter and use ds.filter(…)",
+        if here is not None:
+            copy = await self._archives.local.copy_of(table_kind(part.slices), bucket, key, here)
+            return await asyncio.to_thread(
+                _matching, index, conditions, partial(self._store.read_range, copy)
             )
-        copy = await self._archives.local.copy_of(table_kind(part.slices), bucket, key, here)
+        others = BlockingObjects(self._objects)
 
         def read(offset: int, length: int) -> bytes:
-            return self._store.read_range(copy, offset, length)
+            return others.read_part(ObjectRange(bucket, key, record.etag, size, offset, length))
 
-        return await asyncio.to_thread(_matching, table.index, conditions, read)
+        return await asyncio.to_thread(_matching, index, conditions, read)
 
 
 def table_files(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record]]:

@@ -10,7 +10,7 @@ import tarfile
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace as replaced
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COUNT = 60
+KINDS = ("lines", "tfrecord", "mds", "parquet", "table")
 
 
 def tar_of(members: dict[str, bytes]) -> bytes:
@@ -53,6 +54,18 @@ def parquet(numbers: range) -> bytes:
 
     out = io.BytesIO()
     parquet.write_table(table({"n": [b"%d" % number for number in numbers], "m": list(numbers)}), out)
+    return out.getvalue()
+
+
+@cache
+def row_groups() -> bytes:
+    """A table of which a filter of `m` leaves out two of three row groups."""
+    from pyarrow import parquet, table
+
+    out, count = io.BytesIO(), 300_000
+    columns = {"m": np.arange(count), "n": np.random.default_rng(1).integers(0, 1 << 60, count)}
+    how: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+    parquet.write_table(table(columns), out, row_group_size=count // 3, **how)
     return out.getvalue()
 
 
@@ -81,6 +94,8 @@ def fill(crew: MeshCrew) -> None:
             crew.put("pictures", f"table/{part}.parquet", parquet(range(part * 20, part * 20 + 20)))
         packed = gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(part, 90)), mtime=0)
         crew.put("pictures", f"packed/lines/{part}.jsonl.gz", packed)
+    if find_spec("pyarrow") is not None:
+        crew.put("pictures", "groups/0.parquet", row_groups())
     for part in range(4):
         lengths = np.arange(25) * 7 + part
         tokens = np.arange(int(lengths.sum()), dtype=np.uint16) + part
@@ -144,6 +159,14 @@ TAR = {"image": {"ext": ["png"]}, "meta": {"ext": ["json"]}}
             {"m": {"column": "m"}, "n": {"column": "n"}},
             [{"op": "frombuffer", "field": "m", "args": {"dtype": "int64", "shape": []}}],
         ),
+        pytest.param(
+            "s3://pictures/groups/",
+            {"m": {"column": "m"}, "n": {"column": "n"}},
+            [
+                {"op": "frombuffer", "field": name, "args": {"dtype": "int64", "shape": []}}
+                for name in ("m", "n")
+            ],
+        ),
         ("s3://pictures/packed/mds/", {"n": {"column": "n"}}, []),
     ],
 )
@@ -151,10 +174,13 @@ def test_frames_are_the_same_on_every_node(
     lone: MeshCrew, crew: MeshCrew, source: str, fields: Any, ops: Any
 ) -> None:
     folder = source.split("/")[-2]
-    more = {"kind": folder} if folder in ("lines", "tfrecord", "mds", "parquet", "table") else {}
+    more: dict[str, Any] = {"kind": folder} if folder in KINDS else {}
+    if folder == "groups":
+        more = {"kind": "table", "filter": [["m", ">=", 150_000], ["m", "<", 150_090]]}
     expected: dict[str, bytes] = {}
     for number, wire in enumerate(wires(lone, crew)):
         snapshot = wire.snapshot(source, fields, **more)
+        assert folder != "groups" or snapshot["samples"] == 90
         plan = wire.plan(snapshot["snapshot"], ops, 16, on_bad="mask", max_bad=0.5)
         found = {"snapshot": snapshot["snapshot"].encode(), "plan": plan["plan"].encode()}
         for step in range(4):
