@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,8 @@ from meshd.cli.admin.client import admin_client_options
 from meshd.cli.admin.output import answer, as_json, confirm, print_hint, show_json, show_one, show_rows, yes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshd.cli.admin.client import AdminClient
 
 _EXAMPLES = """
@@ -107,59 +109,48 @@ def rm(node: AdminClient, name: str, force: bool, yes: bool, as_json: bool) -> N
     answer(removed, as_json, lambda: print_hint(f"removed {name}"))
 
 
+def _holder_options(word: str) -> Callable[[Any], Any]:
+    def add_options(command: Any) -> Any:
+        for name, metavar in (("role", "NAME"), ("key", "ACCESS_KEY"), ("user", "USER_ID")):
+            command = click.option(f"--{name}", metavar=metavar, help=f"{word} this {name}.")(command)
+        return command
+
+    return add_options
+
+
 @policy.command("attach")
 @click.argument("name")
-@click.option("--user", "user_id", metavar="USER_ID", help="To this user.")
-@click.option("--key", "access_key", metavar="ACCESS_KEY", help="To this key.")
-@click.option("--role", "role", metavar="NAME", help="To this role.")
+@_holder_options("To")
 @as_json
 @admin_client_options()
-def attach(
-    node: AdminClient,
-    name: str,
-    user_id: str | None,
-    access_key: str | None,
-    role: str | None,
-    as_json: bool,
-) -> None:
+def attach(node: AdminClient, name: str, as_json: bool, **holder: str | None) -> None:
     """Attach a policy to a user, a key or a role.
 
     \b
     meshd admin policy attach read-train --user ann
     """
-    changed = node.request("PUT", "admin", *_holder(user_id, access_key, role), "policies", name)
+    changed = node.request("PUT", "admin", *_holder(**holder), "policies", name)
     answer(changed, as_json, lambda: show_one(changed))
 
 
 @policy.command("detach")
 @click.argument("name")
-@click.option("--user", "user_id", metavar="USER_ID", help="From this user.")
-@click.option("--key", "access_key", metavar="ACCESS_KEY", help="From this key.")
-@click.option("--role", "role", metavar="NAME", help="From this role.")
+@_holder_options("From")
 @as_json
 @admin_client_options()
-def detach(
-    node: AdminClient,
-    name: str,
-    user_id: str | None,
-    access_key: str | None,
-    role: str | None,
-    as_json: bool,
-) -> None:
+def detach(node: AdminClient, name: str, as_json: bool, **holder: str | None) -> None:
     """Detach a policy from a user, a key or a role. A key without policies has all rights of its user, a role
     without policies none.
 
     \b
     meshd admin policy detach read-train --user ann
     """
-    changed = node.request("DELETE", "admin", *_holder(user_id, access_key, role), "policies", name)
+    changed = node.request("DELETE", "admin", *_holder(**holder), "policies", name)
     answer(changed, as_json, lambda: show_one(changed))
 
 
-def _holder(user_id: str | None, access_key: str | None, role: str | None) -> tuple[str, str]:
-    given = [
-        (kind, name) for kind, name in (("users", user_id), ("keys", access_key), ("roles", role)) if name
-    ]
+def _holder(user: str | None, key: str | None, role: str | None) -> tuple[str, str]:
+    given = [(kind, name) for kind, name in (("users", user), ("keys", key), ("roles", role)) if name]
     if len(given) != 1:
         raise click.UsageError("give either --user USER_ID, --key ACCESS_KEY or --role NAME")
     return given[0]
