@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo console test check ready extras compat conformance fuzz faults powercuts linearizability bench site images e2e reference format clean
+.PHONY: help demo console test check ready extras arm64 compat conformance fuzz faults powercuts linearizability bench site images e2e reference format clean
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
 
@@ -73,6 +73,9 @@ fuzz: $(STAMP)   ## the parsers, for MINUTES=n altogether; guided by coverage wh
 extras: $(STAMP) ## each extra with its lowest and its newest versions, in empty environments, used a little: EXTRAS="server tracing"
 	@$(BIN)/python -m pip install --quiet --group extras
 	@$(BIN)/python -m tests.extras $(EXTRAS)
+
+arm64: $(STAMP)  ## the wheel on an emulated arm64: ops, a daemon and an epoch give the same bytes as here; as root
+	@$(BIN)/python -m tests.arm64 $(ARGS)
 
 FIRST ?= 1
 SEEDS ?= 5

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from meshd.transform.builtin.geometry import affine, rotation
+from meshd.transform.builtin.portable_pixels import enhance
 from meshd.transform.op_types import channels_of, image
 from meshd.transform.parameters import Parameter, number, probability, whole
 from meshd.transform.registry import operation
@@ -92,10 +93,10 @@ class ColorJitter:
         return field
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
-        picture = Image.fromarray(value)
         for name, drawn in self.draws(random).items():
-            picture = turn_hue(picture, drawn) if name == "hue" else _ENHANCERS[name](picture).enhance(drawn)
-        return np.asarray(picture)
+            picture = Image.fromarray(value)
+            value = turn_hue(picture, drawn) if name == "hue" else enhance(_ENHANCERS[name](picture), drawn)
+        return value
 
     def draws(self, random: KeyedRandom) -> dict[str, float]:
         """Return the factors, and the turn of the hue, in the order in which they are applied."""
@@ -114,11 +115,12 @@ _ENHANCERS: dict[str, Any] = {
 }
 
 
-def turn_hue(picture: Image.Image, turn: float) -> Image.Image:
+def turn_hue(picture: Image.Image, turn: float) -> Pixels:
     """Return the image with every hue turned by `turn` of the color circle, in 256 steps."""
     hue, saturation, value = picture.convert("HSV").split()
     moved = np.asarray(hue) + np.uint8(round(turn * 255) % 256)
-    return Image.merge("HSV", (Image.fromarray(moved), saturation, value)).convert("RGB")
+    turned = Image.merge("HSV", (Image.fromarray(moved), saturation, value))
+    return np.asarray(turned.convert("RGB"))
 
 
 def _shuffled(count: int, random: KeyedRandom) -> list[int]:
@@ -159,7 +161,7 @@ def _rotate(value: Pixels, strength: float, fill: int) -> Pixels:
 
 def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Change:
     def change(value: Pixels, strength: float, fill: int) -> Pixels:
-        return np.asarray(kind(Image.fromarray(value)).enhance(1.0 + 0.9 * strength))
+        return enhance(kind(Image.fromarray(value)), 1.0 + 0.9 * strength)
 
     return change
 

@@ -1,11 +1,12 @@
 """Resampling of images: windows of the full-size image, and the filters that resample them.
 
 Law: a window follows from the full-size height and width alone, so a decoder can produce less than the whole
-image. uint8 is resampled in integers, so machines agree to the bit. The filters "bilinear", "bicubic" and
-"box" are Pillow's, antialiased when they shrink, to the bit. "nearest" takes pixels as they are. "fast" is
-our own (OpenCV fixed point, IPP off): halve an axis by 2-pixel means while it is at least twice the target
-(doubling an odd last row or column, as libjpeg does), blur with a 3-tap Gaussian of σ = ½√(r²-1) if the ratio
-r is above 1.15, then resample bilinearly with aligned pixel centres.
+image. uint8 is resampled in integers, so machines agree to the bit; in float32 the last bits differ between
+x86-64 and arm64. The filters "bilinear", "bicubic" and "box" are Pillow's, antialiased when they shrink, to
+the bit. "nearest" takes pixels as they are. "fast" is our own (OpenCV fixed point, IPP off): halve an axis by
+2-pixel means while it is at least twice the target (doubling an odd last row or column, as libjpeg does),
+blur with a 3-tap Gaussian of σ = ½√(r²-1) if the ratio r is above 1.15, then resample bilinearly with aligned
+pixel centres.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import cv2
 import numpy as np
 from PIL import Image as Pictures
 
+from meshd.transform.builtin.portable_pixels import linear_resize
 from meshd.transform.image_annotations import Motion
 
 if TYPE_CHECKING:
@@ -147,7 +149,7 @@ def resample(image: Image, height: int, width: int) -> Image:
     if sigma_y or sigma_x:
         taps = 3 if sigma_x else 1, 3 if sigma_y else 1
         image = cv2.GaussianBlur(image, taps, sigmaX=sigma_x or 1.0, sigmaY=sigma_y or 1.0)
-    return pixels(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))
+    return linear_resize(image, height, width)
 
 
 def _halve(image: Image, height: int, width: int) -> Image:
