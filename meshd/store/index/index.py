@@ -43,6 +43,15 @@ _upload = msgspec.msgpack.Decoder(Upload).decode
 _part = msgspec.msgpack.Decoder(UploadedPart).decode
 _file = msgspec.msgpack.Decoder(DataFile).decode
 
+_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+)
+"""What LMDB says of a file that is not, or no longer, an environment of its version."""
+
 UPLOAD_ID_LENGTH = 32
 _LAST_PART = 0xFFFF  # above every part number
 
@@ -93,7 +102,7 @@ class Index:
                 meminit=False,
             )
         except lmdb.Error as error:
-            raise self._unreadable(error) from error
+            raise self._not_opened(error, map_bytes) from error
         try:
             if checkpoints and not readonly:
                 self._pin = OpeningPin(self.env, path)  # before this process writes anything
@@ -107,12 +116,22 @@ class Index:
         except BaseException as error:
             self.close()
             if isinstance(error, lmdb.Error):
-                raise self._unreadable(error) from error
+                raise self._not_opened(error, map_bytes) from error
             raise
         self._begin = self.env.begin
 
-    def _unreadable(self, error: lmdb.Error) -> FormatError:
-        return FormatError(f"the index at {self.path} cannot be opened ({error}); run meshd fsck --rebuild")
+    def _not_opened(self, error: lmdb.Error, map_bytes: int) -> FormatError:
+        """Returns the error that says what to do; a rebuild is advised for a damaged file alone."""
+        if isinstance(error, lmdb.MemoryError):
+            advice = (
+                f"it needs {map_bytes >> 20:,} MiB of address space, which the system refuses; raise the "
+                "limit (`ulimit -v`, LimitAS= of a service) or set a lower index-map. The data is intact"
+            )
+        elif isinstance(error, _DAMAGE):
+            advice = "run meshd fsck --rebuild"
+        else:
+            advice = "remove the cause, then start again; if it stays, run meshd fsck --rebuild"
+        return FormatError(f"the index at {self.path} cannot be opened ({error}): {advice}")
 
     def _open_tables(self, readonly: bool) -> None:
         create = not readonly
@@ -414,7 +433,7 @@ def _store_error_from(error: lmdb.Error) -> DiskFullError | DiskFailedError:
     full = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or "No space left" in str(error)
     metrics.store_disk_errors.labels("full" if full else "failed").inc()
     if isinstance(error, lmdb.MapFullError):
-        return DiskFullError("the index is full; raise index_map_bytes and restart")
+        return DiskFullError("the index is full; raise index-map and restart")
     if full:
         return DiskFullError("the file system of the index is full; free space under --index-dir")
     return DiskFailedError(f"writing the index failed: {error}; see the kernel log, then run meshd fsck")

@@ -146,6 +146,18 @@ def test_a_lost_index_never_costs_data(tmp_path: Path) -> None:
     assert check_store(settings).clean
 
 
+def test_an_index_that_gets_no_memory_is_not_to_be_rebuilt(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    fill(settings)
+    more = dataclasses.replace(settings, index_map_bytes=1 << 47)  # more than a process can map
+    with pytest.raises(FormatError, match=r"134,217,728 MiB of address space.*index-map.* intact") as refused:
+        Store.recover(more)
+    assert "rebuild" not in str(refused.value)
+    (settings.index_dir / "data.mdb").write_bytes(bytes(8192))
+    with pytest.raises(FormatError, match="run meshd fsck --rebuild"):
+        Store.recover(settings)
+
+
 def test_a_first_start_that_died_is_begun_again(tmp_path: Path) -> None:
     settings = settings_at(tmp_path)
     Store.recover(settings)
