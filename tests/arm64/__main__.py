@@ -78,7 +78,7 @@ def main() -> int:
     print("running the ops, a daemon and an epoch there", flush=True)
     # QEMU reserves what a process maps, so the index gets less address space than elsewhere.
     there = {
-        "PATH": "/usr/bin:/bin",
+        "PATH": "/usr/sbin:/usr/bin:/bin",
         "HOME": "/root",
         "PYTHONPATH": "/wheel:/checks",
         "MESHD_INDEX_MAP": "256MiB",
