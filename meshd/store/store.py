@@ -8,7 +8,6 @@ own. Invariant: a read never waits for a write, and an acknowledged write is dur
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +39,7 @@ from meshd.store.records import INTERNAL_WRITE, NULL, Removed, Upload, WriteCont
 from meshd.store.replica.inventory import RaiseWriteFence, ReplicaInventory
 from meshd.store.replica.replica_mutations import ack_if_known, mutation_for
 from meshd.store.replica.replica_writer import DiskReplicaWriter
+from meshd.util.thread_pools import started_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,7 +79,7 @@ class Store:
         self._settings, self._index, self._locks, self._writer = settings, index, locks, writer
         self._disks = open_disks(index, settings)
         sweep_drafts(self._disks, writer)
-        self._pool = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="meshd-store")
+        self._pool = started_pool(_IO_THREADS, "meshd-store")
         self._committer = Committer(index, self._disks, clock, settings, writer)
         self._writers = WriterResources(settings, self._disks, self._committer, self._pool, clock, writer)
         self.checkpointer = Checkpointer(index, self._disks, clock, settings)

@@ -148,7 +148,7 @@ def resample(image: Image, height: int, width: int) -> Image:
     sigma_y, sigma_x = _sigma(rows / height), _sigma(columns / width)
     if sigma_y or sigma_x:
         taps = 3 if sigma_x else 1, 3 if sigma_y else 1
-        image = cv2.GaussianBlur(image, taps, sigmaX=sigma_x or 1.0, sigmaY=sigma_y or 1.0)
+        image = pixels(cv2.GaussianBlur(image, taps, sigmaX=sigma_x or 1.0, sigmaY=sigma_y or 1.0))
     return linear_resize(image, height, width)
 
 

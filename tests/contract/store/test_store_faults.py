@@ -159,7 +159,7 @@ def test_a_full_index_is_a_full_disk(settings: StoreSettings) -> None:
             await asyncio.gather(*[put_object(store, name, metadata={"m": "x" * 900}) for name in names])
 
     async def doing(store: Store) -> None:
-        assert "index_map_bytes" in str(await error_of(DiskFullError, fill(store)))
+        assert "index-map" in str(await error_of(DiskFullError, fill(store)))
         count = store.stats().objects
         assert count > 100
         assert len(store.list("b", limit=5000).entries) == count

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from meshd.cluster.cluster_view import ClusterView
 from meshd.origins.client.origin_api import OriginDownError, OriginRefusedError
 from meshd.origins.worker_shards import encode_error
 from meshd.origins.write_back_routing import (
@@ -43,6 +44,12 @@ class World:
 
     def last_absence_version(self, node_id: str) -> int:
         return self.left if node_id == "a" else 0
+
+    def reject_if_abandoned(self, context: WriteContext) -> None:
+        ClusterView.reject_if_abandoned(cast("ClusterView", self), context)
+
+    def other_primary(self, bucket: str, key: str) -> Node | None:
+        return ClusterView.other_primary(cast("ClusterView", self), bucket, key)
 
     def current_map(self) -> Any:
         return SimpleNamespace(version=1)
