@@ -47,6 +47,7 @@ LOOKS: Final = {
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.timeout(400)  # 20 s alone; a browser that draws without a GPU gets little of a busy machine
 @pytest.mark.parametrize("look", LOOKS)
 def test_every_page_is_there_and_accessible(
     daemon: Daemon, chromium: Any, look: str, monkeypatch: pytest.MonkeyPatch
