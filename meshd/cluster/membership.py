@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _WITH_CONTENT: Final = ("buckets/", "modules/")
 _STEP: Final = 0.2
 _LEAVE_S: Final = 1.0
-_LOOK_S: Final = 1.25
+_END_CHECK_SECONDS: Final = 1.25
 """Seconds after which a node that was told to end gives its lease up, if requests keep it until then."""
 _LONGEST_REST: Final = 30.0
 
@@ -117,7 +117,7 @@ class Membership:
 
     async def _rest(self) -> None:
         """Sleeps until the lease is to be renewed, or the node is told to end."""
-        pieces = ceil(self._ttl / 4 / _LOOK_S)
+        pieces = ceil(self._ttl / 4 / _END_CHECK_SECONDS)
         for _ in range(pieces):
             if not shared_counters.is_ending():
                 await asyncio.sleep(self._ttl / 4 / pieces)

@@ -144,8 +144,8 @@ def read_scheduler(node: NodeContext, decoded: DecodedCache | None) -> ReadSched
 def read_waits(node: NodeContext) -> ReadWaitClient | None:
     """Return what reads for other nodes wait for; None if the node has no rotational disk."""
     disks = RotationalDisks(node.settings.store.disk_type)
-    turns = disks.any_of(node.settings.store.disks)
-    return ReadWaitClient(node.settings.coordinator_socket) if turns else None
+    rotational = disks.any_of(node.settings.store.disks)
+    return ReadWaitClient(node.settings.coordinator_socket) if rotational else None
 
 
 def warm_up_context(

@@ -139,7 +139,8 @@ def _newest(client: Client, source: Source) -> str:
     """Return the key of the metadata file of a folder. Raises NotFoundError."""
     folder = f"{source.prefix}metadata/"
     names = [entry.key.removeprefix(folder) for entry in client.list(source.bucket, folder)]
-    found = [name for name in names if name.endswith(_METADATA) and _NUMBER.match(name)]
+    numbered = [(name, _NUMBER.match(name)) for name in names if name.endswith(_METADATA)]
+    found = {name: int(number[1]) for name, number in numbered if number is not None}
     if not found:
         raise NotFoundError(f"there is no Iceberg table in {source}: no file metadata/*{_METADATA}")
     if "version-hint.text" in names:
@@ -147,7 +148,7 @@ def _newest(client: Client, source: Source) -> str:
         for name in (hint, f"v{hint}{_METADATA}", f"{hint}{_METADATA}"):
             if name in found:
                 return f"{folder}{name}"
-    return folder + max(found, key=lambda name: (int(_NUMBER.match(name)[1]), name))  # type: ignore[index]
+    return folder + max(found, key=lambda name: (found[name], name))
 
 
 def _columns(schema: Any, columns: Sequence[str] | None, table: str) -> list[str]:

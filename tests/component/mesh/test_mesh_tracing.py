@@ -87,9 +87,11 @@ def test_a_batch_is_one_trace_from_the_wait_to_the_disks_of_other_nodes(
         below = parts(found, root)
         assert {span.trace for span in below} == {root.trace}
         assert {span.resource["service.name"] for span in below} == {"training", "meshd"}
-        assert all(root.started - 0.01 <= span.started <= root.ended + 0.01 for span in below)
-        # A busy node may record that it has sent the batch after the program has it.
-        assert all(span.started <= span.ended <= root.ended + 1 for span in below)
+        assert all(root.started - 0.01 <= span.started <= span.ended for span in below)
+        for span in below:  # a busy node may record that it has sent the batch after the program has it
+            late = 0.01 if span.resource["service.name"] == "training" else 1.0
+            assert span.started <= root.ended + 0.01, span.name
+            assert span.ended <= root.ended + late, span.name
         (waited,) = [span for span in below if span.name == "wait"]
         assert waited.resource["service.name"] == "training"
         reads = [span for span in below if span.name == "memory read"]  # of what other nodes sent
