@@ -78,6 +78,7 @@ SECTIONS = (
             _given("meshsdk.client.native_api.SnapshotInfo"),
             _given("meshsdk.client.native_api.FieldInfo"),
             _given("meshsdk.client.native_api.FieldSchema"),
+            Entry("meshsdk.datasets.schema.Schema", made=False, members=False),
             _given("meshsdk.client.native_api.PlanInfo"),
             _given("meshsdk.datasets.preflight.Preflight"),
             _given("meshsdk.datasets.default_order.Order"),

@@ -84,10 +84,21 @@ class FieldSchema:
     rate: int = 0
     channels: int = 0
 
+    @property
+    def extents(self) -> str:
+        """The shape as text: "[3, 224, 224]" or "ragged"."""
+        return "ragged" if self.shape is None else str(list(self.shape))
+
+    @property
+    def remarks(self) -> str:
+        """How an image or a sound is decoded, as text; else ""."""
+        told = [f"decoded as {self.decoded}"] if self.decoded else []
+        if self.rate:
+            told.append(f"sound of {self.channels} × {self.rate} Hz")
+        return ", ".join(told)
+
     def __str__(self) -> str:
-        mode = f", decoded as {self.decoded}" if self.decoded else ""
-        sound = f", sound of {self.channels} × {self.rate} Hz" if self.rate else ""
-        return f"{self.dtype} {'ragged' if self.shape is None else list(self.shape)}{mode}{sound}"
+        return ", ".join(filter(None, (f"{self.dtype} {self.extents}", self.remarks)))
 
 
 @dataclass(frozen=True, slots=True)

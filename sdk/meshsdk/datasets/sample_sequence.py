@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from meshsdk.client.native_api import fetch_snapshot, register_plan
 from meshsdk.datasets.batch import fetch_rows
+from meshsdk.datasets.schema import Schema
 from meshsdk.datasets.shuffle import buckets_spec, shuffle_spec
 from meshsdk.errors import BadSampleError, ConfigurationError, MeshError
 from meshwire.plan.plan_spec import PlanError, op_document, parse_spec, spec_document
@@ -21,7 +22,7 @@ from meshwire.plan.plan_spec import PlanError, op_document, parse_spec, spec_doc
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from meshsdk.client.native_api import FieldSchema, PlanInfo, SnapshotInfo
+    from meshsdk.client.native_api import PlanInfo, SnapshotInfo
     from meshsdk.client.s3_client import Client
     from meshsdk.datasets.shuffle import LengthBuckets, Shuffle
     from meshsdk.datasets.split_mix import MixSpec
@@ -154,12 +155,14 @@ class SampleSequence:
                 log_notes(self._plan)
         return self._plan
 
-    def schema(self) -> Mapping[str, FieldSchema]:
+    def schema(self) -> Schema:
         """Return dtype and shape of each field of a row after all ops; a ragged field has the shape None.
 
-        Of images, it has the mode in which they are decoded.
+        Of images, it has the mode in which they are decoded. It is a mapping of names (FieldSchema), and
+        `print(ds.schema())` shows a table, with notes on what the ops lose.
         """
-        return self.plan().fields
+        plan = self.plan()
+        return Schema(plan.fields, self.snapshot.fields, self.ops, plan.notes)
 
     def head(self, count: int = 5) -> list[dict[str, Any]]:
         """Return the first `count` samples in stored order (all if there are fewer), as `ds[i]` does."""

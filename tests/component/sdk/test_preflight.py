@@ -167,6 +167,53 @@ def test_rows_that_happen_to_be_alike_may_be_dense(client: Client) -> None:
     assert (dense.schema["x"].shape, dense.notes) == ((2, 3), ())
 
 
+def test_a_schema_is_a_table_and_a_mapping(client: Client) -> None:
+    ds = photos(client)
+    told = ds.schema()
+    assert repr(told).splitlines() == [
+        "field  kind   dtype  shape",
+        "image  bytes  uint8  ragged",
+        "label  label  int64  []      2 classes",
+    ]
+    small = ds.map(ops.decode("image", mode="gray"), ops.resize("image", [8, 8])).schema()
+    assert str(small).splitlines()[1] == "image  image  uint8  [8, 8, 1]  decoded as gray"
+    assert small == dict(small.items())
+    assert (list(small), small["image"].shape, small.get("other")) == (["image", "label"], (8, 8, 1), None)
+    lossy = Image.new("P", (4, 4))
+    lossy.putpalette(range(30))
+    out = io.BytesIO()
+    lossy.save(out, "PNG")
+    client.put("data", "palettes/0.png", out.getvalue())
+    masks = mesh.open("s3://data/palettes", {"mask": "png"}, client=client).map(ops.decode("mask"))
+    *_, last = str(masks.schema()).splitlines()
+    assert last.startswith("note: ")
+    assert "mode='index'" in last
+
+
+def test_statistics_of_samples_that_differ_in_size(client: Client) -> None:
+    random = np.random.default_rng(3)
+    rows = [random.normal(number, 2, (2, 1 + 7 * number)).astype(np.float32) for number in range(6)]
+    rows[4][1, 3] = np.nan
+    for number, row in enumerate(rows):
+        client.put("data", f"unlike/{number}.npy", npy(row))
+    ds = mesh.open("s3://data/unlike", {"x": "npy"}, client=client).map(ops.npy("x"))
+    assert ds.schema()["x"].shape is None
+    whole = np.concatenate(rows, axis=1).astype(np.float64)
+    found = mesh.field_statistics(ds)["x"]
+    assert (found.samples, found.missing, found.count) == (6, 1, whole.size - 1)
+    expected = [np.nanmean(whole), np.nanstd(whole), np.nanmin(whole), np.nanmax(whole)]
+    np.testing.assert_allclose([found.mean, found.std, found.low, found.high], expected)
+    by_row = mesh.field_statistics(ds, "x", axis=0)["x"]
+    np.testing.assert_allclose(by_row.mean, np.nanmean(whole, axis=1))
+    np.testing.assert_allclose(by_row.std, np.nanstd(whole, axis=1))
+    with pytest.raises(ConfigurationError, match="samples of 'x' have 1 to 36 indices along it"):
+        mesh.field_statistics(ds, "x", axis=1)
+    with pytest.raises(ConfigurationError, match="a sample of 'x' has 2 axes"):
+        mesh.field_statistics(ds, "x", axis=2)
+    some = mesh.field_statistics(ds, "x", samples=2)["x"]
+    assert some.samples == 2
+
+
 def test_how_a_field_is_stored_is_no_cause_where_its_first_op_did(client: Client) -> None:
     with pytest.raises(PreflightError, match=r"smaller than the crop of 224×224; resize\.$"):
         photos(client).map(ops.decode("image"), ops.center_crop("image", 224)).preflight()
