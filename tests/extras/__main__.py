@@ -91,7 +91,14 @@ SMOKES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "medical": (
         ("server", "medical"),
         "import nibabel, pydicom, tifffile, openjpeg, jpeg_ls, meshd.transform.builtin.nifti, "
-        "meshd.transform.builtin.dicom, meshsdk.arrays.open_dicom",
+        "meshd.transform.builtin.dicom, meshsdk.arrays.open_dicom\n"
+        "import numpy, imagecodecs, meshd.transform.builtin.dicom_jpeg as dicom_jpeg\n"
+        "from types import SimpleNamespace as Runner\n"
+        "assert dicom_jpeg.is_available('1.2.840.10008.1.2.4.70')\n"
+        "pixels = numpy.arange(3000, dtype='<u2').reshape(50, 60)\n"
+        "data = imagecodecs.jpeg8_encode(pixels, lossless=True, bitspersample=12, predictor=1)\n"
+        "file = Runner(rows=50, columns=60, samples_per_pixel=1, bits_allocated=16)\n"
+        "assert dicom_jpeg.decode_frame(data, file) == pixels.tobytes()",
     ),
     "chat": (("server", "chat"), "import jinja2, meshd.transform.builtin.chat"),
     "operator": (("operator",), "import meshoperator.manager, meshoperator.resources"),

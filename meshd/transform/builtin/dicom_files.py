@@ -7,12 +7,15 @@ them. What a header claims is checked against a bound before anything is decoded
 from __future__ import annotations
 
 import io
+import logging
+import re
 import warnings
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from meshd.transform.builtin import dicom_jpeg
 from meshd.transform.errors import BadSampleError, MissingLibraryError
 
 if TYPE_CHECKING:
@@ -39,7 +42,8 @@ def load_library() -> Any:
     except (ImportError, OSError) as error:
         raise MissingLibraryError("pydicom", "medical") from error
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
-    pydicom.config.logger.disabled = True  # the bad sample reports the problem
+    logging.getLogger("pydicom").setLevel(logging.CRITICAL)  # the bad sample reports the problem
+    dicom_jpeg.install(pydicom.pixels.get_decoder)
     return pydicom
 
 
@@ -187,6 +191,7 @@ class DicomReader:
 def _told(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if "missing dependencies" in text:
-        text = text.partition(" plugins are")[0]
-        return f"{text}: install a decoder of it beside pydicom on every node, such as python-gdcm"
+        found = re.search(r"'[^']*'", text)
+        syntax = found[0] if found else "their transfer syntax"
+        return f'no decoder of {syntax} on this node: pip install "shardmesh[medical]" on every node'
     return text[:200]
