@@ -77,6 +77,7 @@ class _Cursor:
     used: float
     windows: deque[Window] = field(default_factory=deque)
     growing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    looking_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     in_parts: bool = False
     started: bool = False
     pause: float = 0.0
@@ -296,7 +297,7 @@ class ReadScheduler:
         if not cursor.dropped:
             cursor.windows.append(window)
             metrics.read_ahead_window_bytes.set(self._held())
-            self._tasks.spawn(self._read(cursor, window, cut.samples), "window")
+            self._tasks.spawn(self._read_in_order(cursor, window, cut.samples), "window")
 
     async def _add_window_before(self, cursor: _Cursor, first: int) -> None:
         """Add a window from a late request to where the reader began. The caller holds `growing`."""
@@ -307,6 +308,12 @@ class ReadScheduler:
         if not cursor.dropped:
             cursor.windows.appendleft(window)
             self._tasks.spawn(self._read(cursor, window, cut.samples), "window")
+
+    async def _read_in_order(self, cursor: _Cursor, window: Window, samples: Integers) -> None:
+        """Read a window behind those before it. Looked up at the same time, a later one may be found first,
+        and the disk would read it while a batch waits for the earlier one."""
+        async with cursor.looking_up:
+            await self._read(cursor, window, samples)
 
     async def _read(self, cursor: _Cursor, window: Window, samples: Integers) -> None:
         """Look up the bytes of a window and queue the reads of each disk."""

@@ -62,9 +62,12 @@ class Lookup:
         self.windows: list[list[int]] = []
         self.disk = True
         self.error: Exception | None = None
+        self.slow: list[asyncio.Event] = []  # the next lookups end when these are set
 
     async def reads_of(self, snapshot: Snapshot, samples: Any) -> list[DiskReads]:
         self.windows.append(samples.tolist())
+        if self.slow:
+            await self.slow.pop(0).wait()
         if self.error is not None:
             raise self.error
         if not self.disk:
@@ -180,6 +183,25 @@ def test_a_batch_waits_until_its_window_is_read_and_the_disk_hears_of_it() -> No
         await asyncio.wait_for(waiting, 30)
 
     running({"kind": "none"}, story)
+
+
+def test_windows_reach_the_disk_in_the_order_of_the_epoch() -> None:
+    """The first one is looked up slowly; the disk does not begin with the second."""
+
+    async def story(world: World) -> None:
+        found = asyncio.Event()
+        world.lookup.slow = [found]
+        world.ask(0)
+        await settled()
+        assert not arms
+        found.set()
+        await settled()
+        sizes = [len(work.reads) for work in arms[0].works]
+        assert len(sizes) > 1
+        assert sizes == [len(window) for window in world.lookup.windows]
+        assert sizes[0] < sizes[1]
+
+    running({"kind": "global"}, story)
 
 
 def test_reads_for_other_nodes_wait_for_the_window_that_brings_their_bytes() -> None:
