@@ -64,6 +64,7 @@ def show(result: results.RowResult) -> None:
 SHOWN = {
     "rate": "a second",
     "gigabytes": "GB/s",
+    "cpu_us": "CPU µs a request",
     "p50_ms": "p50 ms",
     "p99_ms": "p99 ms",
     "first_rate": "first epoch/s",

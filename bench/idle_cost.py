@@ -1,8 +1,8 @@
 """What a daemon costs while nobody asks it anything: `python -m bench.idle_cost`.
 
 For each process of a standalone node with one and with two workers, and of a node of a mesh of three: the
-share of a core, and wake-ups a second of all its threads; and the CPU seconds that start and stop of a node
-take. With `--checkout`, another checkout takes turns with this one.
+share of a core, and wake-ups a second of all its threads; and the seconds until a node is ready, and of CPU
+that its start and stop take. With `--checkout`, another checkout takes turns with this one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bench.interleave import order
+from bench.tables import verdict
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import Daemon
 from tests.support.wakeups import spent_by_daemon
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _SETTLE: Final = 6.0  # seconds after the start
 _LEASE: Final = 5.0  # seconds, the default
+_SHARE, _READY = 0.5, 1.0
+"""The bars: % of a core of an idle standalone node, seconds until it is ready; at most."""
 
 
 @contextmanager
@@ -74,17 +77,22 @@ def main() -> None:
         for line in sorted(shares):
             share, often = statistics.median(shares[line]), statistics.median(waits[line])
             print(f"{line} {share:8.2%} of a core, {often:6.1f} wake-ups a second", flush=True)
-    taken = defaultdict[str, list[float]](list)
+        for side in sides:
+            names = [name for name in shares if name.startswith(f"{side}{kind}:")]
+            share = sum(100 * statistics.median(shares[name]) for name in names)
+            bar = "" if kind != "standalone" else f"; {verdict(share, _SHARE, at_most=True)}"
+            print(f"{side}{kind}, all processes: {share:.2f} % of a core{bar}", flush=True)
+    taken, waited = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for number in range(given.starts):
         for side in order(sides, number):
-            used = _children_cpu()
+            used, began = _children_cpu(), time.monotonic()
             with _standalone(1, sides[side]):
-                pass
+                waited[side].append(time.monotonic() - began)
             taken[side].append(_children_cpu() - used)
     for side, each in taken.items():
-        print(
-            f"{side}start and stop: {statistics.median(each):.2f} s of CPU, interpreter and imports included"
-        )
+        ready, cpu = statistics.median(waited[side]), statistics.median(each)
+        print(f"{side}ready after {ready:.2f} s; {verdict(ready, _READY, at_most=True)}")
+        print(f"{side}start and stop: {cpu:.2f} s of CPU, interpreter and imports included")
 
 
 def _children_cpu() -> float:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import meshsdk as mesh
 from bench.processes import cpu_seconds, memory_bytes
+from bench.tables import verdict
 from tests.support.archive_files import tar_of
 from tests.support.daemons import Daemon
 
@@ -29,6 +30,10 @@ _FILES: Final = 10
 _ADDED: Final = 1000
 _ROWS: Final = 1024
 _RETRY: Final = (202, 429, 503)
+_BARS: Final = {"again": 0.3, "after a restart": 1.0}
+"""Seconds that `open` may take."""
+_FIRST_BATCH: Final = 1.0  # seconds
+_GROWTH: Final = 300  # MiB of all processes, of 100,000,000 lines
 
 
 def main() -> None:
@@ -50,6 +55,7 @@ def main() -> None:
         make, ending = (_tar, "tar") if given.kind == "tar" else (_lines, "txt")
         for number in range(count):
             client.put_object(Bucket="many", Key=f"{number:09}.{ending}", Body=make(number, each))
+        idle = memory_bytes(daemon.pid)
         for note in ("first", "again", "again", "again"):
             _open(daemon, given.kind, note)
         client.put_object(Bucket="many", Key=f"added.{ending}", Body=make(count, _ADDED))
@@ -61,6 +67,8 @@ def main() -> None:
             _open(daemon, given.kind, note)
         if given.kind != "objects":
             _read(daemon, given.kind, given.batches)
+        grown = (memory_bytes(daemon.pid) - idle) / (1 << 20)
+        print(f"{'memory':16} {grown:,.0f} MiB more than before; {verdict(grown, _GROWTH, at_most=True)}")
 
 
 def _read(daemon: Daemon, kind: Any, batches: int) -> None:
@@ -78,7 +86,8 @@ def _read(daemon: Daemon, kind: Any, batches: int) -> None:
     rows = _ROWS * (1 + sum(1 for _ in itertools.islice(reading, batches - 1)))
     took, cpu = time.monotonic() - began, cpu_seconds(daemon.pid) - used
     cost = f"{took:8.3f} s {cpu:8.2f} s of CPU {memory_bytes(daemon.pid) >> 20:6} MiB"
-    print(f"{'batches':16} {rows:>11,} samples {cost}; the first after {first:.3f} s", flush=True)
+    told = f"the first after {first:.3f} s; {verdict(first, _FIRST_BATCH, at_most=True)}"
+    print(f"{'batches':16} {rows:>11,} samples {cost}; {told}", flush=True)
 
 
 def _lines(number: int, count: int) -> bytes:
@@ -119,8 +128,9 @@ def _open(daemon: Daemon, kind: str, note: str) -> None:
     took, cpu = time.monotonic() - began, cpu_seconds(daemon.pid) - used
     found = json.loads(answer.body)
     memory = f"{memory_bytes(daemon.pid) >> 20:6} MiB, at most {max(peak) >> 20} meanwhile"
+    bar = verdict(took, _BARS.get(note), at_most=True)
     cost = f"{took:8.3f} s {cpu:8.2f} s of CPU {memory}"
-    print(f"{note:16} {found['samples']:>11,} samples {cost}", flush=True)
+    print(f"{note:16} {found['samples']:>11,} samples {cost}{'; ' if bar else ''}{bar}", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,12 @@ from typing import Final
 
 import meshsdk as mesh
 from bench.processes import cpu_seconds
+from bench.tables import verdict
 from tests.support.daemons import Daemon
 
 _ROWS: Final = 1024
+_RATE, _CPU = 500_000, 4.0
+"""The bars: samples a second at least, microseconds of CPU a sample at most."""
 
 
 def main() -> None:
@@ -49,8 +52,9 @@ def main() -> None:
             began, used = time.monotonic(), cpu_seconds(daemon.pid)
             rows = _ROWS * sum(1 for _ in loader)
             took, cpu = time.monotonic() - began, cpu_seconds(daemon.pid) - used
-            cost = f"{cpu / rows * 1e6:.1f} us of CPU a sample"
-            print(f"{rows:,} samples, {rows / took:,.0f}/s, {cost}", flush=True)
+            rate, each = rows / took, cpu / rows * 1e6
+            cost = f"{each:.1f} us of CPU a sample ({verdict(each, _CPU, at_most=True)})"
+            print(f"{rows:,} samples, {rate:,.0f}/s ({verdict(rate, _RATE)}), {cost}", flush=True)
 
 
 if __name__ == "__main__":

@@ -90,9 +90,18 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuBar:
+    """What the daemon's CPU time may be for a request: `most` microseconds, and `ratio` times what SeaweedFS
+    takes in the same run; None: no bar."""
+
+    most: float | None = None
+    ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One line of the table. `kept`: the servers keep this row's bucket from run to run, for filling it takes
-    minutes."""
+    minutes. `cpu`: what is asked of the CPU time for a request."""
 
     name: str
     title: str
@@ -103,6 +112,7 @@ class Row:
     servers: tuple[str, ...]
     bars: tuple[Bar, ...] = ()
     kept: bool = False
+    cpu: CpuBar = CpuBar()
 
     @property
     def by_bytes(self) -> bool:
@@ -123,10 +133,20 @@ def store_rows(scale: Scale) -> tuple[Row, ...]:
     fast, limit = (_ahead(1.0), _ahead(0.7, peer="nginx")), (_ahead(1.0), _ahead(0.9, peer="nginx"))
     keys = scale.small_keys
     return (
-        Row("get-10k", "GET 10 KiB × 16", "GET", 10 * KIB, 16, keys, reading, (_ahead(1.5),)),
+        Row(
+            "get-10k",
+            "GET 10 KiB × 16",
+            "GET",
+            10 * KIB,
+            16,
+            keys,
+            reading,
+            (_ahead(1.5),),
+            cpu=CpuBar(100, 0.4),
+        ),
         Row("get-1m", "GET 1 MiB × 8", "GET", MIB, 8, 64, reading, fast),
         Row("get-64m", f"GET {title} × 4", "GET", large, 4, 8, reading, limit),
-        Row("put-10k", "PUT 10 KiB × 16", "PUT", 10 * KIB, 16, keys, writing, small),
+        Row("put-10k", "PUT 10 KiB × 16", "PUT", 10 * KIB, 16, keys, writing, small, cpu=CpuBar(500)),
         Row("put-64m", f"PUT {title} × 4", "PUT", large, 4, 4, writing, (_ahead(1.0),)),
         _list_row("list-few", 1_000),
         _list_row("list", scale.listed_keys),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from awscrt.checksums import crc32c
 
+from bench.tables import verdict
 from meshd.config import StoreSettings
 from meshd.store.index.index import Index
 from meshd.store.records import Meta, NewObject
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _BATCH = 1000
+_MOST = 700
+"""The bar: bytes on disk for each object of 8 bytes, after compaction."""
 
 
 def _new(key: str, size: int) -> NewObject:
@@ -71,18 +74,19 @@ def _bytes(settings: StoreSettings) -> tuple[int, int]:
         return data, index.size()
 
 
-def _told(objects: list[NewObject], at_once: int) -> list[str]:
-    """Return what the objects take before and after compaction."""
+def _told(objects: list[NewObject], at_once: int) -> tuple[list[str], float]:
+    """Return what the objects take before and after compaction, and that in bytes each."""
     clock = ManualClock()
-    told = []
+    told, taken = list[str](), 0.0
     with tempfile.TemporaryDirectory() as place:
         settings = StoreSettings.at(Path(place), index_map_bytes=4 << 30)
         for compacts in (False, True):
             with closing(Store.open(settings, writer="w0", clock=clock)) as store:
                 asyncio.run(_compact(store, clock) if compacts else _fill(store, objects, at_once))
             data, index = (each / len(objects) for each in _bytes(settings))
-            told.append(f"{data:,.0f} + {index:,.0f} = {data + index:,.0f}")
-    return told
+            taken = data + index
+            told.append(f"{data:,.0f} + {index:,.0f} = {taken:,.0f}")
+    return told, taken
 
 
 def main() -> None:
@@ -97,9 +101,10 @@ def main() -> None:
             keys = [f"train/{number:08d}.bin" for number in range(given.objects)]
             if order == "in random order":
                 random.Random(1).shuffle(keys)
-            before, after = _told([_new(key, given.size) for key in keys], at_once)
+            (before, after), taken = _told([_new(key, given.size) for key in keys], at_once)
             how = f"{at_once} at once" if at_once else "batches"
-            print(f"{how}, {order}: {before}; after compaction {after} bytes each", flush=True)
+            bar = verdict(taken, _MOST if given.size == 8 else None, at_most=True)
+            print(f"{how}, {order}: {before}; after compaction {after} bytes each {bar}", flush=True)
 
 
 if __name__ == "__main__":

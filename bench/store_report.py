@@ -27,6 +27,8 @@ filled once and kept for later runs.
 If the system's congestion control is BBR, servers that do not change it are paced over loopback too, and
 meshd is not ([decision 5](decisions/0005-connections.md)); large GETs then favour meshd. After
 `sysctl -w net.ipv4.tcp_congestion_control=reno` all servers send alike."""
+CPU_TEXT = """Microseconds of CPU for a request, user and system time of all processes of the server over the
+requests that it answered in the rounds above; the load generator's time is not in it."""
 GATHER_TEXT = """One daemon and one client process read the same objects in the same order. *Our client* is
 `meshsdk.Client.get`; *× 16* means sixteen threads over kept-alive connections. The result of the gather is
 compared with what was put before anything is timed; during the timing, items are verified by their crc32c."""
@@ -61,11 +63,40 @@ def store_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
         STORE_TEXT,
         table(head, lines),
         "\n".join(notes),
+        *cpu_table(rows, scale),
         "The bars of each row, and whether this run meets them:",
         table(BARS_HEAD, [line for row in store_rows(scale) for line in bar_lines(row, rows)]),
         *store_problems(rows),
         *store_limits(rows, scale),
     ]
+
+
+def cpu_table(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
+    """What a request costs each server; nothing for rows that were taken before this was measured."""
+    lines = []
+    for row in store_rows(scale):
+        result = rows.get(row.name)
+        if result is not None and result.value("meshd", "cpu_us") is not None:
+            ratio = result.ratio("meshd", "seaweedfs", "cpu_us")
+            figures = [number(result.value(name, "cpu_us"), 0) for name in SERVERS]
+            lines.append([row.title, *figures, number(ratio, 2, "×")])
+    titles = [kind.title for kind in SERVERS.values()]
+    return [CPU_TEXT, table(["", *titles, "meshd ÷ SeaweedFS"], lines)] if lines else []
+
+
+def cpu_bars(row: Row, result: RowResult) -> list[list[str]]:
+    """What the project asks of the CPU time of a request."""
+    lines, cost = [], result.value("meshd", "cpu_us")
+    if cost is None:
+        return []
+    if row.cpu.most is not None:
+        title = f"{row.title}: CPU µs a request, meshd"
+        lines.append([title, number(cost, 0), verdict(cost, row.cpu.most, at_most=True)])
+    if row.cpu.ratio is not None:
+        ratio = result.ratio("meshd", "seaweedfs", "cpu_us")
+        title = f"{row.title}: CPU a request, meshd ÷ SeaweedFS"
+        lines.append([title, number(ratio, 2, "×"), verdict(ratio, row.cpu.ratio, at_most=True)])
+    return lines
 
 
 def bar_lines(row: Row, rows: Mapping[str, RowResult]) -> list[list[str]]:
@@ -83,6 +114,7 @@ def bar_lines(row: Row, rows: Mapping[str, RowResult]) -> list[list[str]]:
         tail = result.ratio(mine, "seaweedfs", "p99_ms")
         title = f"{row.title}: p99 of {titles[mine]} ÷ SeaweedFS"
         lines.append([title, number(tail, 2, "×"), verdict(tail, 1, at_most=True)])
+    lines += cpu_bars(row, result)
     few = rows.get("list-few")
     if row.name == "list" and few is not None and result.comparable(few):
         here, there = result.value("meshd", "rate"), few.value("meshd", "rate")

@@ -13,6 +13,7 @@ from bench.bulk_fill import stock
 from bench.interleave import turns
 from bench.load_generator import Load, run
 from bench.presigned_requests import Request
+from bench.processes import cpu_seconds
 from bench.results import Figure
 
 if TYPE_CHECKING:
@@ -108,8 +109,11 @@ def _last_page(row: Row) -> tuple[tuple[str, str], ...]:
 
 
 def take(row: Row, server: Server, load: Load, scratch: Path, number: int) -> Figure:
-    """One reading; errors and short answers make it invalid."""
+    """One reading; errors and short answers make it invalid. `cpu_us`: microseconds of all processes of the
+    server for a request, those of the load generator not among them."""
+    before = cpu_seconds(server.child.process.pid)
     reading = run(load, server.host, server.account, scratch)
+    used = cpu_seconds(server.child.process.pid) - before
     problem = ""
     if reading.errors:
         problem = f"{reading.errors} of {reading.requests} requests failed"
@@ -117,7 +121,12 @@ def take(row: Row, server: Server, load: Load, scratch: Path, number: int) -> Fi
         problem = "no request was answered"
     elif row.verb == "GET" and reading.bytes < reading.requests * row.size:
         problem = "answers shorter than the objects"
-    metrics = {**asdict(reading), "rate": reading.rate, "gigabytes": reading.rate * row.size / 1e9}
+    metrics = {
+        **asdict(reading),
+        "rate": reading.rate,
+        "gigabytes": reading.rate * row.size / 1e9,
+        "cpu_us": 1e6 * used / max(1, reading.requests),
+    }
     return Figure(server.name, number, metrics, problem)
 
 

@@ -471,6 +471,24 @@ def test_every_bar_of_a_row_is_shown_with_its_tail() -> None:
     assert store_report.bar_lines(row_named["put-10k"], {}) == []
 
 
+def test_the_cpu_of_a_request_is_that_of_the_server_and_is_judged() -> None:
+    [wanted] = [each for each in store_rows(QUICK) if each.name == "get-10k"]
+    costs = {"seaweedfs": 300.0, "meshd": 90.0}
+    result = row(*(Figure(name, 0, {"rate": 1.0, "cpu_us": cost}) for name, cost in costs.items()))
+    lines = store_report.cpu_bars(wanted, result)
+    assert [line[1:] for line in lines] == [["90", "≤ 100 met"], ["0.30×", "≤ 0.4 met"]]
+    text = report.render({"get-10k": result}, QUICK)
+    assert "| GET 10 KiB × 16 | 300 | 90 | – | – | 0.30× |" in text
+    dear = row(*(Figure(name, 0, {"rate": 1.0, "cpu_us": 200.0}) for name in costs))
+    assert [line[2] for line in store_report.cpu_bars(wanted, dear)] == [
+        "≤ 100 **missed**",
+        "≤ 0.4 **missed**",
+    ]
+    earlier = row(Figure("meshd", 0, {"rate": 1.0}))
+    assert store_report.cpu_bars(wanted, earlier) == []
+    assert store_report.cpu_table({"get-10k": earlier}, QUICK) == []
+
+
 def test_bars_both_ways() -> None:
     assert tables.verdict(1.2, 1.0) == "≥ 1 met"
     assert tables.verdict(0.2, 0.1, at_most=True) == "≤ 0.1 **missed**"

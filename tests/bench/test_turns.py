@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 import bench
 from bench import checkpoints, loader_timing, shared_jobs, store_timing, table_row, tokens, windows
 from bench.interleave import order, turns
-from bench.load_generator import Reading
+from bench.load_generator import Load, Reading
 from bench.loader_timing import Turn
 from bench.peers.token_loaders import LOADERS, WRITERS
 from bench.peers.token_rows import BATCH, LENGTH, PEERS, VALUES
@@ -50,7 +51,10 @@ def balanced(names: list[str]) -> list[list[str]]:
 
 
 def server(name: str) -> Server:
-    return SimpleNamespace(name=name, endpoint="http://127.0.0.1:1", host="", account=Account("a", "b"))  # type: ignore[return-value]
+    child = SimpleNamespace(process=SimpleNamespace(pid=os.getpid()))
+    return SimpleNamespace(  # type: ignore[return-value]
+        name=name, endpoint="http://127.0.0.1:1", host="", account=Account("a", "b"), child=child
+    )
 
 
 def quiet(_: str) -> None:
@@ -114,6 +118,17 @@ def test_servers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names_in_turn(store_timing.measure(row, running, SCALE, tmp_path, quiet)) == balanced(
         list(row.servers)
     )
+
+
+def test_a_reading_has_the_cpu_time_of_the_server_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = store_rows(SCALE)[0]
+    spent = iter([1.0, 1.5])
+    monkeypatch.setattr(store_timing, "cpu_seconds", lambda pid: next(spent) if pid == os.getpid() else 0.0)
+    monkeypatch.setattr(store_timing, "run", lambda *_: Reading(1000, 1.0, 1000 * row.size, 0, 1.0, 1.0, 1.0))
+    figure = store_timing.take(row, server("meshd"), Load((), 1, 1), tmp_path, 0)
+    assert figure.metrics["cpu_us"] == 500.0
 
 
 def test_loaders_of_tokens_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
