@@ -14,7 +14,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.node_leases import live_nodes
+from meshd.cluster.node_lease import live_nodes
 from meshd.cluster.rebalance.progress import PROGRESS_TOPIC
 from meshd.cluster.rebalance_status import decode_progress
 from meshwire.cluster import ClusterMap, parse_map, transitions

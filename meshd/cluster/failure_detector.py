@@ -12,7 +12,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.node_leases import live_nodes
+from meshd.cluster.node_lease import live_nodes
 from meshd.cluster.peer_checks import probe_map_version
 from meshd.cluster.replica_counts import replica_shortfall
 from meshd.control.control_api import ControlError, LeaseLostError

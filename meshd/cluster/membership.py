@@ -9,31 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from meshd.cluster.batched_changes import enter_node
-from meshd.cluster.node_leases import node_lease_name
-from meshd.control.control_api import ControlError, LeaseLostError
+from meshd.cluster.node_lease import NodeLease
+from meshd.control.control_api import ControlError
 from meshd.errors import StartupError
 from meshd.telemetry import metrics
 from meshd.util import shared_counters
-from meshd.util.timeouts import timeout
 from meshwire.cluster import transitions as transitions
 
 if TYPE_CHECKING:
     from meshd.config import ClusterSettings
     from meshd.control.cluster_map_store import ClusterMapStore
-    from meshd.control.control_api import ControlStore, Lease
+    from meshd.control.control_api import ControlStore
     from meshd.util.clock import Clock
     from meshwire.cluster import ClusterMap, Node
 
 _log = logging.getLogger(__name__)
 _WITH_CONTENT: Final = ("buckets/", "modules/")
 _STEP: Final = 0.2
-_LEAVE_S: Final = 1.0
 _END_CHECK_SECONDS: Final = 1.25
 """Seconds after which a node that was told to end gives its lease up, if requests keep it until then."""
 _LONGEST_REST: Final = 30.0
@@ -57,21 +54,21 @@ class Membership:
         clock: Clock,
         settings: ClusterSettings,
     ) -> None:
-        self._control, self._maps, self._me, self._holder = control, maps, me, holder
+        self._control, self._maps, self._me = control, maps, me
         self._clock, self._ttl, self._copies = clock, settings.lease, settings.copies
         self._weighed = settings.weight > 0
-        self._lease: Lease | None = None
+        self._lease = NodeLease(control, maps, me.node_id, holder, clock, settings.lease)
         self._control_lost = False
         self._last_rejoin, self._rejoin_delay = -_LONGEST_REST, 0.0
 
     def __repr__(self) -> str:
-        return f"<Membership of {self._me.node_id}{'' if self._lease else ', without its lease'}>"
+        return f"<Membership of {self._me.node_id}{'' if self._lease.held else ', without its lease'}>"
 
     async def join(self) -> None:
         """Acquires the lease and a place in the map. Raises StartupError if another daemon has this id or the
         map rejects the node; ControlError."""
         until = self._clock.monotonic() + 2 * self._ttl + 1
-        while not await self._hold_lease():
+        while not await self._lease.renew():
             if self._clock.monotonic() > until:
                 raise StartupError(id_in_use_message(self._me.node_id))
             await asyncio.sleep(_STEP)
@@ -79,7 +76,7 @@ class Membership:
             cluster = await enter_node(self._control, self._maps, self._me, self._with_own_node)
         except transitions.TransitionError as error:
             raise StartupError(str(error)) from error
-        await self._hold_lease()
+        await self._lease.renew()
         _log.info("joined the cluster", extra={"node": self._me.node_id, "map": cluster.version})
         await self._settle_empty()
 
@@ -90,17 +87,7 @@ class Membership:
         try:
             await self._maintain()
         finally:
-            await self._leave()
-
-    async def _leave(self) -> None:
-        """Releases the lease, which until then would let writes wait for a node that ended in order. First
-        this node stops to rely on it."""
-        shared_counters.set_lease(0.0, 0)
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            with suppress(ControlError, TimeoutError):
-                async with timeout(_LEAVE_S):
-                    await self._control.release_lease(lease)
+            await self._lease.release()
 
     async def _maintain(self) -> None:
         await self._rest()
@@ -123,7 +110,7 @@ class Membership:
                 await asyncio.sleep(self._ttl / 4 / pieces)
 
     def _record_control_state(self, error: ControlError | None) -> None:
-        metrics.cluster_lease_held.set(error is None and self._lease is not None)
+        metrics.cluster_lease_held.set(error is None and self._lease.held)
         if error is not None and not self._control_lost:
             _log.warning("cannot renew the lease: %s", error)
         elif error is None and self._control_lost:
@@ -131,7 +118,7 @@ class Membership:
         self._control_lost = error is not None
 
     async def _run_once(self) -> None:
-        if not await self._hold_lease():
+        if not await self._lease.renew():
             _log.error("another daemon runs under this node's id", extra={"node": self._me.node_id})
             return
         cluster = self._maps.current()
@@ -139,23 +126,6 @@ class Membership:
         if cluster is None or mine is None or mine.state in ("away", "down"):
             await self._rejoin()
         await self._settle_empty()
-
-    async def _hold_lease(self) -> bool:
-        """Renews or acquires the lease; returns True if it is held. A renewed lease was never lost. So the
-        map version read before the renewal is the newest that can exclude this node until the lease may
-        expire."""
-        version = await self._maps.fetch_version()
-        if self._lease is not None:
-            # Both are taken before the renewal: a slow answer must shorten the lease, never lengthen it.
-            began = self._clock.monotonic()
-            with suppress(LeaseLostError):
-                self._lease = await self._control.renew_lease(self._lease)
-                shared_counters.set_lease(began + self._ttl, version)
-                return True
-        self._lease = await self._control.acquire_lease(
-            node_lease_name(self._me.node_id), self._holder, self._ttl
-        )
-        return self._lease is not None
 
     async def _rejoin(self) -> None:
         """Returns to the cluster. A node that is repeatedly marked away waits longer each time, because some

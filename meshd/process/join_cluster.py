@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.cluster.data_dir_identity import establish_identity, read_identity, recorded_machine
 from meshd.cluster.membership import id_in_use_message
-from meshd.cluster.node_leases import node_lease_name
+from meshd.cluster.node_lease import node_lease_name
 from meshd.control.buckets import BucketTable
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.control_api import ABSENT, VersionConflictError, Write

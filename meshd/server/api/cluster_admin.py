@@ -16,7 +16,7 @@ from meshd.auth.identities.admin_responses import AdminError
 from meshd.cluster.clock_skew import compare_clocks
 from meshd.cluster.data_dir_identity import DIRECTORIES_TOPIC as DIRECTORIES
 from meshd.cluster.data_dir_identity import MACHINES_TOPIC as MACHINES
-from meshd.cluster.node_leases import node_lease_name
+from meshd.cluster.node_lease import node_lease_name
 from meshd.cluster.peer_checks import DOMAINS_TOPIC as DOMAINS
 from meshd.cluster.peer_checks import domain_mismatches, probe_map_version, survey_peers
 from meshd.cluster.rebalance.progress import PROGRESS_TOPIC
