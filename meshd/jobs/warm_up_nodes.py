@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from meshd.batches.warm_up.messages import WarmUpRequest, WarmUpStatus
-    from meshd.batches.warm_up.warmer import Warmer
+    from meshd.batches.warm_up.session import WarmUps
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
     from meshwire.cluster import Node
@@ -43,7 +43,7 @@ class NodeChoice(NamedTuple):
 class WarmUpNodes:
     """Asks nodes for their part of a warm-up. One instance per node; `own` is this node's."""
 
-    def __init__(self, mesh: ClusterView, peers: PeerClient, own: Warmer) -> None:
+    def __init__(self, mesh: ClusterView, peers: PeerClient, own: WarmUps) -> None:
         self._mesh, self._peers, self._own = mesh, peers, own
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ import uvloop
 
 from meshd.batches.assembly.assembler import Assembler, serve_assembler
 from meshd.batches.read_ahead.read_waits import ReadWaits
-from meshd.batches.warm_up.warmer import warmer as warmer_of
+from meshd.batches.warm_up.session import warm_ups
 from meshd.jobs.relayout.session import relayouts
 from meshd.origins.access_hints import PlanReadHints
 from meshd.process.periodic_tasks import coordinator_tasks, process_tasks, start_periodic_tasks
@@ -106,9 +106,9 @@ async def start_coordinator(
             read_ahead=read_ahead,
             stored=stored_sequences(node),
         )
-        warmer = warmer_of(warm_up_context(node, pool, decoded, read_ahead))
+        warm_up = warm_ups(warm_up_context(node, pool, decoded, read_ahead))
         relayout = relayouts(relayout_context(node))
-        others = [warmer.register, relayout.register]
+        others = [warm_up.register, relayout.register]
         if read_ahead is not None:
             others.append(ReadWaits(read_ahead).register)
         tasks.spawn(_vital(serve_assembler(assembler, listener, others)), "assembler")
@@ -116,13 +116,13 @@ async def start_coordinator(
         start_periodic_tasks([*periodic, *decoded_cache_tasks(decoded)], tasks)
         access = node_access(node)
         views = view_reader(node, access, data_services(node, access, assembler))
-        jobs = job_runner(node, access, views, backed, warmer, relayout)
+        jobs = job_runner(node, access, views, backed, warm_up, relayout)
         tasks.spawn(_vital(jobs.run()), "jobs")
         try:
             yield assembler
         finally:
             await tasks.aclose()
-            await warmer.aclose()
+            await warm_up.aclose()
             await relayout.aclose()
             await hints.aclose()
             if read_ahead is not None:

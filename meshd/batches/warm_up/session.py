@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from meshd.batches.assembly.frame_rows import main_objects, new_rows, own_rows
-from meshd.batches.warm_up.messages import WarmUpStatus
+from meshd.batches.warm_up.messages import WARM_UP, WARM_UP_HERE, WarmUpRequest, WarmUpStatus
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import asset_key, asset_places
+from meshd.core.job_sessions import RPC_ERRORS, JobSessions
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
+from meshd.rpc.peer_rpc import handler
+from meshd.rpc.process_client import ProcessClient
 from meshd.telemetry import metrics
 from meshd.transform.decoded_cache.messages import KEPT, REFUSED, STORED, UNSTORED
 from meshd.transform.decoded_cache.slice_order import NOT_SETTLED, TOO_LARGE, SampleSet
@@ -33,15 +36,16 @@ from meshwire.plan.epoch_order import snapshot_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import numpy.typing as npt
 
     from meshd.batches.read_ahead.scheduler import ReadScheduler
-    from meshd.batches.warm_up.messages import WarmUpRequest
     from meshd.core.document_store import DocumentStore
     from meshd.core.peer_source import PeerSource
     from meshd.core.plan_record import Plan
     from meshd.core.sample_locations import DecompressedArchives
+    from meshd.rpc.peer_rpc import CallContext
     from meshd.store.api import ObjectStore
     from meshd.transform.decoded_cache.cache import DecodedCache
     from meshd.transform.decoded_cache.policy import PrefixStatus
@@ -57,6 +61,7 @@ _log = logging.getLogger("meshd.warm_up")
 _MEASURED: Final = 32  # samples that are made until the plan has been measured
 _TRIES: Final = 4  # times that a sample is made before it counts as left out
 _REASON: Final = 160  # characters of a reason that are kept
+WarmUps = JobSessions[WarmUpRequest, WarmUpStatus]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,11 @@ class WarmUpContext:
     read_ahead: ReadScheduler | None = None
     remote: PeerSource = SINGLE_NODE
     memory: MemoryAccount = field(default_factory=MemoryAccount)
+
+
+def warm_ups(context: WarmUpContext) -> WarmUps:
+    """Return the sessions of a node."""
+    return WarmUps(lambda request: WarmUpSession(context, request), WarmUpStatus(done=True), WARM_UP_HERE)
 
 
 @dataclass(slots=True)
@@ -389,3 +399,15 @@ def window_end(sizes: Integers, first: int, most: int = WINDOW_BYTES) -> int:
     """Return the end of the window that begins with sample `first`: one sample, or about `most` bytes."""
     ends = np.cumsum(sizes[first : first + WINDOW_ROWS])
     return first + max(1, int(np.searchsorted(ends, most, side="right")))
+
+
+class WarmUpHandlers:
+    """Passes the calls of other nodes on to the coordinator behind `socket`. One instance per process."""
+
+    def __init__(self, socket: Path) -> None:
+        self._client = ProcessClient(socket, RPC_ERRORS)
+
+    @handler(WARM_UP)
+    async def warm_up(self, request: WarmUpRequest, context: CallContext) -> WarmUpStatus:
+        del context
+        return await self._client.call(WARM_UP_HERE, request)

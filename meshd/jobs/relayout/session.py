@@ -19,7 +19,7 @@ import numpy as np
 from meshd.batches.read_ahead.extents import plan_reads
 from meshd.batches.read_ahead.read_cost import MEDIA_RATE, SEEK_SECONDS, cost_of_reads
 from meshd.core.api_errors import BatchError
-from meshd.core.node_sessions import RPC_ERRORS, NodeSessions
+from meshd.core.job_sessions import RPC_ERRORS, JobSessions
 from meshd.jobs.relayout.messages import (
     MAX_FAILURES,
     RELAYOUT,
@@ -124,7 +124,7 @@ NOT_ROTATIONAL: Final = (
     "the node has no rotational disk (`--disk-type rotational` if it has one all the same)"
 )
 ELSEWHERE: Final = "on a solid-state disk"
-Relayouts = NodeSessions[RelayoutRequest, RelayoutStatus]
+Relayouts = JobSessions[RelayoutRequest, RelayoutStatus]
 
 
 @dataclass(frozen=True, slots=True)

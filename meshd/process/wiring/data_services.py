@@ -68,7 +68,7 @@ from meshwire.views.zarr_view import ZarrView
 
 if TYPE_CHECKING:
     from meshd.auth.authorizer import Authorizer
-    from meshd.batches.warm_up.warmer import Warmer
+    from meshd.batches.warm_up.session import WarmUps
     from meshd.core.frame_address import FrameSource
     from meshd.jobs.job_kind import JobKind
     from meshd.jobs.relayout.session import Relayouts
@@ -224,7 +224,7 @@ def job_runner(
     access: Authorizer,
     views: ViewDispatcher,
     backed: BackedService,
-    warmer: Warmer,
+    warm_up: WarmUps,
     relayout: Relayouts,
 ) -> JobRunner:
     """Return the coordinator's job runner."""
@@ -250,7 +250,7 @@ def job_runner(
             DatasetAccess(access),
             catalog,
             SnapshotIncarnations(node.buckets, catalog, node.objects),
-            WarmUpNodes(node.mesh, node.peers, warmer),
+            WarmUpNodes(node.mesh, node.peers, warm_up),
         ),
         "relayout": RelayoutJob(node.mesh, node.peers, relayout),
         "prefetch": PrefetchJob(

@@ -12,7 +12,7 @@ from meshd.auth.identities.users import IdentityAdmin
 from meshd.batches.gather import GatherService
 from meshd.batches.op_trials import OpTrials
 from meshd.batches.row_draws import RowDraws, RowSources
-from meshd.batches.warm_up.warmer import WarmUpHandlers
+from meshd.batches.warm_up.session import WarmUpHandlers
 from meshd.cluster.scatter_gather import ActivityService, AuditTrail
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.datasets.table_preview import TablePreviews

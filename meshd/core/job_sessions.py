@@ -1,4 +1,4 @@
-"""Node sessions: the parts of jobs that nodes do in their coordinators, each at its own pace.
+"""Job sessions: the part of a job that one node does in its coordinator, at its own pace.
 
 Law: a session runs as long as its job asks for it, and ends soon after the last request. A request is
 repeated as long as the job runs; the first one begins the session, and each answer has its totals so far.
@@ -52,8 +52,8 @@ RequestT = TypeVar("RequestT", bound=SessionRequest)
 StatusT = TypeVar("StatusT")
 
 
-class NodeSession(Protocol[RequestT, StatusT]):
-    """Does a node's part; `status` has the totals at any time. `rate` may change meanwhile."""
+class JobSession(Protocol[RequestT, StatusT]):
+    """Does the node's part of a job; `status` has the totals at any time. `rate` may change meanwhile."""
 
     request: RequestT
     status: StatusT
@@ -64,7 +64,7 @@ class NodeSession(Protocol[RequestT, StatusT]):
         ...
 
 
-class NodeSessions(Generic[RequestT, StatusT]):
+class JobSessions(Generic[RequestT, StatusT]):
     """Runs the sessions of one kind on a node. Use on one event loop only; `aclose` at the end.
 
     `make`: makes a session; `stopped`: the answer to a request that ends one; `method`: how the node's other
@@ -73,17 +73,17 @@ class NodeSessions(Generic[RequestT, StatusT]):
 
     def __init__(
         self,
-        make: Callable[[RequestT], NodeSession[RequestT, StatusT]],
+        make: Callable[[RequestT], JobSession[RequestT, StatusT]],
         stopped: StatusT,
         method: Method[Any, Any],
     ) -> None:
         self._make, self._stopped, self._method = make, stopped, method
-        self._sessions: dict[str, tuple[NodeSession[RequestT, StatusT], asyncio.Task[None]]] = {}
+        self._sessions: dict[str, tuple[JobSession[RequestT, StatusT], asyncio.Task[None]]] = {}
         self._expiry: dict[str, asyncio.TimerHandle] = {}
-        self._tasks = BackgroundTasks("node-sessions")
+        self._tasks = BackgroundTasks("job-sessions")
 
     def __repr__(self) -> str:
-        return f"<NodeSessions {[session for session, _ in self._sessions.values()]}>"
+        return f"<JobSessions {[session for session, _ in self._sessions.values()]}>"
 
     async def answer(self, request: RequestT) -> StatusT:
         """Begin a session or continue it. Returns its totals when it has ended, or after POLL_SECONDS.
@@ -104,7 +104,7 @@ class NodeSessions(Generic[RequestT, StatusT]):
         await asyncio.wait((task,), timeout=POLL_SECONDS)
         return session.status
 
-    def _begin(self, request: RequestT) -> tuple[NodeSession[RequestT, StatusT], asyncio.Task[None]]:
+    def _begin(self, request: RequestT) -> tuple[JobSession[RequestT, StatusT], asyncio.Task[None]]:
         if len(self._sessions) >= MAX_SESSIONS:
             raise busy(f"{len(self._sessions)} jobs of this kind run on this node already")
         session = self._make(request)
