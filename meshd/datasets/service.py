@@ -24,11 +24,11 @@ from meshd.datasets.zarr_arrays import ZarrSources
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.util.async_tasks import CallProgress, LongRunningCalls, StillRunningError
+from meshwire.dataset.build_paged_snapshot import build_from_pages
 from meshwire.dataset.build_snapshot import EmptySnapshotError, build_from_objects
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source
 from meshwire.dataset.paged_snapshot import TABLE_SLICES, PagedSnapshot, PageParts
-from meshwire.dataset.paged_snapshots import build_from_pages
 from meshwire.strict_json import (
     PlanError,
     checked_choice,

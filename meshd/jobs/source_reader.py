@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from meshd.jobs.job_kind import JobRun, JobServices
-    from meshd.peer_reads.fetch import FetchedParts
+    from meshd.peer_reads.peer_fetcher import FetchedParts
     from meshd.store.integrity.verification import VerifiedExtents
     from meshd.store.records import Location, Record
     from meshwire.jobs.job_plan import JobPlan

@@ -143,7 +143,7 @@ class PrefetchWorker:
         self._backed, self._mesh = backed, mesh
 
     def __repr__(self) -> str:
-        return f"<Warmer of {self._mesh.node_id}>"
+        return f"<PrefetchWorker of {self._mesh.node_id}>"
 
     @stream_handler(PREFETCH)
     async def prefetch(self, ask: PrefetchRequest, context: CallContext) -> AsyncGenerator[bytes, None]:

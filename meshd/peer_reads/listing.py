@@ -15,7 +15,7 @@ import msgspec
 from meshd.core import peer_messages
 from meshd.core.api_errors import busy, store_errors
 from meshd.errors import MeshdError
-from meshd.peer_reads import page_merge
+from meshd.peer_reads import listing_merge
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, encode_message, handler
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
-    from meshd.peer_reads.page_merge import Item, Marker, PageSource
+    from meshd.peer_reads.listing_merge import Item, Marker, PageSource
     from meshd.peer_reads.replica_selection import ReplicaSelector
     from meshd.rpc.peer_client import PeerClient
     from meshd.rpc.peer_rpc import CallContext
@@ -252,14 +252,14 @@ class MergedListings:
     ) -> EntryPage:
         """Return a page like `StoreReader.list_entries`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("entries", bucket, prefix, delimiter, (after, ""), limit)
-        items, truncated = await self._merged(asked, EntryPage, page_merge.read_entries)
-        return page_merge.entry_page(items, truncated=truncated)
+        items, truncated = await self._merged(asked, EntryPage, listing_merge.read_entries)
+        return listing_merge.entry_page(items, truncated=truncated)
 
     async def list_own_entries(self, bucket: str, prefix: str, after: str, limit: int = _LIMIT) -> EntryPage:
         """Return a page like `Store.own_entries`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("own", bucket, prefix, "", (after, ""), limit)
-        items, truncated = await self._merged(asked, EntryPage, page_merge.read_entries)
-        return page_merge.entry_page(items, truncated=truncated)
+        items, truncated = await self._merged(asked, EntryPage, listing_merge.read_entries)
+        return listing_merge.entry_page(items, truncated=truncated)
 
     async def list_versions(
         self,
@@ -273,8 +273,8 @@ class MergedListings:
     ) -> VersionPage:
         """Return a page like `StoreReader.list_versions`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("versions", bucket, prefix, delimiter, (key_marker, version_marker), limit)
-        items, truncated = await self._merged(asked, VersionPage, page_merge.read_versions)
-        return page_merge.version_page(items, truncated=truncated)
+        items, truncated = await self._merged(asked, VersionPage, listing_merge.read_versions)
+        return listing_merge.version_page(items, truncated=truncated)
 
     async def list_uploads(
         self,
@@ -288,8 +288,8 @@ class MergedListings:
     ) -> UploadPage:
         """Return a page like `StoreReader.list_uploads`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("uploads", bucket, prefix, delimiter, (key_marker, id_marker), limit)
-        items, truncated = await self._merged(asked, UploadPage, page_merge.read_uploads)
-        return page_merge.upload_page(items, truncated=truncated)
+        items, truncated = await self._merged(asked, UploadPage, listing_merge.read_uploads)
+        return listing_merge.upload_page(items, truncated=truncated)
 
     async def _merged(
         self, asked: ListingRequest, kind: type[P], read: Callable[[P], tuple[list[Item], bool, Marker]]
@@ -322,9 +322,9 @@ class MergedListings:
     ) -> tuple[list[Item], bool]:
         nodes = self._primaries(asked.bucket)
         sources = [self._source(node, asked, version, kind) for node in nodes]
-        share = page_merge.first_share(asked.limit + 1, len(sources))
+        share = listing_merge.first_share(asked.limit + 1, len(sources))
         await asyncio.gather(*(source.fill(share, read) for source in sources))
-        found = await page_merge.merge_sources(sources, asked.limit, read)
+        found = await listing_merge.merge_sources(sources, asked.limit, read)
         if self._mesh.current_map().version != version:  # later pages used another map
             raise StaleMapError(version)
         return found
@@ -347,7 +347,7 @@ class MergedListings:
                 return page
             return await self._ask(node, wanted, kind)
 
-        return page_merge.PageSource(fetch, asked.marker)
+        return listing_merge.PageSource(fetch, asked.marker)
 
     async def _ask(self, node: Node, asked: ListingRequest, kind: type[P]) -> P:
         try:

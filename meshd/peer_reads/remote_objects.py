@@ -16,11 +16,11 @@ from meshd.core.api_errors import busy
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.errors import MeshdError
-from meshd.peer_reads.fetch import MAX_ORIGIN_READS, PeerFetcher, PeerFrames, RendezvousFrameSource
 from meshd.peer_reads.listing import ObjectListings
-from meshd.peer_reads.page_support import PageSupport
+from meshd.peer_reads.paged_snapshot_support import PagedSnapshotSupport
 from meshd.peer_reads.peer_documents import PeerDocuments
-from meshd.peer_reads.peer_pages import PeerPages
+from meshd.peer_reads.peer_fetcher import MAX_ORIGIN_READS, PeerFetcher, PeerFrames, RendezvousFrameSource
+from meshd.peer_reads.peer_snapshot_pages import PeerSnapshotPages
 from meshd.peer_reads.replica_selection import (
     ReplicaSelector,
     gather_limited,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import BucketTable
     from meshd.core.frame_address import FrameSource
-    from meshd.peer_reads.fetch import FetchedParts, NearCache, OriginReader
+    from meshd.peer_reads.peer_fetcher import FetchedParts, NearCache, OriginReader
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import StoreReader
     from meshd.store.records import Page, Record
@@ -123,8 +123,8 @@ class RemoteObjects:
         self.frames = PeerFrames(self._asking, near_cache, self._memory)
         self.resumer = ReadResumer(self._asking)
         self.page_support, self.pages = (
-            PageSupport(mesh, peers, PagedKindTable(mesh.control)),
-            PeerPages(self._asking),
+            PagedSnapshotSupport(mesh, peers, PagedKindTable(mesh.control)),
+            PeerSnapshotPages(self._asking),
         )
 
     def __repr__(self) -> str:

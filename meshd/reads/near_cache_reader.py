@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from meshd.objects.object_reader import VersionLookup
-    from meshd.peer_reads.fetch import FetchedParts
+    from meshd.peer_reads.peer_fetcher import FetchedParts
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.records import Record
     from meshwire.s3.operations import GetObject

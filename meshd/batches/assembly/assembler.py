@@ -30,11 +30,11 @@ from meshd.batches.assembly.frame_rows import (
     real_rows,
     require_parts,
 )
-from meshd.batches.assembly.object_renderer import render_derived_object
 from meshd.batches.assembly.packed_frame_builder import PackedFrameBuilder
 from meshd.batches.assembly.packed_frames import PackedFrame, PackTables
 from meshd.batches.assembly.sequence_renderer import SequenceRenderer
 from meshd.batches.assembly.stored_sequences import no_stored_sequences
+from meshd.batches.assembly.view_result_renderer import render_derived_object
 from meshd.batches.read_ahead.arrivals import Arrivals
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import DocumentStore, asset_key

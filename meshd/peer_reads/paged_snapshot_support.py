@@ -26,7 +26,7 @@ _EARLIER: Final = (404, 405)  # answers of nodes of an earlier release
 _AT_ONCE: Final = 16
 
 
-class PageSupport:
+class PagedSnapshotSupport:
     """Asks the other nodes of the mesh, each until it reads the pages of a kind. One per process."""
 
     def __init__(self, mesh: ClusterView, peers: PeerClient, recorded: PagedKindTable) -> None:
@@ -34,7 +34,7 @@ class PageSupport:
         self._known: dict[tuple[str, int], frozenset[str]] = {}
 
     def __repr__(self) -> str:
-        return f"<PageSupport of {len(self._known)} nodes>"
+        return f"<PagedSnapshotSupport of {len(self._known)} nodes>"
 
     async def is_everywhere(self, kind: str) -> bool:
         """Return whether every node of the mesh reads pages of this kind, or what else is in READABLE."""

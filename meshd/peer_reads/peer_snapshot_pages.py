@@ -1,4 +1,4 @@
-"""Pages of shards from the nodes that have made them, so that a mesh makes each page once.
+"""Fetches pages of snapshots from the nodes that have made them, so that a mesh makes each page once.
 
 Law: the first replica of a shard makes its page, whichever node asks for it; no node waits for a page that
 is asked of itself. What a node sends is used only if the caller finds that it is the page.
@@ -26,14 +26,14 @@ _TIMES: Final = 240
 """How often a node is asked again for a page that it still makes, each time for up to five seconds."""
 
 
-class PeerPages:
+class PeerSnapshotPages:
     """Fetches pages. One per process."""
 
     def __init__(self, asking: ReplicaSelector) -> None:
         self._asking, self._mesh = asking, asking.mesh
 
     def __repr__(self) -> str:
-        return f"<PeerPages of {self._mesh.node_id}>"
+        return f"<PeerSnapshotPages of {self._mesh.node_id}>"
 
     async def fetch_page(
         self, request: PageRequest, is_page: Callable[[bytes], bool], *, anywhere: bool
