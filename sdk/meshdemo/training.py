@@ -16,7 +16,7 @@ from meshdemo.screen import check, fact, progress
 if TYPE_CHECKING:
     from meshdemo.daemon import Daemon
     from meshdemo.scale import Scale
-    from meshsdk.meters import LoaderStats
+    from meshsdk.loader_stats import LoaderStats
 
 PEAK_RATE = 8e-3
 WEIGHT_DECAY = 1e-2

@@ -100,7 +100,7 @@ SECTIONS = (
             Entry("meshsdk.datasets.shuffle.Blocks", "mesh.Blocks"),
             Entry("meshsdk.datasets.shuffle.LengthBuckets", "mesh.LengthBuckets", members=False),
             Entry("meshsdk.loader.output_stage.Normalize", "mesh.Normalize"),
-            _given("meshsdk.meters.LoaderStats"),
+            _given("meshsdk.loader_stats.LoaderStats"),
             _given("meshsdk.client.native_api.BadSample"),
         ),
     ),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from meshwire.dataset.build_paged_snapshot import build_from_pages
 from meshwire.dataset.fields import parse_source
 from meshwire.dataset.member_pages import write_member_page
 from meshwire.dataset.page_document import page_document_facts
 from meshwire.dataset.paged_snapshot import PagedSnapshot, PageParts, read_snapshot
-from meshwire.dataset.paged_snapshots import build_from_pages
 from meshwire.formats.json_lines import index_lines, line_page_facts
 from meshwire.formats.page_formats import open_page
 from meshwire.formats.record_index import write_record_page

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from meshoperator.cluster_model import CLUSTER_LABEL, POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, HostNode
 from meshoperator.planners.cluster_state import ClusterState, Pod
 from meshoperator.planners.disk_affinity import MACHINE, MACHINES_TOPIC, recorded_machine, usable_machines
-from meshoperator.planners.last_words import last_words
+from meshoperator.planners.exit_message import exit_message
 from meshoperator.planners.manifests import cluster_manifests
 from meshoperator.resources import GROUP, MeshClusterSpec, parse
 from meshwire.cluster import parse_map
@@ -139,7 +139,7 @@ def _waits(state: Manifest) -> str:
 def _ended(state: Manifest) -> str:
     """Describe a terminated container, with its reason if that says more than that it ended."""
     reason = f" ({state['reason']})" if state.get("reason") not in (None, "Error", "Completed") else ""
-    return f"exited with {state.get('exitCode')}{reason}: {last_words(state.get('message') or '')}"
+    return f"exited with {state.get('exitCode')}{reason}: {exit_message(state.get('message') or '')}"
 
 
 _OVERDUE: Final = timedelta(seconds=30)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from meshsdk.loader.loader import Loader
-    from meshsdk.meters import LoaderStats
+    from meshsdk.loader_stats import LoaderStats
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 

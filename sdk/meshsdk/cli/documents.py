@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from meshsdk.admin.documents import Kind, StoredDocument
     from meshsdk.cli.command_base import Session
     from meshsdk.client.s3_client import Client
-    from meshwire.dataset.snapshot_pages import ListedObject
+    from meshwire.dataset.snapshot_diff import ListedObject
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 20
@@ -189,7 +189,7 @@ def show_snapshot(session: Session, name: str) -> None:
     \b
     mesh snapshots show 3f9c01d2
     """
-    from meshwire.dataset.snapshot_pages import listed_objects
+    from meshwire.dataset.snapshot_diff import listed_objects
 
     with session.make_client() as client:
         found = show_document(client.transport, "snapshots", whole_hash(client, "snapshots", name))
@@ -215,12 +215,12 @@ def diff_snapshots(session: Session, before: str, after: str) -> None:
     \b
     mesh snapshots diff 3f9c01d2 77ab90e1
     """
-    from meshwire.dataset import snapshot_pages
+    from meshwire.dataset import snapshot_diff
 
     with session.make_client() as client:
         hashes = [whole_hash(client, "snapshots", name) for name in (before, after)]
         sides = [fetch_snapshot(client.transport, digest) for digest in hashes]
-    found = snapshot_pages.diff_snapshots(*sides)
+    found = snapshot_diff.diff_snapshots(*sides)
     lines = [f"+ {_page(each)}" for each in found.added] + [f"- {_page(each)}" for each in found.removed]
     lines += [f"~ {_page(new)}" for _, new in found.replaced]
     samples = sides[1].samples - sides[0].samples

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from meshsdk.client.http_connection import Response
     from meshsdk.client.transport import Transport
-    from meshsdk.meters import Arrival
+    from meshsdk.loader_stats import Arrival
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from meshsdk.loader import interpreter_exit
 from meshsdk.loader.prefetcher import Prefetcher
 from meshsdk.loader.remaining_reports import report_end
 from meshsdk.loader.split_frames import SplitRequest
-from meshsdk.meters import Stall, Step, attribute_stall
+from meshsdk.loader_stats import Stall, Step, attribute_stall
 from meshwire.cluster.routes import frame_address
 from meshwire.http_values.mesh_headers import SAMPLE_CACHE_HEADER, sample_cache_value
 from meshwire.plan import plan_spec
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from meshsdk.datasets.batch import Batch
     from meshsdk.loader.output_stage import OutputStage
     from meshsdk.loader.prefetcher import FetchSpec
-    from meshsdk.meters import Arrival, LoaderReporter, Meter, Observer, Tally
+    from meshsdk.loader_stats import Arrival, LoaderReporter, Meter, Observer, Tally
     from meshwire.plan.loader_state import Tail
 
 

@@ -34,7 +34,7 @@ from meshsdk.loader.loader_setup import (
     setup_of_state,
 )
 from meshsdk.loader.plain_loader import tuple_loader
-from meshsdk.meters import LoaderReporter, Meter
+from meshsdk.loader_stats import LoaderReporter, Meter
 from meshsdk.tools_package import LOADER_HOOKS, load_tool
 from meshwire.plan.plan_spec import LoaderState
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from meshsdk.loader.output_stage import Normalize
     from meshsdk.loader.plain_loader import PlainLoader
     from meshsdk.loader.torch_iterable import LoaderIterable
-    from meshsdk.meters import LoaderStats
+    from meshsdk.loader_stats import LoaderStats
 
 R = TypeVar("R")
 _log = logging.getLogger("meshsdk")

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from meshsdk.datasets.shuffle import LengthBuckets, Shuffle
     from meshsdk.loader.epoch_iterator import Position
     from meshsdk.loader.output_stage import Normalize, OutputStage
-    from meshsdk.meters import LoaderReporter, Meter, Observer
+    from meshsdk.loader_stats import LoaderReporter, Meter, Observer
     from meshwire.plan.loader_state import Tail
 
 

@@ -28,7 +28,7 @@ from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshErr
 from meshsdk.loader import interpreter_exit
 from meshsdk.loader.remaining_reports import report_rest
 from meshsdk.loader.split_frames import SplitPlanner
-from meshsdk.meters import Arrival, Tally, without_report
+from meshsdk.loader_stats import Arrival, Tally, without_report
 from meshwire.http_values.mesh_headers import HANDOVER_TICKET_HEADER, parse_timing
 from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as LOCAL
 from meshwire.http_values.mesh_headers import SERVER_TIMING_HEADER as TIMING

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meshsdk.client.routing import near_caches
 from meshsdk.errors import CorruptFrameError
-from meshsdk.meters import Arrival
+from meshsdk.loader_stats import Arrival
 from meshwire.cluster.routes import batch_nodes
 from meshwire.frame.split_frames import SplitFrameReader
 from meshwire.frame.tensor_frame import FrameError

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 if TYPE_CHECKING:
-    from meshsdk.meters import Meter, Step
+    from meshsdk.loader_stats import Meter, Step
 
 VARIABLE: Final = "MESH_RUNTIME_DIR"
 SIZE: Final = 4096

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import meshsdk as mesh
-from meshsdk import meters, ops
+from meshsdk import loader_stats, ops
 from meshsdk.client.request import Request
 from meshwire.http_values.mesh_headers import LOADER_REPORT_HEADER
 from tests.support.bounded_wait import await_true
@@ -165,12 +165,12 @@ def test_a_loop_is_as_far_as_what_it_has_received(
             of: max(each[of] for each in found) for of in ("epochs", "epochs_requested", "samples") if found
         }
 
-    monkeypatch.setattr(meters, "_EVERY", 3600.0)  # only the end of the loop is told
+    monkeypatch.setattr(loader_stats, "_EVERY", 3600.0)  # only the end of the loop is told
     with loader_of(daemon, "s3://photos/train", monkeypatch, report="ended") as loader:
         assert sum(batch.rows for batch in loader) == 32
         await_true(lambda: told("ended").get("epochs") == 1)
         assert told("ended")["samples"] == 32
-    monkeypatch.setattr(meters, "_EVERY", 0.0)
+    monkeypatch.setattr(loader_stats, "_EVERY", 0.0)
     with loader_of(daemon, "s3://photos/train", monkeypatch, report="far-ahead") as loader:
         steps = len(loader)
         batches = iter(loader)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshsdk.client.s3_client import Client
-    from meshsdk.meters import LoaderStats
+    from meshsdk.loader_stats import LoaderStats
 
 BATCH = 16
 STEPS = -(-COUNT // BATCH)

@@ -12,7 +12,7 @@ import torch
 
 from meshsdk.client.arena import slot_size
 from meshsdk.errors import ClosedError
-from meshsdk.meters import Meter
+from meshsdk.loader_stats import Meter
 from tests.component.sdk import test_sdk_scripted
 from tests.component.sdk.test_sdk_scripted import labels, loader, sockets, threads, wait_for
 from tests.support.bounded_wait import await_end

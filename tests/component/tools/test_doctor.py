@@ -38,7 +38,7 @@ from tests.support.origin_places import Proxy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshsdk.meters import LoaderStats
+    from meshsdk.loader_stats import LoaderStats
     from tests.support.origin_places import Place
 
 COMPUTE, NETWORK, PREPROCESSING, FETCH = 0.06, 0.22, 0.2, 0.3

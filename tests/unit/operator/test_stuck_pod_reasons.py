@@ -12,7 +12,7 @@ from meshoperator.controllers.cluster_controller import StuckPodEvents
 from meshoperator.controllers.observed_state import pod_problem
 from meshoperator.kube.leader_election import LeaderElection
 from meshoperator.planners.cluster_state import Pod
-from meshoperator.planners.last_words import last_words
+from meshoperator.planners.exit_message import exit_message
 from meshoperator.planners.status import _TABLE, advice_text, brief_text, diagnosis, stuck_pods
 
 MESH: Any = {"metadata": {"namespace": "ns", "name": "mesh", "uid": "m"}}
@@ -85,8 +85,8 @@ def test_the_last_words_of_a_daemon_are_the_last_ones() -> None:
     ],
 )
 def test_words_that_fit_and_matter(log: str, said: str) -> None:
-    assert last_words(log).endswith(said)
-    assert len(last_words(log)) <= 240
+    assert exit_message(log).endswith(said)
+    assert len(exit_message(log)) <= 240
 
 
 def test_who_starts_is_ready_or_goes_is_not_stuck() -> None:

@@ -12,7 +12,7 @@ import pytest
 from meshd.core.memory_frames import MemoryAccount, MemoryFrame
 from meshd.core.peer_source import ReadFailure
 from meshd.core.read_source import FailoverRead
-from meshd.peer_reads.fetch import FetchedParts, append_bytes
+from meshd.peer_reads.peer_fetcher import FetchedParts, append_bytes
 from meshd.reads import near_cache_reader
 from meshd.reads.near_cache_reader import NearCacheSource
 from meshd.store.records import Record

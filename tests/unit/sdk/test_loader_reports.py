@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshd.telemetry import metric_registry, metrics
 from meshsdk.errors import ConfigurationError
-from meshsdk.meters import LoaderReporter, Meter
+from meshsdk.loader_stats import LoaderReporter, Meter
 from meshwire.http_values.mesh_headers import (
     LOADER_POSITION_HEADER,
     LOADER_REPORT_HEADER,

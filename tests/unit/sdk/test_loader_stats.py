@@ -7,7 +7,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as some
 
-from meshsdk.meters import LoaderStats, Meter, Stall, Tally
+from meshsdk.loader_stats import LoaderStats, Meter, Stall, Tally
 
 
 def stats(**more: object) -> LoaderStats:

@@ -13,7 +13,7 @@ from meshsdk.datasets.batch import Frame, Ragged, make_batch, open_frame
 from meshsdk.errors import ConfigurationError, CorruptFrameError
 from meshsdk.loader.arguments import frame_bytes
 from meshsdk.loader.output_stage import make_stage
-from meshsdk.meters import Meter, Tally
+from meshsdk.loader_stats import Meter, Tally
 from meshwire.frame import tensor_frame
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshsdk.meters import Arrival, Meter, Stall, attribute_stall
+from meshsdk.loader_stats import Arrival, Meter, Stall, attribute_stall
 from meshtools.doctor.advice import (
     Diagnosis,
     PlanFacts,
@@ -105,7 +105,7 @@ def test_what_makes_no_sense_says_nothing(header: str) -> None:
 
 def test_au_leaves_out_the_first_step_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("meshsdk.meters.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("meshsdk.loader_stats.time.monotonic", lambda: now[0])
     meter = Meter()
     for _ in range(2):
         meter.start()

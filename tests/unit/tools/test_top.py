@@ -16,7 +16,7 @@ from rich.console import Console
 from meshsdk.admin.cluster_admin import parse_metrics
 from meshsdk.loader import stats_page
 from meshsdk.loader.stats_page import Figures, Job
-from meshsdk.meters import Meter, Stall, Step
+from meshsdk.loader_stats import Meter, Stall, Step
 from meshtools.cli.top_tables import render_screen
 from meshtools.top import gpus, hosts, loader_pages, snapshot_diff
 from meshtools.top.nodes import NodeSnapshot

@@ -20,7 +20,7 @@ from meshsdk.datasets.batch import read_frame
 from meshsdk.errors import ConfigurationError
 from meshsdk.loader.epoch_iterator import EpochIterator
 from meshsdk.loader.prefetcher import FetchSpec
-from meshsdk.meters import Meter
+from meshsdk.loader_stats import Meter
 from meshtools.doctor.stage_times import RUNS, Measured, measure_pace, run_length
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from meshsdk.loader.loader_setup import TRACE_LIMIT as LIMIT
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from meshsdk.meters import Meter, Step
+    from meshsdk.loader_stats import Meter, Step
 
 LEAST: Final = 4096  # bytes
 _BUFFER: Final = 64 << 10

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from meshsdk.meters import Meter, Step
+    from meshsdk.loader_stats import Meter, Step
 
 
 class Nvtx(Protocol):

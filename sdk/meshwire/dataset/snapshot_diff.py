@@ -1,4 +1,4 @@
-"""What a snapshot lists, object by object, and what two snapshots have in common. Pure."""
+"""Differences of two snapshots: objects added, removed or replaced; and the objects of one. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Last words of a daemon: from the end of its log to the sentence that says why it ended. Pure.
+"""Exit message of a daemon: from the end of its log to the sentence that says why it ended. Pure.
 
-Law: the end counts. Lines that are no error are left out if an error, or a line of plain text, follows them.
+Law: the last lines count. Lines that are no error are left out if an error, or a line of plain text, follows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _HARMLESS: Final = ("debug", "info", "warning")
 _OWN: Final = frozenset({"time", "level", "process", "logger", "message"})
 
 
-def last_words(log: str) -> str:
+def exit_message(log: str) -> str:
     """Return the last lines of a log that matter, on one line, at most so long that other facts fit beside
     them; empty for an empty log."""
     lines = [_line(text.strip()) for text in log.splitlines() if text.strip()]
