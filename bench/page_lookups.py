@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from bench.tables import verdict
+from meshwire.dataset.build_paged_snapshot import build_from_pages
 from meshwire.dataset.fields import parse_fields
 from meshwire.dataset.paged_snapshot import read_snapshot
-from meshwire.dataset.paged_snapshots import build_from_pages
 from meshwire.dataset.sample_columns import BytesColumn
 from meshwire.formats.json_lines import index_lines, line_page_facts
 from meshwire.formats.page_formats import open_page

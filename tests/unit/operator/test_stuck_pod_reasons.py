@@ -63,7 +63,7 @@ def test_what_kubernetes_says_and_what_it_is(status: dict[str, Any], said: str, 
     assert diagnosis(said).word == word
 
 
-def test_the_last_words_of_a_daemon_are_the_last_ones() -> None:
+def test_the_exit_message_is_the_end_of_the_log() -> None:
     """What it said first was a warning; why it ended is at the end of its log."""
     noise = '{"time":"t","level":"warning","logger":"meshd","message":"chmod 700 it","path":"/d"}'
     cause = "meshd: joining failed: /var/lib/meshd/home is empty: start it on its previous directory"
