@@ -7,6 +7,7 @@ Invariant: a lookup returns a state that the store had at or after the time of t
 from __future__ import annotations
 
 from contextlib import aclosing, suppress
+from threading import get_ident
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ class CachedTopic(Generic[D]):
     def __init__(self, control: ControlStore, topic: str, decode: Callable[[bytes], D]) -> None:
         self._control, self._topic, self._decode = control, topic, decode
         self._restores = self._revision = -1
+        self._known: object | None = None  # the pinned state in which the cache was last compared
         self._values: dict[str, D] = {}
         self._versions: dict[str, int] = {}
 
@@ -39,10 +41,19 @@ class CachedTopic(Generic[D]):
 
     def current(self) -> Mapping[str, D]:
         """Returns every document by name, as of now."""
+        pin = self._control.pin
+        known = pin.known
+        if known is not None:
+            if pin.thread != get_ident():
+                known = None
+            elif known is self._known:
+                return self._values
         restores, revision = self._control.restores, self._control.revision(self._topic)
         if revision != self._revision or restores != self._restores:
+            self._known = None  # also for another thread, whose pinned state may be a later one
             self._reload({} if restores != self._restores else self._versions)
             self._restores, self._revision = restores, revision
+        self._known = known
         return self._values
 
     def version(self, name: str) -> int:

@@ -76,6 +76,22 @@ class Lease:
     version: int
 
 
+class RevisionPin:
+    """The state that `ControlStore.pin_revisions` has fixed. `known`: inside the block an object that is the
+    same one as long as nothing is written; None outside it, and with engines whose `revision` is a look at a
+    dictionary. It holds for `thread` alone."""
+
+    __slots__ = ("known", "thread")
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] | None = None
+        self.thread = 0
+
+
+UNPINNED: Final = RevisionPin()
+"""The pin of engines that need none."""
+
+
 class ControlStore(Protocol):
     """A versioned key-value store with watches and leases; see the module. All methods may raise
     ControlError."""
@@ -87,6 +103,10 @@ class ControlStore(Protocol):
     @property
     def restores(self) -> int:
         """How often this process saw the store restored from a backup. Takes a microsecond."""
+
+    @property
+    def pin(self) -> RevisionPin:
+        """What `pin_revisions` has fixed at present. An attribute, for it is looked at often."""
 
     def pin_revisions(self) -> AbstractContextManager[object]:
         """Inside the block, in this thread, `revision` reads each topic once and then repeats the answer. The

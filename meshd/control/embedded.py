@@ -25,6 +25,7 @@ from meshd.control.control_api import (
     ControlError,
     Lease,
     LeaseLostError,
+    RevisionPin,
     VersionConflictError,
     Versioned,
     check_key,
@@ -152,16 +153,16 @@ _POLL = 0.1  # seconds until a watch sees another process's write where the kern
 _LAST_LOOK = 2.0  # the same where it does: against a write of which it did not tell
 
 
-class _PinnedRevisions:
+class _PinnedRevisions(RevisionPin):
     """See ControlStore.pin_revisions. One thread at a time uses it; other threads read the revisions
     themselves. All of them are read in one transaction, and only if there was a write since the last time."""
 
-    __slots__ = ("_env", "_latest", "_topics", "_txn", "known", "thread", "version")
+    __slots__ = ("_env", "_latest", "_topics", "_txn", "version")
 
     def __init__(self, env: lmdb.Environment, topics: Any) -> None:
+        super().__init__()
         self._env, self._topics = env, topics
-        self.known: dict[str, int] | None = None
-        self.thread, self.version = 0, -1
+        self.version = -1
         self._latest: dict[str, int] = {}
         self._txn: Any = None
 
@@ -205,7 +206,7 @@ class EmbeddedControl:
         except lmdb.Error as error:
             raise ControlError(f"cannot open the control store in {directory}: {error}") from error
         self._directory, self._poll, self._closed = directory, poll, False
-        self._pinned = _PinnedRevisions(self._env, self._topics)
+        self.pin = _PinnedRevisions(self._env, self._topics)
         self._written = asyncio.Event()
         self._writing = threading.Lock()
         self._leases = ClockLeases(self, clock)
@@ -214,14 +215,14 @@ class EmbeddedControl:
         return f"<EmbeddedControl {self._directory}{' closed' if self._closed else ''}>"
 
     def pin_revisions(self) -> _PinnedRevisions:
-        return self._pinned
+        return self.pin
 
     def revision(self, topic: str) -> int:
-        known = self._pinned.known
-        if known is None or self._pinned.thread != threading.get_ident():
+        known = self.pin.known
+        if known is None or self.pin.thread != threading.get_ident():
             return self._read_revision(topic)
         found = known.get(topic)
-        return self._pinned.read(topic) if found is None else found
+        return self.pin.read(topic) if found is None else found
 
     def _read_revision(self, topic: str) -> int:
         with self._env.begin(db=self._topics) as txn:

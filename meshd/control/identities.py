@@ -15,6 +15,7 @@ import re
 import secrets
 import string
 from dataclasses import dataclass
+from threading import get_ident
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -120,6 +121,7 @@ class IdentityTable:
     def __init__(self, control: ControlStore) -> None:
         self._documents = CachedTopic(control, TOPIC, _decode_entry)
         self.roles = RoleTable(control)
+        self._control, self._known = control, cast("object", None)
         self._view = _View({}, {}, None)
 
     def __repr__(self) -> str:
@@ -194,10 +196,19 @@ class IdentityTable:
             return len(changes)
 
     def _current_view(self) -> _View:
+        pin = self._control.pin
+        known = pin.known
+        if known is not None:
+            if pin.thread != get_ident():
+                known = None
+            elif known is self._known:
+                return self._view
         entries, roles = self._documents.current(), self.roles.roles()
         if entries is not self._view.entries or roles is not self._view.roles:
+            self._known = None  # see CachedTopic.current
             self._view = _View(entries, roles, self._view)
             logs.secret_masker.add_secrets(self._view.new_secrets)
+        self._known = known
         return self._view
 
 

@@ -108,12 +108,14 @@ class RoleTable:
 
     def providers(self) -> Mapping[str, IdentityProvider]:
         """Returns providers by name, in order."""
-        self._refresh()
+        self._refresh(self._documents.current())
         return self._providers
 
     def roles(self) -> Mapping[str, Role]:
         """Returns roles by name, in order; another object after each change."""
-        self._refresh()
+        entries = self._documents.current()
+        if entries is not self._entries:
+            self._refresh(entries)
         return self._roles
 
     async def update_entry(self, kind: type[R], name: str, decide: Callable[[R | None], R | None]) -> bool:
@@ -123,8 +125,7 @@ class RoleTable:
             cast("Callable[[RoleEntry | None], RoleEntry | None]", decide),
         )
 
-    def _refresh(self) -> None:
-        entries = self._documents.current()
+    def _refresh(self, entries: Mapping[str, RoleEntry]) -> None:
         if entries is not self._entries:
             ordered = [entries[place] for place in sorted(entries)]
             self._providers = {each.name: each for each in ordered if isinstance(each, IdentityProvider)}

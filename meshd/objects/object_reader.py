@@ -87,6 +87,17 @@ class VersionLookup:
         told = expiration_header(found.lifecycle, key, record.size, record.tags, record.modified)
         return {"x-amz-expiration": told} if told else NOTHING
 
+    def read_headers(self, operation: GetObject, record: Record) -> tuple[str, Mapping[str, str]]:
+        """Return what the bucket adds to the headers of a read: `version_header`, and `expiration_headers`
+        of a current object."""
+        found = self._buckets.get(operation.bucket)
+        if found is None:
+            return record.version, NOTHING
+        version = record.version or ("null" if found.versioning else "")
+        if operation.version is not None or not found.lifecycle:
+            return version, NOTHING
+        return version, self.expiration_headers(operation.bucket, operation.key, record)
+
     def find_version(self, bucket: str, key: str, version: str | None = None) -> Record:
         """Return the named version, or the current one. Raises S3Error NoSuchKey, NoSuchVersion,
         InvalidArgument (a malformed id), MethodNotAllowed (a delete marker requested by its id)."""
@@ -167,10 +178,7 @@ class ObjectReader:
         """Return the result of a GET or HEAD. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed,
         NotModified, PreconditionFailed, InvalidRange, InvalidPartNumber."""
         record = self._versions.find_version(operation.bucket, operation.key, operation.version)
-        version = self._versions.version_header(operation.bucket, record)
-        extra = NOTHING
-        if operation.version is None:
-            extra = self._versions.expiration_headers(operation.bucket, operation.key, record)
+        version, extra = self._versions.read_headers(operation, record)
         return lookup_result(operation, record, version, extra)
 
     def read_range(self, operation: GetObject, found: LookupResult) -> bytes:
@@ -223,7 +231,8 @@ def lookup_result(
         _check_conditions(operation.conditions, record, version)
     if operation.part_number is not None:
         return _find_part(record, version, operation, extra)
-    window = resolve_object_range(operation, record.size) if _range_applies(operation, record) else None
+    ranged = operation.range is not None and _range_applies(operation, record)
+    window = resolve_object_range(operation, record.size) if ranged else None
     if window is None:
         head = _object_head(record, version, extra, record.checksums, record.checksum_type)
         return LookupResult(record, head, 0, record.size, partial=False)

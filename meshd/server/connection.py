@@ -350,7 +350,9 @@ class Connection(ClientTransport):
     def _answered_at_once(self, fast_path: Callable[[Connection, bytes], bytes | None], data: bytes) -> bool:
         """Whether `data` was exactly one request, and its response has been written."""
         transport = self.transport
-        if not self.is_idle or self._half_closed or self._closed or not self._parser.at_boundary:
+        if self._task is not None or self._waiting or self._ended or self._passed is not None:
+            return False  # see `is_idle`
+        if self._half_closed or self._closed or not self._parser.at_boundary:
             return False
         if transport is None or transport.get_write_buffer_size() or self._limiter.under_pressure:
             return False

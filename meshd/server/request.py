@@ -272,10 +272,16 @@ class RequestTrace:
     )
 
     def __init__(
-        self, clock: Clock, audit: AuditLog | None, remote: str | None, span: Span | None = None
+        self,
+        clock: Clock,
+        audit: AuditLog | None,
+        remote: str | None,
+        span: Span | None = None,
+        started: float | None = None,
     ) -> None:
+        """`started`: when the head was parsed, if that is known (monotonic)."""
         self._clock, self._audit, self.remote = clock, audit, remote or ""
-        self._started = clock.monotonic()
+        self._started = clock.monotonic() if started is None else started
         self.request_id = new_request_id()
         self.operation = "Unknown"
         self.target: Operation | str | None = None

@@ -65,7 +65,7 @@ class SystemClock:
         return time.time_ns() + int.from_bytes(self._shift[:8], "little", signed=True)
 
     def now_ms(self) -> int:
-        return self._now_ns() // 1_000_000
+        return (time.time_ns() if self._shift is None else self._now_ns()) // 1_000_000
 
     def stamp(self) -> int:
         with self._lock:

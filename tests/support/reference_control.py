@@ -9,7 +9,7 @@ import asyncio
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from meshd.control.control_api import ControlError, Versioned, check_key, check_version
+from meshd.control.control_api import UNPINNED, ControlError, Versioned, check_key, check_version
 from meshd.control.embedded import ClockLeases
 from meshd.control.watchers import differences
 
@@ -29,7 +29,7 @@ class MemoryControl:
     def __init__(self, clock: Clock) -> None:
         self._entries: dict[str, Versioned] = {}
         self._revisions: dict[str, int] = {}
-        self._version = 0
+        self._version, self.pin = 0, UNPINNED
         self._changed = asyncio.Event()
         self._closed = False
         self._leases = ClockLeases(self, clock)

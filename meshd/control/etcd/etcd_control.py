@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from meshd.control.control_api import (
     MESH_ID,
+    UNPINNED,
     ControlError,
     VersionConflictError,
     Versioned,
@@ -90,7 +91,7 @@ class EtcdControl:
     read at the start. Create it after forking; `close` ends its thread and the gateway."""
 
     def __init__(self, gateway: Gateway, prefix: str = "/shardmesh/") -> None:
-        self._gateway, self._prefix = gateway, prefix.encode()
+        self._gateway, self._prefix, self.pin = gateway, prefix.encode(), UNPINNED
         self._end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
         self._closed = self._lost = self._stream_broken = self._foreign = False
         self._changed = threading.Condition()

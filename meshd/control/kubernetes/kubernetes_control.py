@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from meshd.control.control_api import (
     ABSENT,
+    UNPINNED,
     ControlError,
     Lease,
     LeaseLostError,
@@ -199,7 +200,7 @@ class KubernetesControl:
         *,
         open_topics: frozenset[str] = OPEN_TOPICS,
     ) -> None:
-        self._api, self._name, self._open_topics = api, name, open_topics
+        self._api, self._name, self._open_topics, self.pin = api, name, open_topics, UNPINNED
         self._root = f"/api/v1/namespaces/{namespace}"
         self._closed = False
         self._watchers = Watchers()

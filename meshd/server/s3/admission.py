@@ -152,7 +152,8 @@ class Authenticator:
             with suppress(S3Error):  # an unknown key costs the same time as a wrong signature
                 _verify(claim, head, _NO_SECRET, now)
             raise
-        return VerifiedSigner(identity, claim, _verify(claim, head, secret_key, now), now, tables)
+        verified = (verify if type(claim) is Claim else _verify)(claim, head, secret_key, now)
+        return VerifiedSigner(identity, claim, verified, now, tables)
 
     def authenticate_form(self, claim: FormClaim, trace: RequestTrace) -> Identity:
         """Return the signer of an upload form's policy and record it in `trace`. Raises S3Error."""

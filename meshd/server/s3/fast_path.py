@@ -85,7 +85,7 @@ class FastPath:
 
     def __init__(self, deps: ServerServices, admission: RequestAdmission) -> None:
         self._deps, self._admission = deps, admission
-        self._hosts = VirtualHosts(deps.http.domains)
+        self._hosts = VirtualHosts(deps.http.domains) if deps.http.domains else None
         self._longest = min(_MAX_HEAD, deps.http.max_header_bytes)
         self.answered = self.passed_on = 0
 
@@ -97,11 +97,11 @@ class FastPath:
         if len(data) > self._longest:
             return None
         head = parse_simple_head(data)
-        if head is None or self._hosts.bucket_of(head.headers["host"]):
+        if head is None or (self._hosts and self._hosts.bucket_of(head.headers["host"])):
             return None
         headers, started = head.headers, self._deps.clock.monotonic()
         span = tracing.start_request(headers, started, forwarded=HOP_HEADER in headers)
-        trace = RequestTrace(self._deps.clock, self._deps.audit, connection.remote, span)
+        trace = RequestTrace(self._deps.clock, self._deps.audit, connection.remote, span, started)
         try:
             with self._deps.control_snapshot():
                 answer = self._answer(connection, data, head, trace)
@@ -143,10 +143,10 @@ class FastPath:
         self, connection: Connection, data: bytes, head: RequestHead, trace: RequestTrace
     ) -> bytes | None:
         deps = self._deps
-        trace.extra_headers = common_headers(deps, head)
         operation = parse_request(head)
         if type(operation) is not GetObject:
             return None
+        trace.extra_headers = common_headers(deps, head, operation.bucket)
         plain = deps.bucket_table.is_plain(operation.bucket)
         if not plain and deps.views.is_view(operation.bucket):
             return None

@@ -31,25 +31,28 @@ _SANDBOX: Final = (
 send with its requests. A bucket of a virtual host has an origin of its own already."""
 
 
-def common_headers(services: ServerServices, head: RequestHead) -> list[Header]:
+def common_headers(services: ServerServices, head: RequestHead, bucket: str | None = None) -> list[Header]:
     """Return the headers of every response to `head`: CORS, the version of the cluster map, and on a node
-    with a console what keeps documents that are stored here out of its origin."""
-    common = _cors_headers(services.bucket_table, head) + map_headers(services.mesh)
+    with a console what keeps documents that are stored here out of its origin. `bucket`: the one that `head`
+    names, if that is known."""
+    common = _cors_headers(services.bucket_table, head, bucket) + map_headers(services.mesh)
     # A browser cannot open an address with a header; what it opens without one could be a page with scripts.
     if services.console_sessions is not None and "authorization" not in head.headers and not head.host_bucket:
         common.append(_SANDBOX)
     return common
 
 
-def _cors_headers(buckets: BucketTable, head: RequestHead) -> list[Header]:
+def _cors_headers(buckets: BucketTable, head: RequestHead, name: str | None) -> list[Header]:
     """Return the headers for any response to `head`. Preflights are answered by their own rule."""
     if head.method == "OPTIONS":
         return []
-    bucket = buckets.get(head.host_bucket or _first(head.raw_path))
+    bucket = buckets.get((head.host_bucket or _first(head.raw_path)) if name is None else name)
     rules = () if bucket is None else bucket.cors
+    if not rules:
+        return []
     # A browser names the method only in preflights; other clients may ask with it what a page would get.
     method = head.headers.get("access-control-request-method") or head.method
-    return cors_response_headers(rules, head.headers.get("origin"), method) if rules else []
+    return cors_response_headers(rules, head.headers.get("origin"), method)
 
 
 def _first(raw_path: str) -> str:

@@ -250,12 +250,13 @@ def response_overrides(query: Query) -> dict[str, str]:
 # --- conditions -------------------------------------------------------------------------------------------
 
 _CONDITIONAL = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+_CONDITIONAL_NAMES = frozenset(_CONDITIONAL)
 _COPY_CONDITIONAL = tuple(f"x-amz-copy-source-{name}" for name in _CONDITIONAL)
 
 
 def read_conditions(headers: Mapping[str, str]) -> Conditions | None:
     """Parse the conditional headers; None if there are none."""
-    return _conditions(headers, _CONDITIONAL)
+    return None if _CONDITIONAL_NAMES.isdisjoint(headers) else _conditions(headers, _CONDITIONAL)
 
 
 def read_copy_source_conditions(headers: Mapping[str, str]) -> Conditions | None:

@@ -77,7 +77,7 @@ def canonical_request(head: RequestHead, signed: tuple[str, ...], payload_hash: 
     """Return the canonical request with path and query as sent."""
     query = _query_as_sent(head.raw_query) if head.raw_query else ""
     block = _published_headers(head.headers, signed)
-    return _join(head.method, head.raw_path, query, block, signed, payload_hash)
+    return f"{head.method}\n{head.raw_path}\n{query}\n{block}\n{';'.join(signed)}\n{payload_hash}"
 
 
 def canonical_variants(head: RequestHead, signed: tuple[str, ...], payload_hash: str) -> Iterator[str]:
@@ -96,15 +96,18 @@ def canonical_variants(head: RequestHead, signed: tuple[str, ...], payload_hash:
 
 
 def string_to_sign(canonical: str, timestamp: str, scope: str) -> str:
-    digest = hashlib.sha256(percent_encoding.to_bytes(canonical)).hexdigest()
+    raw = canonical.encode() if canonical.isascii() else percent_encoding.to_bytes(canonical)
+    digest = hashlib.sha256(raw).hexdigest()
     return f"{ALGORITHM}\n{timestamp}\n{scope}\n{digest}"
 
 
 def compute_signature(key: bytes, canonical: str, timestamp: str, scope: str) -> str:
     """Return the hexadecimal signature of a canonical request. Raises PercentError for text that does not
     stand for bytes."""
-    inner, outer = (state.copy() for state in _keyed_states(key))
-    inner.update(percent_encoding.to_bytes(string_to_sign(canonical, timestamp, scope)))
+    states = _keyed_states(key)
+    inner, outer = states[0].copy(), states[1].copy()
+    text = string_to_sign(canonical, timestamp, scope)
+    inner.update(text.encode() if text.isascii() else percent_encoding.to_bytes(text))
     outer.update(inner.digest())
     return outer.hexdigest()
 

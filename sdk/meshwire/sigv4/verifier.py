@@ -70,6 +70,11 @@ def read_claim(head: RequestHead, *, service: str = "s3", payload_hash: str = ""
     InvalidArgument (two mechanisms, an unknown one, a bad payload hash, a parameter that is repeated or
     only allowed in a presigned URL), InvalidRequest (no payload hash), InvalidURI.
     """
+    if not head.raw_query:
+        authorization = head.headers.get("authorization")
+        if authorization is None or authorization.startswith("AWS "):
+            return None
+        return _read_header(head, authorization, service, payload_hash)
     query = read_query(head.raw_query)
     mechanism = read_auth_mechanism(head.headers, query)
     if mechanism is AuthMechanism.PRESIGNED_V4:
