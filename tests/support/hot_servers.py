@@ -19,6 +19,7 @@ from meshd.config import NodeSettings, StoreSettings
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.deleted_documents import DeletedDocumentTable
+from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import Account, IdentityTable, Key, KeyLastUsed, User
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.documents.inventory import UsageFile
@@ -42,6 +43,7 @@ from tests.support.single_node_objects import single_node_objects
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from meshd.control.control_api import ControlStore
     from meshd.server.http_server import MeshServer
     from meshd.telemetry.audit_log import AuditLog
     from meshwire.s3.bucket_settings import Versioning
@@ -108,9 +110,12 @@ class Lines:
 
 
 class Pair:
-    """Both servers over one filled store. `loop` runs them while something is asked."""
+    """Both servers over one filled store. `loop` runs them while something is asked; `embedded`: whether the
+    control state is in LMDB, as that of a standalone node, or in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, embedded: bool = False) -> None:
+        self._embedded = embedded
+        self._control: EmbeddedControl | None = None
         self._place = Path(tempfile.mkdtemp(prefix="hot-"))
         self.loop, self.clock = asyncio.new_event_loop(), ManualClock(NOW * 10**9)
         self._settings = NodeSettings("n", StoreSettings.at(self._place, durability="relaxed"))
@@ -119,7 +124,9 @@ class Pair:
         self.loop.run_until_complete(self._open())
 
     async def _open(self) -> None:
-        control = MemoryControl(self.clock)
+        control: ControlStore = MemoryControl(self.clock)
+        if self._embedded:
+            control = self._control = EmbeddedControl(self._place / "control", self.clock)
         buckets = BucketTable(control)
         secret = ClusterSecret(control)
         mesh = ClusterView(
@@ -255,6 +262,8 @@ class Pair:
         self.loop.run_until_complete(self._close())
         self.loop.close()
         self.store.close()
+        if self._control is not None:
+            self._control.close()
         self._uses.close()
         shutil.rmtree(self._place)
 

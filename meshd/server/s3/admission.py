@@ -152,7 +152,10 @@ class Authenticator:
             with suppress(S3Error):  # an unknown key costs the same time as a wrong signature
                 _verify(claim, head, _NO_SECRET, now)
             raise
-        verified = (verify if type(claim) is Claim else _verify)(claim, head, secret_key, now)
+        if isinstance(claim, Claim):
+            verified: Verified | None = verify(claim, head, secret_key, now)
+        else:
+            verified = _verify(claim, head, secret_key, now)
         return VerifiedSigner(identity, claim, verified, now, tables)
 
     def authenticate_form(self, claim: FormClaim, trace: RequestTrace) -> Identity:

@@ -78,6 +78,7 @@ _HEADERS = (
     "x-amz-user-agent",
 )
 _KNOWN = {spelling: name for name in _HEADERS for spelling in (name, name.title())}
+_KNOWN |= {"X-Amz-Content-SHA256": "x-amz-content-sha256"}  # as botocore writes it
 
 
 class FastPath:

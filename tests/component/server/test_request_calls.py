@@ -1,0 +1,158 @@
+"""What a small request may cost: calls of functions in the worker's thread, which no machine makes faster.
+
+The budgets are those of docs/request-costs.md. A server of this process, over its real store and control
+state, is given requests by a transport that keeps what it is sent; only calls of the server are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from meshwire.s3.parse_request import RequestHead
+from meshwire.sigv4 import Credential, sign
+from tests.support.hot_servers import BODY, NOW, ROOT, Pair
+from tests.support.walks import ROOT as CHECKOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+WARM, TIMES = 20, 20
+HOST = "127.0.0.1:9000"
+PAGE = (CHECKOUT / "docs" / "request-costs.md").read_text()
+BUDGETS = {
+    name.strip(): int(most.replace(",", ""))
+    for name, most in re.findall(r"^\| ([^|]+) \| [^|]+ \| ([\d,]+) \|", PAGE, re.MULTILINE)
+}
+LEAST_USED = 0.8
+"""A budget far above what is used bounds nothing: then the page gets a lower one."""
+OURS: Final = tuple(f"{CHECKOUT}/{name}/" for name in ("meshd", "sdk/meshwire"))
+
+
+class Kept(asyncio.Transport):
+    """Keeps what a server sends to its client."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 5)})
+        self.sent, self.answered = b"", asyncio.Event()
+
+    def write(self, data: Any) -> None:
+        self.sent += bytes(data)
+        self.answered.set()
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        return
+
+    def resume_reading(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class Calls:
+    """Counts calls of Python and C functions by code of ours, in this thread, while it is entered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_call") and frame.f_code.co_filename.startswith(OURS):
+            self.count += 1
+
+    def __enter__(self) -> None:
+        sys.setprofile(self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    pair = Pair(embedded=True)
+    yield pair
+    pair.close()
+
+
+def signed(method: str, target: str, body: bytes = b"") -> bytes:
+    path, _, query = target.partition("?")
+    fields = {"Host": HOST}
+    head = RequestHead(method, path, query, {"host": HOST})
+    payload = hashlib.sha256(body).hexdigest()
+    fields |= sign(head, Credential(*ROOT), region="us-east-1", timestamp=NOW, payload_hash=payload)
+    if body:
+        fields["Content-Length"] = str(len(body))
+    lines = [f"{name}: {value}" for name, value in fields.items()]
+    return "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""]).encode() + body
+
+
+def calls_of(pair: Pair, requests: list[bytes]) -> float:
+    """Calls for one of the last TIMES requests, the others being for warmth."""
+
+    async def main() -> int:
+        connection, transport, calls = pair.hot.server(), Kept(), Calls()
+        connection.connection_made(transport)
+        for number, request in enumerate(requests):
+            if number == WARM:
+                calls.count = 0
+            transport.answered.clear()
+            transport.sent = b""
+            with calls:
+                connection.data_received(request)
+                await transport.answered.wait()
+            assert transport.sent.startswith(b"HTTP/1.1 20"), transport.sent[:300]
+            await asyncio.sleep(0)  # what runs after an answer belongs to no request
+        connection.connection_lost(None)
+        return calls.count
+
+    return pair.loop.run_until_complete(asyncio.wait_for(main(), 60)) / TIMES
+
+
+def _fill(pair: Pair) -> None:
+    async def put() -> None:
+        for number in range(WARM + TIMES):
+            await pair.put("bench", f"small/{number:02}", BODY)
+
+    pair.loop.run_until_complete(put())
+
+
+def _numbered(method: str, prefix: str, body: bytes = b"") -> list[bytes]:
+    return [signed(method, f"/bench/{prefix}/{number:02}", body) for number in range(WARM + TIMES)]
+
+
+def _parts(pair: Pair) -> list[bytes]:
+    upload = pair.loop.run_until_complete(pair.store.create_upload("bench", "big"))
+    numbers = range(1, WARM + TIMES + 1)
+    return [
+        signed("PUT", f"/bench/big?partNumber={number}&uploadId={upload.upload_id}", BODY)
+        for number in numbers
+    ]
+
+
+REQUESTS: Final[dict[str, Callable[[Pair], list[bytes]]]] = {
+    "GET 10 KiB": lambda _: _numbered("GET", "small"),
+    "HEAD": lambda _: _numbered("HEAD", "small"),
+    "LIST of 40 keys": lambda _: [signed("GET", "/bench?list-type=2&prefix=small%2F")] * (WARM + TIMES),
+    "PUT 10 KiB": lambda _: _numbered("PUT", "new", BODY),
+    "part of 10 KiB": _parts,
+    "DELETE": lambda _: _numbered("DELETE", "small"),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_request_keeps_its_budget(pair: Pair, kind: str) -> None:
+    _fill(pair)
+    used, most = calls_of(pair, REQUESTS[kind](pair)), BUDGETS[kind]
+    assert most * LEAST_USED <= used <= most, f"{kind}: {used:.0f} calls; docs/request-costs.md says {most}"
