@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A context; `begin` a row, `say` what it does. Where stderr is no terminal a line looks like
+    """A context; `begin` a row, `say` what it does. Where stderr is not a terminal a line looks like
     `12:03:05 [3/30] get-10k: meshd, round 2 of 5`."""
 
     def __init__(self, entries: Sequence[Entry], *, toy: bool) -> None:

@@ -3,7 +3,7 @@
 Law: standard library only, so that it runs in the peers' environment too. A loader's packages are imported
 under a clock of their own, torch before it. A pass' clock starts before the loader is made and stops after
 its last batch; children are waited for before their CPU time is read. Every clock starts with a collected
-heap: to look through what torch has left is no loader's work, and falls on whichever pass comes then.
+heap: to look through what torch has left is not a loader's work, and falls on whichever pass comes then.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Table:
     def __init__(self, client: mesh.Client, url: str, width: int, most: int) -> None:
         if width * 4 % LINE:
             raise ValueError(
-                f"a row of {width} float32 numbers is no multiple of {LINE} bytes: pad the table"
+                f"a row of {width} float32 numbers is not a multiple of {LINE} bytes: pad the table"
             )
         self.client, self.width = client, width
         self.bucket, self.key = split_url(url)

@@ -77,7 +77,7 @@ class AssetService:
             await self._catalog.ensure_local_copies([asset_key(digest)])
             if not self._catalog.has_document(asset_key(digest)):
                 raise MissingAssetError(path, missing_asset_message(digest))
-        return value  # a value that is no reference at all is refused when the arguments are parsed
+        return value  # a value that is not a reference at all is refused when the arguments are parsed
 
     async def _located(self, caller: Caller, url: str, path: str) -> tuple[str, str, str, int, int]:
         bucket, _, key = url.removeprefix("s3://").partition("/")

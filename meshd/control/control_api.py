@@ -151,7 +151,7 @@ class ControlStore(Protocol):
         """Extends the lease to `ttl` seconds from now. Raises LeaseLostError."""
 
     async def release_lease(self, lease: Lease) -> None:
-        """Releases the lease early. Releasing a lost lease is no error."""
+        """Releases the lease early. Releasing a lost lease is not an error."""
 
     async def lease_holders(self, prefix: str) -> Mapping[str, str]:
         """Returns the current holders of leases whose names start with `prefix`, by name, according to the

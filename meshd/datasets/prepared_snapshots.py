@@ -42,6 +42,6 @@ async def read_prepared(
     except ColumnError as error:
         url = f"s3://{source.bucket}/{key}"
         raise BatchError(
-            "BadSample", f"{url} is no snapshot: {error}", help="prepare it again", detail={"url": url}
+            "BadSample", f"{url} is not a snapshot: {error}", help="prepare it again", detail={"url": url}
         ) from error
     return SnapshotBuild(snapshot, 0, ())

@@ -165,7 +165,7 @@ class SnapshotPages:
         BatchError BadSample, BadRequest, Busy."""
         kind = cast("SnapshotKind", asked.kind)
         if kind not in self.makers:
-            raise BatchError("BadRequest", f"{asked.kind!r} is no kind of which this node has pages")
+            raise BatchError("BadRequest", f"this node has no pages of kind {asked.kind!r}")
         parts = PageParts(tuple(map(tuple, asked.parts)), asked.in_shards, asked.beside)
         name = self.makers[kind].page_name(asked.key, record.etag, record.size, parts)
         if asked.finished:

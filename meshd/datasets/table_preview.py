@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.records import Record
 
-_MOST_PIECES: Final = 4  # of 1 MiB: what is longer is no preview
+_MOST_PIECES: Final = 4  # of 1 MiB: more would not be a preview
 _MEMORY: Final = 1 << 30
 _SECONDS: Final = 20.0
 

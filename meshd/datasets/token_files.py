@@ -108,7 +108,7 @@ def _refused(bucket: str, key: str, reason: str) -> BatchError:
     url = f"s3://{bucket}/{key}"
     return BatchError(
         "BadSample",
-        f"{url} is no index of tokens: {reason}",
+        f"{url} is not a token index: {reason}",
         help="upload the token file and its index again, the index last",
         detail={"url": url},
     )

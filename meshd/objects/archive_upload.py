@@ -97,7 +97,7 @@ def read_members(data: bytes, options: UnpackOptions) -> list[Member]:
                 if member is not None:
                     members[member.key] = member
     except (tarfile.TarError, EOFError, UnicodeError, ValueError, RecursionError) as error:
-        raise _invalid(f"the body is no tar, or a damaged one: {error}") from error
+        raise _invalid(f"the body is not a tar archive, or is damaged: {error}") from error
     return list(members.values())
 
 

@@ -165,7 +165,7 @@ class CachedObjectSource(ReadSource):
             return
         self._opened = True
         self._on_read()
-        # An object that was evicted at this moment is no failure: nothing was sent yet.
+        # An object that was evicted at this moment is not a failure: nothing was sent yet.
         with suppress(*_UNREADABLE), self._store.open_spans(self._record, offset, length) as spans:
             yield spans
 

@@ -187,7 +187,7 @@ class PeerFetcher:
         name = f"{parts[torn[0]].bucket}/{parts[torn[0]].key}"
         told = {"object": name, "parts": len(torn), "from": node.node_id}
         _log.warning(
-            "bytes of another node do not match their checksum; it is to look at its disk", extra=told
+            "bytes of another node do not match their checksum; asking it to verify its copy", extra=told
         )
         again: Sequence[Location | ReadFailure] = ()
         try:

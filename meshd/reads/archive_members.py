@@ -205,7 +205,7 @@ class MemberService:
         if archive_kind(key) is None:
             raise S3Error(
                 "InvalidRequest",
-                "This object is no archive by its name: .tar, .tar.gz, .tgz, .tar.zst, .tzst or .zip.",
+                "Its name is not that of an archive: .tar, .tar.gz, .tgz, .tar.zst, .tzst or .zip.",
             )
         return record
 

@@ -268,7 +268,7 @@ class PeerReadService:
         """Store a document that nodes share. Raises BatchError BadRequest."""
         document = await context.read_body()
         if not name.key.startswith(SHARED_PREFIXES):
-            raise BatchError("BadRequest", f"{name.key[:80]!r} is no document that nodes share")
+            raise BatchError("BadRequest", f"{name.key[:80]!r} is not a shared document")
         await self._catalog.write_document(name.key, document, once=not name.again)
 
     @handler(LIST_DOCUMENTS)

@@ -124,8 +124,8 @@ def _matrix(motion: Motion) -> Matrix:
 
 
 def _corners(size: Size, motion: Matrix) -> list[list[float]]:
-    """Return where the corners of a result of this size were before the motion, as [x, y]: left upper, right
-    upper, right lower, left lower."""
+    """Return where the corners of a result of this size were before the motion, as [x, y]: upper left, upper
+    right, lower right, lower left."""
     height, width = size
     after = np.array([[0, width, width, 0], [0, 0, height, height], [1, 1, 1, 1]], np.float64)
     before = np.linalg.inv(motion) @ after

@@ -60,7 +60,7 @@ def main() -> None:
     try:
         cluster = KubeConfig.from_env()
     except ConfigError as error:
-        sys.exit(f"no cluster: this is no pod, and {error}; let KUBECONFIG name a kubeconfig")
+        sys.exit(f"no cluster: this is not a pod, and {error}; let KUBECONFIG name a kubeconfig")
     sys.exit(asyncio.run(run_operator(with_arguments(settings, others), cluster)))
 
 

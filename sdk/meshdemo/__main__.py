@@ -82,7 +82,7 @@ def next_steps() -> str:
 
 
 def stay(daemon: Daemon) -> None:
-    """Keep the daemon up until Ctrl-C, which then is no failure, and say where its console is."""
+    """Keep the daemon up until Ctrl-C, which is not a failure then, and print the address of its console."""
     console.print(f"\n[bold]The daemon stays up.[/] Look at it: [bold]{daemon.endpoint}/console[/]")
     console.print(f"  access key  {daemon.access_key}\n  secret key  {daemon.secret_key}", soft_wrap=True)
     console.print("[dim]Ctrl-C stops it, and removes its data.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DECODED = "meshd_transform_samples_total"
 SLACK = 1.25
-"""A job that falls behind the window has its batch made again for itself; more than this is no sharing."""
+"""A job that falls behind the window has its batch built again for itself; a larger lag is not sharing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,7 +310,9 @@ def _checked_limit(argument: str, given: int | str) -> int:
 def _encoded(where: str, field: str, value: Any) -> tuple[str, bytes]:
     """Return how a value is stored, in a word, and its bytes. Raises ConfigurationError."""
     if not isinstance(field, str) or not _FIELD.fullmatch(field):
-        raise ConfigurationError(f"{where}: {field!r:.80} is no field: expected an extension, such as 'jpg'")
+        raise ConfigurationError(
+            f"{where}: {field!r:.80} is not a field: expected an extension, such as 'jpg'"
+        )
     last = field.rpartition(".")[2].lower()
     if isinstance(value, bytes | bytearray | memoryview):
         return "bytes", bytes(value)

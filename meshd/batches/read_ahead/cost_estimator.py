@@ -223,7 +223,7 @@ class _Cuts:
         return few and whole <= MAX_WINDOWS * typical
 
     async def _spread(self) -> AsyncIterator[tuple[CutWindow, Integers]]:
-        """Yield windows at even distances; of each a run of its samples in stored order."""
+        """Yield evenly spaced windows, each as a run of its samples in stored order."""
         order, size = self._order, self._steady_size()
         rows = max(1, int(size * order.n / max(1, self._snapshot.total_bytes)))
         span = min(MAX_WINDOW_SPAN, rows / (self._fraction or 1))

@@ -56,7 +56,7 @@ _provider_options = (
         default=None,
         help="Fetch without TLS: only for an issuer on a network that you trust.",
     ),
-    click.option("--description", help="A text for your records."),
+    click.option("--description", help="A note for your records."),
 )
 
 

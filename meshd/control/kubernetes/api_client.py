@@ -51,7 +51,7 @@ def find_api_server(environ: Mapping[str, str]) -> ApiServer:
     path = Path(environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
     if not path.exists():
         raise ControlError(
-            f"no Kubernetes API: this is no pod (KUBERNETES_SERVICE_HOST is not set), and there is no {path}"
+            f"no Kubernetes API: not in a pod (KUBERNETES_SERVICE_HOST is not set), and there is no {path}"
         )
     return server_from_kubeconfig(path)
 
@@ -61,7 +61,7 @@ def pod_namespace() -> str:
     try:
         return (_POD / "namespace").read_text().strip()
     except OSError:
-        raise ControlError("name the namespace: kubernetes://NAMESPACE/NAME (this is no pod)") from None
+        raise ControlError("name the namespace: kubernetes://NAMESPACE/NAME (this is not a pod)") from None
 
 
 def _of_pod(environ: Mapping[str, str]) -> ApiServer:
@@ -188,7 +188,7 @@ class ApiClient:
         return f"<Api of {self._server.host}:{self._server.port}>"
 
     def silence(self) -> float:
-        """Return for how many seconds, of all since the start, the API did not answer this process."""
+        """Return for how many seconds in all the API has not answered since this process started."""
         with self._lock:
             since = self._silent_since
             return self._silence + (0.0 if since is None else self._clock.monotonic() - since)

@@ -118,6 +118,6 @@ class AuditAction:
             raise AdminError(
                 "NotFound",
                 "this node has no audit log in a file",
-                help="set audit-log to a path; a log on the standard output is where that is collected",
+                help="set audit-log to a path; a log on standard output is wherever that output is collected",
             )
         raise AdminError("Unavailable", f"this node: {why}")

@@ -314,8 +314,8 @@ def _start_writeback(fd: int, offset: int, length: int) -> None:
 
 
 def _finish_writeback(fd: int, offset: int, length: int) -> None:
-    """Waits until these pages are written out. This is no durability guarantee: only fdatasync gives one. But
-    it is told of pages that could not be written, and a later fdatasync of `fd` is not told again.
+    """Waits until these pages are written out. That does not make them durable: only fdatasync does. But it
+    reports pages that could not be written, and a later fdatasync of `fd` does not report them again.
 
     Raises OSError.
     """

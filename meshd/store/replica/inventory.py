@@ -2,7 +2,7 @@
 
 Law: an inventory page is read in one transaction; names come in byte order, each once, with versions,
 uploads, parts and tombstones. Two stores with the same contents return the same inventory, however
-often compaction has moved their bytes. Dropping is no deletion: it leaves no tombstone and tells no
+often compaction has moved their bytes. Dropping is not a deletion: it leaves no tombstone and tells no
 other node. A rebuild may bring dropped data back until compaction has run; the next comparison finds it
 again.
 """

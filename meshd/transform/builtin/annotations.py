@@ -51,7 +51,7 @@ def _canvas(image: Any) -> tuple[int, int]:
         return height, width
     header = read_image_header(image)
     if header is None or not header.height or not header.width:
-        raise BadSampleError("the image is no JPEG, PNG, WebP, GIF, BMP or TIFF file")
+        raise BadSampleError("the image is not a JPEG, PNG, WebP, GIF, BMP or TIFF file")
     return header.height, header.width
 
 

@@ -114,7 +114,7 @@ class ChatTemplate:
         return "".join(pieces), spans
 
     def answers(self, conversation: dict[str, Any]) -> tuple[str, list[Span]]:
-        """Return the text, and the places of what the assistant says in it. Raises BadSampleError.
+        """Return the text, and the ranges of it that the assistant wrote. Raises BadSampleError.
 
         Without `{% generation %}` blocks, an answer is what its message adds to the text of those before it
         with the prompt for an answer.

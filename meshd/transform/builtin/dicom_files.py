@@ -182,7 +182,7 @@ class DicomReader:
         try:
             number = float(found if isinstance(found, (str, int, float)) else found[0])
         except (TypeError, ValueError, IndexError) as error:
-            raise BadSampleError(f"its {name} is no number") from error
+            raise BadSampleError(f"its {name} is not a number") from error
         if not np.isfinite(number):
             raise BadSampleError(f"its {name} is {number}")
         return number

@@ -92,7 +92,7 @@ class _Tiles:
 
     def _jpeg(self, data: bytes) -> Pixels:
         if data[:2] != b"\xff\xd8":
-            raise BadSampleError("a tile is no JPEG")
+            raise BadSampleError("a tile is not a JPEG")
         colours = _ADOBE_RGB if self.photometric == _RGB and self.channels == 3 else b""
         data = b"".join((data[:2], colours, self.tables[2:-2], data[2:]))
         head = read_jpeg_head(data)
@@ -108,7 +108,7 @@ class _Tiles:
                     made = np.asarray(opened.convert("RGB" if self.channels == 3 else "L"))
                     return made.reshape(self.shape)
         except Exception as error:  # the parser of a foreign format: whatever it raises, the file is at fault
-            raise BadSampleError(f"a tile is no readable {form}: {error}") from error
+            raise BadSampleError(f"a tile is not a readable {form}: {error}") from error
         raise BadSampleError(f"a tile of {found[1]}×{found[0]}, not {self.height}×{self.width}")
 
 

@@ -28,14 +28,14 @@ class WheelFinder:
     """Finds modules in wheels."""
 
     def __init__(self, wheels: Sequence[tuple[str, bytes]]) -> None:
-        """Raises ImportError for what is no wheel."""
+        """Raises ImportError if the bytes are not a wheel."""
         self._wheels: dict[str, zipfile.ZipFile] = {}
         self._files: dict[str, tuple[str, str]] = {}
         for name, data in wheels:
             try:
                 self._wheels[name] = zipfile.ZipFile(io.BytesIO(data))
             except zipfile.BadZipFile as error:
-                raise ImportError(f"{name} is no wheel: {error}") from error
+                raise ImportError(f"{name} is not a wheel: {error}") from error
             for file in self._wheels[name].namelist():
                 self._files.setdefault(_inside(file), (name, file))
 

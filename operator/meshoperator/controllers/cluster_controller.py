@@ -131,7 +131,7 @@ class ClusterController:
             return self._settings.eager_seconds
         except DisksTakenError as error:
             await self._refused(document, "DisksTaken", str(error))
-            return self._settings.eager_seconds  # the end of the other mesh is no event of this one
+            return self._settings.eager_seconds  # the end of the other mesh is not an event of this one
         except ResourceError as error:
             await self._refused(document, "SpecRefused", str(error))
             return self._settings.resync_seconds

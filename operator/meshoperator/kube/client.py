@@ -115,8 +115,8 @@ class Kube:
             return None
 
     async def read_document(self, path: str) -> Manifest:
-        """Return a JSON document of the API server that is no object, such as its discovery document of token
-        issuers. Every service account may read that. Raises httpx2.HTTPError."""
+        """Return a JSON document of the API server that is not a resource, such as the discovery document of
+        its token issuer. Every service account may read that. Raises httpx2.HTTPError."""
         answer = await self._client._client._client.get(path)
         answer.raise_for_status()
         return cast("Manifest", answer.json())

@@ -30,7 +30,7 @@ def exit_message(log: str) -> str:
 
 
 def _line(text: str) -> tuple[bool, str]:
-    """Return whether a line is no error, and what it says: the message and the fields of a JSON line."""
+    """Return (harmless, text) of a line: whether it reports no error; a JSON line's message and fields."""
     try:
         found = json.loads(text)
     except ValueError:

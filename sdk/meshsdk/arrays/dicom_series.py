@@ -126,7 +126,7 @@ def load_library() -> Any:
 
 
 def _slice(data: bytes, entry: tuple[str, int, int], *, whole: bool) -> Slice | None:
-    """Return what a header says; None if it is no image of one frame, or not complete."""
+    """Return what a header says; None if it is not an image of one frame, or not complete."""
     key, size, number = entry
     try:
         file = load_library().dcmread(io.BytesIO(data), stop_before_pixels=True, specific_tags=_TAGS)

@@ -112,7 +112,7 @@ class _Moments:
     def add(self, name: str, values: Any, kept: npt.NDArray[np.bool_]) -> None:
         data = values.data if isinstance(values, Ragged) else values
         if not isinstance(data, np.ndarray) or data.dtype.kind not in "biuf":
-            raise ConfigurationError(f"{name!r} is no tensor of numbers: name the fields to measure")
+            raise ConfigurationError(f"{name!r} is not a tensor of numbers: name the fields to measure")
         self._samples += int(kept.sum())
         if isinstance(values, Ragged):
             rows = [values[int(row)] for row in np.flatnonzero(kept)]

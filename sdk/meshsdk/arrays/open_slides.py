@@ -91,7 +91,7 @@ def open_slides(
         raise NotFoundError(f"there are no windows of {height}×{width} of {', '.join(ENDINGS)} in {source}")
     channels = {slide.channels for _, _, slide, _ in found}
     if len(channels) > 1:
-        raise ConfigurationError("slides of 1 and of 3 channels: open them apart")
+        raise ConfigurationError("slides of 1 and of 3 channels: open them separately")
     slots = max(
         _grid(slide, corners, (height, width))[1].prod(axis=1).max() for _, _, slide, corners in found
     )

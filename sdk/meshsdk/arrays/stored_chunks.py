@@ -170,7 +170,7 @@ class BucketStore:
                 offsets, lengths = read_shard_index(total, got.data, pieces, checked=found.index_crc)
             except ValueError as error:
                 url = f"s3://{self._source.bucket}/{key}"
-                raise ConfigurationError(f"{url} is no shard of its array: {error}") from error
+                raise ConfigurationError(f"{url} is not a shard of its array: {error}") from error
             coordinates = inside + (np.array(place, np.int64) * each)[:, None]
             there = (offsets >= 0) & (coordinates < np.array(grid)[:, None]).all(axis=0)
             at = np.ravel_multi_index(tuple(coordinates[:, there]), grid)

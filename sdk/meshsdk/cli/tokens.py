@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--end-of-text", metavar="TOKEN", help="Put this token after each text.")
 @click.option("--no-special", is_flag=True, help="Do not add the tokenizer's special tokens.")
 @click.option("--shard-tokens", default="64Mi", metavar="SIZE", help="Tokens of a file, at least.  [64Mi]")
-@click.option("--skip-bad", is_flag=True, help="Leave out what is no text, and count it.")
+@click.option("--skip-bad", is_flag=True, help="Leave out files that are not text, and count them.")
 @shared_options
 def tokenize(
     session: Session,

@@ -26,7 +26,7 @@ _SCHEME = "s3://"
 @click.command()
 @click.argument("target", metavar="PLAN|URL")
 @click.option("--plan", metavar="HASH", help="The plan, if the samples below a URL are meant.")
-@click.option("--epoch", type=click.IntRange(0), metavar="N", help="The epoch that comes first.  [0]")
+@click.option("--epoch", type=click.IntRange(0), metavar="N", help="The first epoch to prepare.  [0]")
 @click.option(
     "--cache", metavar="SIZE", help="Keep at most this much per node, as Loader(cache=).  [node decides]"
 )

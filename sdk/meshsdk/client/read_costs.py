@@ -70,7 +70,7 @@ class OrderCost:
 
 @dataclass(frozen=True, slots=True)
 class DiskCost:
-    """What orders cost the rotational disks of one node; `print(cost)` shows a table and an advice.
+    """What orders cost the rotational disks of one node; `print(cost)` shows a table and a recommendation.
 
     Attributes:
         node: the id of the node. Other nodes of a cluster have disks of their own.

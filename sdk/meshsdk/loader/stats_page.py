@@ -211,7 +211,7 @@ def _remove_stale_pages(place: Path) -> None:
 
 
 def pid_of_page(path: Path) -> int | None:
-    """Returns the process that a page's file name names; None if it names none."""
+    """Returns the process id in a page's file name; None if it has none."""
     number = path.name.removeprefix(PREFIX).partition("-")[0]
     return int(number) if number.isascii() and number.isdigit() and len(number) < 12 else None
 

@@ -130,7 +130,9 @@ def _table(client: Client, table: Any) -> tuple[Source, Any]:
             _File(client, source.bucket, key, f"s3://{source.bucket}/{key}")
         )
     except ValueError as error:
-        raise ConfigurationError(f"s3://{source.bucket}/{key} is no metadata of a table: {error}") from error
+        raise ConfigurationError(
+            f"s3://{source.bucket}/{key} is not the metadata of an Iceberg table: {error}"
+        ) from error
     files.location = metadata.location
     return source, StaticTable(("shardmesh", key), metadata, key, files, NoopCatalog("shardmesh"))
 

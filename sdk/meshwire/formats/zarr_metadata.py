@@ -210,4 +210,4 @@ def _fill(value: Any, name: str) -> float | int | None:
         return int(value) if isinstance(value, bool) else value
     if value in _NAMED_FILLS:
         return _NAMED_FILLS[value]
-    raise PlanError(name, f"the fill value {shown_value(value)} is no number")
+    raise PlanError(name, f"the fill value {shown_value(value)} is not a number")

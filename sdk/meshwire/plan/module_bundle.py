@@ -60,7 +60,7 @@ def check_wheels(wheels: Mapping[str, Any]) -> None:
         if match is None:
             raise PlanError(
                 "wheels",
-                f"{shown_value(name)} is no wheel of pure Python (…-none-any.whl): install a library with "
+                f"{shown_value(name)} is not a pure-Python wheel (…-none-any.whl): install a library with "
                 "compiled code in the environment of meshd on every node",
             )
         if match[1].lower() in _OURS:

@@ -92,7 +92,7 @@ def test_a_quota_is_found_raised_and_measured(
             shown = show_bucket(client.transport, "photos")
         assert shown.decoded_quota == change["setting"]["value"] > QUOTA
         assert outcome["settled"]
-        assert outcome["foretold"] == pytest.approx(change["gain"], rel=0.001)
+        assert outcome["predicted"] == pytest.approx(change["gain"], rel=0.001)
         assert outcome["after"] > 0
         again, _ = told(capsys, "--apply", "--yes", "--only", "copies")
         assert [(each["kind"], each["gain"]) for each in again["changes"]] == [("copies", 1.0)]

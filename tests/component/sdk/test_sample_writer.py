@@ -197,7 +197,7 @@ def test_wrong_samples_are_refused_and_the_others_stay(client: Client, bucket: s
             ({"jpg": np.zeros(3), "cls": 3}, "'jpg' is a ndarray: name the field 'npy'"),
             ({"jpg": object(), "cls": 3}, "'jpg' is a object: encode it to bytes"),
             ({"jpg": b"3", "cls": True}, "'cls' is a bool"),
-            ({"": b"3"}, "is no field"),
+            ({"": b"3"}, "is not a field"),
             ({}, "has no fields"),
         ):
             with pytest.raises(ConfigurationError, match=told):

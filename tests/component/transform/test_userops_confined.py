@@ -401,7 +401,7 @@ def test_wheels_are_imported_from_memory_without_rights(confinement: SandboxPoli
     finally:
         process.close()
     for content, reason in (
-        (b"no zip", "gear-2.5-py3-none-any.whl is no wheel"),
+        (b"no zip", "gear-2.5-py3-none-any.whl is not a wheel"),
         (wheel("open('/etc/passwd')"), "PermissionError"),
         (wheel("1 / 0"), "ZeroDivisionError"),
     ):

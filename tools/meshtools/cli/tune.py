@@ -34,7 +34,9 @@ _LEAST_WINDOW: Final = 5.0  # seconds; loops report once a second at most
 @click.option(
     "--apply", "applies", is_flag=True, help="Make the changes that can be made live; asks for each."
 )
-@click.option("--yes", is_flag=True, help="With --apply: do not ask; make all that foretell a gain.")
+@click.option(
+    "--yes", is_flag=True, help="With --apply: do not ask; make every change with a predicted gain."
+)
 @click.option("--only", multiple=True, metavar="KIND", help="Changes of this kind alone; repeatable.")
 @click.option(
     "--patience",
@@ -54,7 +56,7 @@ def tune(
     changes: Sequence[str],
 ) -> None:
     """Says what to change on a live mesh: caches, order of a loop, read-ahead, sharing, parallel runs,
-    copies. Each change has the gain that the model of `mesh sizing` foretells from what is measured now, the
+    copies. Each change has the gain that the model of `mesh sizing` predicts from what is measured now, the
     reason, and the command. Run it while training runs, with loops that report (MESH_REPORT=NAME).
 
     With --apply, quotas and copies of buckets are changed, since nothing else can be while nodes run. Then it
@@ -180,7 +182,7 @@ def _outcome_text(found: Outcome) -> str:
         return f"{change.kind} of {change.target}: changed; back: {change.undo}"
     rates = " → ".join(f"{rate.mean:,.0f} ± {rate.error:,.0f}" for rate in (found.before, found.after))
     told = f"{change.kind} of {change.target}: {rates} samples/s, {found.gain:.2f} ± {found.noise:.2f}×"
-    told += f"; foretold {change.gain:.2f}×"
+    told += f"; predicted {change.gain:.2f}×"
     if not found.certain:
         told += "; this is within the noise, a longer --window tells more"
     elif found.gain < 1:
@@ -198,7 +200,7 @@ def _outcome_record(found: Outcome) -> dict[str, Any]:
         "after_error": round(found.after.error, 2),
         "gain": round(found.gain, 4),
         "noise": round(found.noise, 4),
-        "foretold": round(found.change.gain, 4),
+        "predicted": round(found.change.gain, 4),
         "certain": found.certain,
         "settled": found.settled,
         "undo": found.change.undo,

@@ -44,9 +44,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change. kind: what it changes; target: of which loop, bucket or nodes. rate, forecast: samples a
-    second of the loops that it concerns, now and foretold; both 0 if it makes nothing faster. setting: set if
-    the change can be made live; undo: the command that takes it back."""
+    """One change. kind: what it changes; target: of which loop, bucket or nodes. rate, forecast: samples per
+    second of the loops concerned, now and predicted; both 0 if it makes nothing faster. setting: set if the
+    change can be made live; undo: the command that reverts it."""
 
     kind: str
     target: str

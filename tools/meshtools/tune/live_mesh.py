@@ -142,7 +142,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a change has gained: rates before and after, and the foretold rate. `settled`: whether all loops
+    """What a change has gained: rates before and after, and the predicted rate. `settled`: whether all loops
     were one epoch further when it was measured."""
 
     change: Change
