@@ -1,11 +1,13 @@
 """The check of names and words that `make check` runs: `python -m tests.vocabulary` prints what it finds.
 
 It fails on retired words (docs/glossary.md has the words that replaced them) in names, comments, messages and
-pages, and on modules that are named with a gerund and are not on the short list below.
+pages, on modules that are named with a gerund and are not on the short list below, and on objects that show
+themselves under another name than that of their class.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -117,6 +119,18 @@ def gerund_module(path: str) -> Finding | None:
     return Finding(path, name, "name the module for the thing that it holds")
 
 
+def other_class_names(path: str, text: str) -> Iterator[Finding]:
+    """Yield each `__repr__` that begins with `<Name` where the class has another name."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__repr__":
+                shown = re.search(r"<([A-Z_]\w*)", ast.get_source_segment(text, method) or "")
+                if shown and shown[1].strip("_") != node.name.strip("_"):
+                    yield Finding(f"{path}:{method.lineno}", shown[1], f"show the class as <{node.name} …>")
+
+
 def findings() -> list[Finding]:
     """Return all findings in the files that git knows."""
     listed = subprocess.run(
@@ -128,6 +142,8 @@ def findings() -> list[Finding]:
             continue
         if (module := gerund_module(path)) is not None:
             found.append(module)
+        if path.endswith(".py"):
+            found += other_class_names(path, (ROOT / path).read_text())
         if not path.startswith(tuple(EXCEPT)):
             found += retired_words(path, (ROOT / path).read_text())
     return found
@@ -136,4 +152,4 @@ def findings() -> list[Finding]:
 if __name__ == "__main__":
     _found = findings()
     print(*_found, sep="\n", end="\n" if _found else "")
-    sys.exit(f"{len(_found)} retired words or gerunds; see docs/glossary.md" if _found else 0)
+    sys.exit(f"{len(_found)} names or words that do not fit; see docs/glossary.md" if _found else 0)

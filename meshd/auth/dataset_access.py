@@ -34,7 +34,7 @@ class DatasetAccess:
         self._known: OrderedDict[Hashable, bool] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Readers, {len(self._known)} snapshots weighed>"
+        return f"<DatasetAccess, {len(self._known)} snapshots checked>"
 
     def bulk_access(self, caller: Caller, bucket: str) -> BulkAccess:
         """Return what `caller` may read of `bucket`. Raises BatchError NoSuchBucket."""

@@ -55,7 +55,7 @@ class PolicyCache:
         self._known: dict[str, tuple[Bucket, Policy]] = {}
 
     def __repr__(self) -> str:
-        return f"<CompiledPolicies of {len(self._known)} buckets>"
+        return f"<PolicyCache of {len(self._known)} buckets>"
 
     def compiled_policy(self, bucket: Bucket) -> Policy:
         """Return the compiled policy of a bucket that has one."""
@@ -98,7 +98,7 @@ class BulkAccess:
         self.policies_only = fast is not None
 
     def __repr__(self) -> str:
-        return f"<Rights everything={self.allows_all} settled={self.policies_only}>"
+        return f"<BulkAccess everything={self.allows_all} settled={self.policies_only}>"
 
     @property
     def cache_key(self) -> Hashable | None:
@@ -182,7 +182,7 @@ class PolicyEvaluator:
         self._policies = PolicyCache()
 
     def __repr__(self) -> str:
-        return f"<Judge {self._policies!r}>"
+        return f"<PolicyEvaluator {self._policies!r}>"
 
     def applicable_policies(self, identity: Identity, bucket: Bucket | None) -> tuple[Policy, ...]:
         """Return every policy that applies."""

@@ -72,7 +72,7 @@ class RequestFacts(Mapping[str, "Values"]):
         self._context, self._now_ms, self._find = context, now_ms, find
 
     def __repr__(self) -> str:
-        return f"<Facts of {self._need.action} by {self._identity.user_id!r}>"
+        return f"<RequestFacts of {self._need.action} by {self._identity.user_id!r}>"
 
     def __getitem__(self, key: str) -> Values:
         found = self._need.facts.get(key)

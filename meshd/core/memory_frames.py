@@ -50,7 +50,7 @@ class MemoryAccount:
         self.by_account: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<Memory of {self.bytes} bytes>"
+        return f"<MemoryAccount of {self.bytes} bytes>"
 
     def add_bytes(self, owner: str, size: int) -> None:
         """Adds `size` bytes, which may be negative."""

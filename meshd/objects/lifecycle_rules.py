@@ -172,7 +172,7 @@ class ExpiryPlanner:
         self._marker: ListedVersion | None = None  # newest of its key; lone unless another version follows
 
     def __repr__(self) -> str:
-        return f"<Planner at {self._key!r} with {len(self._rules)} rules>"
+        return f"<ExpiryPlanner at {self._key!r} with {len(self._rules)} rules>"
 
     def add_version(self, version: ListedVersion) -> Iterator[ExpiryAction]:
         """Add the next version of the listing. After a page break a key may repeat versions that were already

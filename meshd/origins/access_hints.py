@@ -97,7 +97,7 @@ class PlanReadHints:
         self._tasks = BackgroundTasks("plan-hints")
 
     def __repr__(self) -> str:
-        return f"<PlanHints {len(self._epochs)} plans told>"
+        return f"<PlanReadHints {len(self._epochs)} plans reported>"
 
     def frame_requested(
         self, plan: Plan, snapshot: Snapshot, address: FrameAddress, *, in_parts: bool = False

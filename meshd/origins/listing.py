@@ -54,7 +54,7 @@ class WriteMarks:
         self._cache_store, self._mesh, self._peers = cache_store, mesh, peers
 
     def __repr__(self) -> str:
-        return f"<Marker of {self._mesh.node_id}>"
+        return f"<WriteMarks of {self._mesh.node_id}>"
 
     @handler(READ_WRITE_MARK)
     async def read_own_mark(self, name: bytes, context: CallContext) -> bytes:

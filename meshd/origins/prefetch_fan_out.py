@@ -48,7 +48,7 @@ class PrefetchFanOut:
         self._mesh, self._peers, self._own = mesh, peers, own
 
     def __repr__(self) -> str:
-        return f"<Spreading from {self._mesh.node_id}>"
+        return f"<PrefetchFanOut from {self._mesh.node_id}>"
 
     def homes(self, bucket: Bucket) -> Sequence[str]:
         """Return the nodes that each get a copy; ("",) if each name has its one node."""

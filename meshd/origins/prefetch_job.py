@@ -54,7 +54,7 @@ class PrefetchJob:
         self._objects, self._fan_out, self._births = objects, spreading, births
 
     def __repr__(self) -> str:
-        return "<Prefetching>"
+        return "<PrefetchJob>"
 
     async def run_job(self, running: JobRun) -> None:
         """Run a job; see JobKind.run_job."""

@@ -112,7 +112,7 @@ class OutcomeDecoder:
         self._held = bytearray()
 
     def __repr__(self) -> str:
-        return f"<Outcomes, {len(self._held)} bytes held>"
+        return f"<OutcomeDecoder, {len(self._held)} bytes held>"
 
     def feed_bytes(self, data: bytes) -> Iterator[PrefetchOutcome]:
         self._held += data
@@ -160,7 +160,7 @@ class PrefetchWorker:
             yield [PrefetchOutcome(number, "elsewhere") for number in range(len(ask.wanted))]
             return
         question = _RequestRun(self._backed, self._mesh, bucket, ask)
-        tasks = BackgroundTasks("warming")
+        tasks = BackgroundTasks("prefetch")
         try:
             for _ in range(min(_CONCURRENCY, len(ask.wanted))):
                 tasks.spawn(question.run_fetches(), "lane")

@@ -50,10 +50,10 @@ class Revalidator:
     def __init__(self, shards: WorkerShards, patience: float) -> None:
         self._shards, self._patience = shards, patience
         self._silent: dict[str, _Task] = {}  # buckets whose origin is silent, with the pending request
-        self._tasks = BackgroundTasks("asking")
+        self._tasks = BackgroundTasks("revalidation")
 
     def __repr__(self) -> str:
-        return f"<Questions, {len(self._silent)} origins silent>"
+        return f"<Revalidator, {len(self._silent)} origins silent>"
 
     async def current_facts(self, bucket: Bucket, key: str, held: ObjectFacts | None) -> ObjectFacts:
         """Return the facts at the origin, or the cached ones (`held`) while it is down. Raises

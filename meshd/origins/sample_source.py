@@ -50,7 +50,7 @@ class OriginSampleSource:
         self._store, self._backed, self._archives = store, backed, archives
 
     def __repr__(self) -> str:
-        return f"<OriginSamples of {self._backed!r}>"
+        return f"<OriginSampleSource of {self._backed!r}>"
 
     async def entries(self, name: str, prefix: str) -> list[tuple[str, Record]]:
         """Return every object under a prefix, in order of UTF-8 bytes. Raises BatchError."""

@@ -72,7 +72,7 @@ class HandoverBarrier:
         self._seen = (-1, 0.0)  # the newest map that a write has used, and when it was first used
 
     def __repr__(self) -> str:
-        return f"<Succession of {self._mesh.node_id}, map {self._seen[0]}>"
+        return f"<HandoverBarrier of {self._mesh.node_id}, map {self._seen[0]}>"
 
     async def wait_until_exclusive(self, bucket: str, key: str) -> None:
         """Return when this node is sure of its map, and no other node uses, or will use, the origin for the

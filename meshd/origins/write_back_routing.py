@@ -73,7 +73,7 @@ class WriteBackRouter:
     ) -> None:
         self._shards, self._cache_store, self._mesh = shards, cache_store, mesh
         self._forwarder = WriteForwarder(mesh, peers, clock)
-        self._tasks = BackgroundTasks("bringing")
+        self._tasks = BackgroundTasks("write-back-routing")
 
     def __repr__(self) -> str:
         return f"<WriteBackRouter {self._mesh.node_id}>"

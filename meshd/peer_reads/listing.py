@@ -50,7 +50,7 @@ class ObjectListings:
         self._store, self._asking, self._mesh = store, asking, asking.mesh
 
     def __repr__(self) -> str:
-        return f"<RemoteListings from {self._mesh.node_id}>"
+        return f"<ObjectListings from {self._mesh.node_id}>"
 
     async def list_entries(self, bucket: str, prefix: str) -> list[tuple[str, Record]]:
         """Return every object under a prefix; see `RemoteObjects.list_entries`."""
@@ -182,7 +182,7 @@ class LocalListings:
         self._masks: dict[tuple[int, int], bytes] = {}
 
     def __repr__(self) -> str:
-        return f"<LocalLister of {self._mesh.node_id}>"
+        return f"<LocalListings of {self._mesh.node_id}>"
 
     @handler(LIST_PAGE)
     async def answer_page(self, asked: ListingRequest, context: CallContext) -> bytes:

@@ -40,7 +40,7 @@ class PeerDocuments:
         self._asking, self._mesh = asking, asking.mesh
 
     def __repr__(self) -> str:
-        return f"<RemoteDocuments from {self._mesh.node_id}>"
+        return f"<PeerDocuments from {self._mesh.node_id}>"
 
     @property
     def single_node(self) -> bool:

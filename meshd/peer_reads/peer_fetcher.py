@@ -104,7 +104,7 @@ class PeerFetcher:
         self._origins, self._near_cache = origins, near_cache
 
     def __repr__(self) -> str:
-        return f"<Fetching from {self._mesh.node_id}>"
+        return f"<PeerFetcher from {self._mesh.node_id}>"
 
     def require_origins(self) -> OriginReader:
         """Return `origins`. Raises BatchError Busy if this process has none."""
@@ -272,7 +272,7 @@ class FetchedParts:
         self.fd = room.fd
 
     def __repr__(self) -> str:
-        return f"<Gathered {len(self.places)} parts, {self._room.size} bytes>"
+        return f"<FetchedParts {len(self.places)} parts, {self._room.size} bytes>"
 
     def close(self) -> None:
         """Release the memory. Idempotent."""
@@ -364,7 +364,7 @@ class RendezvousFrameSource:
         self._remote, self._frames = remote, frames
 
     def __repr__(self) -> str:
-        return f"<MeetingFrames before {self._frames!r}>"
+        return f"<RendezvousFrameSource before {self._frames!r}>"
 
     async def get_frame(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> Frame:
         """Return the frame; see `FrameSource`."""
@@ -383,7 +383,7 @@ class PeerFrames:
         self._mesh = asking.mesh
 
     def __repr__(self) -> str:
-        return f"<RemoteFrames from {self._mesh.node_id}>"
+        return f"<PeerFrames from {self._mesh.node_id}>"
 
     async def assigned_peer_frame(self, address: FrameAddress | BlockAddress) -> Frame | None:
         """Return the frame from the node that is assigned its address. None if that is this node or the node

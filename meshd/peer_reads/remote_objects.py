@@ -64,7 +64,7 @@ class BlockingObjects:
         self._objects, self._loop = objects, asyncio.get_running_loop()
 
     def __repr__(self) -> str:
-        return f"<Waiting for {self._objects!r}>"
+        return f"<BlockingObjects for {self._objects!r}>"
 
     def get(self, bucket: str, key: str) -> Record | None:
         """Return the current object's record, or None."""

@@ -55,7 +55,7 @@ class ReplicaSelector:
         self._suspected: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"<Asking from {self.mesh.node_id}>"
+        return f"<ReplicaSelector from {self.mesh.node_id}>"
 
     async def aclose(self) -> None:
         """Stop the background tasks."""

@@ -105,7 +105,7 @@ class ResumeSource:
         self._store, self._node_id = store, node_id
 
     def __repr__(self) -> str:
-        return f"<Rests of {self._node_id}>"
+        return f"<ResumeSource of {self._node_id}>"
 
     @stream_handler(RESUME_READ)
     def read_rest(self, asked: ResumeRequest, context: CallContext) -> AsyncGenerator[bytes, None]:

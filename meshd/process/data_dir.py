@@ -46,7 +46,7 @@ class DaemonLock:
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def __repr__(self) -> str:
-        return f"<DirectoryLock {self._path}>"
+        return f"<DaemonLock {self._path}>"
 
     def _take(self) -> None:
         clock = SystemClock()

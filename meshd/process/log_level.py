@@ -34,7 +34,7 @@ class LogLevelWatcher:
         self._last: RequestedLevel | None = None
 
     def __repr__(self) -> str:
-        return f"<LevelWatch {self._last}>"
+        return f"<LogLevelWatcher {self._last}>"
 
     def next_check(self) -> float | None:
         """Return the monotonic time of the next check, if any."""

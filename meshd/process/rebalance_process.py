@@ -100,7 +100,7 @@ class _Connections:
         self._last = node.clock.monotonic()
 
     def __repr__(self) -> str:
-        return f"<_Work, carrying {self._carrying}, {self._guests!r}>"
+        return f"<_Connections, working for {self._carrying}, {self._guests!r}>"
 
     def is_idle(self) -> bool:
         """Whether there was no work for `_IDLE_TIMEOUT` seconds."""

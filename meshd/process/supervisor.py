@@ -53,7 +53,8 @@ class ProcessStatus:
         self.node_phase = Phase.STARTING
 
     def __repr__(self) -> str:
-        return f"<Board {self.node_phase.name} { ({name: self[name].name for name in self._slots if name}) }>"
+        phases = {name: self[name].name for name in self._slots if name}
+        return f"<ProcessStatus {self.node_phase.name} {phases}>"
 
     @property
     def node_phase(self) -> Phase:

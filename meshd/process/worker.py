@@ -62,7 +62,7 @@ async def local_handover(settings: NodeSettings, index: int) -> AsyncIterator[Lo
     if frame_service is None:
         yield None
         return
-    tasks = BackgroundTasks("handing")
+    tasks = BackgroundTasks("local-handover")
     tasks.spawn(frame_service.serve_forever(), "frame handover")
     try:
         yield frame_service

@@ -102,7 +102,7 @@ class LocalCopySources:
         self._store, self._versions, self._members, self._backed = store, versions, members, backed
 
     def __repr__(self) -> str:
-        return "<LocalSources>"
+        return "<LocalCopySources>"
 
     def has_versions(self, bucket: str, key: str) -> bool:
         """Whether a name has any version on this node."""
@@ -201,7 +201,7 @@ class RemoteCopySources:
         self._mesh, self._peers, self._versions, self._local = mesh, peers, versions, local
 
     def __repr__(self) -> str:
-        return f"<FarSources of {self._mesh.node_id}>"
+        return f"<RemoteCopySources of {self._mesh.node_id}>"
 
     def is_remote(self, source: ops.CopySource) -> bool:
         """Whether other nodes hold a source and this node does not."""
@@ -310,7 +310,7 @@ class RemoteSourceBody:
         self._digest: BodyDigest | None = None
 
     def __repr__(self) -> str:
-        return f"<FarBody of {self._size} bytes>"
+        return f"<RemoteSourceBody of {self._size} bytes>"
 
     @property
     def size(self) -> int | None:

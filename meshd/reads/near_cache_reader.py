@@ -40,7 +40,7 @@ class NearCacheReader:
         self._memory = MemoryAccount()
 
     def __repr__(self) -> str:
-        return f"<NearReader {self._memory!r}>"
+        return f"<NearCacheReader {self._memory!r}>"
 
     def handles(self, operation: GetObject) -> bool:
         """Whether this node has a near cache, and the request is one that it can answer."""

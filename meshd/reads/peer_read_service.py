@@ -101,7 +101,7 @@ class PeerReadService:
         self._tables, self._proofs, self._read_waits = tables, proofs, read_waits
 
     def __repr__(self) -> str:
-        return f"<Holdings of {self._mesh.node_id}>"
+        return f"<PeerReadService of {self._mesh.node_id}>"
 
     @stream_handler(READ_PARTS)
     async def read_parts(self, asked: ReadRequest, context: CallContext) -> StreamBody:

@@ -106,7 +106,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "busy" if self._exchange else "free"
-        return f"<Wire to {self._name}, {state}, {self.uses} uses>"
+        return f"<HttpConnection to {self._name}, {state}, {self.uses} uses>"
 
     # --- lifetime -----------------------------------------------------------------------------------
 

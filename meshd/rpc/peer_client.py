@@ -212,7 +212,7 @@ class PeerClient:
         self._credential: Credential | None = None
 
     def __repr__(self) -> str:
-        return f"<Peers of {self.node_id}, {len(self._open)} connections>"
+        return f"<PeerClient of {self.node_id}, {len(self._open)} connections>"
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -44,7 +44,7 @@ class ConnectionCounts:
         self._counts = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
 
     def __repr__(self) -> str:
-        return f"<Tally {list(self._counts)}>"
+        return f"<ConnectionCounts {list(self._counts)}>"
 
     def set_count(self, worker: int, count: int) -> None:
         """Set the worker's own count."""

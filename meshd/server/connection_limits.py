@@ -55,7 +55,7 @@ class LingeringClose:
         self._limit = timeout_at(self._next())
 
     def __repr__(self) -> str:
-        return f"<Lingering for {self._end - self._loop.time():.1f} s at most, {self._body!r}>"
+        return f"<LingeringClose for {self._end - self._loop.time():.1f} s at most, {self._body!r}>"
 
     async def drain_input(self) -> None:
         """Return when the body has ended, or waiting is not worthwhile any more. Call it once."""
@@ -184,7 +184,7 @@ class ConnectionLimiter:
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Guard of {len(self._connections)} connections, at most {self.limit}>"
+        return f"<ConnectionLimiter of {len(self._connections)} connections, at most {self.limit}>"
 
     @property
     def under_pressure(self) -> bool:

@@ -48,7 +48,7 @@ class DirectSender:
         DirectSender.open_count += 1
 
     def __repr__(self) -> str:
-        return f"<AtOnce fd={self.sock.fileno()}>"
+        return f"<DirectSender fd={self.sock.fileno()}>"
 
     def send_now(self, head: bytes, span: Span) -> tuple[bytes, PartialReadError | None] | None:
         """Send a head and a range that is in memory, if the connection's buffer has room for both. Returns

@@ -81,7 +81,7 @@ class LocalFrameService:
         self._held: dict[str, _Held] = {}
 
     def __repr__(self) -> str:
-        return f"<Desk {self._name}, {self._room!r}>"
+        return f"<LocalFrameService {self._name}, {self._room!r}>"
 
     @property
     def location_header(self) -> tuple[str, str]:

@@ -295,7 +295,7 @@ class RequestTrace:
         logs.request_id.set(self.request_id)
 
     def __repr__(self) -> str:
-        return f"<Trace {self.request_id} {self.operation}>"
+        return f"<RequestTrace {self.request_id} {self.operation}>"
 
     def elapsed(self) -> float:
         """Return the seconds since the request's head was parsed."""

@@ -130,7 +130,7 @@ class ResumedResponse(PendingResponse):
         self._task.add_done_callback(self._done)
 
     def __repr__(self) -> str:
-        return f"<Mending, {len(self.held)} bytes held>"
+        return f"<ResumedResponse, {len(self.held)} bytes held>"
 
     def cancel(self) -> None:
         """Stop: the client is gone."""

@@ -121,7 +121,7 @@ class ResponseWriter:
             self._pump.cork(held=True)
 
     def __repr__(self) -> str:
-        return f"<Outlet {self._pump!r}>"
+        return f"<ResponseWriter {self._pump!r}>"
 
     async def write_data(self, data: bytes | memoryview, spans: Sequence[Span] = ()) -> None:
         """Write `data`, then `spans`, which were in memory a moment ago; both may be reused when this

@@ -60,7 +60,7 @@ class ServerTls:
         self.context.sni_callback = self._choose
 
     def __repr__(self) -> str:
-        return f"<Tls {self._files.cert}>"
+        return f"<ServerTls {self._files.cert}>"
 
     def reload_if_changed(self, *, anyway: bool = False) -> bool:
         """Load the pair if its files changed since the last check (or `anyway`); return whether there is a

@@ -176,7 +176,7 @@ class RuntimeLogLevel:
         self._word = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
 
     def __repr__(self) -> str:
-        return f"<Verbosity {self.requested()}>"
+        return f"<RuntimeLogLevel {self.requested()}>"
 
     def requested(self) -> RequestedLevel | None:
         """Return the requested level; None while the configured one holds."""

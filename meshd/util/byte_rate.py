@@ -23,7 +23,7 @@ class RateLimiter:
         self._owed, self._at = 0.0, 0.0
 
     def __repr__(self) -> str:
-        return f"<Budget of {self.rate():g} bytes/s, {self._owed:.0f} owed>"
+        return f"<RateLimiter of {self.rate():g} bytes/s, {self._owed:.0f} owed>"
 
     async def acquire_bytes(self, size: int) -> None:
         """Wait until earlier bytes are paid off, then take `size` bytes."""

@@ -189,7 +189,7 @@ class CredentialService:
         self._known: dict[str, tuple[Signer, ResolvedCredential]] = {}
 
     def __repr__(self) -> str:
-        return "<Sessions>"
+        return "<CredentialService>"
 
     @property
     def table_state(self) -> object:
@@ -343,7 +343,7 @@ class SessionRevocation:
         self._table, self._clock = table, clock
 
     def __repr__(self) -> str:
-        return "<Revoking>"
+        return "<SessionRevocation>"
 
     async def revoke_user(self, user_id: str, before: str) -> dict[str, Any]:
         """Revoke the sessions created with any key of a user. Raises AdminError NoSuchUser, BadRequest."""

@@ -85,7 +85,7 @@ class ProgressReporter:
         self._interval = _PUBLISH_INTERVAL
 
     def __repr__(self) -> str:
-        return f"<Reporter of {self._key}: {self.progress.doing}>"
+        return f"<ProgressReporter of {self._key}: {self.progress.doing}>"
 
     async def begin_phase(self, doing: Phase, version: int, slots: int = 0, since: int | None = None) -> None:
         """Begins a phase. A comparison that the map has demanded since a version newer than the last one

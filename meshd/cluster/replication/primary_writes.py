@@ -217,7 +217,7 @@ class PrimaryHandover:
         self._done: set[tuple[str, str]] = set()  # names handed over under the known map
 
     def __repr__(self) -> str:
-        return f"<Handover to {self._mesh.node_id}, {len(self._former)} former maps>"
+        return f"<PrimaryHandover to {self._mesh.node_id}, {len(self._former)} former maps>"
 
     def observe_map(self) -> int:
         """Records a change of the map; returns its version."""

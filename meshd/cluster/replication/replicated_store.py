@@ -401,7 +401,7 @@ class ReplicaStream:
         self._task.add_done_callback(_retrieve_exception)
 
     def __repr__(self) -> str:
-        return f"<Stream to {self.node.node_id}, {'over' if self._task.done() else 'open'}>"
+        return f"<ReplicaStream to {self.node.node_id}, {'over' if self._task.done() else 'open'}>"
 
     async def _body(self) -> AsyncGenerator[bytes, None]:
         while (piece := await self._queue.get()) is not None:

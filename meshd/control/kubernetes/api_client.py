@@ -185,7 +185,7 @@ class ApiClient:
         self._silence = 0.0  # of earlier times
 
     def __repr__(self) -> str:
-        return f"<Api of {self._server.host}:{self._server.port}>"
+        return f"<ApiClient of {self._server.host}:{self._server.port}>"
 
     def silence(self) -> float:
         """Return for how many seconds in all the API has not answered since this process started."""

@@ -59,7 +59,7 @@ class WatchCache:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<Mirror of {self._path} at {self._copy.revision}>"
+        return f"<WatchCache of {self._path} at {self._copy.revision}>"
 
     def snapshot(self) -> LocalCopy:
         """What is known here."""

@@ -80,7 +80,7 @@ class LifecycleRunner:
         self._swept: dict[str, str] = {}  # bucket → mark: these need no look at the control store
 
     def __repr__(self) -> str:
-        return f"<Lifecycle {len(self._swept)} buckets swept>"
+        return f"<LifecycleRunner {len(self._swept)} buckets swept>"
 
     async def sweep(self) -> Counter[str]:
         """Sweep every bucket that is due; return how much was removed, by action. A bucket that cannot be

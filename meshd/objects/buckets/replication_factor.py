@@ -33,7 +33,7 @@ class ReplicationFactors:
         self._clock, self._region = clock, region
 
     def __repr__(self) -> str:
-        return f"<CopyCounts of {self._mesh!r}>"
+        return f"<ReplicationFactors of {self._mesh!r}>"
 
     def list_buckets(self, identity: Identity) -> list[dict[str, Any]]:
         """Return every bucket without an origin that has a factor of its own. Raises BatchError."""

@@ -85,7 +85,7 @@ class ChangeBroadcast:
         self._control, self._mesh, self._peers, self._workers = control, mesh, peers, workers
 
     def __repr__(self) -> str:
-        return f"<News of {self._mesh.node_id}>"
+        return f"<ChangeBroadcast of {self._mesh.node_id}>"
 
     async def broadcast(self) -> None:
         """Return when every node that answers has reached this node's revisions of buckets, roles and access
@@ -124,7 +124,7 @@ class PeerBuckets:
         self._mesh, self._peers, self._merged, self._news = mesh, peers, merged, news
 
     def __repr__(self) -> str:
-        return f"<Everywhere, from {self._mesh.node_id}>"
+        return f"<PeerBuckets, from {self._mesh.node_id}>"
 
     async def broadcast_deletion(self) -> None:
         """Return when every node that answers knows of the deletion, so that nothing more is written to

@@ -62,7 +62,7 @@ class HitStats:
         self._last: dict[str, float] = {}
 
     def __repr__(self) -> str:
-        return f"<Uses of {len(self._last)} buckets>"
+        return f"<HitStats of {len(self._last)} buckets>"
 
     def count_reads(self, cache_bucket: str, hits: int, misses: int, now: float) -> None:
         """Add reads of a bucket."""

@@ -60,7 +60,7 @@ class FreshnessTable:
             os.close(fd)
 
     def __repr__(self) -> str:
-        return "<FreshTable>"
+        return "<FreshnessTable>"
 
     def mark_fresh(self, *name: str) -> None:
         """Note that the name is up to date now."""

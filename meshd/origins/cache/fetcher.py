@@ -45,7 +45,7 @@ class FetchLimits:
         self._shares: dict[str, tuple[asyncio.Semaphore, int]] = {}
 
     def __repr__(self) -> str:
-        return f"<Slots of {len(self._shares)} buckets>"
+        return f"<FetchLimits of {len(self._shares)} buckets>"
 
     @asynccontextmanager
     async def acquire_slot(self, bucket: str) -> AsyncGenerator[None, None]:
@@ -113,7 +113,7 @@ class Fetcher:
         self._numbers = itertools.count(1)
         self._spared_until = 0.0
         self._before = 0  # number for keys whose own was dropped
-        self._tasks = BackgroundTasks("fetching")
+        self._tasks = BackgroundTasks("fetcher")
 
     def __repr__(self) -> str:
         return f"<Fetcher {len(self._flights)} under way>"

@@ -39,7 +39,8 @@ class InFlightPiece:
         self._waiters: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
-        return f"<Flight {self.have} of {self.length}{' done' if self.done else ''} {self.error or ''}>"
+        how = " done" if self.done else ""
+        return f"<InFlightPiece {self.have} of {self.length}{how} {self.error or ''}>"
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -147,7 +148,7 @@ class FetchSpool:
         self._gathered = 0
 
     def __repr__(self) -> str:
-        return f"<Draft of {self.flight!r} {'in memory' if self._writer is None else self._writer}>"
+        return f"<FetchSpool of {self.flight!r} {'in memory' if self._writer is None else self._writer}>"
 
     async def begin_spool(
         self, cache_store: CacheStore, bucket: Bucket, key: str, number: int, reply: OriginResponse

@@ -48,11 +48,11 @@ class NearCacheStore:
 
     def __init__(self, cache: Store, manager: CacheManagerApi) -> None:
         self._cache, self._cache_manager = cache, manager
-        self._tasks, self._slots = BackgroundTasks("nearby"), asyncio.Semaphore(_AT_ONCE)
+        self._tasks, self._slots = BackgroundTasks("near-cache"), asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
 
     def __repr__(self) -> str:
-        return f"<Nearby, {self._waiting} bytes to be written>"
+        return f"<NearCacheStore, {self._waiting} bytes to be written>"
 
     async def aclose(self) -> None:
         """Drop the copies that wait to be written."""

@@ -76,7 +76,7 @@ class PeerCacheServer:
         self._cache_store, self._slots = cache_store, asyncio.Semaphore(_GIVEN)
 
     def __repr__(self) -> str:
-        return f"<Lender of {self._cache_store!r}>"
+        return f"<PeerCacheServer of {self._cache_store!r}>"
 
     @stream_handler(FETCH_PIECE)
     async def fetch_piece(self, ask: PeerCacheRequest, context: CallContext) -> AsyncGenerator[bytes, None]:

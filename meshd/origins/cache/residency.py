@@ -45,7 +45,7 @@ class CacheResidency:
         self._cache_bytes = cache_bytes  # 0: half of the free space
 
     def __repr__(self) -> str:
-        return "<Residence>"
+        return "<CacheResidency>"
 
     async def node_usage(self, identity: Identity) -> dict[str, Any]:
         """Return what the node stores, and its disks in the configured order. Raises BatchError."""

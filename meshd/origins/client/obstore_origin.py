@@ -51,7 +51,7 @@ class ChunkSizer:
         self._rate = _FAIR
 
     def __repr__(self) -> str:
-        return f"<Pace of {self._rate / 1e6:.1f} MB/s>"
+        return f"<ChunkSizer of {self._rate / 1e6:.1f} MB/s>"
 
     def chunk_bytes(self) -> int:
         """Return the bytes of a chunk of the next response."""
@@ -99,7 +99,7 @@ class ObstoreOrigin:
         self._chunk_sizer = ChunkSizer()
 
     def __repr__(self) -> str:
-        return f"<RemoteOrigin of {self._name}>"
+        return f"<ObstoreOrigin of {self._name}>"
 
     async def get(self, key: str, offset: int, length: int, *, etag: str = "") -> OriginResponse:
         check_key(key)

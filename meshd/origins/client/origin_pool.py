@@ -38,7 +38,7 @@ class OriginPool:
         self._troubles: OrderedDict[str, FailureLog] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Origins {len(self._open)} open>"
+        return f"<OriginPool {len(self._open)} open>"
 
     def origin_for(self, bucket: Bucket) -> GuardedOrigin:
         """Return the origin of a bucket that has one. Raises OriginRefusedError."""
@@ -83,7 +83,7 @@ class FailureLog:
         self._next: float | None = None  # None: it answers
 
     def __repr__(self) -> str:
-        return f"<Trouble of {self._name}{'' if self._next is None else ': it fails'}>"
+        return f"<FailureLog of {self._name}{'' if self._next is None else ': it fails'}>"
 
     def record_failure(self, error: OriginError) -> None:
         """Record that a request failed."""

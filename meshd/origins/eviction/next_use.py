@@ -30,7 +30,7 @@ class ReadSchedule:
             self._uses[item].append(self.length - 1)
 
     def __repr__(self) -> str:
-        return f"<Plan at {self.position} of {self.length}>"
+        return f"<ReadSchedule at {self.position} of {self.length}>"
 
     def distance(self, item: Item) -> int | None:
         """Return the reads until the item's next use in this plan; None if there is none."""
@@ -55,7 +55,8 @@ class NextUsePredictor:
         self._reads_now = self._reads_before = 0
 
     def __repr__(self) -> str:
-        return f"<Forecast {len(self._now)} + {len(self._before)} items counted, {len(self.plans)} plans>"
+        counted = len(self._now) + len(self._before)
+        return f"<NextUsePredictor {counted} items counted, {len(self.plans)} plans>"
 
     def record_read(self, item: Item, size: int) -> None:
         """Count a read."""

@@ -33,7 +33,7 @@ class ProtectedItems:
         self._prefixes: dict[str, tuple[str, ...]] = {}
 
     def __repr__(self) -> str:
-        return f"<Guards {len(self._pins)} pins, {len(self._declared)} sets, {len(self.dirty)} dirty>"
+        return f"<ProtectedItems {len(self._pins)} pins, {len(self._declared)} sets, {len(self.dirty)} dirty>"
 
     def pin(self, bucket: str, prefix: str) -> None:
         self._pins.add((bucket, prefix))
@@ -90,7 +90,7 @@ class SegmentTable:
         self._next = 0
 
     def __repr__(self) -> str:
-        return f"<Segments {len(self.by_number)} files, {len(self._where)} items, {self.used} bytes>"
+        return f"<SegmentTable {len(self.by_number)} files, {len(self._where)} items, {self.used} bytes>"
 
     def size_of(self, item: Item) -> int | None:
         segment = self._where.get(item)
@@ -174,7 +174,7 @@ class SegmentPolicy:
         self._bars: dict[str | None, tuple[float, int]] = {}  # of a full bucket, or (None) of the whole cache
 
     def __repr__(self) -> str:
-        return f"<Segmented {self.used} of {self.settings.capacity} bytes, {self._segments!r}>"
+        return f"<SegmentPolicy {self.used} of {self.settings.capacity} bytes, {self._segments!r}>"
 
     @property
     def used(self) -> int:

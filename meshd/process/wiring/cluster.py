@@ -145,7 +145,7 @@ class PeerServices:
         )
 
     def __repr__(self) -> str:
-        return f"<Meshing of {self._node.settings.node_id}>"
+        return f"<PeerServices of {self._node.settings.node_id}>"
 
     def routes(self) -> list[HttpRoute]:
         """Return the routes that other nodes call."""

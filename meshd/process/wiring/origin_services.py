@@ -91,7 +91,7 @@ class OriginServices:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[BackedService]:
         """Run the background work for the length of the block; yields `backed`."""
-        tasks = BackgroundTasks("backing")
+        tasks = BackgroundTasks("origins")
         if self._own_socket is not None:
             tasks.spawn(serve_fetches(self._own_socket, self._worker, self._cache_store), "fetches")
         tasks.spawn(self._manager.run(), "notes")

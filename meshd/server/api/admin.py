@@ -366,7 +366,7 @@ class StsEndpoint:
         self._sessions, self._clock = sessions, clock
 
     def __repr__(self) -> str:
-        return "<SessionEndpoint>"
+        return "<StsEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
         """Return the routes; both require a signature."""

@@ -51,7 +51,7 @@ class BackedBucketEndpoint:
         self._quotas, self._announce = quotas, announce
 
     def __repr__(self) -> str:
-        return "<OriginEndpoint>"
+        return "<BackedBucketEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
         guarded = self._native.handle_errors
@@ -127,7 +127,7 @@ class CacheResidencyEndpoint:
         self._residence, self._native = residence, native
 
     def __repr__(self) -> str:
-        return "<ResidenceEndpoint>"
+        return "<CacheResidencyEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
         guarded = self._native.handle_errors

@@ -108,7 +108,7 @@ class BatchEndpoint:
         self._works, self._streams = Admission(MAX_CONCURRENT_REQUESTS), Admission(MAX_STREAM_BYTES)
 
     def __repr__(self) -> str:
-        return f"<NativeEndpoint {self._works!r}, {self._streams!r}>"
+        return f"<BatchEndpoint {self._works!r}, {self._streams!r}>"
 
     def routes(self) -> list[HttpRoute]:
         """Return the routes; all of them require a signature."""

@@ -52,7 +52,7 @@ class LogLevelService:
         self._verbosity, self._clock, self._tell = verbosity, clock, tell
 
     def __repr__(self) -> str:
-        return f"<Loudness of {self._node}, {self._verbosity!r}>"
+        return f"<LogLevelService of {self._node}, {self._verbosity!r}>"
 
     def current_level(self) -> LogLevelStatus:
         """Return the present level."""

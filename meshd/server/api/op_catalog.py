@@ -41,7 +41,7 @@ class OpCatalogEndpoint:
         self._clock, self._user_ops, self._native = clock, user_ops, native
 
     def __repr__(self) -> str:
-        return "<LibraryEndpoint>"
+        return "<OpCatalogEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
         guarded = self._native.handle_errors
@@ -79,7 +79,7 @@ class UserModuleEndpoint:
         self._user_ops, self._tests, self._native = user_ops, tests, native
 
     def __repr__(self) -> str:
-        return "<ModuleEndpoint>"
+        return "<UserModuleEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
         guarded = self._native.handle_errors

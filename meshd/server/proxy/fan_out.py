@@ -65,7 +65,7 @@ class FanOut:
         self._mesh, self._peers, self._clock = mesh, peers, clock
 
     def __repr__(self) -> str:
-        return f"<Scatterer of {self._mesh!r}>"
+        return f"<FanOut of {self._mesh!r}>"
 
     # --- names that may be members --------------------------------------------------------------------
 

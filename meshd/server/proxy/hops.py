@@ -126,7 +126,7 @@ class HopSigner:
         self._key = b""
 
     def __repr__(self) -> str:
-        return "<Hops>"
+        return "<HopSigner>"
 
     def sign_hop(self, hop: Hop, method: str, target: str, authorization: str) -> str:
         """Return the header's value for this one request."""

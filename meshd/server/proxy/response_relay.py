@@ -72,7 +72,7 @@ class ResponseRelay:
         self._dropping: ResponseHead | None = None
 
     def __repr__(self) -> str:
-        return f"<Relay from {self._wire!r}, {self.sent} bytes sent>"
+        return f"<ResponseRelay from {self._wire!r}, {self.sent} bytes sent>"
 
     def cancel(self) -> None:
         """Stop: the client is gone."""
@@ -298,7 +298,7 @@ class ProxiedResponse(PendingResponse):
         self.relay = ResponseRelay(protocol, wire, self._word, is_peer_status)
 
     def __repr__(self) -> str:
-        return f"<PassedOn {self.relay!r}, {len(self.held)} bytes held>"
+        return f"<ProxiedResponse {self.relay!r}, {len(self.held)} bytes held>"
 
     @property
     def response_started(self) -> bool:

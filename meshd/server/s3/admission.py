@@ -49,7 +49,7 @@ class VirtualHosts:
         self._domains = tuple(sorted(domains, key=len, reverse=True))
 
     def __repr__(self) -> str:
-        return f"<Hosts below {', '.join(self._domains) or 'no domain'}>"
+        return f"<VirtualHosts below {', '.join(self._domains) or 'no domain'}>"
 
     def bucket_of(self, host: str) -> str:
         """Return the bucket of a Host header, unchecked; empty for path style. The port is ignored."""
@@ -307,4 +307,4 @@ class S3Call:
         )
 
     def __repr__(self) -> str:
-        return f"<Call {type(self.operation).__name__} by {self.identity.user_id}>"
+        return f"<S3Call {type(self.operation).__name__} by {self.identity.user_id}>"

@@ -91,7 +91,7 @@ class FastPath:
         self.answered = self.passed_on = 0
 
     def __repr__(self) -> str:
-        return f"<HotPath {self.answered} answered>"
+        return f"<FastPath {self.answered} answered>"
 
     def try_respond(self, connection: Connection, data: bytes) -> bytes | None:
         """Return the whole response to the only request in `data`, already counted; None to decline it."""

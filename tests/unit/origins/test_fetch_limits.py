@@ -26,6 +26,6 @@ def test_a_bucket_waits_for_itself_alone() -> None:
         silent.set()
         await asyncio.gather(*stuck)
         assert begun.count("silent") == 10
-        assert repr(slots) == "<Slots of 0 buckets>"
+        assert repr(slots) == "<FetchLimits of 0 buckets>"
 
     asyncio.run(run())

@@ -34,5 +34,19 @@ def test_gerunds_as_names_of_modules(path: str, bad: bool) -> None:
     assert (vocabulary.gerund_module(path) is not None) is bad
 
 
+def test_an_object_that_shows_itself_under_another_name_is_found() -> None:
+    text = """class _Desk:
+    def __repr__(self) -> str:
+        return f"<{name} {self.place}>"
+
+class Fetcher:
+    def __repr__(self) -> str:
+        return "<no fetches>"
+"""
+    assert list(vocabulary.other_class_names("a.py", text.replace("{name}", "Desk"))) == []
+    found = list(vocabulary.other_class_names("a.py", text.replace("{name}", "Porter")))
+    assert [(each.place, each.word) for each in found] == [("a.py:2", "Porter")]
+
+
 def test_this_checkout_has_none() -> None:
     assert vocabulary.findings() == []
