@@ -141,14 +141,14 @@ async def read_blobs(
     at: int,
     *,
     direct: bool = False,
-    elsewhere: PeerSource = SINGLE_NODE,
+    remote: PeerSource = SINGLE_NODE,
 ) -> AsyncIterator[Group]:
     """Yield the stream from `at` to the end of the last nonempty blob; blob i begins at `starts[i]`.
 
     With `direct`, groups of large objects are spans.
     """
     sums: dict[int, int] = {}  # of blobs that continue in the next group
-    async with _buffers.borrowed() as buffer, RemotePrefetcher(elsewhere, _remote_pieces(blobs)) as far:
+    async with _buffers.borrowed() as buffer, RemotePrefetcher(remote, _remote_pieces(blobs)) as far:
         for parts, end in _cut(blobs, starts, at, direct=direct):
             if direct and _is_direct(blobs[parts[0].number]):
                 with ExitStack() as files:

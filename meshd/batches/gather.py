@@ -141,9 +141,7 @@ class GatherService:
         metadata = {"version": FRAME_VERSION, "errors": json.dumps(errors)}
         if any(tags):
             metadata["tags"] = "[" + ", ".join((tag or b"null").decode() for tag in tags) + "]"
-        return samples_body(
-            self._store, blobs, metadata, len(blobs), names=asked.names, elsewhere=self._objects
-        )
+        return samples_body(self._store, blobs, metadata, len(blobs), names=asked.names, remote=self._objects)
 
     async def _resolve_all(self, caller: Caller, asked: GatherRequest) -> list[Blob]:
         """Return a blob for each of the first items, as far as the credit allows."""

@@ -31,8 +31,8 @@ _Window = dict[tuple[int, int], "Location | ReadFailure"]
 class RemotePrefetcher:
     """The `pieces` of blobs that other nodes hold, in stream order."""
 
-    def __init__(self, elsewhere: PeerSource, pieces: Iterator[Piece]) -> None:
-        self._remote = elsewhere
+    def __init__(self, remote: PeerSource, pieces: Iterator[Piece]) -> None:
+        self._remote = remote
         self._windows = _windows(pieces)
         self._memory = MemoryAccount()
         self._held: FetchedRanges | None = None

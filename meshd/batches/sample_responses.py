@@ -110,7 +110,7 @@ def samples_body(
     *,
     names: bool = True,
     direct: bool = True,
-    elsewhere: PeerSource = SINGLE_NODE,
+    remote: PeerSource = SINGLE_NODE,
 ) -> StreamBody:
     """Return a frame of samples, with the names of the blobs if `names` is set. Raises FrameError.
 
@@ -119,7 +119,7 @@ def samples_body(
     layout = sample_frames.sample_layout(
         [blob.length for blob in blobs], metadata, [blob.name for blob in blobs] if names else None
     )
-    chunks = _sample_chunks(store, blobs, layout, elsewhere, direct=direct)
+    chunks = _sample_chunks(store, blobs, layout, remote, direct=direct)
     return StreamBody(sample_frames.CONTENT_TYPE, layout.size, rows, chunks)
 
 
@@ -127,7 +127,7 @@ async def _sample_chunks(
     store: ObjectStore,
     blobs: Sequence[Blob],
     layout: sample_frames.SampleLayout,
-    elsewhere: PeerSource,
+    remote: PeerSource,
     *,
     direct: bool,
 ) -> AsyncGenerator[Chunk, None]:
@@ -136,7 +136,7 @@ async def _sample_chunks(
     at = len(layout.head)
     yield layout.head
     starts = layout.places[:, 0].tolist()
-    async for group in read_blobs(store, blobs, starts, at, direct=direct, elsewhere=elsewhere):
+    async for group in read_blobs(store, blobs, starts, at, direct=direct, remote=remote):
         for number in group.failed:
             status[number] = Status.FAILED
         for number, value in group.sums.items():
@@ -151,7 +151,7 @@ def tar_body(
     blobs: Sequence[Blob],
     rows: int,
     tags: Sequence[str] = (),
-    elsewhere: PeerSource = SINGLE_NODE,
+    remote: PeerSource = SINGLE_NODE,
 ) -> StreamBody:
     """Return a tar of the blobs. A blob with an error becomes a member `NAME.error` that holds the code.
 
@@ -166,7 +166,7 @@ def tar_body(
         len(header) + blob.length + padding(blob.length)
         for header, blob in zip(headers, members, strict=True)
     ]
-    chunks = _tar_chunks(store, members, headers, rooms, elsewhere)
+    chunks = _tar_chunks(store, members, headers, rooms, remote)
     return StreamBody(TAR_TYPE, sum(rooms) + len(END), rows, chunks)
 
 
@@ -182,12 +182,12 @@ async def _tar_chunks(
     blobs: Sequence[Blob],
     headers: Sequence[bytes],
     rooms: Sequence[int],
-    elsewhere: PeerSource,
+    remote: PeerSource,
 ) -> AsyncGenerator[Chunk, None]:
     ends = list(accumulate(rooms))
     starts = [end - room + len(header) for end, room, header in zip(ends, rooms, headers, strict=True)]
     at = begun = 0
-    async for group in read_blobs(store, blobs, starts, 0, elsewhere=elsewhere):
+    async for group in read_blobs(store, blobs, starts, 0, remote=remote):
         if group.failed:
             raise UnreadableError(f"{blobs[group.failed[0]].name} cannot be read any more")
         while begun < len(headers) and starts[begun] <= group.end:

@@ -335,7 +335,7 @@ class BatchService:
             "fields": ",".join(sorted(snapshot.fields)),
             **{name: str(getattr(address, name)) for name in address.__struct_fields__},
         }
-        return samples_body(self._store, blobs, metadata, len(piece), elsewhere=self._objects)
+        return samples_body(self._store, blobs, metadata, len(piece), remote=self._objects)
 
     async def tar(self, caller: Caller, address: FrameAddress) -> StreamBody:
         """Stream the source bytes of the rows as a tar with WebDataset names.
@@ -344,7 +344,7 @@ class BatchService:
         """
         _, piece, blobs = await self._blobs(caller, address)
         kept = [blob for blob in blobs if blob.status != Status.PAD]
-        return tar_body(self._store, kept, int(np.count_nonzero(~piece.pad)), elsewhere=self._objects)
+        return tar_body(self._store, kept, int(np.count_nonzero(~piece.pad)), remote=self._objects)
 
     async def _blobs(self, caller: Caller, address: FrameAddress) -> tuple[Snapshot, RankSlice, list[Blob]]:
         plan = await self._catalog.plan(address.plan)

@@ -7,21 +7,25 @@ repeated as long as the job runs; the first one begins the session, and each ans
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+import logging
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
 from meshd.core.api_errors import BatchError, busy
 from meshd.rpc.process_rpc import ErrorTypes
+from meshd.store.errors import DiskFullError, StoreError
 from meshd.util.admission import tenant_scope
 from meshd.util.async_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from meshd.core.api_errors import Code
     from meshd.rpc.process_rpc import Method
     from meshd.rpc.process_server import ProcessServer, ServerCall
 
+_log = logging.getLogger("meshd.job_sessions")
 POLL_SECONDS: Final = 1.0
 """Seconds after which a request is answered, if its session has not ended before."""
 IDLE_SECONDS: Final = 10.0
@@ -48,8 +52,16 @@ class SessionRequest(Protocol):
     def stop(self) -> bool: ...
 
 
+class SessionStatus(Protocol):
+    """The totals of a session. `done`: it has ended; `code`, `error`: why it failed, "" if it did not."""
+
+    done: bool
+    code: Code | Literal[""]
+    error: str
+
+
 RequestT = TypeVar("RequestT", bound=SessionRequest)
-StatusT = TypeVar("StatusT")
+StatusT = TypeVar("StatusT", bound=SessionStatus)
 
 
 class JobSession(Protocol[RequestT, StatusT]):
@@ -60,7 +72,7 @@ class JobSession(Protocol[RequestT, StatusT]):
     rate: int
 
     async def run(self) -> None:
-        """Work to the end, and say in `status` how it ended."""
+        """Work to the end. Raises BatchError, StoreError."""
         ...
 
 
@@ -109,9 +121,25 @@ class JobSessions(Generic[RequestT, StatusT]):
             raise busy(f"{len(self._sessions)} jobs of this kind run on this node already")
         session = self._make(request)
         with tenant_scope(request.account):
-            task = self._tasks.spawn(session.run(), request.session)
+            task = self._tasks.spawn(self._run(session), request.session)
         self._sessions[request.session] = session, task
         return session, task
+
+    async def _run(self, session: JobSession[RequestT, StatusT]) -> None:
+        """Run a session, and record in its status how it ended."""
+        status = session.status
+        try:
+            await session.run()
+        except BatchError as error:
+            status.code, status.error = error.code, error.message
+        except DiskFullError as error:
+            status.code, status.error = "TooLarge", str(error)
+        except StoreError as error:
+            status.code, status.error = "Busy", str(error)
+        except Exception:
+            _log.exception("the node's part of a job failed", extra={"kind": self._method.name})
+            status.code, status.error = "InternalError", "unexpected error; the node's log has the details"
+        status.done = True
 
     def _expire_later(self, name: str) -> None:
         if (timer := self._expiry.pop(name, None)) is not None:

@@ -46,8 +46,8 @@ _NEWER_MAP_WAIT_S: Final = 2.0
 class ObjectListings:
     """Listings of buckets without an origin, for batches, jobs and views. One instance per process."""
 
-    def __init__(self, store: StoreReader, asking: ReplicaSelector) -> None:
-        self._store, self._asking, self._mesh = store, asking, asking.mesh
+    def __init__(self, store: StoreReader, selector: ReplicaSelector) -> None:
+        self._store, self._selector, self._mesh = store, selector, selector.mesh
 
     def __repr__(self) -> str:
         return f"<ObjectListings from {self._mesh.node_id}>"
@@ -87,7 +87,7 @@ class ObjectListings:
     async def _one_page(self, node: Node, ask: peer_messages.ListRequest) -> peer_messages.ListResponse:
         if node.node_id == self._mesh.node_id:
             return primary_page(self._store, self._mesh, ask)
-        return await self._asking.peers.call_typed(node, peer_messages.LIST_RECORDS, ask)
+        return await self._selector.peers.call_typed(node, peer_messages.LIST_RECORDS, ask)
 
     def _primaries(self, cluster: ClusterMap, bucket: str) -> list[Node]:
         """Return the primaries of the bucket's slots. Raises BatchError Busy while a slot has none."""

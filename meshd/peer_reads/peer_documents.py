@@ -36,8 +36,8 @@ _AT_ONCE: Final = 4
 class PeerDocuments:
     """A PeerDocumentSource. One instance per process."""
 
-    def __init__(self, asking: ReplicaSelector) -> None:
-        self._asking, self._mesh = asking, asking.mesh
+    def __init__(self, selector: ReplicaSelector) -> None:
+        self._selector, self._mesh = selector, selector.mesh
 
     def __repr__(self) -> str:
         return f"<PeerDocuments from {self._mesh.node_id}>"
@@ -50,7 +50,7 @@ class PeerDocuments:
     async def fetch_document(self, key: str) -> bytes | None:
         """Fetch a document from any node; see `PeerDocumentSource`."""
         silent = ""
-        others = self._asking.document_nodes()
+        others = self._selector.document_nodes()
         for start in range(0, len(others), _AT_ONCE):
             asked = [self._get(node, key) for node in others[start : start + _AT_ONCE]]
             for answer in await asyncio.gather(*asked, return_exceptions=True):
@@ -67,24 +67,24 @@ class PeerDocuments:
     async def fetch_from_all_nodes(self, key: str) -> list[bytes]:
         """Return the documents of all nodes that answer, for a key under which each node has a document of
         its own."""
-        asked = [self._get(node, key) for node in self._asking.document_nodes()]
+        asked = [self._get(node, key) for node in self._selector.document_nodes()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, bytes)]
 
     async def _get(self, node: Node, key: str) -> bytes | None:
         try:
-            return await self._asking.peers.call_typed(node, READ_DOCUMENT, DocumentName(key))
+            return await self._selector.peers.call_typed(node, READ_DOCUMENT, DocumentName(key))
         except PeerRefusedError as error:
             if error.status == 404:
                 return None
             raise
         except PeerUnreachableError as error:
-            self._asking.report_unreachable(node, error)
+            self._selector.report_unreachable(node, error)
             raise
 
     async def replicate_document(self, key: str, document: bytes, *, again: bool = False) -> None:
         """Store a document on the storing nodes; see `PeerDocumentSource`."""
-        name, others = DocumentName(key, again), self._asking.document_nodes()
+        name, others = DocumentName(key, again), self._selector.document_nodes()
         own = self._mesh.current_map().node(self._mesh.node_id)
         needed = min(_MIN_REPLICAS, len(others) + 1) - int(own is not None and own.stores)
         tasks = [self._put(node, name, document) for node in others]
@@ -109,17 +109,17 @@ class PeerDocuments:
         try:
             while more:
                 request = InventoryRequest(prefix, after)
-                answer = await self._asking.peers.call_typed(node, LIST_DOCUMENTS, request)
+                answer = await self._selector.peers.call_typed(node, LIST_DOCUMENTS, request)
                 found |= {key: DocumentUsage(size, made, used) for key, size, made, used in answer.rows}
                 after, more = answer.after, bool(answer.after)
         except MeshdError as error:
-            self._asking.report_unreachable(node, error)
+            self._selector.report_unreachable(node, error)
             return None
         return found
 
     async def _put(self, node: Node, name: DocumentName, document: bytes) -> None:
         try:
-            await self._asking.peers.call_typed(node, STORE_DOCUMENT, name, body=document)
+            await self._selector.peers.call_typed(node, STORE_DOCUMENT, name, body=document)
         except PeerUnreachableError as error:
-            self._asking.report_unreachable(node, error)
+            self._selector.report_unreachable(node, error)
             raise

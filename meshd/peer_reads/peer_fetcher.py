@@ -95,12 +95,12 @@ class PeerFetcher:
     def __init__(
         self,
         store: StoreReader,
-        asking: ReplicaSelector,
+        selector: ReplicaSelector,
         backs: Callable[[str], bool],
         origins: OriginReader | None,
         near_cache: NearCache | None,
     ) -> None:
-        self._store, self._asking, self._mesh, self._backs = store, asking, asking.mesh, backs
+        self._store, self._selector, self._mesh, self._backs = store, selector, selector.mesh, backs
         self._origins, self._near_cache = origins, near_cache
 
     def __repr__(self) -> str:
@@ -155,7 +155,7 @@ class PeerFetcher:
             if not proven:  # cached copies were sent without that verification
                 await self._read_near_cache(parts, named, room, places)
             asked = list(named)
-            left = await self._asking.ask_replicas(named, ask)
+            left = await self._selector.ask_replicas(named, ask)
             self._fill_near_cache(parts, asked, room, places)
         except BaseException:
             room.close()
@@ -194,7 +194,7 @@ class PeerFetcher:
             again = await self._fetch_from_node(node, [parts[number] for number in torn], room, proven=True)
             still = await _mismatched_parts(room.fd, again)
         except (MeshdError, FrameError) as error:
-            self._asking.report_unreachable(node, error)
+            self._selector.report_unreachable(node, error)
             still = list(range(len(torn)))
         for place, number in enumerate(torn):
             damage = ReadFailure("Unreadable", f"what {node.node_id} sends of it does not match its checksum")
@@ -207,7 +207,7 @@ class PeerFetcher:
         """Fetch these parts from a node with one call. Raises MeshdError, FrameError."""
         request = peer_messages.ReadRequest(list(parts), proven)
         patience = _VERIFY_TIMEOUT_S if proven else None
-        async with self._asking.peers.open_typed(
+        async with self._selector.peers.open_typed(
             node, peer_messages.READ_PARTS, request, timeout=patience
         ) as answer:
             start, size = await receive_body(answer, room)
@@ -378,9 +378,11 @@ class RendezvousFrameSource:
 class PeerFrames:
     """Frames of other nodes, and frames in the near cache. One instance per process."""
 
-    def __init__(self, asking: ReplicaSelector, near_cache: NearCache | None, memory: MemoryAccount) -> None:
-        self._asking, self._near_cache, self._memory = asking, near_cache, memory
-        self._mesh = asking.mesh
+    def __init__(
+        self, selector: ReplicaSelector, near_cache: NearCache | None, memory: MemoryAccount
+    ) -> None:
+        self._selector, self._near_cache, self._memory = selector, near_cache, memory
+        self._mesh = selector.mesh
 
     def __repr__(self) -> str:
         return f"<PeerFrames from {self._mesh.node_id}>"
@@ -395,13 +397,13 @@ class PeerFrames:
             return None
         room = MemoryFrame(0, self._memory)
         try:
-            async with self._asking.peers.open_typed(node, peer_messages.READ_FRAME, address) as answer:
+            async with self._selector.peers.open_typed(node, peer_messages.READ_FRAME, address) as answer:
                 await receive_body(answer, room)
                 room.rows = int(answer.headers["x-mesh-rows"])
                 room.took = parse_timing(answer.headers.get(TIMING, "")).took
                 return room.hand_out(cast("FrameResult", answer.headers["x-mesh-frame"]))
         except MeshdError as error:
-            self._asking.report_unreachable(node, error)
+            self._selector.report_unreachable(node, error)
             return None
 
     async def cached_frame(self, address: FrameAddress) -> Frame | None:

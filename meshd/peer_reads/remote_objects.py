@@ -17,10 +17,9 @@ from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.errors import MeshdError
 from meshd.peer_reads.listing import ObjectListings
-from meshd.peer_reads.paged_snapshot_support import PagedSnapshotSupport
 from meshd.peer_reads.peer_documents import PeerDocuments
 from meshd.peer_reads.peer_fetcher import MAX_ORIGIN_READS, PeerFetcher, PeerFrames, RendezvousFrameSource
-from meshd.peer_reads.peer_snapshot_pages import PeerSnapshotPages
+from meshd.peer_reads.peer_snapshot_pages import PagedSnapshotSupport, PeerSnapshotPages
 from meshd.peer_reads.replica_selection import (
     ReplicaSelector,
     gather_limited,
@@ -116,15 +115,15 @@ class RemoteObjects:
         self._store, self._mesh, self._buckets = store, mesh, buckets
         self._origins, self.near_cache = origins, near_cache
         self._memory = MemoryAccount()
-        self._asking = ReplicaSelector(mesh, peers)
-        self._listings = ObjectListings(store, self._asking)
-        self._fetching = PeerFetcher(store, self._asking, self.has_origin, origins, near_cache)
-        self.documents = PeerDocuments(self._asking)
-        self.frames = PeerFrames(self._asking, near_cache, self._memory)
-        self.resumer = ReadResumer(self._asking)
+        self._selector = ReplicaSelector(mesh, peers)
+        self._listings = ObjectListings(store, self._selector)
+        self._fetcher = PeerFetcher(store, self._selector, self.has_origin, origins, near_cache)
+        self.documents = PeerDocuments(self._selector)
+        self.frames = PeerFrames(self._selector, near_cache, self._memory)
+        self.resumer = ReadResumer(self._selector)
         self.page_support, self.pages = (
             PagedSnapshotSupport(mesh, peers, PagedKindTable(mesh.control)),
-            PeerSnapshotPages(self._asking),
+            PeerSnapshotPages(self._selector),
         )
 
     def __repr__(self) -> str:
@@ -141,7 +140,7 @@ class RemoteObjects:
 
     async def aclose(self) -> None:
         """Stop the background tasks."""
-        await self._asking.aclose()
+        await self._selector.aclose()
 
     # --- objects by name --------------------------------------------------------------------------------
 
@@ -179,10 +178,10 @@ class RemoteObjects:
             if self.is_local(bucket, key):
                 found[number] = self._store.get(bucket, key)
             else:
-                (mine if self._fetching.reads_from_origin(bucket, key) else far).append(number)
+                (mine if self._fetcher.reads_from_origin(bucket, key) else far).append(number)
         if mine:
             records = await gather_limited(
-                MAX_ORIGIN_READS, [self._fetching.require_origins().find_record(*names[n]) for n in mine]
+                MAX_ORIGIN_READS, [self._fetcher.require_origins().find_record(*names[n]) for n in mine]
             )
             for number, record in zip(mine, records, strict=True):
                 found[number] = record
@@ -199,14 +198,14 @@ class RemoteObjects:
     ) -> None:
         async def ask(node: Node, numbers: Sequence[int]) -> list[int]:
             request = peer_messages.FindRequest([names[number] for number in numbers])
-            answer = await self._asking.peers.call_typed(node, peer_messages.FIND_RECORDS, request)
+            answer = await self._selector.peers.call_typed(node, peer_messages.FIND_RECORDS, request)
             unknown = set(answer.unknown)
             for place, (number, record) in enumerate(zip(numbers, answer.records, strict=True)):
                 if place not in unknown:
                     found[number] = record
             return [numbers[place] for place in unknown]
 
-        left = await self._asking.ask_replicas({number: names[number] for number in far}, ask)
+        left = await self._selector.ask_replicas({number: names[number] for number in far}, ask)
         if left:
             number, why = next(iter(left.items()))
             raise busy(f"s3://{names[number][0]}/{names[number][1]} cannot be looked up now: {why}")
@@ -215,13 +214,13 @@ class RemoteObjects:
         """Return every object under a prefix, in order of UTF-8 bytes, from the primaries under one map or
         from the origin. Raises BatchError Busy instead of returning an incomplete list."""
         if self.has_origin(bucket):
-            return await self._fetching.require_origins().entries(bucket, prefix)
+            return await self._fetcher.require_origins().entries(bucket, prefix)
         return await self._listings.list_entries(bucket, prefix)
 
     async def list_page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """Return a page of these objects: at most `limit`, after `after`. Raises BatchError Busy."""
         if self.has_origin(bucket):
-            return await self._fetching.require_origins().page(bucket, prefix, after, limit)
+            return await self._fetcher.require_origins().page(bucket, prefix, after, limit)
         return await self._listings.list_page(bucket, prefix, after, limit)
 
     # --- bytes by ETag ----------------------------------------------------------------------------------
@@ -293,11 +292,11 @@ class RemoteObjects:
         self, parts: Sequence[ObjectRange], memory: MemoryAccount, *, proven: bool = False
     ) -> FetchedParts:
         """Fetch these bytes; see `PeerFetcher.fetch_parts`."""
-        return await self._fetching.fetch_parts(parts, memory, proven=proven)
+        return await self._fetcher.fetch_parts(parts, memory, proven=proven)
 
     async def read_origin_part(self, part: ObjectRange) -> bytes:
         """Read a part of an object in a bucket with an origin, for another node. Raises BatchError."""
-        data = await self._fetching.require_origins().read_range(part)
+        data = await self._fetcher.require_origins().read_range(part)
         if isinstance(data, ReadFailure):
             raise missing_part_error(f"s3://{part.bucket}/{part.key}", data)
         return data
@@ -305,8 +304,8 @@ class RemoteObjects:
     async def fetch_whole(self, bucket: str, key: str, record: Record) -> None:
         """Fetch the whole object into the cache if its bucket has an origin and this node is in the read set
         of the name. Raises BatchError."""
-        if self._fetching.reads_from_origin(bucket, key):
-            await self._fetching.require_origins().fetch_into_cache(bucket, key, record.etag, record.size)
+        if self._fetcher.reads_from_origin(bucket, key):
+            await self._fetcher.require_origins().fetch_into_cache(bucket, key, record.etag, record.size)
 
     async def hold_whole(self, bucket: str, key: str, record: Record) -> Record | None:
         """Return the record of an object that this node has whole: `record` itself if it is one of this node,
@@ -334,12 +333,12 @@ class RemoteObjects:
             if node.node_id == self._mesh.node_id:
                 return None
             try:
-                return await self._asking.peers.call_typed(node, peer_messages.MAKE_VIEW_RESULT, ask)
+                return await self._selector.peers.call_typed(node, peer_messages.MAKE_VIEW_RESULT, ask)
             except PeerRefusedError as error:
                 if error.code != "NotHere":
                     raise peer_refusal_error(error) from error
             except MeshdError as error:
-                self._asking.report_unreachable(node, error)
+                self._selector.report_unreachable(node, error)
         return None
 
     def frame_source_for(self, buckets: Iterable[str], frames: FrameSource) -> FrameSource:
@@ -371,14 +370,14 @@ class RemoteObjects:
 
         async def ask(node: Node, numbers: Sequence[int]) -> list[int]:
             try:
-                found.append(await self._asking.peers.call_typed(node, peer_messages.READ_INDEX, request))
+                found.append(await self._selector.peers.call_typed(node, peer_messages.READ_INDEX, request))
             except PeerRefusedError as error:
                 if error.code == "NotHere":
                     return list(numbers)
                 refused.append(error)
             return []
 
-        left = await self._asking.ask_replicas({0: (bucket, key)}, ask)
+        left = await self._selector.ask_replicas({0: (bucket, key)}, ask)
         if refused:
             raise peer_refusal_error(refused[0])
         if not found:

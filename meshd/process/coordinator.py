@@ -100,7 +100,7 @@ async def start_coordinator(
             settings.transform,
             node.archives,
             node=settings.node_id,
-            elsewhere=node.objects,
+            remote=node.objects,
             catalog=node_catalog(node),
             hints=[hints],
             read_ahead=read_ahead,

@@ -28,9 +28,9 @@ from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
 from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall, ResponseStream, handler, stream_handler
 from meshd.store.records import Record
-from meshd.views.copy_out import AssembledBody, copy_as_upload_part
+from meshd.views.copy_out import AssembledBody, CopyBody, copy_as_upload_part
 from meshd.views.view_kind import AssembledObject
-from meshwire.checksums.body_checksums import BodyDigests, BodyVerifier
+from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import CODES, S3Error
 from meshwire.s3 import operations as ops
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_client import PeerClient
     from meshd.rpc.peer_rpc import CallContext
     from meshd.store.api import StoreReader
-    from meshwire.checksums.body_checksums import BodyDigest
+    from meshwire.checksums.body_checksums import BodyVerifier
 
 Response = TypeVar("Response")
 _RETRYABLE: Final = (PeerUnreachableError, BodyFramingError, StaleMapError)
@@ -297,40 +297,21 @@ def _refusal(refused: PeerRefusedError) -> S3Error:
     return S3Error(refused.code if refused.code in CODES else "SlowDown", refused.message)
 
 
-class RemoteSourceBody:
-    """A `meshd.core.object_io.Body` over a source that another node holds, or a range of it."""
+class RemoteSourceBody(CopyBody):
+    """A source that another node holds, or a range of it."""
 
     def __init__(
         self, far: RemoteCopySources, source: ops.CopySource, record: Record, offset: int, length: int
     ) -> None:
+        super().__init__(length)
+        self._far = far
         self._ask = CopySourceRequest(
             source.bucket, source.key, source.version, source.member, record.etag, offset, length
         )
-        self._far, self._size = far, length
-        self._digest: BodyDigest | None = None
 
-    def __repr__(self) -> str:
-        return f"<RemoteSourceBody of {self._size} bytes>"
-
-    @property
-    def size(self) -> int | None:
-        return self._size
-
-    async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
-        verifier = BodyVerifier(digests, extra=also)
+    async def read_verified(self, verifier: BodyVerifier) -> AsyncGenerator[bytes, None]:
         if self._size:
             async with aclosing(self._far.read_source(self._ask)) as pieces:
                 async for piece in pieces:
                     await asyncio.to_thread(verifier.update, piece)
                     yield piece
-        self._digest = verifier.finish()
-
-    def digest(self) -> BodyDigest:
-        if self._digest is None or self._digest.size != self._size:
-            raise S3Error("IncompleteBody")
-        return self._digest
-
-    async def whole(self, digests: BodyDigests, limit: int) -> bytes:
-        if self._size > limit:
-            raise S3Error("MaxMessageLengthExceeded")
-        return b"".join([piece async for piece in self.pieces(digests)])

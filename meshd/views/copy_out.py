@@ -7,6 +7,7 @@ still the version in the layout and its extents pass verification.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
@@ -29,29 +30,29 @@ if TYPE_CHECKING:
 _PIECE: Final = 1 << 20
 
 
-class AssembledBody:
-    """A `meshd.core.object_io.Body` over the groups of an assembled object, or of a range of one."""
+class CopyBody(ABC):
+    """A `meshd.core.object_io.Body` of `size` bytes that the nodes read themselves, for a copy."""
 
-    def __init__(self, made: AssembledObject, offset: int = 0, length: int | None = None) -> None:
-        self._size = made.record.size - offset if length is None else length
-        self._proofs = VerifiedExtents()
-        self._groups = made.groups_for_copy(self._proofs, offset, self._size)
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._digest: BodyDigest | None = None
 
     def __repr__(self) -> str:
-        return f"<AssembledBody of {self._size} bytes>"
+        return f"<{type(self).__name__} of {self._size} bytes>"
 
     @property
     def size(self) -> int | None:
         return self._size
 
+    @abstractmethod
+    def read_verified(self, verifier: BodyVerifier) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes, each piece when the verifier has seen it."""
+
     async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
-        verifier, passing = BodyVerifier(digests, extra=also), StreamVerifier()
-        async with aclosing(self._groups) as groups:
-            async for spans in groups:
-                await self._proofs.require_verified(spans)
-                for few in split_spans(spans, _PIECE):
-                    yield await asyncio.to_thread(_read, few, verifier, passing)
+        verifier = BodyVerifier(digests, extra=also)
+        async with aclosing(self.read_verified(verifier)) as pieces:
+            async for piece in pieces:
+                yield piece
         self._digest = verifier.finish()
 
     def digest(self) -> BodyDigest:
@@ -63,6 +64,23 @@ class AssembledBody:
         if self._size > limit:
             raise S3Error("MaxMessageLengthExceeded")
         return b"".join([piece async for piece in self.pieces(digests)])
+
+
+class AssembledBody(CopyBody):
+    """The groups of an assembled object, or of a range of one."""
+
+    def __init__(self, made: AssembledObject, offset: int = 0, length: int | None = None) -> None:
+        super().__init__(made.record.size - offset if length is None else length)
+        self._proofs = VerifiedExtents()
+        self._groups = made.groups_for_copy(self._proofs, offset, self._size)
+
+    async def read_verified(self, verifier: BodyVerifier) -> AsyncGenerator[bytes, None]:
+        passing = StreamVerifier()
+        async with aclosing(self._groups) as groups:
+            async for spans in groups:
+                await self._proofs.require_verified(spans)
+                for few in split_spans(spans, _PIECE):
+                    yield await asyncio.to_thread(_read, few, verifier, passing)
 
 
 def _read(spans: Sequence[Span], verifier: BodyVerifier, passing: StreamVerifier) -> bytes:

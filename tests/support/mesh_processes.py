@@ -136,7 +136,7 @@ class MeshCrew:
             TransformSettings(1, 64 << 20),
             archives,
             node=name,
-            elsewhere=objects,
+            remote=objects,
             catalog=node_catalog(node),
         )
         access = node_access(node)

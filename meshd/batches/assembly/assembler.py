@@ -105,14 +105,14 @@ class Assembler:
         archives: DecompressedArchives,
         *,
         node: str = "local",
-        elsewhere: PeerSource = SINGLE_NODE,
+        remote: PeerSource = SINGLE_NODE,
         catalog: DocumentStore | None = None,
         hints: Sequence[ReadHints] = (),
         read_ahead: ReadScheduler | None = None,
         stored: StoredSequences | None = None,
     ) -> None:
         self.catalog = DocumentStore(store) if catalog is None else catalog
-        self._context = BuildContext(store, pool, BadSampleLedger(self.catalog), node, archives, elsewhere)
+        self._context = BuildContext(store, pool, BadSampleLedger(self.catalog), node, archives, remote)
         self._cache: FrameCache[AnyFrameAddress] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[AnyFrameAddress, MemoryFrame] = SingleFlight()
         self._packs = PackTables(self.catalog)

@@ -217,22 +217,20 @@ def main_objects(snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> npt.NDAr
     return np.asarray(objects[chosen, np.arange(len(samples))], dtype=np.int64)
 
 
-async def own_rows(
-    elsewhere: PeerSource, snapshot: Snapshot, rows: Rows, version: int
-) -> npt.NDArray[np.int64]:
+async def own_rows(remote: PeerSource, snapshot: Snapshot, rows: Rows, version: int) -> npt.NDArray[np.int64]:
     """Return the rows that this node builds under this version of the cluster map.
 
     Raises BatchError NotOwner if this node uses another version.
     """
-    if not await elsewhere.reaches_map_version(version):
+    if not await remote.reaches_map_version(version):
         raise _other_map(version)
     numbers, places = np.unique(main_objects(snapshot, rows.samples), return_inverse=True)
     objects, own = snapshot.objects, np.zeros(len(numbers), dtype=np.bool_)
     for start in range(0, len(numbers), _AT_A_TIME):
         for place, number in enumerate(numbers[start : start + _AT_A_TIME].tolist(), start):
-            own[place] = elsewhere.is_first_replica(objects.bucket_of(number), objects.keys[number])
+            own[place] = remote.is_first_replica(objects.bucket_of(number), objects.keys[number])
         await asyncio.sleep(0)  # give other frames a turn
-    if not await elsewhere.reaches_map_version(version):
+    if not await remote.reaches_map_version(version):
         raise _other_map(version)
     return np.flatnonzero(own[places])
 

@@ -8,7 +8,6 @@ An epoch's samples come once each, with the position they are read at.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import secrets
 from collections import Counter
@@ -19,7 +18,6 @@ import numpy as np
 
 from meshd.batches.assembly.frame_rows import main_objects, new_rows, own_rows
 from meshd.batches.warm_up.messages import WARM_UP, WARM_UP_HERE, WarmUpRequest, WarmUpStatus
-from meshd.core.api_errors import BatchError
 from meshd.core.document_store import asset_key, asset_places
 from meshd.core.job_sessions import RPC_ERRORS, JobSessions
 from meshd.core.memory_frames import MemoryAccount
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
 
 
-_log = logging.getLogger("meshd.warm_up")
 _MEASURED: Final = 32  # samples that are made until the plan has been measured
 _TRIES: Final = 4  # times that a sample is made before it counts as left out
 _REASON: Final = 160  # characters of a reason that are kept
@@ -108,7 +105,7 @@ class _Scope:
 
 
 class WarmUpSession:
-    """Runs from `run` to its end; `status` has the totals at any time."""
+    """The node's part of one warm-up; `status` has the totals at any time."""
 
     def __init__(self, context: WarmUpContext, request: WarmUpRequest) -> None:
         self._context, self.request = context, request
@@ -122,18 +119,7 @@ class WarmUpSession:
         return f"<WarmUpSession {self.request.session}, {status.samples} of {status.samples_total} samples>"
 
     async def run(self) -> None:
-        """Warm up, and say how it ended in `status`."""
-        status = self.status
-        try:
-            await self._run()
-        except BatchError as error:
-            status.code, status.error = error.code, error.message
-        except Exception:
-            _log.exception("a warm-up failed")
-            status.code, status.error = "InternalError", "unexpected error; the node's log has the details"
-        status.done = True
-
-    async def _run(self) -> None:
+        """Warm up. Raises BatchError."""
         status, decoded = self.status, self._context.decoded
         if decoded is None or self.request.limit == 0:
             status.refused = CACHE_OFF

@@ -9,7 +9,6 @@ each disk. Within a unit the order on the disk does not matter: a window is read
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -30,7 +29,6 @@ from meshd.jobs.relayout.messages import (
 )
 from meshd.rpc.peer_rpc import handler
 from meshd.rpc.process_client import ProcessClient
-from meshd.store.errors import DiskFullError, StoreError
 from meshd.telemetry import metrics
 from meshd.util.byte_rate import RateLimiter
 from meshwire.dataset.snapshot import SAMPLES_PER_SHARD
@@ -117,7 +115,6 @@ def is_scattered(present: LayoutCost, in_order: LayoutCost) -> bool:
     return present.disk_seconds > ratio and saved >= _WORTHWHILE_SEEKS * SEEK_SECONDS
 
 
-_log = logging.getLogger("meshd.relayout")
 _PAGE: Final = 4096
 _PIECE_BYTES: Final = 32 << 20  # in memory at a time
 NOT_ROTATIONAL: Final = (
@@ -145,7 +142,7 @@ def relayouts(context: RelayoutContext) -> Relayouts:
 
 
 class RelayoutSession:
-    """Runs from `run` to its end; `status` has the totals at any time."""
+    """The node's part of one relayout; `status` has the totals at any time."""
 
     def __init__(self, context: RelayoutContext, request: RelayoutRequest) -> None:
         self._context, self.request = context, request
@@ -158,22 +155,7 @@ class RelayoutSession:
         return f"<RelayoutSession {self.request.session}, {status.moved} of {status.to_move} objects>"
 
     async def run(self) -> None:
-        """Do the node's part, and say how it ended in `status`."""
-        status = self.status
-        try:
-            await self._run()
-        except BatchError as error:
-            status.code, status.error = error.code, error.message
-        except DiskFullError as error:
-            status.code, status.error = "TooLarge", str(error)
-        except StoreError as error:
-            status.code, status.error = "Busy", str(error)
-        except Exception:
-            _log.exception("a relayout failed")
-            status.code, status.error = "InternalError", "unexpected error; the node's log has the details"
-        status.done = True
-
-    async def _run(self) -> None:
+        """Measure, move the units that are scattered, and measure again. Raises BatchError, StoreError."""
         status, context = self.status, self._context
         if not context.disks.any_of(context.relocator.roots.values()):
             status.refused = NOT_ROTATIONAL

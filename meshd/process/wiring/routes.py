@@ -67,14 +67,14 @@ if TYPE_CHECKING:
 def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRoute]:
     """Return the routes of the admin API, temporary credentials and whoami."""
     identities = IdentityAdmin(node.identities, node.key_usage, node.buckets, node.clock)
-    revoking = SessionRevocation(node.identities, node.clock)
+    revocation = SessionRevocation(node.identities, node.clock)
     own = node.settings
-    loudness = LogLevelService(own.node_id, own.log_level, logs.runtime_level, node.clock, notify_supervisor)
+    log_level = LogLevelService(own.node_id, own.log_level, logs.runtime_level, node.clock, notify_supervisor)
     policies = PolicyAdmin(node.identities, node.clock)
-    roles = RoleActions(RoleAdmin(node.identities, node.key_usage, node.clock), revoking)
+    roles = RoleActions(RoleAdmin(node.identities, node.key_usage, node.clock), revocation)
     trail = AuditTrail(node.mesh, node.peers, AuditTail(own.audit_log))
     more = {**roles.table(), **AuditAction(trail).table()}
-    admin = AdminEndpoint(identities, policies, revoking, loudness, node.clock, more)
+    admin = AdminEndpoint(identities, policies, revocation, log_level, node.clock, more)
     maps, census = ClusterMapStore(node.control), document_inventory(node)
     cluster = ClusterAdmin(
         node.mesh,

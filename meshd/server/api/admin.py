@@ -75,14 +75,14 @@ class AdminEndpoint:
         self,
         identities: IdentityAdmin,
         policies: PolicyAdmin,
-        revoking: SessionRevocation,
-        loudness: LogLevelService,
+        revocation: SessionRevocation,
+        log_level: LogLevelService,
         clock: Clock,
         more: Mapping[tuple[str, str], tuple[Action, tuple[str, ...]]],
     ) -> None:
         """`more`: further actions, in the form of the table."""
         self._identities, self._policies, self._clock = identities, policies, clock
-        self._revoking, self._loudness = revoking, loudness
+        self._revocation, self._log_level = revocation, log_level
         # (method, path where * stands for one name, query parameters)
         self._table: Mapping[tuple[str, str], tuple[Action, tuple[str, ...]]] = {
             ("GET", "users"): (self._list_users, ("after", "limit")),
@@ -191,7 +191,7 @@ class AdminEndpoint:
         return 200, self._identities.get_user(names[0])
 
     async def _revoke_of_user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, await self._revoking.revoke_user(names[0], query.get("before", ""))
+        return 200, await self._revocation.revoke_user(names[0], query.get("before", ""))
 
     # --- keys ---------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class AdminEndpoint:
         return 200, self._identities.get_key(names[0])
 
     async def _revoke_of_key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, await self._revoking.revoke_key(names[0], query.get("before", ""))
+        return 200, await self._revocation.revoke_key(names[0], query.get("before", ""))
 
     # --- policies -----------------------------------------------------------------------------------
 
@@ -244,13 +244,13 @@ class AdminEndpoint:
     # --- this node ----------------------------------------------------------------------------------
 
     async def _level(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, self._loudness.current_level()
+        return 200, self._log_level.current_level()
 
     async def _change_level(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, self._loudness.set_level(names[0], await _read(request, LevelDuration))
+        return 200, self._log_level.set_level(names[0], await _read(request, LevelDuration))
 
     async def _reset_level(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> ActionResult:
-        return 200, self._loudness.reset_level()
+        return 200, self._log_level.reset_level()
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000

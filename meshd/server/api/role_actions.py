@@ -26,8 +26,8 @@ Names = tuple[str, ...]
 class RoleActions:
     """The actions. One instance per worker; stateless."""
 
-    def __init__(self, roles: RoleAdmin, revoking: SessionRevocation) -> None:
-        self._roles, self._revoking = roles, revoking
+    def __init__(self, roles: RoleAdmin, revocation: SessionRevocation) -> None:
+        self._roles, self._revocation = roles, revocation
 
     def __repr__(self) -> str:
         return f"<RoleActions {self._roles!r}>"
@@ -94,7 +94,7 @@ class RoleActions:
         return 200, await self._roles.detach_policy(*names)
 
     async def _revoke(self, _: MeshRequest, names: Names, query: Query) -> ActionResult:
-        return 200, await self._revoking.revoke_role(names[0], query.get("before", ""))
+        return 200, await self._revocation.revoke_role(names[0], query.get("before", ""))
 
 
 class AuditAction:

@@ -109,7 +109,7 @@ class Scene:
         settings, elsewhere = TransformSettings(1, 0), SINGLE_NODE if others is None else others
         catalog = DocumentStore(self.store, elsewhere)
         self.assembler = Assembler(
-            self.store, Stamper(), settings, archives, node="n1", elsewhere=elsewhere, catalog=catalog
+            self.store, Stamper(), settings, archives, node="n1", remote=elsewhere, catalog=catalog
         )
 
     async def plan(self, **spec: object) -> str:
