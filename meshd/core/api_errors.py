@@ -180,6 +180,9 @@ _NO_CONTROL = (
 
 def to_s3_error(error: errors.StoreError) -> S3Error:
     """Translates a store error into an S3 error; logs what an operator must look at under its own line."""
+    if isinstance(error, errors.NodeFullError):
+        log.warning("write not acknowledged: %s (%s)", error, error.__cause__ or "just now")
+        return S3Error("InsufficientStorage", str(error))
     if isinstance(error, errors.CorruptExtentError):
         log.error("corrupt extent, not served: %s %s", error.name, error)
     elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):

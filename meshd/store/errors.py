@@ -34,6 +34,11 @@ class DiskFullError(StoreError):
     work."""
 
 
+class NodeFullError(DiskFullError):
+    """The disks of a node that must have these bytes are full. The text names the node, says whether the
+    write may have taken effect, and is for clients."""
+
+
 class DiskFailedError(StoreError):
     """The device reported an I/O error; nothing of the failed write is visible."""
 

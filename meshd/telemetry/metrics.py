@@ -122,7 +122,7 @@ replication_given_up = counter(
 )
 replication_refused = counter(
     "meshd_replication_refused_total",
-    "Writes answered with 503 because a required replica did not accept them.",
+    "Writes answered with 503 or 507 because a required replica did not accept them.",
 )
 replication_behind = gauge(
     "meshd_replication_behind", "Writes committed here that a required replica still lacks."

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 OF_FAILURES = {"ShardmeshNodeDown", "ShardmeshNodeAway", "ShardmeshWritesRefused"}
 """The first two fire where a daemon with a bad image, or on a lost node, is away for two minutes: on slow
-machines; the last one where the disk of a copy is full for 15 s, as in the second mesh."""
+machines; the last one where the disk of a copy is full, as in the second mesh."""
 
 
 @contextmanager

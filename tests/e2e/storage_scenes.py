@@ -26,7 +26,7 @@ MAKE = (
 UNMAKE = f"umount -l {FOLDER}; rm -rf {FOLDER} {FOLDER}.img"
 FILL = f"head -c 1G /dev/zero > {FOLDER}/another-program; sync"  # ends when the file system is full
 ROOM = f"rm {FOLDER}/another-program"
-FULL = ("507", "InsufficientStorage", "no space", "SlowDown", "503")
+FULL = ("507", "InsufficientStorage")
 
 
 def two_meshes(stage: Stage) -> None:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 SAMPLES: Final = 96
 _TOLD = ("InsufficientStorage", "FlexibleChecksumError", "RequestTimeTooSkewed")
-"""What clients are told, and should be, when the deciding node's disk is full, of a large object that is
-damaged and was not scrubbed yet, and by a node whose clock has jumped."""
+"""What clients are told, and should be, when the disk of a node with a copy is full, of a large object that
+is damaged and was not scrubbed yet, and by a node whose clock has jumped."""
 
 
 @dataclass

@@ -163,6 +163,8 @@ class BatchedPuts:
         self, bucket: str, objects: Sequence[NewObject], versioning: Versioning, context: WriteContext
     ) -> Sequence[Record]:
         async def commit(fenced: WriteContext) -> tuple[Sequence[Record], int]:
+            for new in objects:
+                self._primary.replicator.reject_if_full(bucket, new.key, len(new.data))
             records = await self._store.put_many(bucket, objects, versioning=versioning, context=fenced)
             return records, fenced.epoch
 

@@ -25,6 +25,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from meshd.cluster.read_barrier import ANSWER_VALID_SECONDS, ReadBarrier
+from meshd.cluster.replication.full_replicas import is_full, nothing_changed
 from meshd.cluster.replication.primary_handover import HAND_OVER, HandedName
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT, Replicator
 from meshd.cluster.replication.unconfirmed_writes import UnconfirmedWrites
@@ -35,6 +36,7 @@ from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
     DiskFullError,
+    NodeFullError,
     NotPrimaryError,
     NotReplicatedError,
     StaleEpochError,
@@ -43,6 +45,7 @@ from meshd.store.records import NO_DEADLINE, WriteContext
 from meshd.telemetry import metrics
 from meshwire.cluster import routes
 from meshwire.cluster.cluster_map import REACHABLE_STATES
+from meshwire.errors import CODES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -137,7 +140,7 @@ class WriteForwarder:
         refused: Callable[[Node, PeerRefusedError], Exception] | None = None,
     ) -> Response:
         """Sends a write to its owner and returns the response. Raises as `attempt`, and for a refusal what
-        `refused` returns: NotReplicatedError or DiskFullError by default."""
+        `refused` returns: NotReplicatedError or NodeFullError by default."""
         try:
             return await self.attempt(
                 node,
@@ -328,6 +331,10 @@ class PrimaryWrites:
                     continue  # the map may have changed during the handover
             try:
                 return await act(context.under_fence(version, latest))
+            except NodeFullError:
+                raise
+            except DiskFullError as error:
+                raise nothing_changed(self._mesh.node_id) from error
             except StaleEpochError as error:
                 if self._clock.monotonic() > deadline:
                     raise NotReplicatedError(
@@ -419,8 +426,9 @@ class PrimaryWrites:
 
 def write_failed(node: Node, error: PeerRefusedError) -> StoreError:
     """Returns the error of a write that its primary refused."""
-    if error.code == "InsufficientStorage":
-        return DiskFullError(f"node {node.node_id} has no space for it; delete objects or add a disk")
+    if is_full(error):
+        own = error.message == CODES["InsufficientStorage"].message  # else it names a replica
+        return nothing_changed(node.node_id) if own else NodeFullError(error.message)
     return NotReplicatedError(
         f"node {node.node_id} failed as the primary of this name: {error}; the write may or may not "
         "have taken effect; try again"

@@ -14,20 +14,21 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from meshd.cluster.replication.batched_puts import BatchedPuts
 from meshd.cluster.replication.forwarded_writes import AmendRequest, DeleteRequest, WriteResult, WriteSpec
+from meshd.cluster.replication.full_replicas import nothing_changed
+from meshd.cluster.replication.replica_streams import ReplicaStream
 from meshd.cluster.replication.replicated_uploads import ReplicatedUploads
 from meshd.cluster.replication.replicator import INLINE_BYTES, ReplicaData
 from meshd.cluster.replication.unconfirmed_writes import PARALLEL_CHANGES
-from meshd.errors import MeshdError
-from meshd.rpc.peer_rpc import encode_message
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
+    DiskFullError,
     NotPrimaryError,
     StaleEpochError,
 )
@@ -39,18 +40,13 @@ if TYPE_CHECKING:
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.cluster.replication.primary_writes import WriteAction
-    from meshd.cluster.replication.replicator import Replicator
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import Buffer, ObjectStore, ObjectWriter, StoreWriter
     from meshd.store.records import Meta, NewObject, Record, Upload, WriteContext
-    from meshd.store.replica.changes import ReplicaAck
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Acl, Versioning
-
-_QUEUE_LENGTH: Final = 4  # chunks queued per node
-_STALL_TIMEOUT: Final = 5.0  # seconds that a slow node may delay a writer
 
 
 class ReplicatedStore(ReplicatedUploads):
@@ -77,6 +73,11 @@ class ReplicatedStore(ReplicatedUploads):
     def part_writer(self, upload: Upload, number: int, size: int | None) -> ObjectWriter:
         own = self._store.part_writer(upload, number, size)
         return ReplicatedWriter(self, own, upload.bucket, upload.key, size, (upload, number))
+
+    @property
+    def node_id(self) -> str:
+        """This node's."""
+        return self._mesh.node_id
 
     def other_replicas(self, bucket: str, key: str) -> list[Node]:
         """Returns the other nodes that must have a name in the current map, if this node is its primary."""
@@ -223,6 +224,7 @@ class ReplicatedStore(ReplicatedUploads):
         context: WriteContext = INTERNAL_WRITE,
     ) -> Record:
         def act(fenced: WriteContext) -> Awaitable[Record]:
+            self.primary.replicator.reject_if_full(bucket, key, source.size)
             return self._store.link(
                 bucket, key, source, meta, conditions, versioning=versioning, context=fenced
             )
@@ -283,7 +285,10 @@ class ReplicatedWriter:
             await self._local.write(data)
             return
         piece = data if type(data) is bytes else bytes(data)
-        await self._local.write(piece)
+        try:
+            await self._local.write(piece)
+        except DiskFullError as error:
+            raise nothing_changed(self._store.node_id) from error
         for stream in self._streams:
             await stream.put_chunk(piece)
 
@@ -339,6 +344,7 @@ class ReplicatedWriter:
         """Commits locally; returns the record and the map version. Raises StoreError."""
 
         async def commit(fenced: WriteContext) -> tuple[Record, int]:
+            self._store.primary.replicator.reject_if_full(self._bucket, self._key, self._total)
             record = await self._local.commit(
                 spec.meta, conditions=spec.conditions, versioning=spec.versioning, context=fenced
             )
@@ -385,66 +391,9 @@ class ReplicatedWriter:
             max([ack.newest for _, ack in accepted], default=0),
         )
         if self._part is not None:
-            await store.replicate_part(*self._part, had)
+            await store.replicate_part(*self._part, had, record.size)
             return record
         return await store.primary.replicate_and_restamp(self._bucket, self._key, record, had, newest)
-
-
-class ReplicaStream:
-    """Streams bytes to one node, followed by their metadata."""
-
-    def __init__(self, replicator: Replicator, node: Node, data: ReplicaData) -> None:
-        self.node = node
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE_LENGTH)
-        self._facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(replicator.send_stream(node, data, self._body()))
-        self._task.add_done_callback(_retrieve_exception)
-
-    def __repr__(self) -> str:
-        return f"<ReplicaStream to {self.node.node_id}, {'over' if self._task.done() else 'open'}>"
-
-    async def _body(self) -> AsyncGenerator[bytes, None]:
-        while (piece := await self._queue.get()) is not None:
-            yield piece
-        yield encode_message(await self._facts)
-
-    async def put_chunk(self, piece: bytes | None) -> None:
-        """Queues more bytes; None ends them."""
-        if self._task.done():
-            return
-        try:
-            self._queue.put_nowait(piece)
-        except asyncio.QueueFull:
-            await self._wait_for_room(piece)
-
-    async def _wait_for_room(self, piece: bytes | None) -> None:
-        room = asyncio.ensure_future(self._queue.put(piece))
-        await asyncio.wait((room, self._task), timeout=_STALL_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
-        if not room.done():
-            room.cancel()
-            self._task.cancel()
-
-    async def send_metadata(self, facts: ReplicaFacts) -> ReplicaAck | None:
-        """Sends the metadata; returns the node's reply, or None if it did not accept the data."""
-        if not self._facts.done():
-            self._facts.set_result(facts)
-        try:
-            return await self._task
-        except (MeshdError, asyncio.CancelledError):
-            if not self._task.done():
-                raise
-            return None
-
-    async def abort(self) -> None:
-        """Cancels the stream; the node discards what it received."""
-        self._task.cancel()
-        with suppress(asyncio.CancelledError, MeshdError):
-            await self._task
-
-
-def _retrieve_exception(task: asyncio.Task[ReplicaAck]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 def replicated_store(store: ObjectStore, mesh: ClusterView, peers: PeerClient, clock: Clock) -> StoreWriter:

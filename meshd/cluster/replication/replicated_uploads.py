@@ -172,11 +172,15 @@ class ReplicatedUploads:
             return None
         return PartOf(upload_without_local_fields(upload), part)
 
-    async def replicate_part(self, upload: Upload, number: int, had: Iterable[str] = ()) -> None:
+    async def replicate_part(
+        self, upload: Upload, number: int, had: Iterable[str] = (), size: int | None = None
+    ) -> None:
         """Replicates the current part of this number, or the end of its upload, to every node except those in
-        `had`. Raises NotReplicatedError."""
+        `had`. Raises NotReplicatedError, NodeFullError."""
         replicator, bucket, key = self.primary.replicator, upload.bucket, upload.key
-        await replicator.replicate(bucket, key, lambda node: replicator.send_part(node, upload, number), had)
+        await replicator.replicate(
+            bucket, key, lambda node: replicator.send_part(node, upload, number), had, size=size
+        )
         if self._mesh.single_node or self._store.get_upload(bucket, key, upload.upload_id) is not None:
             return
         if not self._store.tombstone_stamp(bucket, key, upload.upload_id):

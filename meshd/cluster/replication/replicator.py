@@ -1,25 +1,25 @@
 """Replicator: sends changes and data to every node of the write set until all of them have it.
 
-Law: it retries until a node has the change or a newer map no longer requires it; it reports a node that
-does not answer as suspect. When all nodes have the change it reads the map again, for a newer one may
-name more nodes. Invariant: when `replicate` returns, the change is durable on the whole write set, the
-primary included, of one map, which was the newest known here afterwards; without a primary nothing is
-acknowledged. A version or part that was replaced or removed here meanwhile counts as sent only when its
-successor was sent. A replica refuses a change under an older map (421), on arrival and, by the store's
-fence, at commit; data is durable before its metadata is read.
+Law: it retries until a node has the change or a newer map no longer requires it; it gives up at once if the
+node's disks are full, and reports a node that does not answer as suspect. When all nodes have the change it
+reads the map again, for a newer one may name more nodes. Invariant: when `replicate` returns, the change is
+durable on the whole write set, the primary included, of one map, which was the newest known here afterwards;
+without a primary nothing is acknowledged. A version or part that was replaced or removed here meanwhile
+counts as sent only when its successor was sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from meshd.cluster.replication.full_replicas import FullReplicas, is_full, outcome_unknown
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import (
     IN_QUERY,
@@ -27,19 +27,15 @@ from meshd.rpc.peer_rpc import (
     BodyFramingError,
     PeerCall,
     body_with_message,
-    decode_message,
     encode_message,
-    handler,
 )
 from meshd.store.errors import (
     ExtentGoneError,
-    NoSuchUploadError,
+    NodeFullError,
     NotReplicatedError,
-    ReplicaLacksError,
-    StaleEpochError,
 )
 from meshd.store.integrity.verification import read_chunks
-from meshd.store.records import NULL, Record, WriteContext
+from meshd.store.records import NULL, Record
 from meshd.store.replica.changes import (
     Amended,
     Marked,
@@ -57,17 +53,15 @@ from meshd.store.replica.changes import (
 )
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import SingleFlight
-from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+    from collections.abc import AsyncGenerator, Iterable
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
-    from meshd.rpc.peer_rpc import CallContext
-    from meshd.store.api import ObjectStore, ReplicaWriter
+    from meshd.store.api import ObjectStore
     from meshd.store.records import Upload
-    from meshd.store.replica.changes import Applied, Change
+    from meshd.store.replica.changes import Change
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
 
@@ -94,7 +88,6 @@ _LABELS: Final = {
 """Labels of `meshd_replication_facts_total`."""
 _LOG_INTERVAL = 30.0  # seconds without a failure after which the next one is logged
 
-_decode_facts: Final = msgspec.msgpack.Decoder(ReplicaFacts).decode
 SendToNode = Callable[["Node"], Awaitable[ReplicaAck]]
 """Sends to one node. May be called again for the same node."""
 
@@ -168,6 +161,7 @@ class Replicator:
     ) -> None:
         self._mesh, self._peers, self._store, self._clock = mesh, peers, store, clock
         self.timeout = patience
+        self.full = FullReplicas(clock)
         self._failed: dict[tuple[str, str], float] = {}  # (node, why) → time of the last failure (monotonic)
         # by node, bucket, key and successor's stamp, so that no caller joins a transfer of an older one
         self._successors: SingleFlight[tuple[str, str, str, int], ReplicaAck] = SingleFlight()
@@ -175,19 +169,30 @@ class Replicator:
     def __repr__(self) -> str:
         return f"<Replicator of {self._mesh.node_id}>"
 
+    def reject_if_full(self, bucket: str, key: str, size: int) -> None:
+        """Raises NodeFullError if a node of the write set has just refused so many bytes."""
+        if self.full:
+            self.full.reject(self._mesh.route_for(bucket, key).write_set, size)
+
     async def replicate(
-        self, bucket: str, key: str, send: SendToNode, had: Iterable[str] = (), newest: int = 0
+        self,
+        bucket: str,
+        key: str,
+        send: SendToNode,
+        had: Iterable[str] = (),
+        newest: int = 0,
+        size: int | None = None,
     ) -> int:
         """Sends to every node of the write set except those in `had`; returns the newest stamp that they know
-        of the name. Raises NotReplicatedError."""
+        of the name. `size`: of the bytes that are sent, if any. Raises NotReplicatedError, NodeFullError."""
         if self._mesh.single_node:
             return newest  # a node that joins later compares and finds the commit
         began = self._clock.monotonic()
         done = {self._mesh.node_id, *had}
         metrics.replication_behind.inc()
         try:
-            newest = max(newest, await self._send_to_all(bucket, key, send, done, began))
-        except NotReplicatedError:
+            newest = max(newest, await self._send_to_all(bucket, key, send, done, began, size))
+        except (NotReplicatedError, NodeFullError):
             metrics.replication_refused.inc()
             raise
         finally:
@@ -205,11 +210,11 @@ class Replicator:
         """Replicates a version of this node to the nodes that lack it; returns the newest stamp that they
         know of the name."""
         return await self.replicate(
-            bucket, key, lambda node: self.send_version(node, bucket, key, record), had, newest
+            bucket, key, lambda node: self.send_version(node, bucket, key, record), had, newest, record.size
         )
 
     async def _send_to_all(
-        self, bucket: str, key: str, send: SendToNode, done: set[str], began: float
+        self, bucket: str, key: str, send: SendToNode, done: set[str], began: float, size: int | None
     ) -> int:
         newest = tries = 0
         while True:
@@ -219,10 +224,15 @@ class Replicator:
                 return newest  # no await since the map was read
             answers = await asyncio.gather(*[self._try_send(node, send, version) for node in left])
             for node, taken in zip(left, answers, strict=True):
-                if taken is not None:
+                if isinstance(taken, ReplicaAck):
                     done.add(node.node_id)
                     newest = max(newest, taken.newest)
-            if left and None not in answers:
+                elif taken is not None:
+                    if size is not None:
+                        self.full.record(node.node_id, size)
+                    if self._mesh.current_map().version == version:
+                        raise taken
+            if left and all(isinstance(taken, ReplicaAck) for taken in answers):
                 continue
             if self._clock.monotonic() - began > self.timeout:
                 missing = ", ".join(
@@ -235,8 +245,10 @@ class Replicator:
             await self._mesh.wait_for_newer_map(version, _PAUSES[min(tries, len(_PAUSES) - 1)])
             tries += 1
 
-    async def _try_send(self, node: Node, send: SendToNode, version: int) -> ReplicaAck | None:
-        """Tries once; returns None if the node must be tried again."""
+    async def _try_send(
+        self, node: Node, send: SendToNode, version: int
+    ) -> ReplicaAck | NodeFullError | None:
+        """Tries once; returns None if the node must be tried again, and an error if it is full."""
         try:
             return await send(node)
         except StaleMapError as error:
@@ -247,6 +259,8 @@ class Replicator:
             self._record_failure(node, "silent", error)
             await self._mesh.report_suspect(node.node_id, version)
         except PeerRefusedError as error:
+            if is_full(error):
+                return outcome_unknown(node.node_id)
             self._record_failure(node, "refused", error)
         return None
 
@@ -420,92 +434,3 @@ def _count_bytes(taken: ReplicaAck, size: int) -> ReplicaAck:
     metrics.replication_facts.labels("Bytes").inc()
     metrics.replication_bytes.inc(size)
     return taken
-
-
-class ReplicaHandlers:
-    """Applies what primaries send. One per process. `store`: this node's own."""
-
-    def __init__(self, store: ObjectStore, mesh: ClusterView) -> None:
-        self._store, self._mesh = store, mesh
-
-    @handler(APPLY_CHANGE)
-    async def apply_change(self, message: ReplicaChange, context: CallContext) -> ReplicaAck:
-        fenced = WriteContext(epoch=message.epoch)
-        return await self._apply_under_fence(
-            message.epoch, self._store.apply_change(message.change, context=fenced)
-        )
-
-    @handler(RECEIVE_DATA)
-    async def receive_data(self, data: ReplicaData, context: CallContext) -> ReplicaAck:
-        self._require_current_map(context.map_version)
-        writer = self._store.replica_writer(data.bucket, data.key, size=data.size)
-        try:
-            return await self._receive(writer, data.size, context.iter_body())
-        finally:
-            await writer.abort()
-
-    @handler(RECEIVE_BATCH)
-    async def receive_batch(self, batch: ReplicaBatch, context: CallContext) -> ReplicaAcks:
-        self._require_current_map(batch.epoch)
-        taking = [self._take(batch, new) for new in batch.objects]
-        answers = await asyncio.gather(*taking, return_exceptions=True)  # none of them is abandoned
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return ReplicaAcks(tuple(cast("list[ReplicaAck]", answers)))
-
-    async def _take(self, batch: ReplicaBatch, new: ReplicaObject) -> ReplicaAck:
-        writer = self._store.replica_writer(batch.bucket, new.key, size=len(new.data))
-        try:
-            await writer.write(new.data)
-            fenced = WriteContext(epoch=batch.epoch)
-            return await self._apply_under_fence(
-                batch.epoch, writer.commit_at_stamp(new.record, None, context=fenced)
-            )
-        finally:
-            await writer.abort()
-
-    async def _receive(self, writer: ReplicaWriter, size: int, pieces: AsyncIterator[bytes]) -> ReplicaAck:
-        left, ending = size, bytearray()
-        if not left:
-            await writer.make_durable()
-        async for piece in pieces:
-            data = memoryview(piece)[:left] if left else memoryview(b"")
-            if data:
-                await writer.write(data if len(data) < len(piece) else piece)
-                left -= len(data)
-                if not left:
-                    await writer.make_durable()
-            ending += piece[len(data) :]
-            if len(ending) > MAX_FACTS_BYTES:
-                raise S3Error("EntityTooLarge")
-        facts: ReplicaFacts = decode_message(bytes(ending), _decode_facts)
-        fenced = WriteContext(epoch=facts.epoch)
-        return await self._apply_under_fence(
-            facts.epoch, writer.commit_at_stamp(facts.record, facts.part, context=fenced)
-        )
-
-    async def _apply_under_fence(self, epoch: int, doing: Awaitable[Applied]) -> ReplicaAck:
-        """Awaits `doing`, a write under the fence of `epoch`, and returns the answer to it. Raises
-        StaleMapError, StoreError."""
-        try:
-            self._require_current_map(epoch)
-            applied = await doing
-            self._require_current_map(epoch)
-        except StaleEpochError as error:
-            raise StaleMapError(error.version) from error
-        except ReplicaLacksError:
-            return ReplicaAck(trouble="lacks")
-        except NoSuchUploadError:
-            return ReplicaAck(trouble="ended")
-        finally:
-            if isinstance(doing, Coroutine):
-                doing.close()
-        metrics.replica_facts.labels("yes" if applied.changed else "no").inc()
-        return ReplicaAck(applied.newest, applied.changed)
-
-    def _require_current_map(self, epoch: int) -> None:
-        """Raises StaleMapError: the primary of an older map may not be the primary any more."""
-        version = self._mesh.current_map().version
-        if epoch < version:
-            raise StaleMapError(version)

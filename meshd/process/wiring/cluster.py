@@ -26,8 +26,8 @@ from meshd.cluster.repair.scrub_scheduler import RateLimiter, ScrubScheduler, pu
 from meshd.cluster.replication.batched_puts import ForwardedPutHandler
 from meshd.cluster.replication.forwarded_writes import ForwardedWriteHandlers
 from meshd.cluster.replication.primary_handover import HandoverHandler
+from meshd.cluster.replication.replica_handlers import ReplicaHandlers
 from meshd.cluster.replication.replicated_store import ReplicatedStore
-from meshd.cluster.replication.replicator import ReplicaHandlers
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.control_api import ControlError

@@ -18,12 +18,12 @@ from meshd.cluster.replication.forwarded_writes import (
     ForwardedWriteHandlers,
 )
 from meshd.cluster.replication.primary_handover import HAND_OVER, HandedName, HandoverHandler
+from meshd.cluster.replication.replica_handlers import ReplicaHandlers
 from meshd.cluster.replication.replicator import (
     APPLY_CHANGE,
     RECEIVE_BATCH,
     RECEIVE_DATA,
     ReplicaData,
-    ReplicaHandlers,
 )
 from meshd.core import peer_messages
 from meshd.core.frame_address import FrameAddress
