@@ -13,14 +13,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.e2e.image_daemon import many_shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"meshd": 300, "operator": 150}  # MB, uncompressed, with the base
 GOLDEN = json.loads((ROOT / "tests/golden/ops/images.json").read_text())
 LABELS = ("title", "version", "revision", "licenses", "created")
+APART = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+"""A network of its own for what shares the machine's with buildah's chroot: port 9000 may be taken there."""
 SBOM = "/opt/mesh/sbom.cdx.json"
 
 
@@ -34,9 +39,11 @@ class Builder:
     def __init__(self, program: str) -> None:
         self._program = program
 
-    def _run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, *arguments: str, check: bool = True, before: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [self._program, *arguments], capture_output=True, text=True, check=False, timeout=600
+            [*before, self._program, *arguments], capture_output=True, text=True, check=False, timeout=600
         )
         if check and done.returncode != 0:
             raise ImageError(f"{self._program} {arguments[0]}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
@@ -70,7 +77,8 @@ class Builder:
         container = self._run("from", "--pull-never", image).stdout.strip()
         try:
             options = ["--volume", mount, "--workingdir", "/check"]
-            return self._run("run", *options, container, "--", *command).stdout
+            apart = APART if os.environ.get("BUILDAH_ISOLATION") == "chroot" else ()
+            return self._run("run", *options, container, "--", *command, before=apart).stdout
         finally:
             self._run("rm", container)
 
