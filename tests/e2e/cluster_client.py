@@ -97,8 +97,9 @@ class RealCluster:
         annotations: dict[str, str] | None = None,
         account: str = "default",
         env: Sequence[dict[str, Any]] = (),
+        node: str | None = None,
     ) -> None:
-        """Start a pod that runs a script of this folder."""
+        """Start a pod that runs a script of this folder, on `node` if it is given."""
         container = {
             "name": "script",
             "image": self.image,
@@ -114,6 +115,7 @@ class RealCluster:
         spec = {
             "restartPolicy": "Never",
             "serviceAccountName": account,
+            "nodeName": node,
             "terminationGracePeriodSeconds": 1,
             "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER},
             "containers": [container],

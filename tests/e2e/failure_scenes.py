@@ -76,11 +76,14 @@ def lose_node(stage: Stage, what: str, command: str, back: str) -> None:
     if node is None:
         return
     with stage.step(f"node {node}: {what}; clients for 30 s") as told:
-        began = time.monotonic()
+        before, began = stage.written(), time.monotonic()
         run_command(command, node=node)
         stage.cluster.until(lambda: not stage.cluster.is_settled(DAEMONS), "the mesh says that one is lost")
         told["noticed after"] = f"{time.monotonic() - began:.0f} s"
         time.sleep(max(0.0, began + 30 - time.monotonic()))
+        stage.tell_load(told)
+    with stage.step(f"what was acknowledged before and after, read without {node}") as told:
+        told["objects"] = stage.read_again(before, f"acknowledged-without-{node}")
         stage.tell_load(told)
     with stage.step(f"after {what}, until the mesh is settled") as told:
         run_command(back, node=node)

@@ -1,5 +1,8 @@
 """Runs in a pod: writes and reads objects through the Service until the pod is deleted, with the SDK and, if
-the image has it, boto3. Each second it prints what happened in that second, as a line of JSON."""
+the image has it, boto3. Each second it prints what happened in that second, as a line of JSON.
+
+With an argument, a list of [FIRST, LAST] as JSON, it reads those objects of `new/` instead, prints how many
+there are and which are not what was written, and ends."""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import hashlib
 import importlib.util
 import json
 import os
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +34,7 @@ class Tally:
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self._lock, self._kinds = threading.Lock(), tuple(kinds)
+        self._written: dict[str, int] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -41,9 +47,13 @@ class Tally:
             if failure:
                 self._failed.append(failure)
 
+    def acknowledge(self, kind: str, number: int) -> None:
+        with self._lock:
+            self._written[kind] = number
+
     def line(self) -> str:
         with self._lock:
-            found = {"seconds": self._seconds, "failed": self._failed}
+            found = {"seconds": self._seconds, "failed": self._failed, "written": self._written}
             self._clear()
             return json.dumps(found)
 
@@ -84,6 +94,7 @@ def work(tally: Tally, client: SdkClient | BotoClient, kind: str, start: int) ->
         try:
             if kind.endswith("writes"):
                 client.put(f"new/{number:09}", body(number))
+                tally.acknowledge(kind, number)
             elif client.get(f"old/{number % OBJECTS}") != body(number % OBJECTS):
                 failure = "wrong bytes"
         except Exception as error:  # whatever a user would see is a failure
@@ -92,7 +103,26 @@ def work(tally: Tally, client: SdkClient | BotoClient, kind: str, start: int) ->
         time.sleep(0.01)
 
 
+def read_again(ranges: list[list[int]]) -> dict[str, object]:
+    """Read what was written; return how many objects, and the first that are lost or other bytes."""
+    client = SdkClient()
+
+    def problem(number: int) -> str:
+        try:
+            return "" if client.get(f"new/{number:09}") == body(number) else f"{number}: wrong bytes"
+        except Exception as error:  # whatever a user would see is a loss
+            return f"{number}: {error!r}"[:500]
+
+    numbers = [number for first, last in ranges for number in range(first, last + 1)]
+    with ThreadPoolExecutor(4) as threads:
+        problems = [each for each in threads.map(problem, numbers) if each]
+    return {"objects": len(numbers), "problems": len(problems), "first": problems[:5]}
+
+
 def main() -> None:
+    if len(sys.argv) > 1:
+        print(json.dumps(read_again(json.loads(sys.argv[1]))), flush=True)
+        return
     if authority := os.environ.get("E2E_AUTHORITY"):
         Path("/tmp/authority.pem").write_text(authority)
         os.environ["MESH_CA_BUNDLE"] = os.environ["AWS_CA_BUNDLE"] = "/tmp/authority.pem"

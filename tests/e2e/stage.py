@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 DAEMONS = 3
 MESH_PODS = {"shardmesh.io/cluster": "mesh"}
+NUMBERS = 10**6  # of objects that each thread of load_pod.py may write
+OLDER = 1000  # objects of each thread, written before a failure and read after it
 
 
 class Stage:
@@ -132,6 +135,25 @@ class Stage:
         told["failed"] = len(failed)
         if failed:
             raise EndToEndError(f"clients saw {len(failed)} failures: {failed[:5]}")
+
+    def written(self) -> dict[str, int]:
+        """Return, for each kind of client that writes, the number of its last acknowledged object."""
+        return dict(self.cluster.printed("load")[-1]["written"])
+
+    def read_again(self, before: dict[str, int], name: str) -> int:
+        """Read what clients wrote since `before`, and some of what they wrote before it; return how many
+        objects. Raises EndToEndError unless each of them is there as it was written."""
+        ranges = []
+        for kind, last in self.written().items():
+            start = last // NUMBERS * NUMBERS + 1
+            ranges.append([max(start, before[kind] - OLDER), last])
+        node = self.cluster.kube.get(Pod, "load").spec.nodeName  # it has not failed
+        self.cluster.run_script(name, "load_pod.py", [json.dumps(ranges)], env=self.keys(), node=node)
+        found = self.cluster.result(name)
+        self.cluster.delete_pod(name)
+        if found["problems"]:
+            raise EndToEndError(f"{found['problems']} of {found['objects']} objects: {found['first']}")
+        return int(found["objects"])
 
     def spare_node(self) -> str | None:
         """Return a node with neither the operator nor the load."""
