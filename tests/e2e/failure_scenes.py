@@ -82,7 +82,7 @@ def lose_node(stage: Stage, what: str, command: str, back: str) -> None:
         told["noticed after"] = f"{time.monotonic() - began:.0f} s"
         time.sleep(max(0.0, began + 30 - time.monotonic()))
         stage.tell_load(told)
-    with stage.step(f"what was acknowledged before and after, read without {node}") as told:
+    with stage.step(f"after {what}, all that was acknowledged is read without {node}") as told:
         told["objects"] = stage.read_again(before, f"acknowledged-without-{node}")
         stage.tell_load(told)
     with stage.step(f"after {what}, until the mesh is settled") as told:

@@ -33,7 +33,7 @@ def two_meshes(stage: Stage) -> None:
     """Another mesh beside the first, on volume claims; one of its disks is full for a while."""
     first = stage.cluster
     nodes = [each.metadata.name for each in first.kube.list(Node)]
-    cluster = RealCluster(first.kubeconfig, f"{first.namespace}-two", first.image)
+    cluster = RealCluster(first.kubeconfig, second_namespace(stage), first.image)
     second = Stage(stage.options, cluster, stage.place / "second")
     with stage.step(
         "a second mesh of the same name, in another namespace, on claims of local volumes"
@@ -75,6 +75,11 @@ def two_meshes(stage: Stage) -> None:
         stage.tell_load(told)
         if not first.is_settled(DAEMONS):
             raise EndToEndError(f"the first mesh is not settled: {first.describe()}")
+
+
+def second_namespace(stage: Stage) -> str:
+    """Return where the second mesh is."""
+    return f"{stage.cluster.namespace}-two"
 
 
 def refuses(second: Stage, told: dict[str, Any]) -> bool:
