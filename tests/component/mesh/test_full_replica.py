@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 
 import meshsdk as mesh
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT
+from meshsdk.errors import ServerError
 from tests.support.archives import UNPACK, tar_of
 from tests.support.bounded_wait import await_true
 from tests.support.daemon_cluster import DaemonCluster
@@ -163,10 +164,10 @@ def test_reads_and_deletions_continue(full: DaemonCluster) -> None:
 
 
 def test_the_sdk_raises_at_once(full: DaemonCluster) -> None:
-    keys = {"access_key": full.access_key, "secret_key": full.secret_key}
-    with mesh.connect(full["n1"].endpoint, **keys) as client:
+    node = full["n1"]
+    with mesh.connect(node.endpoint, access_key=full.access_key, secret_key=full.secret_key) as client:
         began = time.monotonic()
-        with pytest.raises(mesh.ServerError, match="node n2") as caught:
+        with pytest.raises(ServerError, match="node n2") as caught:
             client.put("full", _key(full, "n1", "sdk"), SMALL)
         assert time.monotonic() - began < AT_ONCE
         assert (caught.value.status, caught.value.code) == (507, "InsufficientStorage")
