@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 
 import meshsdk as mesh
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT
+from meshd.util.disk_space import measure_disk_space
 from meshsdk.errors import ServerError
 from tests.support.archives import UNPACK, tar_of
 from tests.support.bounded_wait import await_true
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 require_etcd()
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not run here: takes root and mounts")
+LEFT = 5 << 20
 AT_ONCE = WRITE_TIMEOUT / 2
 SMALL, LARGE = b"small", os.urandom(8 << 20)
 
@@ -51,11 +53,11 @@ def daemons(disk: Path) -> Iterator[DaemonCluster]:
 
 @contextmanager
 def filled(disk: Path) -> Iterator[None]:
-    """Another program fills the disk for a while."""
+    """Another program fills the disk for a while, but for some of what the store keeps for deletions."""
     another = disk / "another-program"
-    with suppress(OSError), another.open("wb", buffering=0) as file:  # it ends when there is no room
-        while file.write(bytes(1 << 20)):
-            pass
+    with another.open("wb", buffering=0) as file:
+        while measure_disk_space(disk).free > LEFT:
+            file.write(bytes(1 << 20))
     try:
         yield
     finally:
