@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshd.batches.read_ahead.extents import READ_BYTES
+from meshd.batches.read_ahead.read_cost import MEDIA_RATE
 from meshd.store.disks.disk_type import advice_limit, reads_in_flight, request_limit
 from meshd.telemetry import metrics
 from meshd.telemetry.plan_metrics import record_reading_ahead
@@ -34,11 +35,18 @@ if TYPE_CHECKING:
 
 QUEUED_READS: Final = 1
 """Reads that are queued at the disk behind the one in progress."""
-PIECE_BYTES: Final = 4 << 20
-"""Bytes of a window, 20 ms of media time, after which the reads of others go first if there are some."""
 OTHERS_SECONDS: Final = 0.03
-"""The longest wait for them: a window has two fifths of the disk's time at least."""
-NEXT_SECONDS: Final = 0.002
+"""The longest wait for the reads of others at a time."""
+OWN_SHARE: Final = 2 / 5
+"""A window has so much of the disk's time at least, however many others read."""
+CREDIT_SECONDS: Final = 0.03
+"""Media time that counts for that share: of a disk that others left alone, one chain of their reads is
+served at once, each after one read of the window."""
+SHORT_BYTES: Final = 256 << 10
+"""The size of a read while others read, 1.3 ms of media time: they wait for two of the window's at most."""
+RECENT_SECONDS: Final = 1.0
+"""How long after a read of others."""
+NEXT_SECONDS: Final = 0.003
 """How long the disk is kept free for the next read of somebody whose read has ended."""
 _POLL_SECONDS: Final = 0.0005
 _TELL_SECONDS: Final = 0.02
@@ -83,6 +91,8 @@ class DiskReader:
         self._number = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
+        self._pause = threading.Event()  # never set
+        self._others_at = -RECENT_SECONDS  # when others were last seen to read
         self._buffer = mmap.mmap(-1, READ_BYTES)
         self._thread = threading.Thread(target=self._run, name=f"read-ahead-{name}", daemon=True)
         self._thread.start()
@@ -133,7 +143,7 @@ class DiskReader:
             return work
 
     def _read_window(self, work: DiskWork) -> None:
-        reads, done, seeks, piece = work.reads, 0, 0, 0
+        reads, done, seeks, credit = work.reads, 0, 0, CREDIT_SECONDS
         began, arm = self._clock.monotonic(), (-1, -1)  # file and offset where the last read ended
         ahead, told = deque[_Read](), began
         files: deque[int] = deque()  # open descriptors in order; only the last few have reads in progress
@@ -143,18 +153,17 @@ class DiskReader:
                     os.stat(path)
         try:
             for read in self._missing(work, files):
-                if piece >= PIECE_BYTES and reads_in_flight(self._device) > self._own_requests:
+                if credit > 0 and ahead and reads_in_flight(self._device) > self._own_requests:
                     while ahead:
                         done += ahead.popleft().finish(self._buffer)
-                    self._let_others_read()
-                    piece = 0
-                piece += read.length
+                    credit -= self._let_others_read() * OWN_SHARE / (1 - OWN_SHARE)
+                credit = min(CREDIT_SECONDS, credit + read.length / MEDIA_RATE)
                 ahead.append(read)
                 read.begin(self._advice_bytes)
                 if len(ahead) > QUEUED_READS:
-                    work.finished = ahead[0].number
-                    done += ahead.popleft().finish(self._buffer)
-                    work.finished += 1
+                    first = ahead.popleft()
+                    done += first.finish(self._buffer)
+                    work.finished = first.number + first.last
                     if (now := self._clock.monotonic()) > told + _TELL_SECONDS:
                         told = now
                         work.on_progress()
@@ -175,21 +184,23 @@ class DiskReader:
         if work.plan:
             record_reading_ahead(work.plan, seeks, seconds)
 
-    def _let_others_read(self) -> None:
-        """Wait, with nothing of this reader queued, until the disk has no reads of others to do.
+    def _let_others_read(self) -> float:
+        """Wait, with nothing of this reader queued, until the disk has no reads of others to do; return the
+        seconds.
 
         Nor any that come right after them: the bytes of a file are asked for when its inode and its map of
-        extents are there, and would else wait for another piece of the window each time.
+        extents are there, and would else wait for another read of the window each time.
         """
-        now = idle = self._clock.monotonic()
+        began = now = idle = self._clock.monotonic()
         end = now + OTHERS_SECONDS
         while now < end and not self._closed:
             if reads_in_flight(self._device):
-                idle = now
+                idle = self._others_at = now
             elif now - idle >= NEXT_SECONDS:
-                return
-            threading.Event().wait(_POLL_SECONDS)
+                break
+            self._pause.wait(_POLL_SECONDS)
             now = self._clock.monotonic()
+        return now - began
 
     def _missing(self, work: DiskWork, files: deque[int]) -> Iterator[_Read]:
         """Yield the reads whose bytes are not cached; appends the descriptors of their files to `files`."""
@@ -205,19 +216,26 @@ class DiskReader:
             if fd >= 0 and not is_cached(fd, offset, length):
                 if not files or files[-1] != fd:
                     files.append(fd)
-                yield _Read(fd, offset, length, number)
+                end, now = offset + length, self._clock.monotonic
+                while offset < end:
+                    others = now() < self._others_at + RECENT_SECONDS
+                    size = min(SHORT_BYTES if others else READ_BYTES, end - offset)
+                    yield _Read(fd, offset, size, number, last=offset + size == end)
+                    offset += size
         if fd >= 0 and (not files or files[-1] != fd):
             os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """One read of a file, in bytes; its number in the window."""
+    """A read of a file, in bytes, or a part of it; its number in the window, and whether it is its `last`
+    part."""
 
     fd: int
     offset: int
     length: int
     number: int
+    last: bool = True
 
     def begin(self, advice_bytes: int) -> None:
         """Queue the whole read at the disk, so that the disk always has the next one.

@@ -41,10 +41,10 @@ def advice_limit(device: int, block: Path = _BLOCK) -> int:
 def reads_in_flight(device: int, block: Path = _BLOCK) -> int:
     """Return how many reads, of any process, a block device has not finished; of a partition, its disk. 0 if
     that is not known."""
-    folder = (block / f"{os.major(device)}:{os.minor(device)}").resolve()
-    for each in (folder.parent, folder):
-        with suppress(OSError, ValueError, IndexError):
-            return int((each / "inflight").read_text().split()[0])
+    folder = f"{block}/{os.major(device)}:{os.minor(device)}"
+    for name in (f"{folder}/../inflight", f"{folder}/inflight"):  # the link is followed before ".."
+        with suppress(OSError, ValueError, IndexError), open(name, "rb", buffering=0) as file:
+            return int(file.read().split()[0])
     return 0
 
 
