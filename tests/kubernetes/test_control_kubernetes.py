@@ -231,7 +231,9 @@ def test_what_was_forgotten_is_read_anew(kubeconfig: Path, namespace: str) -> No
             await b.put("topic/mine", b"1")
             mirror = b._mirrors["secrets"]
             held, forgotten = b._api.watch, threading.Event()
-            await_true(lambda: [each.sock is not None for each in tuple(b._api._streams)] == [True, True])
+            await_true(
+                lambda: [each.sock is not None for each in tuple(b._api._connections.streams)] == [True, True]
+            )
 
             def gone(path: str, idle: float, **query: str) -> Iterator[dict[str, Any]]:
                 if forgotten.is_set():
@@ -240,7 +242,7 @@ def test_what_was_forgotten_is_read_anew(kubeconfig: Path, namespace: str) -> No
                     forgotten.set()
                     yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}
 
-            for connection in tuple(b._api._streams):
+            for connection in tuple(b._api._connections.streams):
                 b._api.watch = gone  # type: ignore[method-assign]
                 assert connection.sock is not None
                 connection.sock.shutdown(socket.SHUT_RDWR)
@@ -265,8 +267,10 @@ def _comes_later(mirror: WatchCache, **entries: Versioned) -> None:
 
 def _break_off(control: KubernetesControl) -> None:
     """Its watches, as when the API server ends."""
-    await_true(lambda: [each.sock is not None for each in tuple(control._api._streams)] == [True, True])
-    for connection in tuple(control._api._streams):
+    await_true(
+        lambda: [each.sock is not None for each in tuple(control._api._connections.streams)] == [True, True]
+    )
+    for connection in tuple(control._api._connections.streams):
         assert connection.sock is not None
         connection.sock.shutdown(socket.SHUT_RDWR)
 

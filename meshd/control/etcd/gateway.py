@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import threading
 from base64 import b64decode, b64encode
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from meshd.control.control_api import ControlError
+from meshd.control.http_connections import HttpConnections, NoAnswerError
 
 if TYPE_CHECKING:
     import ssl
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from meshd.util.clock import Clock
 
-_CONNECT_SECONDS: Final = 2.0
 _MOST_BYTES: Final = 64 << 20  # limit of one response
 _ALARMS_SECONDS: Final = 5.0  # seconds for which a member's alarm state is cached
 _UNAVAILABLE: Final = (
@@ -44,14 +42,6 @@ class EtcdError(ControlError):
 
 class EtcdAmbiguousError(EtcdError):
     """The call may or may not have been executed: no response arrived."""
-
-
-class _MemberUnavailableError(Exception):
-    """This member cannot answer, but another may. `sent`: it may have executed the call."""
-
-    def __init__(self, why: str, *, sent: bool) -> None:
-        super().__init__(why)
-        self.why, self.sent = why, sent
 
 
 class EtcdMember(NamedTuple):
@@ -79,12 +69,12 @@ class Gateway:
         if not members:
             raise ControlError("no etcd member is given; use etcd://HOST:PORT")
         self._members, self._clock, self._deadline = members, clock, deadline
-        self._tls, self._login, self._token = tls, login, ""
+        self._login, self._token = login, ""
         self._first = 0  # the member that answered last
-        self._lock = threading.Lock()
-        self._idle: dict[int, list[http.client.HTTPConnection]] = {n: [] for n in range(len(members))}
-        self._streams: set[http.client.HTTPConnection] = set()
-        self._closed = False
+        self._connections = [
+            HttpConnections(host, port, timeout=deadline, max_bytes=_MOST_BYTES, tls=tls)
+            for host, port in members
+        ]
         self._alarms, self._asked = "", -_ALARMS_SECONDS
 
     def __repr__(self) -> str:
@@ -101,7 +91,7 @@ class Gateway:
                 number = (self._first + turn) % len(self._members)
                 try:
                     answer = self._authorized(number, path, body)
-                except _MemberUnavailableError as error:
+                except NoAnswerError as error:
                     last = f"{self._members[number]}: {error.why}"
                     if error.sent and not repeatable:
                         raise EtcdAmbiguousError(
@@ -120,23 +110,19 @@ class Gateway:
         then the last message is empty. Raises EtcdError if it cannot start."""
         for turn in range(len(self._members)):
             number = (self._first + turn) % len(self._members)
-            connection = self._connection(number, idle)
+            connections = self._connections[number]
             try:
-                _connect(connection)
-                with self._lock:  # `close` ends the streams that are registered here
-                    if self._closed:
+                with connections.stream(
+                    "POST", f"/v3/{path}", json.dumps(body).encode(), self._headers(), idle
+                ) as response:
+                    if response is None:
                         return
-                    self._streams.add(connection)
-                with _begin(connection, path, body, self._headers()) as response:
                     if response.status == 200:
                         self._first = number
                         yield from _messages(response)
                         return
-            except (OSError, http.client.HTTPException, _RefusedError):
+            except (OSError, http.client.HTTPException, NoAnswerError):
                 continue
-            finally:
-                self._streams.discard(connection)
-                connection.close()
         raise EtcdError("no etcd member answers")
 
     def check_alarms(self) -> None:
@@ -155,16 +141,8 @@ class Gateway:
 
     def close(self) -> None:
         """Closes the connections. Idempotent. A stream that another thread reads ends soon."""
-        with self._lock:
-            self._closed = True
-            idle = [connection for kept in self._idle.values() for connection in kept]
-            self._idle = {n: [] for n in self._idle}
-        for connection in idle:
-            connection.close()
-        for connection in tuple(self._streams):
-            with suppress(OSError):
-                if connection.sock is not None:
-                    connection.sock.shutdown(socket.SHUT_RDWR)
+        for connections in self._connections:
+            connections.close()
 
     def _authorized(self, number: int, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         if self._login is not None and not self._token:
@@ -187,80 +165,28 @@ class Gateway:
         return str(answer.get("token", ""))
 
     def _call_member(self, number: int, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            kept = self._idle[number]
-            connection = kept.pop() if kept else self._connection(number, self._deadline)
-        fresh = connection.sock is None
-        try:
-            _connect(connection)
-            response = _begin(connection, path, body, self._headers())
-            data = response.read(_MOST_BYTES)
-        except _RefusedError as error:
-            raise _MemberUnavailableError(str(error), sent=False) from None
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            if not fresh and isinstance(error, (http.client.RemoteDisconnected, BrokenPipeError)):
-                return self._call_member(number, path, body)  # an idle connection that the server has closed
-            raise _MemberUnavailableError(f"{type(error).__name__}: {error}", sent=True) from None
-        with self._lock:
-            keep = not self._closed and not response.will_close
-            if keep:
-                self._idle[number].append(connection)
-        if not keep:
-            connection.close()
-        return _answer(response.status, data)
+        connections, document = self._connections[number], json.dumps(body).encode()
+        return _answer(*connections.request("POST", f"/v3/{path}", document, self._headers()))
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Grpc-Metadata-Hasleader": "true"}
         return headers | ({"Authorization": self._token} if self._token else {})
-
-    def _connection(self, number: int, timeout: float) -> http.client.HTTPConnection:
-        host, port = self._members[number]
-        if self._tls is None:
-            return http.client.HTTPConnection(host, port, timeout=timeout)
-        return http.client.HTTPSConnection(host, port, timeout=timeout, context=self._tls)
-
-
-class _RefusedError(Exception):
-    """No connection was made: nothing was sent."""
-
-
-def _connect(connection: http.client.HTTPConnection) -> None:
-    if connection.sock is not None:
-        return
-    timeout, connection.timeout = connection.timeout, _CONNECT_SECONDS
-    try:
-        connection.connect()
-    except OSError as error:
-        raise _RefusedError(str(error)) from None
-    finally:
-        connection.timeout = timeout
-    sock = cast("socket.socket", connection.sock)
-    sock.settimeout(timeout)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _begin(
-    connection: http.client.HTTPConnection, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
-) -> http.client.HTTPResponse:
-    connection.request("POST", f"/v3/{path}", json.dumps(body).encode(), dict(headers))
-    return connection.getresponse()
 
 
 def _answer(status: int, data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except ValueError:
-        raise _MemberUnavailableError(f"answered {status} without valid JSON", sent=True) from None
+        raise NoAnswerError(f"answered {status} without valid JSON", sent=True) from None
     if not isinstance(document, dict):
-        raise _MemberUnavailableError(f"answered {status} without a JSON object", sent=True)
+        raise NoAnswerError(f"answered {status} without a JSON object", sent=True)
     if status == 200:
         return document
     message = str(document.get("message") or document.get("error") or f"status {status}")
     if any(word in message for word in _UNAVAILABLE):
-        raise _MemberUnavailableError(message, sent="changed" in message)
+        raise NoAnswerError(message, sent="changed" in message)
     if "timed out" in message or "deadline" in message:
-        raise _MemberUnavailableError(message, sent=True)
+        raise NoAnswerError(message, sent=True)
     raise EtcdError(f"etcd rejects the call: {message}")
 
 

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import ssl
 import tempfile
 import threading
 from base64 import b64decode
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from meshd.control.control_api import ControlError
+from meshd.control.http_connections import HttpConnections, NoAnswerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +34,7 @@ _POD: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """`path`: before every path, where the server is behind another. `tls`: None for plain HTTP."""
+    """Where the API is served. `path`: prefix of every path behind a proxy; `tls`: None for plain HTTP."""
 
     host: str
     port: int
@@ -45,7 +44,7 @@ class ApiServer:
 
 
 def find_api_server(environ: Mapping[str, str]) -> ApiServer:
-    """Where this process's API server is: the pod's own, else what KUBECONFIG names. Raises ControlError."""
+    """Return the API server to use: the pod's own, else the one in KUBECONFIG. Raises ControlError."""
     if "KUBERNETES_SERVICE_HOST" in environ:
         return _of_pod(environ)
     path = Path(environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
@@ -57,7 +56,7 @@ def find_api_server(environ: Mapping[str, str]) -> ApiServer:
 
 
 def pod_namespace() -> str:
-    """The pod's. Raises ControlError outside of one."""
+    """Return the namespace of this pod. Raises ControlError outside a pod."""
     try:
         return (_POD / "namespace").read_text().strip()
     except OSError:
@@ -74,7 +73,7 @@ def _of_pod(environ: Mapping[str, str]) -> ApiServer:
 
 
 def server_from_kubeconfig(path: Path) -> ApiServer:
-    """The server of a file's current context. Raises ControlError."""
+    """Return the server of the current context of a kubeconfig. Raises ControlError."""
     import yaml  # pods have no such file
 
     try:
@@ -135,22 +134,21 @@ def _tls(cluster: Mapping[str, Any], user: Mapping[str, str], base: Path) -> ssl
     return tls
 
 
-_CONNECT_SECONDS: Final = 2.0
 _MOST_BYTES: Final = 256 << 20  # of one answer
 _PAUSE: Final = 0.1
 _AGAIN: Final = (429, 503)
 
 
 class KubernetesError(ControlError):
-    """The API refuses, or does not answer in time."""
+    """The API rejects a call, or does not answer in time."""
 
 
 class AmbiguousError(KubernetesError):
-    """The call may have happened or not: no answer came."""
+    """The call may or may not have been executed: no response arrived."""
 
 
 class ApiStatusError(KubernetesError):
-    """The API's answer, when it is not what was asked for. `status`: as in HTTP."""
+    """The API answered with an error. `status`: of HTTP."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"the Kubernetes API answers {status}: {message[:400]}{_HINTS.get(status, '')}")
@@ -163,23 +161,15 @@ _HINTS: Final[dict[int, str]] = {
 }
 
 
-class _NotNowError(Exception):
-    """No answer. `sent`: it may have happened all the same."""
-
-    def __init__(self, why: str, *, sent: bool) -> None:
-        super().__init__(why)
-        self.why, self.sent = why, sent
-
-
 class ApiClient:
-    """Calls to one API server; `close` ends its connections, and watches under way."""
+    """Calls to one API server; `close` ends its connections and the watches in progress."""
 
     def __init__(self, server: ApiServer, clock: Clock, *, deadline: float = 5.0) -> None:
         self._server, self._clock, self._deadline = server, clock, deadline
+        self._connections = HttpConnections(
+            server.host, server.port, timeout=deadline, max_bytes=_MOST_BYTES, tls=server.tls
+        )
         self._lock = threading.Lock()
-        self._idle: list[http.client.HTTPConnection] = []
-        self._streams: set[http.client.HTTPConnection] = set()
-        self._closed = False
         self._answered = clock.monotonic()
         self._silent_since: float | None = None
         self._silence = 0.0  # of earlier times
@@ -202,7 +192,7 @@ class ApiClient:
         repeatable: bool = True,
         **query: str,
     ) -> dict[str, Any]:
-        """The document that is answered. Raises RefusedError, AmbiguousError, KubernetesError."""
+        """Return the answered document. Raises ApiStatusError, AmbiguousError, KubernetesError."""
         began, pause = self._clock.monotonic(), threading.Event()
         tries = 0
         while True:
@@ -210,15 +200,15 @@ class ApiClient:
             began_try = self._clock.monotonic()
             try:
                 return self._once(method, _target(path, query), body)
-            except _NotNowError as error:
+            except NoAnswerError as error:
                 self._note_silence(began_try)
                 if error.sent and not repeatable:
                     raise AmbiguousError(
-                        f"the Kubernetes API did not say whether it did what it was asked ({error.why}); "
-                        "look before you ask again"
+                        f"the Kubernetes API did not confirm whether it executed the call ({error.why}); "
+                        "check the state before repeating it"
                     ) from None
                 late = self._clock.monotonic() - began >= self._deadline or tries > self._deadline / _PAUSE
-                if late or self._closed:
+                if late or self._connections.closed:
                     raise KubernetesError(
                         f"the Kubernetes API does not answer ({error.why}); is it running, and reachable "
                         "from here?"
@@ -226,66 +216,39 @@ class ApiClient:
             pause.wait(_PAUSE)
 
     def watch(self, path: str, idle: float, **query: str) -> Iterator[dict[str, Any]]:
-        """Events until the server ends them or is silent for `idle` seconds (then they just end). Raises
-        RefusedError, KubernetesError when it cannot begin."""
-        connection, began = self._connection(idle), self._clock.monotonic()
+        """Yield events until the server ends the watch or is silent for `idle` seconds.
+
+        Raises ApiStatusError, KubernetesError if the watch cannot begin.
+        """
+        began = self._clock.monotonic()
+        target = self._server.path + _target(path, query | {"watch": "1"})
         try:
-            _connect(connection)
-            with self._lock:  # `close` ends what is here; a socket is replaced while TLS is set up
-                if self._closed:
+            headers = self._headers()
+            with self._connections.stream("GET", target, None, headers, idle) as response:
+                if response is None:
                     return
-                self._streams.add(connection)
-            response = self._begin(connection, "GET", _target(path, query | {"watch": "1"}), None)
-            if response.status != 200:
-                _document(response.status, response.read(_MOST_BYTES))
-            self._note_answer()
-            yield from _events(response)
-        except _NotNowError as error:
+                if response.status != 200:
+                    _document(response.status, response.read(_MOST_BYTES))
+                self._note_answer()
+                yield from _events(response)
+        except NoAnswerError as error:
             self._note_silence(began)
             raise KubernetesError(f"the Kubernetes API does not answer ({error.why})") from None
         except (OSError, http.client.HTTPException) as error:
             raise KubernetesError(f"the Kubernetes API does not answer ({error})") from None
-        finally:
-            self._streams.discard(connection)
-            connection.close()
 
     def close(self) -> None:
-        """Idempotent. A watch that another thread reads ends soon."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
-        for connection in tuple(self._streams):
-            with suppress(OSError):
-                if connection.sock is not None:
-                    connection.sock.shutdown(socket.SHUT_RDWR)
+        """Closes the connections. Idempotent. A watch that another thread reads ends soon."""
+        self._connections.close()
 
     def _once(self, method: str, target: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        with self._lock:
-            connection = self._idle.pop() if self._idle else self._connection(self._deadline)
-        fresh = connection.sock is None
-        try:
-            _connect(connection)
-            response = self._begin(connection, method, target, body)
-            data = response.read(_MOST_BYTES)
-        except _NotNowError:
-            connection.close()
-            raise
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            if not fresh and isinstance(error, (http.client.RemoteDisconnected, BrokenPipeError)):
-                return self._once(method, target, body)  # a kept connection that had ended while it was idle
-            raise _NotNowError(f"{type(error).__name__}: {error}", sent=True) from None
-        with self._lock:
-            keep = not self._closed and not response.will_close
-            if keep:
-                self._idle.append(connection)
-        if not keep:
-            connection.close()
-        if response.status < 500 and response.status not in _AGAIN:
+        headers, data = self._headers(), None
+        if body is not None:
+            headers["Content-Type"], data = "application/json", json.dumps(body).encode()
+        status, answer = self._connections.request(method, self._server.path + target, data, headers)
+        if status < 500 and status not in _AGAIN:
             self._note_answer()
-        return _document(response.status, data)
+        return _document(status, answer)
 
     def _note_silence(self, began: float) -> None:
         """Note that a call which began then got no answer."""
@@ -300,46 +263,20 @@ class ApiClient:
                 self._silence += self._answered - self._silent_since
                 self._silent_since = None
 
-    def _begin(
-        self, connection: http.client.HTTPConnection, method: str, target: str, body: Mapping[str, Any] | None
-    ) -> http.client.HTTPResponse:
+    def _headers(self) -> dict[str, str]:
+        """Return the headers of every request. Raises NoAnswerError."""
         headers = {"Accept": "application/json", "User-Agent": "meshd"}
         try:
             token = self._server.token()
         except OSError as error:
-            raise _NotNowError(f"the token cannot be read: {error}", sent=False) from None
+            raise NoAnswerError(f"the token cannot be read: {error}", sent=False) from None
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        data = None if body is None else json.dumps(body).encode()
-        if data is not None:
-            headers["Content-Type"] = "application/json"
-        connection.request(method, self._server.path + target, data, headers)
-        return connection.getresponse()
-
-    def _connection(self, timeout: float) -> http.client.HTTPConnection:
-        host, port, tls = self._server.host, self._server.port, self._server.tls
-        if tls is None:
-            return http.client.HTTPConnection(host, port, timeout=timeout)
-        return http.client.HTTPSConnection(host, port, timeout=timeout, context=tls)
+        return headers
 
 
 def _target(path: str, query: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(query)}" if query else path
-
-
-def _connect(connection: http.client.HTTPConnection) -> None:
-    if connection.sock is not None:
-        return
-    patience, connection.timeout = connection.timeout, _CONNECT_SECONDS
-    try:
-        connection.connect()
-    except OSError as error:
-        raise _NotNowError(str(error), sent=False) from None
-    finally:
-        connection.timeout = patience
-    sock = cast("socket.socket", connection.sock)
-    sock.settimeout(patience)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _document(status: int, data: bytes) -> dict[str, Any]:
@@ -350,15 +287,15 @@ def _document(status: int, data: bytes) -> dict[str, Any]:
     if 200 <= status < 300 and isinstance(document, dict):
         return document
     message = str(document.get("message", "")) if isinstance(document, dict) else ""
-    if status in _AGAIN:  # turned away before anything was done
-        raise _NotNowError(f"{status} {message}", sent=status != 429)
+    if status in _AGAIN:  # rejected before anything was done
+        raise NoAnswerError(f"{status} {message}", sent=status != 429)
     if status >= 500:
-        raise _NotNowError(f"{status} {message}", sent=True)
+        raise NoAnswerError(f"{status} {message}", sent=True)
     raise ApiStatusError(status, message)
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """A line, an event. Ends quietly when nothing comes, or the connection does."""
+    """Yield one event per line; stop without an error at a timeout, or when the connection ends."""
     while True:
         try:
             line = response.readline()

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.control.etcd import gateway
+from meshd.control import http_connections
 from meshd.control.etcd.gateway import EtcdMember, Gateway
-from meshd.control.kubernetes import api_client
 from meshd.control.kubernetes.api_client import ApiClient, ApiServer
 from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
 IDLE = 600.0  # longer than a test may take
 
@@ -27,19 +25,18 @@ def test_a_stream_that_connects_while_its_client_is_closed_ends(
     with socket.create_server(("127.0.0.1", 0)) as listener:  # answers nothing
         host, port = listener.getsockname()
         client: Gateway | ApiClient
-        module: ModuleType
         stream: Iterator[dict[str, Any]]
         if kind == "etcd":
-            module, client = gateway, Gateway((EtcdMember(host, port),), SystemClock())
+            client = Gateway((EtcdMember(host, port),), SystemClock())
             stream = client.stream("watch", {}, IDLE)
         else:
-            module, client = api_client, ApiClient(ApiServer(host, port), SystemClock())
+            client = ApiClient(ApiServer(host, port), SystemClock())
             stream = client.watch("/api/v1/configmaps", IDLE)
-        connect = module._connect
+        connect = http_connections.connect
 
         def closed_meanwhile(connection: Any) -> None:
             connect(connection)
             client.close()
 
-        monkeypatch.setattr(module, "_connect", closed_meanwhile)
+        monkeypatch.setattr(http_connections, "connect", closed_meanwhile)
         assert list(stream) == []

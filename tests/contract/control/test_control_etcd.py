@@ -171,7 +171,7 @@ def test_what_was_forgotten_is_read_anew(one: EtcdCluster) -> None:
             b = EtcdControl(one.gateway(), "/compact/")
             await b.put("topic/mine", b"1")  # comes back by the watch: it has begun
             held, b._watch = b._watch, lambda: False  # type: ignore[method-assign]
-            for connection in tuple(b._gateway._streams):
+            for connection in tuple(b._gateway._connections[0].streams):
                 connection.sock.shutdown(socket.SHUT_RDWR)
             for number in range(5):
                 latest = await a.put("topic/a", b"%d" % number)
