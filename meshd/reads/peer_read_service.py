@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from meshd.transform.source_files import Piece
 
 _AT_A_TIME = 500
-_SOUND = ("up", "draining")
 PEER_READABLE_PREFIXES = (*SHARED_PREFIXES, "bad/")
 """Documents other nodes may read."""
 
