@@ -100,7 +100,13 @@ class PlanReadHints:
         return f"<PlanReadHints {len(self._epochs)} plans reported>"
 
     def frame_requested(
-        self, plan: Plan, snapshot: Snapshot, address: FrameAddress, *, in_parts: bool = False
+        self,
+        plan: Plan,
+        snapshot: Snapshot,
+        address: FrameAddress,
+        *,
+        in_parts: bool = False,
+        use_decoded: bool = True,
     ) -> None:
         """Note that a frame of a plan is being built. Takes microseconds; longer work runs in the
         background."""

@@ -88,9 +88,16 @@ class ReadHints(Protocol):
     """Receives hints about which plans are read, and how far."""
 
     def frame_requested(
-        self, plan: Plan, snapshot: Snapshot, address: FrameAddress, *, in_parts: bool = False
+        self,
+        plan: Plan,
+        snapshot: Snapshot,
+        address: FrameAddress,
+        *,
+        in_parts: bool = False,
+        use_decoded: bool = True,
     ) -> None:
-        """Note that a frame is being built; `in_parts`: the node's rows of it. Returns at once."""
+        """Note that a frame is being built; `in_parts`: the node's rows of it; `use_decoded`: from decoded
+        samples that the node keeps, where it has them. Returns at once."""
         ...
 
 
@@ -221,7 +228,7 @@ class Assembler:
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         require_parts(plan)
-        arrivals = await self._read_batch_ahead(plan, snapshot, whole, in_parts=True)
+        arrivals = await self._read_batch_ahead(plan, snapshot, whole, kept_bytes, in_parts=True)
         with self._admission(count_rows(whole, plan), 0):
             rows = self._row_lookup.rows_at(whole, plan, snapshot)
             places = await own_rows(self._context.remote, snapshot, rows, address.version)
@@ -243,7 +250,7 @@ class Assembler:
             return await self._pack(address, plan, snapshot, kept_bytes)
         arrivals = Arrivals()
         if isinstance(address, FrameAddress):
-            arrivals = await self._read_batch_ahead(plan, snapshot, address)
+            arrivals = await self._read_batch_ahead(plan, snapshot, address, kept_bytes)
             if not self._context.remote.single_node:  # the others' bytes are fetched when they have read them
                 await arrivals.until_read()
         count = count_rows(address, plan)
@@ -267,12 +274,18 @@ class Assembler:
         return frame
 
     async def _read_batch_ahead(
-        self, plan: Plan, snapshot: Snapshot, address: FrameAddress, *, in_parts: bool = False
+        self,
+        plan: Plan,
+        snapshot: Snapshot,
+        address: FrameAddress,
+        kept_bytes: int | None,
+        *,
+        in_parts: bool = False,
     ) -> Arrivals:
         """Pass the request on as a hint, wait until the first bytes of its batch are read ahead, and return
         the reads that are left."""
         for hints in self._hints:
-            hints.frame_requested(plan, snapshot, address, in_parts=in_parts)
+            hints.frame_requested(plan, snapshot, address, in_parts=in_parts, use_decoded=kept_bytes != 0)
         if self._read_ahead is None:
             return Arrivals()
         with tracing.stage("read ahead"):

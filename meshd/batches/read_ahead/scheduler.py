@@ -62,8 +62,8 @@ _REACH: Final = 32  # batches: a request this far from the others of its epoch b
 class _Cursor:
     """The place of one reader of an epoch. `windows`: in order and adjacent, those not yet consumed; `start`:
     the first position that had a window; `next`: the first after it that has none; `size`: bytes of the next
-    window; `in_parts`: each node builds its own rows; `started`: a frame was requested; `pause`: the longest
-    time between two requests so far, in seconds."""
+    window; `in_parts`: each node builds its own rows; `use_decoded`: no job reads what is decoded already;
+    `started`: a frame was requested; `pause`: the longest time between two requests so far, in seconds."""
 
     plan: Plan
     snapshot: Snapshot
@@ -79,6 +79,7 @@ class _Cursor:
     growing: asyncio.Lock = field(default_factory=asyncio.Lock)
     looking_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     in_parts: bool = False
+    use_decoded: bool = True
     started: bool = False
     pause: float = 0.0
     extending: bool = False
@@ -126,19 +127,27 @@ class ReadScheduler:
         return f"<ReadScheduler {len(self._cursors)} cursors, {self._held()} of {self._budget} bytes>"
 
     def frame_requested(
-        self, plan: Plan, snapshot: Snapshot, address: FrameAddress, *, in_parts: bool = False
+        self,
+        plan: Plan,
+        snapshot: Snapshot,
+        address: FrameAddress,
+        *,
+        in_parts: bool = False,
+        use_decoded: bool = True,
     ) -> None:
         """Note that a frame is being built: this is the reader's place. `in_parts`: other nodes build other
-        rows of it. Returns at once.
+        rows of it; `use_decoded`: samples that are decoded already are not read again. Returns at once.
 
         When the last window of an epoch is planned, the first one of the next epoch is, too.
         """
         try:
-            self._note_request(plan, snapshot, address, in_parts)
+            self._note_request(plan, snapshot, address, in_parts, use_decoded)
         except Exception:  # the builder reports what is wrong with the plan
             _log.exception("the batches of a plan are not read ahead")
 
-    def _note_request(self, plan: Plan, snapshot: Snapshot, address: FrameAddress, in_parts: bool) -> None:
+    def _note_request(
+        self, plan: Plan, snapshot: Snapshot, address: FrameAddress, in_parts: bool, use_decoded: bool
+    ) -> None:
         first = address.origin + address.step * address.batch
         self._drop_idle()
         cursor = self._find(plan.hash, address.epoch, first)
@@ -149,11 +158,14 @@ class ReadScheduler:
         cursor.pause = max(cursor.pause, now - cursor.used) if cursor.started else 0.0
         cursor.used, cursor.started, cursor.in_parts = now, True, in_parts
         cursor.furthest = max(cursor.furthest, first)
+        cursor.use_decoded &= use_decoded
         while cursor.windows and cursor.windows[0].end <= cursor.furthest - _BEHIND * cursor.batch:
             cursor.windows.popleft()
         self._extend(cursor)
         if cursor.next >= cursor.order.n and self._find(plan.hash, address.epoch + 1, 0) is None:
-            self._extend(self._begin(plan, snapshot, address.epoch + 1, 0, address.batch, in_parts))
+            later = self._begin(plan, snapshot, address.epoch + 1, 0, address.batch, in_parts)
+            later.use_decoded = cursor.use_decoded
+            self._extend(later)
 
     async def arrivals(self, address: FrameAddress) -> Arrivals:
         """Return the reads ahead that a frame's batch waits for, when the first bytes are there; none if none
@@ -318,7 +330,7 @@ class ReadScheduler:
     async def _read(self, cursor: _Cursor, window: Window, samples: Integers) -> None:
         """Look up the bytes of a window and queue the reads of each disk."""
         try:
-            if self._decoded is not None:
+            if self._decoded is not None and cursor.use_decoded:
                 program, snapshot = program_digest(cursor.plan.program_text), cursor.snapshot.hash
                 samples = samples[~self._decoded.find_all(program, snapshot, samples)]
             if not cursor.dropped:

@@ -407,6 +407,35 @@ def test_samples_that_are_decoded_already_are_not_read_ahead() -> None:
     running({"kind": "global"}, story)
 
 
+def test_all_samples_are_read_ahead_for_a_job_that_does_not_use_the_decoded_ones() -> None:
+    """`cache="off"` beside a job that keeps them: else each of these would cost a seek."""
+
+    async def story(world: World) -> None:
+        world.scheduler = ReadScheduler(
+            world.lookup,  # type: ignore[arg-type]
+            world.clock,
+            BUDGET,
+            HalfDecoded(),  # type: ignore[arg-type]
+        )
+        address = FrameAddress(world.plan.hash, 0, 0, batch=BATCH)
+        world.scheduler.frame_requested(world.plan, world.snapshot, address, use_decoded=False)
+        waiting = asyncio.create_task(world.scheduler.wait_until_read(address))
+        await settled()
+        first = world.lookup.windows[0]
+        assert first == world.order()[: len(first)]
+        world.ask(1)  # a job with the same plan that uses them reads the same windows
+        await settled()
+        assert all(
+            found == world.order()[at : at + len(found)]
+            for at, found in zip((0, len(first)), world.lookup.windows, strict=False)
+        )
+        world.read_all()
+        await settled()
+        assert waiting.done()
+
+    running({"kind": "global"}, story)
+
+
 def test_a_batch_is_built_whatever_fails_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
