@@ -55,12 +55,12 @@ assert hasattr(pyiceberg.table.DataScan, "plan_files") and hasattr(mesh, "open_i
 """
 _LANCE: Final = """
 import tempfile, lance, pyarrow as pa, meshsdk as mesh
-from meshsdk.tables.open_lance import _streams
+from meshsdk.tables.stored_streams import streams_of
 held = lance.write_dataset(pa.table({"n": [1, 2, 3], "m": [4, 5, 6]}), tempfile.mkdtemp() + "/a.lance")
 held.delete("n = 2")
 (fragment,) = held.get_fragments()
 assert fragment.metadata.to_json()
-(stream,) = _streams(fragment, ["n"])
+(stream,) = streams_of(fragment.to_batches(columns=["n"]))
 assert pa.ipc.open_stream(stream).read_all().to_pydict() == {"n": [1, 3]}
 assert hasattr(mesh, "open_lance")
 """

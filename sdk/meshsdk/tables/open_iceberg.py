@@ -1,7 +1,7 @@
 """`mesh.open_iceberg`: a snapshot of an Iceberg table as a dataset of the data files that it consists of.
 
-Law: what a reader of Iceberg would see otherwise (deleted rows, renamed columns, files of another format) is
-refused; rows are never added or lost in silence.
+Law: rows are those that a reader of Iceberg sees. Files of which the rows or columns are no longer those of
+the table are read by PyIceberg, here, and stored again; what it cannot read is refused, never guessed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from meshsdk.datasets.fields import check_source
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.open_dataset import open_table_files, table_options
+from meshsdk.tables.iceberg_rows import IcebergRows, changed_files
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.dataset.fields import parse_source
 from meshwire.strict_json import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from meshsdk.client.s3_client import Client
     from meshsdk.datasets.dataset import Dataset
@@ -64,12 +65,14 @@ def open_iceberg(
         nulls, ids, client, deadline, progress: as in `mesh.open`.
         snapshot_id: the snapshot of the table. Default: the current one.
 
-    Data files must lie below the table's folder, which may have been copied to another bucket or name. Needs
-    `pip install "shardmesh[iceberg]"`, where this is called, and pyarrow on the nodes.
+    Data files must lie below the table's folder, which may have been copied to another bucket or name. Those
+    of which rows were deleted (by position or deletion vector), or columns renamed, added or given another
+    type, are read by PyIceberg, here, once, and stored in `_rows/` below the table, which needs the right to
+    write there. Needs `pip install "shardmesh[iceberg]"`, where this is called, and pyarrow on the nodes;
+    for `_rows/`, here, too.
 
-    Raises ConfigurationError for deleted rows that are not compacted away, columns that were renamed, data
-    files that are not Parquet, and unknown columns and snapshots; NotFoundError if there is no table; and as
-    `mesh.open` does, for a data file that has not all columns, too.
+    Raises ConfigurationError for rows deleted by equality, data files that are not Parquet, and unknown
+    columns and snapshots; NotFoundError if there is no table; AccessError; and as `mesh.open` does.
 
     Example:
         ds = mesh.open_iceberg("s3://lake/db/sales", columns=["price"], filter=[("day", ">=", 20000)])
@@ -83,14 +86,22 @@ def open_iceberg(
         schema = scan.projection()
     except ValueError as error:
         raise ConfigurationError(f"{source}: {error}") from error
-    chosen = _columns(schema, columns, str(source))
+    leaves = dict(_leaves(schema.fields, ""))
+    chosen = _columns(leaves, columns, str(source))
     options = table_options("table", filter, nulls, ids)
-    tasks = _planned(scan, options.get("filter") if ids is None else None, str(source))
-    location = found.metadata.location
-    files = sorted({_data_file(task, location, source).removeprefix(source.prefix) for task in tasks})
+    conditions: list[list[Any]] = options.get("filter", [])
+    tasks = _planned(scan, conditions if ids is None else None, str(source))
+    by_path = {task.file.file_path: task for task in tasks}
+    read = list(dict.fromkeys([*chosen, *(name for name, *_ in conditions if name in leaves)]))
+    changed = changed_files(found, scan, read, by_path) if by_path else set()
+    changed |= {path for path, task in by_path.items() if task.delete_files}
+    rows = IcebergRows(client, source, found, schema, read) if changed else None
+    files: list[str] = []
+    for path, task in sorted(by_path.items()):
+        key = _data_file(task, found.metadata.location, source)
+        files += rows.names(task) if rows and path in changed else [key.removeprefix(source.prefix)]
     if not files:
         raise NotFoundError(f"{source} has no row in this snapshot that matches the filter")
-    _require_names(found, scan, chosen, {task.file.file_path for task in tasks})
     return open_table_files(
         str(source),
         files,
@@ -153,42 +164,13 @@ def _newest(client: Client, source: Source) -> str:
     return folder + max(found, key=lambda name: (found[name], name))
 
 
-def _columns(schema: Any, columns: Sequence[str] | None, table: str) -> list[str]:
+def _columns(leaves: Mapping[str, bool], columns: Sequence[str] | None, table: str) -> list[str]:
     """Return the columns to read. Raises ConfigurationError for an unknown one."""
-    leaves = dict(_leaves(schema.fields, ""))
     chosen = [name for name, supported in leaves.items() if supported] if columns is None else [*columns]
     for name in chosen:
         if name not in leaves:
             raise ConfigurationError(f"there is no column {name!r} in {table}{suggestion(name, leaves)}")
     return chosen
-
-
-def _require_names(found: Any, scan: Any, columns: Sequence[str], files: Collection[str]) -> None:
-    """Raises ConfigurationError if a column had another name when one of the files was written."""
-    wanted = {name: scan.projection().find_field(name).field_id for name in columns}
-
-    def differs(schema: Any) -> str:
-        return next((name for name, number in wanted.items() if _other_name(schema, name, number)), "")
-
-    if not any(differs(schema) for schema in found.metadata.schemas):
-        return
-    schemas = {schema.schema_id: schema for schema in found.metadata.schemas}
-    written = {each.snapshot_id: schemas.get(each.schema_id) for each in found.metadata.snapshots}
-    for manifest in scan.snapshot().manifests(found.io):
-        for entry in manifest.fetch_manifest_entry(found.io):
-            schema, path = written.get(entry.snapshot_id), entry.data_file.file_path
-            if path in files and (name := columns[0] if schema is None else differs(schema)):
-                raise ConfigurationError(
-                    f"{path} was written when the column {name!r} had another name, or there is no record of "
-                    "its names: rewrite that file (rewrite_data_files), or leave the column out"
-                )
-
-
-def _other_name(schema: Any, name: str, number: int) -> bool:
-    """Return whether a schema has the column under another name, or another column under this one."""
-    return schema.find_column_name(number) not in (None, name) or (
-        name in schema.column_names and schema.find_field(name).field_id != number
-    )
 
 
 def _leaves(fields: Iterable[Any], prefix: str) -> Iterator[tuple[str, bool]]:
@@ -231,11 +213,6 @@ def _expression(conditions: list[list[Any]]) -> Any:
 def _data_file(task: Any, location: str, source: Source) -> str:
     """Return the key of a data file. Raises ConfigurationError."""
     path, form = task.file.file_path, str(getattr(task.file.file_format, "value", task.file.file_format))
-    if task.delete_files:
-        raise ConfigurationError(
-            f"rows of {path} are deleted by another file, which is not applied: compact the table first "
-            "(rewrite_data_files)"
-        )
     if form.upper() != "PARQUET":
         raise ConfigurationError(f"{path} is {form}; only data files in Parquet are read")
     return _key(path, location, source)

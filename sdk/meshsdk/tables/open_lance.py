@@ -6,20 +6,18 @@ columns; so a version that is opened again, or another that shares fragments, co
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tempfile
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from meshsdk import transfers
 from meshsdk.datasets.fields import check_source
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.open_dataset import open_table_files, table_options
+from meshsdk.tables.stored_streams import StoredStreams
 from meshwire.dataset.fields import parse_source
 from meshwire.strict_json import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from meshsdk.client.s3_client import Client
     from meshsdk.datasets.dataset import Dataset
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 _FORM: Final = 1
 """Raise it if the same fragment gives other streams than before."""
-_FILE_BYTES: Final = 256 << 20
 
 
 def open_lance(
@@ -73,11 +70,14 @@ def open_lance(
     read = _stored_columns(opened.schema.names, columns, options.get("filter", []), str(source))
     beside = f"s3://{source.bucket}/{source.prefix.rstrip('/')}.rows" if index is None else index
     target = parse_source(check_source(beside))
-    known = [entry.key.removeprefix(target.prefix) for entry in client.list(target.bucket, target.prefix)]
+    streams = StoredStreams(client, target)
     fragments = opened.get_fragments()
     files: list[str] = []
     for number, fragment in enumerate(fragments):
-        files += _stored(client, target, fragment, read, known)
+        made_of = [_FORM, fragment.metadata.to_json(), read]
+        files += streams.names(
+            f"{fragment.fragment_id:010d}", made_of, partial(fragment.to_batches, columns=read)
+        )
         if progress is not None:
             progress(number + 1, len(fragments))
     if not files:
@@ -136,40 +136,3 @@ def _stored_columns(
         if name not in names:
             raise ConfigurationError(f"there is no column {given!r} in {table}{suggestion(given, names)}")
     return sorted(found)
-
-
-def _stored(
-    client: Client, target: Source, fragment: Any, columns: Sequence[str], known: Sequence[str]
-) -> list[str]:
-    """Return the names of the streams of a fragment, which are made if they are not there."""
-    described = json.dumps([_FORM, fragment.metadata.to_json(), columns], sort_keys=True, default=str)
-    stem = f"{fragment.fragment_id:010d}-{hashlib.sha256(described.encode()).hexdigest()[:20]}"
-    done = f"{stem}.streams-"  # of this name and their number, stored after the last one
-    count = next((int(name.removeprefix(done)) for name in known if name.startswith(done)), -1)
-    if count < 0:
-        count = 0
-        for count, stream in enumerate(_streams(fragment, columns), 1):
-            with stream:
-                transfers.upload(client, stream, target.bucket, f"{target.prefix}{_name(stem, count - 1)}")
-        client.put(target.bucket, f"{target.prefix}{done}{count}", b"")
-    return [_name(stem, number) for number in range(count)]
-
-
-def _name(stem: str, number: int) -> str:
-    return f"{stem}-{number:05d}.arrows"
-
-
-def _streams(fragment: Any, columns: Sequence[str]) -> Iterator[Any]:
-    """Yield the rows of a fragment as files with Arrow streams, at their beginning."""
-    import pyarrow as pa
-
-    batches = iter(fragment.to_batches(columns=list(columns)))
-    batch = next(batches, None)
-    while batch is not None:
-        file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
-        with pa.ipc.new_stream(file, batch.schema) as writer:
-            while batch is not None and file.tell() < _FILE_BYTES:
-                writer.write_batch(batch)
-                batch = next(batches, None)
-        file.seek(0)
-        yield file

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from meshsdk.client.s3_client import Client
 
 pa = required_module("pyarrow")
+pq = required_module("pyarrow.parquet")
 required_module("pyiceberg")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
 
@@ -119,38 +120,99 @@ def test_snapshots_of_an_iceberg_table(client: Client, catalog: Any) -> None:
         mesh.open_iceberg("s3://lake/house/db", client=client)
 
 
-def test_what_iceberg_readers_would_see_otherwise_is_refused(client: Client, catalog: Any) -> None:
-    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+def seen(ds: mesh.Dataset, *names: str) -> list[tuple[Any, ...]]:
+    """The values of all rows, sorted."""
+    found = list(mesh.Loader(ds, 256, shuffle=True, seed=3, tail="ragged", output="numpy"))
+    columns = [np.concatenate([batch[name] for batch in found]).tolist() for name in names]
+    return sorted(zip(*columns, strict=True))
+
+
+def expected(table: Any, *names: str, **scan: Any) -> list[tuple[Any, ...]]:
+    """The same, as PyIceberg reads it; a null is 0."""
+    found = table.scan(selected_fields=names, **scan).to_arrow()
+    columns = [found.column(name).fill_null(0).to_pylist() for name in names]
+    return sorted(zip(*columns, strict=True))
+
+
+def add_deletes(client: Client, table: Any, content: Any, number: int, deleted: Any) -> None:
+    """Add a file of deletes, as other writers of Iceberg do."""
+    from pyiceberg.manifest import DataFile, FileFormat
     from pyiceberg.typedef import Record
+
+    out = pa.BufferOutputStream()
+    pq.write_table(deleted, out)
+    content_bytes = out.getvalue().to_pybytes()
+    key = f"{table.location().removeprefix('s3://lake/')}/data/deletes-{number}.parquet"
+    client.put("lake", key, content_bytes)
+    file = DataFile.from_args(
+        content=content,
+        file_path=f"s3://lake/{key}",
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=deleted.num_rows,
+        file_size_in_bytes=len(content_bytes),
+    )
+    file.spec_id = table.spec().spec_id
+    with table.transaction() as change, change.update_snapshot().fast_append() as append:
+        append.append_data_file(file)
+
+
+def test_columns_of_an_iceberg_table_that_changed(client: Client, catalog: Any) -> None:
     from pyiceberg.types import LongType
 
     table = catalog.create_table("db.changed", schema=rows(0).schema)
     table.append(rows(0))
     url = "s3://lake/house/db/changed"
+    plain = mesh.open_iceberg(url, columns=["id"], client=client)
     with table.update_schema() as change:
         change.rename_column("price", "cost")
         change.add_column("rank", LongType())
-    with pytest.raises(ConfigurationError, match="'cost' had another name"):
-        mesh.open_iceberg(url, columns=["cost"], client=client)
-    assert len(mesh.open_iceberg(url, columns=["id"], client=client)) == DAY
-    later = rows(1).rename_columns({"price": "cost"}).append_column("rank", pa.array(range(DAY)))
-    table.append(later)
-    with pytest.raises(InvalidPlanError, match=r"no column 'rank' in .*house/db/changed/data/"):
-        mesh.open_iceberg(url, columns=["id", "rank"], client=client)
-    table.overwrite(later)  # all files are written under the new schema
-    assert len(mesh.open_iceberg(url, columns=["cost", "rank"], client=client)) == DAY * 9 // 10
-    deletes = DataFile.from_args(
-        content=DataFileContent.POSITION_DELETES,
-        file_path="s3://lake/house/db/changed/data/deletes.parquet",
-        file_format=FileFormat.PARQUET,
-        partition=Record(),
-        record_count=1,
-        file_size_in_bytes=1,
-    )
-    deletes.spec_id = table.spec().spec_id
-    with table.transaction() as change, change.update_snapshot().fast_append() as append:
-        append.append_data_file(deletes)
-    with pytest.raises(ConfigurationError, match="are deleted by another file"):
+        change.update_column("day", LongType())
+    with table.update_schema() as change:
+        change.add_column("price", LongType())  # another column with the name that a file has
+    names = ("id", "cost", "rank", "price", "day")
+    found = mesh.open_iceberg(url, columns=names, nulls="mask", client=client)
+    assert seen(found, *names) == expected(table, *names)
+    assert str(found.schema()["day"]) == "int64 []"
+    assert mesh.open_iceberg(url, columns=["id"], client=client).snapshot.hash == plain.snapshot.hash
+    days, ranks = pa.array([1] * DAY, pa.int64()), pa.array(range(DAY))
+    later = rows(1).rename_columns({"price": "cost"}).set_column(1, "day", days)
+    table.append(later.append_column("rank", ranks).append_column("price", ranks))
+    both = mesh.open_iceberg(url, columns=names, nulls="mask", client=client)
+    assert seen(both, *names) == expected(table, *names)
+    some = mesh.open_iceberg(url, columns=["id"], filter=[("price", ">=", DAY - 9)], client=client)
+    assert seen(some, "id") == expected(table, "id", row_filter=f"price >= {DAY - 9}")
+    assert len(some) == 9  # no row of the first file, whose column of that name is another one
+    stored = {entry.key for entry in client.list("lake", "house/db/changed/_rows/")}
+    again = mesh.open_iceberg(url, columns=names, nulls="mask", client=client)
+    assert again.snapshot.hash == both.snapshot.hash
+    assert {entry.key for entry in client.list("lake", "house/db/changed/_rows/")} == stored
+
+
+def test_deleted_rows_of_an_iceberg_table(client: Client, catalog: Any) -> None:
+    from pyiceberg.manifest import DataFileContent
+
+    table = catalog.create_table("db.deleted", schema=rows(0).schema)
+    for day in range(2):
+        table.append(rows(day))
+    url, names = "s3://lake/house/db/deleted", ("id", "day")
+    whole = mesh.open_iceberg(url, columns=names, client=client)
+    first = min(task.file.file_path for task in table.scan(row_filter="day == 0").plan_files())
+    for number, places in enumerate(([0, 7, 399], [7, 8])):
+        deleted = pa.table({"file_path": [first] * len(places), "pos": pa.array(places, pa.int64())})
+        add_deletes(client, table, DataFileContent.POSITION_DELETES, number, deleted)
+    left = mesh.open_iceberg(url, columns=names, client=client)
+    assert [int(number) for number, _ in seen(left, *names)] == [
+        number for number in range(2 * DAY) if number not in (0, 7, 8, 399)
+    ]
+    assert seen(left, *names) == expected(table, *names)
+    assert len(mesh.open_iceberg(url, columns=["id"], filter=[("id", "<", 10)], client=client)) == 7
+    assert len(whole) == len(mesh.open(url, snapshot=whole.snapshot.hash, client=client)) == 2 * DAY
+    everything = pa.table({"file_path": [first] * DAY, "pos": pa.array(range(DAY), pa.int64())})
+    add_deletes(client, table, DataFileContent.POSITION_DELETES, 2, everything)
+    assert {day for _, day in seen(mesh.open_iceberg(url, columns=names, client=client), *names)} == {1}
+    add_deletes(client, table, DataFileContent.EQUALITY_DELETES, 3, pa.table({"id": [401]}))
+    with pytest.raises(ConfigurationError, match=r"equality deletes.*compact the table"):
         mesh.open_iceberg(url, columns=["id"], client=client)
 
 
