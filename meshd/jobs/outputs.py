@@ -6,25 +6,30 @@ digest is skipped. Cleanup removes only objects that this job wrote.
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import asyncio
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from meshd.jobs.authorization import BucketGrant
 from meshd.jobs.output_store import OutputMetadata, OutputTarget
+from meshd.jobs.source_reader import SourceReader
+from meshd.store.integrity.verification import VerifiedExtents
 from meshd.util import failpoints
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Container, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping, Sequence
 
     from meshd.jobs.job_kind import JobRun, JobServices
     from meshd.jobs.output_store import BodyPiece
     from meshwire.checksums.body_checksums import BodyVerifier
+    from meshwire.jobs.job_plan import JobPlan
 
 JOB_METADATA_KEY: Final = "mesh-job"
 SOURCE_DIGEST_KEY: Final = "mesh-made-of"
 """Metadata keys of an output: the job that wrote it, and the digest of its sources."""
 _PAGE: Final = 1000
+_AT_A_TIME: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +136,25 @@ async def remove_stale_outputs(tools: JobServices, running: JobRun, present: Con
             await tools.outputs.remove_outputs(target.bucket, stale)
         running.tally.removed += len(stale)
         after, more = page.next_after, page.truncated
+
+
+async def write_planned_outputs(
+    tools: JobServices,
+    running: JobRun,
+    plan: JobPlan,
+    write: Callable[[SourceReader, OutputWriter], Awaitable[None]],
+) -> None:
+    """Run `write` in two tasks, which share the outputs of the plan; then remove the stale ones."""
+    running.tally.phase = "writing"
+    running.tally.outputs_total, running.tally.bytes_total = len(plan), plan.total
+    writer, proofs = OutputWriter(tools, running), VerifiedExtents()
+
+    async def run() -> None:
+        with closing(SourceReader(tools, running, plan, proofs)) as reader:
+            await write(reader, writer)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(_AT_A_TIME):
+            group.create_task(run())
+    running.tally.phase = "tidying"
+    await remove_stale_outputs(tools, running, frozenset(plan.outputs))

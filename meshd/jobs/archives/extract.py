@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import mimetypes
-from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from meshd.jobs.authorization import BucketGrant
-from meshd.jobs.outputs import OutputDigest, OutputSpec, OutputWriter, remove_stale_outputs
-from meshd.jobs.source_reader import GROUP_BYTES, SourceRange, SourceReader, read_ranges
-from meshd.store.integrity.verification import VerifiedExtents
+from meshd.jobs.outputs import OutputDigest, OutputSpec, write_planned_outputs
+from meshd.jobs.source_reader import GROUP_BYTES, SourceRange, read_ranges
 from meshwire import names
 from meshwire.checksums.body_checksums import BodyDigests, BodyVerifier
 from meshwire.strict_json import PlanError
@@ -25,13 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from meshd.jobs.job_kind import JobRun, JobServices
+    from meshd.jobs.outputs import OutputWriter
     from meshd.jobs.scratch import PlanStore
     from meshd.jobs.source_inventory import SourceInventory
-    from meshd.jobs.source_reader import ReadableSource
+    from meshd.jobs.source_reader import ReadableSource, SourceReader
     from meshwire.jobs.job_plan import FileList, JobPlan, SourceFile
 
 _BATCH: Final = 256
-_AT_A_TIME: Final = 2
 _OTHERWISE: Final = "application/octet-stream"
 
 
@@ -46,29 +44,14 @@ class ExtractJob:
 
     async def run_job(self, running: JobRun) -> None:
         """Run a job: see `JobKind.run_job`."""
-        tally, tools = running.tally, self._tools
         plan = await self._plan_store.load_or_make_plan(running, lambda: self._plan(running))
-        tally.phase = "writing"
-        tally.outputs_total = tally.samples_total = len(plan)
-        tally.bytes_total = plan.total
-        writer = OutputWriter(tools, running)
-        batches, proofs = _batches(plan), VerifiedExtents()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(_AT_A_TIME):
-                group.create_task(self._extract_batches(running, plan, writer, batches, proofs))
-        tally.phase = "tidying"
-        await remove_stale_outputs(tools, running, frozenset(plan.outputs))
+        running.tally.samples_total = len(plan)
+        batches = _batches(plan)
 
-    async def _extract_batches(
-        self,
-        running: JobRun,
-        plan: JobPlan,
-        writer: OutputWriter,
-        batches: Iterator[tuple[int, int]],
-        proofs: VerifiedExtents,
-    ) -> None:
-        with closing(SourceReader(self._tools, running, plan, proofs)) as reader:
+        async def extract(reader: SourceReader, writer: OutputWriter) -> None:
             await _BatchExtractor(running, plan, reader, writer).run(batches)
+
+        await write_planned_outputs(self._tools, running, plan, extract)
 
     async def _plan(self, running: JobRun) -> JobPlan:
         spec = running.spec

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from awscrt.checksums import crc32c
 
 from meshd.jobs.archives.archive_layout import COMPRESSORS, ZipLayout, tar_groups, tar_size
 from meshd.jobs.authorization import BucketGrant
-from meshd.jobs.outputs import OutputDigest, OutputSpec, OutputWriter, remove_stale_outputs
-from meshd.jobs.source_reader import SourceReader, read_ranges, verify_ranges
-from meshd.store.integrity.verification import VerifiedExtents
+from meshd.jobs.outputs import OutputDigest, OutputSpec, write_planned_outputs
+from meshd.jobs.source_reader import read_ranges, verify_ranges
 from meshwire.jobs.job_spec import FORMATS
 from meshwire.strict_json import PlanError
 from meshwire.views.samples import Evaluation
@@ -28,13 +26,12 @@ if TYPE_CHECKING:
     from meshd.jobs.archives.archive_layout import ArchiveGroup
     from meshd.jobs.job_kind import JobRun, JobServices
     from meshd.jobs.output_store import BodyPiece
+    from meshd.jobs.outputs import OutputWriter
     from meshd.jobs.scratch import PlanStore
     from meshd.jobs.source_inventory import SmallFileReader, SourceInventory
-    from meshd.jobs.source_reader import ReadableSource
+    from meshd.jobs.source_reader import ReadableSource, SourceReader
     from meshwire.jobs.job_plan import FileList, JobPlan, SourceFile
     from meshwire.jobs.job_spec import JobSpec
-
-_AT_A_TIME: Final = 2
 
 
 class ShardJob:
@@ -48,29 +45,14 @@ class ShardJob:
 
     async def run_job(self, running: JobRun) -> None:
         """Run a job: see `JobKind.run_job`."""
-        tally, tools = running.tally, self._tools
         plan = await self._plan_store.load_or_make_plan(running, lambda: self._plan(running))
-        tally.phase = "writing"
-        tally.outputs_total, tally.bytes_total = len(plan), plan.total
-        tally.samples_total = int(plan.samples.sum())
-        writer = OutputWriter(tools, running)
-        numbers, proofs = iter(range(len(plan))), VerifiedExtents()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(_AT_A_TIME):
-                group.create_task(self._write_shards(running, plan, writer, numbers, proofs))
-        tally.phase = "tidying"
-        await remove_stale_outputs(tools, running, frozenset(plan.outputs))
+        running.tally.samples_total = int(plan.samples.sum())
+        numbers = iter(range(len(plan)))
 
-    async def _write_shards(
-        self,
-        running: JobRun,
-        plan: JobPlan,
-        writer: OutputWriter,
-        numbers: Iterator[int],
-        proofs: VerifiedExtents,
-    ) -> None:
-        with closing(SourceReader(self._tools, running, plan, proofs)) as reader:
+        async def write(reader: SourceReader, writer: OutputWriter) -> None:
             await _ShardWriter(running, plan, reader, writer).run(numbers)
+
+        await write_planned_outputs(self._tools, running, plan, write)
 
     async def _plan(self, running: JobRun) -> JobPlan:
         spec = running.spec
