@@ -87,10 +87,6 @@ def find_etcd() -> str:
     return on_path
 
 
-def _tool(name: str, *args: str) -> None:
-    subprocess.run([Path(find_etcd()).with_name(name), *args], check=True, capture_output=True, timeout=60)
-
-
 class EtcdCluster:
     """Runs an etcd cluster of `size` members. Use as a context manager.
 
@@ -176,30 +172,6 @@ class EtcdCluster:
 
     def gateway(self, *, deadline: float = 5.0, members: tuple[EtcdMember, ...] = ()) -> Gateway:
         return Gateway(members or self.members, SystemClock(), deadline=deadline, tls=self._tls)
-
-    def leader(self) -> int:
-        """Return the number of the leading member."""
-        for number in self._running:
-            with closing(self.gateway(members=(self.members[number],))) as gateway:
-                status = gateway.call("maintenance/status", {}, repeatable=True)
-            if status["leader"] == status["header"]["member_id"]:
-                return number
-        raise AssertionError("no etcd member is the leader")
-
-    def save_snapshot(self, backup: Path) -> None:
-        """Save a snapshot of the cluster's data to a file."""
-        _tool("etcdctl", f"--endpoints={self._scheme}://{self.members[0]}", "snapshot", "save", str(backup))
-
-    def restore_snapshot(self, backup: Path) -> None:
-        """Restore the only member, which must not run, from a file."""
-        directory, peer = self._place / "m0", f"http://127.0.0.1:{self._peers[0]}"
-        shutil.rmtree(directory)
-        about = ("--name=m0", f"--initial-cluster=m0={peer}", f"--initial-advertise-peer-urls={peer}")
-        _tool("etcdutl", "snapshot", "restore", str(backup), *about, f"--data-dir={directory}")
-
-    def remove_data(self) -> None:
-        """Remove the data of the only member, which must not run."""
-        shutil.rmtree(self._place / "m0")
 
     def signal_member(self, number: int, what: signal.Signals) -> None:
         """Send a signal to a member."""

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
-from meshd.process.local_etcd import EtcdCluster, reserve_port
+from meshd.process.local_etcd import reserve_port
 from meshd.util.clock import SystemClock
 from meshwire.cluster import ClusterMap, parse_map, routes
 from tests.support.bounded_wait import await_true, pause
 from tests.support.daemons import Daemon, authority_in
+from tests.support.etcd import OperatedEtcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +72,7 @@ class DaemonCluster:
         (self.place / "etcd").mkdir(parents=True, exist_ok=True)
         ports = (reserve_port(etcd_host), reserve_port())
         unsafe = () if etcd_syncs else ("--unsafe-no-fsync",)
-        self.etcd = EtcdCluster(self.place / "etcd", 1, *unsafe, *etcd_flags, host=etcd_host, ports=ports)
+        self.etcd = OperatedEtcd(self.place / "etcd", 1, *unsafe, *etcd_flags, host=etcd_host, ports=ports)
         self._args, self._own, self._workers, self._lease = tuple(args), dict(own or {}), workers, lease
         self.authority = authority_in(self.place / "tls") if tls else None
         self._checkout = checkout

@@ -98,13 +98,8 @@ class Repairer:
         open_peer: Callable[[Node], SyncPeer],
         throttle: Callable[[int], Awaitable[None]],
     ) -> None:
-        self._store, self._source, self._mesh, self._open_peer, self._throttle = (
-            store,
-            source,
-            mesh,
-            open_peer,
-            throttle,
-        )
+        self._store, self._source, self._mesh = store, source, mesh
+        self._open_peer, self._throttle = open_peer, throttle
 
     def __repr__(self) -> str:
         return f"<Repairer of {self._mesh.node_id}>"

@@ -100,12 +100,8 @@ class Fetcher:
         manager: CacheManagerApi,
         cache_client: PeerCacheClient | None = None,
     ) -> None:
-        self._origins, self._cache_store, self._cache_manager, self._peer_cache = (
-            origins,
-            cache_store,
-            manager,
-            cache_client,
-        )
+        self._origins, self._cache_store, self._cache_manager = origins, cache_store, manager
+        self._peer_cache = cache_client
         self._flights: dict[PieceName, InFlightPiece] = {}
         self._checks: SingleFlight[tuple[str, str], ObjectFacts] = SingleFlight()
         self._slots = FetchLimits(_AT_ONCE, _EACH)

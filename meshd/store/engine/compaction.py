@@ -231,13 +231,8 @@ class Compactor:
         run: Callable[..., Awaitable[Any]],
         settings: StoreSettings,
     ) -> None:
-        self._index, self._disks, self._committer, self._clock, self._run = (
-            index,
-            disks,
-            committer,
-            clock,
-            run,
-        )
+        self._index, self._disks, self._committer = index, disks, committer
+        self._clock, self._run = clock, run
         self.turn, self.segment_bytes = asyncio.Lock(), settings.segment_bytes
         """Held while members are moved that belong together."""
         self.first_copies: Callable[[str], bytes | None] = lambda bucket: None

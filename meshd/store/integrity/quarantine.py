@@ -195,13 +195,8 @@ class DamageAttributor:
         clock: Clock,
         run: Callable[..., Awaitable[Any]],
     ) -> None:
-        self._index, self._disks, self._committer, self._clock, self._run = (
-            index,
-            disks,
-            committer,
-            clock,
-            run,
-        )
+        self._index, self._disks, self._committer = index, disks, committer
+        self._clock, self._run = clock, run
 
     async def attribute_damage(self, extents: Iterable[Extent]) -> int:
         """Reads these extents again and quarantines what uses damaged ones; returns how many versions and

@@ -87,12 +87,8 @@ class Scrub:
         clock: Clock,
         run: Callable[..., Awaitable[Any]],
     ) -> None:
-        self._index, self._disks, self._committer, self._damage_attributor = (
-            index,
-            disks,
-            committer,
-            damage_attributor,
-        )
+        self._index, self._disks, self._committer = index, disks, committer
+        self._damage_attributor = damage_attributor
         self._clock, self._run = clock, run
         self._remembered = clock.monotonic()
         found = index.get_meta(_STATE)

@@ -131,12 +131,8 @@ class ApplyRemoval(Mutation):
     exclusive = True
 
     def __init__(self, change: VersionGone) -> None:
-        self.bucket, self.key, self.version, self.stamp = (
-            change.bucket,
-            change.key,
-            change.version,
-            change.stamp,
-        )
+        self.bucket, self.key, self.version = change.bucket, change.key, change.version
+        self.stamp = change.stamp
         self.wanted = True
 
     def check(self, batch: WriteBatch, txn: Any) -> None:

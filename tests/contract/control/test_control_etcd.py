@@ -17,10 +17,10 @@ from meshd.control.control_api import ABSENT, ControlError, VersionConflictError
 from meshd.control.etcd import EtcdControl, sync_barrier
 from meshd.control.etcd.gateway import EtcdAmbiguousError, Gateway, encoded
 from meshd.control.etcd.sync_barrier import SyncBarrier, may_answer_early
-from meshd.process.local_etcd import EtcdCluster
 from meshd.util.clock import SystemClock
 from tests.support.certificates import Authority
 from tests.support.control_suite import ControlSuite, closing
+from tests.support.etcd import OperatedEtcd
 from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ require_etcd()
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path_factory.mktemp("etcd"), 1, "--unsafe-no-fsync") as cluster:
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedEtcd]:
+    with OperatedEtcd(tmp_path_factory.mktemp("etcd"), 1, "--unsafe-no-fsync") as cluster:
         yield cluster
 
 
@@ -58,10 +58,10 @@ async def closing_watch(control: ControlStore) -> AsyncIterator[AsyncGenerator[C
 
 class TestEtcd(ControlSuite):
     ttl = 4.0
-    cluster: EtcdCluster
+    cluster: OperatedEtcd
 
     @pytest.fixture(autouse=True)
-    def _place(self, one: EtcdCluster) -> None:
+    def _place(self, one: OperatedEtcd) -> None:
         self.cluster = one
 
     async def elapse(self, clock: ManualClock, seconds: float) -> None:
@@ -71,7 +71,7 @@ class TestEtcd(ControlSuite):
         return closing(EtcdControl(self.cluster.gateway(), f"/{uuid.uuid4().hex}/"))
 
 
-def test_two_processes_see_each_other(one: EtcdCluster) -> None:
+def test_two_processes_see_each_other(one: OperatedEtcd) -> None:
     async def main() -> None:
         with (
             closed(EtcdControl(one.gateway(), "/two/")) as a,
@@ -109,7 +109,7 @@ def test_versions_that_may_answer_before_they_sync() -> None:
 
 @pytest.mark.parametrize("early", [True, False])
 def test_reads_after_changes_are_for_an_etcd_that_answers_early(
-    one: EtcdCluster, monkeypatch: pytest.MonkeyPatch, early: bool
+    one: OperatedEtcd, monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
     monkeypatch.setattr(sync_barrier, "may_answer_early", lambda version: early)
 
@@ -131,7 +131,7 @@ def test_reads_after_changes_are_for_an_etcd_that_answers_early(
 
 
 def test_a_change_before_a_restart_is_in_doubt(tmp_path: Path) -> None:
-    with EtcdCluster(tmp_path, 1, "--unsafe-no-fsync") as cluster, closed(cluster.gateway()) as gateway:
+    with OperatedEtcd(tmp_path, 1, "--unsafe-no-fsync") as cluster, closed(cluster.gateway()) as gateway:
         barrier = SyncBarrier(gateway, b"/")
         answer = gateway.call("kv/put", {"key": encoded(b"/doubt"), "value": ""}, repeatable=True)
         barrier.await_change(answer)
@@ -141,7 +141,7 @@ def test_a_change_before_a_restart_is_in_doubt(tmp_path: Path) -> None:
             barrier.await_change(answer)
 
 
-def test_a_prefix_is_a_world_of_its_own(one: EtcdCluster) -> None:
+def test_a_prefix_is_a_world_of_its_own(one: OperatedEtcd) -> None:
     async def main() -> None:
         with closed(EtcdControl(one.gateway(), "/p/")) as p, closed(EtcdControl(one.gateway(), "/p2/")) as q:
             await p.put("topic/a", b"1")
@@ -151,7 +151,7 @@ def test_a_prefix_is_a_world_of_its_own(one: EtcdCluster) -> None:
     asyncio.run(main())
 
 
-def test_hundreds_of_keys_are_written_together(one: EtcdCluster) -> None:
+def test_hundreds_of_keys_are_written_together(one: OperatedEtcd) -> None:
     async def main() -> None:
         with closed(EtcdControl(one.gateway(), "/many/")) as control:
             await control.write_many([Write(f"topic/{n:04d}", b"x" * n) for n in range(350)])
@@ -162,7 +162,7 @@ def test_hundreds_of_keys_are_written_together(one: EtcdCluster) -> None:
     asyncio.run(main())
 
 
-def test_what_was_forgotten_is_read_anew(one: EtcdCluster) -> None:
+def test_what_was_forgotten_is_read_anew(one: OperatedEtcd) -> None:
     """The watch was away while etcd compacted what it missed."""
 
     async def main() -> None:
@@ -190,7 +190,7 @@ def test_what_was_forgotten_is_read_anew(one: EtcdCluster) -> None:
 
 
 def test_a_watch_that_heard_nothing_is_followed_at_once(
-    one: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+    one: OperatedEtcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is written between two watches would be late by the pause."""
     monkeypatch.setattr("meshd.control.etcd.etcd_control._IDLE", 0.2)
@@ -220,7 +220,7 @@ def test_a_watch_that_heard_nothing_is_followed_at_once(
 
 def test_without_etcd_reads_go_on_and_writes_say_so(tmp_path: Path) -> None:
     async def main() -> None:
-        with EtcdCluster(tmp_path) as cluster:
+        with OperatedEtcd(tmp_path) as cluster:
             with closed(EtcdControl(cluster.gateway(deadline=0.5))) as control:
                 version = await control.put("topic/a", b"1")
                 cluster.kill_member(0)
@@ -244,7 +244,7 @@ def test_a_backup_that_was_put_back_is_what_there_is(tmp_path: Path) -> None:
     """It ends at an earlier revision than the copy: a watch from there on would tell nothing for long."""
 
     async def main() -> None:
-        with EtcdCluster(tmp_path) as cluster, closed(EtcdControl(cluster.gateway())) as control:
+        with OperatedEtcd(tmp_path) as cluster, closed(EtcdControl(cluster.gateway())) as control:
             await control.put("mesh/id", b"1")
             first = await control.put("topic/a", b"old")
             await control.put("topic/gone", b"1")
@@ -285,7 +285,7 @@ def test_an_etcd_that_is_full_is_told_where_nothing_is_written(tmp_path: Path) -
     async def main() -> None:
         clock, flags = JumpingClock(), ("--quota-backend-bytes=300000",)
         with (
-            EtcdCluster(tmp_path, 1, *flags) as cluster,
+            OperatedEtcd(tmp_path, 1, *flags) as cluster,
             closed(EtcdControl(Gateway(cluster.members, clock))) as control,
         ):
             lease = await control.acquire_lease("node/n1", "n1", 60)
@@ -315,7 +315,7 @@ def test_an_etcd_that_is_full_is_told_where_nothing_is_written(tmp_path: Path) -
 @pytest.mark.parametrize("how", ["disk", "keys"])
 def test_an_emptied_etcd_counts_as_one_that_is_out_of_reach(tmp_path: Path, how: str) -> None:
     async def main() -> None:
-        with EtcdCluster(tmp_path) as cluster, closed(EtcdControl(cluster.gateway())) as control:
+        with OperatedEtcd(tmp_path) as cluster, closed(EtcdControl(cluster.gateway())) as control:
             for key in ("mesh/id", "topic/a"):
                 await control.put(key, b"1")
             cluster.save_snapshot(tmp_path / "backup")
@@ -370,7 +370,7 @@ def test_a_leader_that_dies_costs_time_and_nothing_else(tmp_path: Path) -> None:
 
     async def main() -> None:
         flags = ("--heartbeat-interval=50", "--election-timeout=500")
-        with EtcdCluster(tmp_path, 3, *flags) as cluster:
+        with OperatedEtcd(tmp_path, 3, *flags) as cluster:
             controls = [EtcdControl(cluster.gateway(deadline=20)) for _ in range(2)]
             counting = [asyncio.ensure_future(count(control, 120)) for control in controls]
             for blow in ("kill", "stop"):
@@ -401,7 +401,7 @@ def test_a_leader_that_dies_costs_time_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_users_and_passwords(tmp_path: Path) -> None:
-    with EtcdCluster(tmp_path) as cluster:
+    with OperatedEtcd(tmp_path) as cluster:
         with closed(cluster.gateway()) as gateway:
             gateway.call("auth/user/add", {"name": "root", "password": "s3cret"}, repeatable=True)
             gateway.call("auth/user/grant", {"user": "root", "role": "root"}, repeatable=True)
@@ -422,7 +422,7 @@ def test_users_and_passwords(tmp_path: Path) -> None:
 
 def test_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
-    with EtcdCluster(tmp_path, tls=(authority.issue(), authority.cert)) as cluster:
+    with OperatedEtcd(tmp_path, tls=(authority.issue(), authority.cert)) as cluster:
         with closed(EtcdControl(cluster.gateway())) as control:
             assert asyncio.run(control.put("topic/a", b"1")) > 0
             assert control.cached_entries("topic")["topic/a"].value == b"1"
