@@ -264,17 +264,8 @@ def listen(path: Path, backlog: int = 128) -> socket.socket:
     return sock
 
 
-def connect_blocking(path: Path) -> BlockingMessageStream:
-    """Connect to `path`. Raises OSError if no process listens there."""
-    return BlockingMessageStream(_connected(path))
-
-
 async def connect(path: Path, decode: Decode = decode) -> MessageStream:
     """Connect to `path`. Raises OSError if no process listens there. (A Unix socket connects at once.)"""
-    return MessageStream(_connected(path), decode)
-
-
-def _connected(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short(path) as name:
@@ -282,7 +273,7 @@ def _connected(path: Path) -> socket.socket:
     except OSError:
         sock.close()
         raise
-    return sock
+    return MessageStream(sock, decode)
 
 
 async def accept_sockets(

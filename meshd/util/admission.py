@@ -118,11 +118,6 @@ class ByteSemaphore:
     def __repr__(self) -> str:
         return f"<ByteSemaphore {self.in_use} of {self.limit} in use, {len(self._waiting)} waiting>"
 
-    @property
-    def waiter_count(self) -> int:
-        """The number of waiting callers."""
-        return len(self._waiting)
-
     def try_acquire(self, units: int) -> bool:
         """Takes units if nobody waits and they fit; never waits."""
         if self._waiting or not self._fits(units):

@@ -25,7 +25,6 @@ from meshd.rpc.unix_messages import (
     StreamClosedError,
     accept_sockets,
     connect,
-    connect_blocking,
     encode_message,
     listen,
 )
@@ -229,7 +228,7 @@ def test_a_server_and_its_clients_whatever_the_length_of_the_path(run: Runner, t
 
 def test_nobody_listening_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        connect_blocking(tmp_path / "none.sock")
+        asyncio.run(connect(tmp_path / "none.sock"))
 
 
 def test_the_blocking_side_speaks_with_the_asynchronous_one(run: Runner) -> None:

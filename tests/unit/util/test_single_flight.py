@@ -150,7 +150,7 @@ def test_a_budget_is_never_exceeded_and_served_in_order() -> None:
 
         await asyncio.gather(use("a", 6), use("b", 8), use("c", 2), use("d", 4))
         assert order == ["a", "b", "c", "d"]  # c would fit beside a, but b is first
-        assert (budget.in_use, budget.waiter_count) == (0, 0)
+        assert (budget.in_use, len(budget._waiting)) == (0, 0)
 
     run(check())
 
