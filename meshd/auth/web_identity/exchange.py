@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from meshd.auth.identities.admin_responses import AdminError
 from meshd.auth.web_identity.issuer_client import IssuerError
-from meshd.auth.web_identity.json_web_token import TokenExpiredError, TokenRejectedError, parse_token
+from meshd.auth.web_identity.token_parser import TokenExpiredError, TokenRejectedError, parse_token
 from meshd.auth.web_identity.token_validation import UnknownKeyError, check_provider, validate_token
 from meshwire.iam.wildcards import Glob
 from meshwire.sts_query import AssumedRole, StsError
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from meshd.auth.identities.sts_sessions import CredentialService
     from meshd.auth.identity import Identity
-    from meshd.auth.web_identity.json_web_token import UnverifiedToken
     from meshd.auth.web_identity.key_cache import KeyCache
+    from meshd.auth.web_identity.token_parser import UnverifiedToken
     from meshd.auth.web_identity.token_validation import ValidToken
     from meshd.control.roles import IdentityProvider, Role, RoleTable, TrustCondition
     from meshd.util.clock import Clock

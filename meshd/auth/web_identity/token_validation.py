@@ -12,14 +12,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from meshd.auth.web_identity.json_web_token import TokenExpiredError, TokenRejectedError
 from meshd.auth.web_identity.key_set import ALGORITHM_KINDS
+from meshd.auth.web_identity.token_parser import TokenExpiredError, TokenRejectedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshd.auth.web_identity.json_web_token import UnverifiedToken
     from meshd.auth.web_identity.key_set import KeySet, VerificationKey
+    from meshd.auth.web_identity.token_parser import UnverifiedToken
     from meshd.control.roles import IdentityProvider
 
 LEEWAY_SECONDS: Final = 60

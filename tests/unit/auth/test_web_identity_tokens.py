@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshd.auth.web_identity.exchange import unmet_condition
-from meshd.auth.web_identity.json_web_token import (
+from meshd.auth.web_identity.key_set import KeySetError, parse_key_set
+from meshd.auth.web_identity.token_parser import (
     MAX_TOKEN_BYTES,
     TokenExpiredError,
     TokenRejectedError,
     parse_token,
 )
-from meshd.auth.web_identity.key_set import KeySetError, parse_key_set
 from meshd.auth.web_identity.token_validation import (
     LEEWAY_SECONDS,
     UnknownKeyError,
