@@ -140,7 +140,7 @@ _UNBUILT = frozenset(
 _IGNORED = frozenset({"x-id", "AWSAccessKeyId", "Signature", "Expires"})
 # Headers that boto3 puts into a version 2 presigned URL in addition to x-amz-*.
 HOISTED_V2 = frozenset({"content-md5", "content-type"})
-_OVERRIDES = frozenset(
+RESPONSE_OVERRIDES = frozenset(
     f"response-{name}"
     for name in (
         "cache-control",
@@ -167,7 +167,7 @@ class Query:
         for name, value in self.values.items():
             if name in allowed or name in _IGNORED or name[:6].lower() == "x-amz-":
                 continue
-            if name in _OVERRIDES and level == "object":
+            if name in RESPONSE_OVERRIDES and level == "object":
                 continue
             if name in HOISTED_V2 and presigned:
                 continue

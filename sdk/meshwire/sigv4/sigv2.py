@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 
 from meshwire.errors import S3Error
 from meshwire.http_values import dates, percent_encoding
-from meshwire.s3.request_head import AuthMechanism, is_subresource, read_auth_mechanism, read_query
+from meshwire.s3.request_head import (
+    RESPONSE_OVERRIDES,
+    AuthMechanism,
+    is_subresource,
+    read_auth_mechanism,
+    read_query,
+)
 from meshwire.sigv4.signer import MAX_EXPIRES
 from meshwire.sigv4.verifier import MAX_SKEW, read_payload_hash
 
@@ -58,17 +64,7 @@ _SIGNED_RESOURCES = frozenset(
         "versions",
         "website",
     ]
-) | frozenset(
-    f"response-{name}"
-    for name in (
-        "cache-control",
-        "content-disposition",
-        "content-encoding",
-        "content-language",
-        "content-type",
-        "expires",
-    )
-)
+).union(RESPONSE_OVERRIDES)
 _UTC = re.compile(
     r" (?:[+-]0000|UTC|UT|Z)\Z"
 )  # other spellings of GMT in mail dates, which version 2 accepts
