@@ -90,21 +90,21 @@ class Identity:
 
     @classmethod
     def from_signer(cls, signer: Signer) -> Identity:
-        """The identity of a permanent key."""
+        """Return the identity of a permanent key."""
         user, key = signer.user, signer.key
         full = cls(user.user_id, user.display_name, key.access_key, user.root, signer.policies)
         return full.with_bounds(signer.bounds)
 
     def with_bounds(self, bounds: tuple[Policy, ...]) -> Identity:
-        """This identity with further bounds. A bounded root is no longer root, but may do all that the bounds
-        allow."""
+        """Return this identity with further bounds. A bounded root is no longer root, but may do all that the
+        bounds allow."""
         if not bounds:
             return self
         policies = (*self.policies, ALLOW_ALL_POLICY) if self.root else self.policies
         return replace(self, root=False, policies=policies, bounds=self.bounds + bounds)
 
     def with_session(self, session: Session, access_key: str, bounds: tuple[Policy, ...]) -> Identity:
-        """The identity of temporary credentials made with this one's key."""
+        """Return the identity of temporary credentials made with this one's key."""
         return replace(self.with_bounds(bounds), access_key=access_key, session=session)
 
 

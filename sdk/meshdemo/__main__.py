@@ -76,7 +76,7 @@ _COMMANDS = """\
 
 
 def next_steps() -> str:
-    """What to try next; where the commands are not on the search path, that comes first."""
+    """Return what to try next; first how to reach the commands, if they are not on the search path."""
     folder = Path(sys.executable).parent
     return NEXT.format(commands="" if which("meshd") else _COMMANDS.format(folder=folder))
 
@@ -91,7 +91,7 @@ def stay(daemon: Daemon) -> None:
 
 
 def run(root: Path, scale: Scale, *, stays: bool = False) -> None:
-    """All stages in order. `stays`: the daemon runs on after them, until Ctrl-C."""
+    """Run all stages in order. `stays`: the daemon then keeps running until Ctrl-C."""
     from meshdemo.equality_checks import compare_worlds, resume
     from meshdemo.photographs import origin
     from meshdemo.shared_jobs import DECODED, sweep

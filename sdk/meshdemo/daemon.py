@@ -98,14 +98,14 @@ class Daemon:
         self.start()
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's samples over all labels, as /metrics shows it now."""
+        """Return the sum of a metric over all labels, as /metrics shows it now."""
         with urllib.request.urlopen(f"{self.endpoint}/metrics", timeout=30) as response:
             lines = response.read().decode().splitlines()
         found = (line for line in lines if line.split("{")[0].split(" ")[0] == name)
         return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
     def environment(self) -> dict[str, str]:
-        """What a client process needs to reach it: the variables that `meshsdk` and the AWS tools read."""
+        """Return the variables with which `meshsdk` and the AWS tools reach the daemon."""
         keys = {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
         return {**os.environ, **keys, "MESH_ENDPOINT": self.endpoint, "AWS_REGION": "us-east-1"}
 

@@ -24,7 +24,7 @@ SEED = 7
 
 
 def connect(daemon: Daemon) -> mesh.Client:
-    """A client with the daemon's keys."""
+    """Return a client with the daemon's keys."""
     return mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key)
 
 
@@ -39,7 +39,7 @@ def training_digits(client: mesh.Client) -> mesh.Dataset:
 
 
 def held_out_digits(client: mesh.Client) -> mesh.Dataset:
-    """The digits that training never sees, whole."""
+    """Return the held-out digits, uncropped."""
     digits = mesh.open("s3://digits/test/", fields={"image": "png", "label": "@class"}, client=client)
     return digits.map(
         ops.decode("image", mode="gray"), ops.resize("image", [DIGIT_SIDE, DIGIT_SIDE]), ops.to_chw("image")
@@ -47,7 +47,7 @@ def held_out_digits(client: mesh.Client) -> mesh.Dataset:
 
 
 def photographs(client: mesh.Client) -> mesh.Dataset:
-    """The usual ImageNet training transform."""
+    """Return the photographs with the usual ImageNet training transform."""
     photos = mesh.open("s3://photos/", fields={"image": "jpg", "label": "@class"}, client=client)
     return photos.map(
         ops.decode("image"),

@@ -34,14 +34,14 @@ class Digit:
 
 
 def as_png(levels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
-    """An 8×8 grey PNG of the levels."""
+    """Return the levels as a gray PNG of 8×8."""
     out = io.BytesIO()
     Image.fromarray((levels * (255 / LEVELS)).round().astype(np.uint8)).save(out, "PNG")
     return out.getvalue()
 
 
 def digits(limit: int | None = None) -> Iterator[Digit]:
-    """All digits (the first `limit`), in the source's order; every fifth of a class goes to `test/`."""
+    """Yield the digits (the first `limit`) in the source's order; every fifth of a class goes to `test/`."""
     with np.load(_FILE) as data:
         images, labels = data["levels"][:limit], data["labels"][:limit].tolist()
     seen = [0] * 10

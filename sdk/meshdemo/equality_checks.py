@@ -24,12 +24,12 @@ WORLDS = (1, 2, 3)
 
 
 def short(digests: Sequence[str]) -> str:
-    """One short hash of a row of hashes."""
+    """Return one short hash of several hashes."""
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
 
 
 def rank_loaders(daemon: Daemon, scale: Scale, world: int) -> list[mesh.Loader]:
-    """All ranks of one job, each with its own client, at the beginning of the epoch."""
+    """Return the loaders of all ranks of a job, each with its own client, at the beginning of the epoch."""
     made = []
     for rank in range(world):
         data = training_digits(connect(daemon))
@@ -40,7 +40,7 @@ def rank_loaders(daemon: Daemon, scale: Scale, world: int) -> list[mesh.Loader]:
 
 
 def global_digests(loaders: Sequence[mesh.Loader], limit: int | None = None) -> list[str]:
-    """The hash of each global batch from here to the epoch's end, or of the first `limit`."""
+    """Return the hash of each global batch up to the end of the epoch, or of the first `limit`."""
     found = []
     for parts in zip(*loaders, strict=True):
         found.append(digest(parts))
@@ -82,7 +82,7 @@ def resume(daemon: Daemon, scale: Scale) -> None:
 
 
 def compare_worlds(daemon: Daemon, scale: Scale) -> None:
-    """The same epoch at several world sizes; the global batches must be the same bytes."""
+    """Load the same epoch at several world sizes; the global batches must be equal, byte for byte."""
     seen: dict[int, list[str]] = {}
     with progress() as bars:
         for world in WORLDS:

@@ -15,7 +15,7 @@ from meshdemo.equality_checks import short
 
 
 def main() -> None:
-    """One epoch."""
+    """Load one epoch."""
     share, batch = sys.argv[1] or None, int(sys.argv[2])
     with mesh.Loader(photographs(mesh.connect()), batch, seed=SEED, share=share, report="sweep") as loader:
         print("ready", flush=True)

@@ -66,13 +66,13 @@ def _installed() -> list[Path]:
 
 
 def origin() -> str:
-    """What the cut-outs are of, in words."""
+    """Return where the photographs come from, in words."""
     return "real photographs" if _installed() else f"{len(DRAWN)} drawn pictures"
 
 
 @cache
 def originals() -> tuple[tuple[str, Image.Image], ...]:
-    """(class, picture) of the pictures that are cut up."""
+    """Return (class, picture) of the pictures that are cropped."""
     files = _installed()
     if files:
         return tuple((file.stem, Image.open(file).convert("RGB")) for file in files)
@@ -80,7 +80,7 @@ def originals() -> tuple[tuple[str, Image.Image], ...]:
 
 
 def draw(number: int) -> Image.Image:
-    """A picture of 800×600 whose amplitudes fall with the frequency, as those of photographs do."""
+    """Draw 800×600 pixels whose amplitudes fall with the frequency, as in photographs."""
     rng, (height, width) = np.random.default_rng((SEED, number, 1)), (600, 800)
     frequency = np.hypot(np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None, :] * width)
     amplitude = 1 / np.maximum(frequency, 1) ** rng.uniform(1.0, 1.4)
@@ -94,7 +94,7 @@ def draw(number: int) -> Image.Image:
 
 
 def cut(picture: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """A cut-out of half to all of each side, brought to about 500×375, with grain."""
+    """Crop half to all of each side, resize to about 500×375, and add grain."""
     share = rng.uniform(0.5, 1.0)
     width, height = (int(side * share) for side in picture.size)
     left = int(rng.integers(0, picture.width - width + 1))
@@ -115,5 +115,5 @@ def photograph(index: int) -> Photograph:
 
 
 def photographs(count: int) -> Iterator[Photograph]:
-    """The first `count`, in order."""
+    """Yield the first `count`, in order."""
     return map(photograph, range(count))

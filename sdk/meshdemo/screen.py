@@ -25,7 +25,7 @@ class ClaimError(Exception):
 
 
 def stage(number: int, title: str, shows: str) -> None:
-    """The heading of a stage and, in one line, what it shows."""
+    """Print the heading of a stage and, in one line, what it shows."""
     console.print()
     console.print(Rule(f"[bold cyan]{number} · {title}", align="left", style="cyan"))
     console.print(f"[dim]{shows}")
@@ -44,7 +44,7 @@ def check(holds: bool, claim: str, otherwise: str = "") -> None:
 
 
 def progress() -> Progress:
-    """A progress display; each task may have a `note` field."""
+    """Show progress; each task may have a `note` field."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -57,5 +57,5 @@ def progress() -> Progress:
 
 
 def welcome(text: str) -> None:
-    """The first thing on the screen."""
+    """Print the welcome."""
     console.print(Panel(text, border_style="cyan", expand=False))

@@ -48,7 +48,7 @@ class Job:
 
 
 def start_job(stack: ExitStack, daemon: Daemon, scale: Scale) -> Job:
-    """A job that has pinned and planned, and waits for the start."""
+    """Start a job that opens its dataset, registers its plan, and waits for the start."""
     argv = [sys.executable, "-m", "meshdemo.job", "sweep", str(scale.photo_batch)]
     process = subprocess.Popen(
         argv, env=daemon.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

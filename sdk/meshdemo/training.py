@@ -81,7 +81,7 @@ def train(daemon: Daemon, scale: Scale) -> Trained:
 
 
 def run_epochs(model: nn.Module, loader: mesh.Loader, held_out: mesh.Loader, epochs: int) -> None:
-    """One-cycle AdamW over all epochs, with a progress bar."""
+    """Train all epochs by one-cycle AdamW, with a progress bar."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=WEIGHT_DECAY)
     total = epochs * len(loader)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_RATE, total_steps=total)

@@ -31,7 +31,7 @@ class S3Calls(NamedTuple):
 
 
 def s3_calls(daemon: Daemon) -> S3Calls:
-    """The calls of boto3 if it is installed, else those of the SDK."""
+    """Return the calls of boto3 if it is installed, else those of the SDK."""
     if find_spec("boto3") is None:
         client = connect(daemon)
         return S3Calls("the SDK", client.create_bucket, client.put)

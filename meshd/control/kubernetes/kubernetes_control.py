@@ -61,7 +61,7 @@ NAME: Final = "shardmesh.io/lease"
 
 
 class KubernetesLeases:
-    """Blocking: for threads."""
+    """Leases as Lease resources of Kubernetes. Blocking: for threads."""
 
     def __init__(self, api: ApiClient, namespace: str, store: str, clock: Clock) -> None:
         self._api, self._store, self._clock = api, store, clock
@@ -70,7 +70,7 @@ class KubernetesLeases:
         self._written: dict[str, dict[str, Any]] = {}  # name → what this process wrote last
 
     def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:
-        """See ControlStore.acquire. Seconds are rounded up to whole ones."""
+        """See ControlStore.acquire_lease. Rounds the time up to whole seconds."""
         present = self._read(name)
         if present is None:
             return self._write("POST", self._path, name, holder, ttl, None)
@@ -80,8 +80,8 @@ class KubernetesLeases:
         return self._write("PUT", self._place(name), name, holder, ttl, present)
 
     def renew_lease(self, lease: Lease) -> Lease:
-        """See ControlStore.renew. One that ran out but that nobody took is still renewed. One call: the API
-        refuses to replace any other version than the one that this process wrote.
+        """See ControlStore.renew_lease. Also renews an expired lease that nobody else has acquired. One call
+        is enough, because the API only replaces the version that this process wrote.
         """
         present, found = self._written.get(lease.name), None
         if present is None or _lease_version(present) != lease.version:
@@ -93,7 +93,7 @@ class KubernetesLeases:
         return found
 
     def release_lease(self, lease: Lease) -> None:
-        """See ControlStore.release."""
+        """See ControlStore.release_lease."""
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -107,7 +107,7 @@ class KubernetesLeases:
                 raise
 
     def lease_holders(self, prefix: str) -> dict[str, str]:
-        """See ControlStore.leases. One that is seen for the first time counts as held."""
+        """See ControlStore.lease_holders. A lease that is seen for the first time counts as held."""
         found = self._api.call("GET", self._path, labelSelector=f"{STORE}={self._store}").get("items") or []
         held = {}
         for item in found:
@@ -126,13 +126,13 @@ class KubernetesLeases:
         return now - since >= float(present["spec"].get("leaseDurationSeconds") or 0)
 
     def _now(self) -> float:
-        """Return the seconds, since some moment, in which the API answered."""
+        """Return a clock that stands still while the API does not answer, in seconds."""
         return self._clock.monotonic() - self._api.silence()
 
     def _write(
         self, method: str, path: str, name: str, holder: str, ttl: float, present: dict[str, Any] | None
     ) -> Lease | None:
-        """The lease, None when somebody else was quicker."""
+        """Return the lease, or None if another process was faster."""
         now_ms, old = self._clock.now_ms(), (present or {}).get("spec") or {}
         now = (
             datetime.fromtimestamp(now_ms / 1000, UTC)
@@ -188,8 +188,8 @@ _AT_ONCE: Final = 8  # calls of one write_many
 
 
 class KubernetesControl:
-    """A ControlStore named `name` in a namespace. Raises ControlError when it cannot be read to begin with.
-    Make it after forking; `close` ends its threads, and the API's connections."""
+    """The control store `name` in a namespace. Create it after forking; `close` ends its threads and
+    connections. Raises ControlError if the first read fails."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class KubernetesControl:
         return _version(self._api.call("POST", self._folder(key), body, repeatable=False))
 
     def _replace(self, key: str, body: dict[str, Any], expect: int | None) -> int:
-        """`expect`: None writes whatever is there, and where nothing is."""
+        """Write a key. `expect`: the version to replace; None writes unconditionally."""
         while True:
             try:
                 return _version(self._api.call("PUT", self._place(key), body, repeatable=expect is None))
@@ -403,6 +403,6 @@ __all__ = ["KubernetesControl", "open_kubernetes"]
 
 
 def open_kubernetes(address: KubernetesAddress, clock: Clock) -> KubernetesControl:
-    """The store of an address; without a namespace in the pod's own. Raises ControlError."""
+    """Return the store at an address; its default namespace is that of the pod. Raises ControlError."""
     api, namespace = ApiClient(find_api_server(os.environ), clock), address.namespace or pod_namespace()
     return KubernetesControl(api, namespace, address.name, clock)

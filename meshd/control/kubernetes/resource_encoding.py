@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Resource = Literal["configmaps", "secrets"]
 RESOURCES: Final[tuple[Resource, ...]] = ("configmaps", "secrets")
 OPEN_TOPICS: Final = frozenset({"cluster", "buckets", "jobs", "machines", "moves"})
-"""Topics without secrets in them: ConfigMaps, which people may look at."""
+"""Topics without secrets, stored as ConfigMaps, which many accounts may read."""
 STORE, TOPIC, KEY, NONCE = (
     "shardmesh.io/store",
     "shardmesh.io/topic",
@@ -31,7 +31,7 @@ _LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 class Entry(NamedTuple):
-    """A key's value as it was found, and which write of it this was."""
+    """The stored value of a key, and the nonce of the write that stored it."""
 
     key: str
     value: Versioned
@@ -39,18 +39,18 @@ class Entry(NamedTuple):
 
 
 def resource_of(key: str, open_topics: frozenset[str]) -> Resource:
-    """Of which kind a key's object is."""
+    """Return the kind of the resource that stores a key."""
     return "configmaps" if key.partition("/")[0] in open_topics else "secrets"
 
 
 def resource_name(store: str, key: str) -> str:
-    """The object's name: for people to recognise, told apart by a hash."""
+    """Return the name of the resource: readable, and unique by a hash."""
     words = re.sub(r"[^a-z0-9]+", "-", key.lower())[:60].strip("-")
     return f"{store}.{words or 'key'}-{hashlib.blake2b(check_key(key).encode(), digest_size=10).hexdigest()}"
 
 
 def topic_label(topic: str) -> str:
-    """A topic as a label's value."""
+    """Return a topic as the value of a label."""
     if _LABEL.fullmatch(topic):
         return topic
     return "x-" + hashlib.blake2b(topic.encode(), digest_size=16).hexdigest()
@@ -59,8 +59,8 @@ def topic_label(topic: str) -> str:
 def encode_resource(
     resource: Resource, store: str, key: str, value: bytes, nonce: str, version: int = 0
 ) -> dict[str, Any]:
-    """The object of a key. `nonce` makes every write a change: one of the same value would not be one.
-    `version`: which one it replaces, 0 for whichever. Raises ControlError when it is too large."""
+    """Return the resource that stores a key. `nonce` makes every write a change, even of an equal value.
+    `version`: the version to replace, 0 for any. Raises ControlError if the value is too large."""
     if len(value) > MAX_VALUE_BYTES:
         raise ControlError(
             f"{key} has {len(value)} bytes; Kubernetes keeps at most {MAX_VALUE_BYTES} in an object"
@@ -85,7 +85,7 @@ def _data(resource: Resource, value: bytes) -> dict[str, Any]:
 
 
 def decode_resource(resource: Resource, document: Mapping[str, Any]) -> Entry | None:
-    """What an object holds; None if it is none of ours (somebody took away its annotation)."""
+    """Return what a resource stores; None if it is not ours (its annotation was removed)."""
     metadata = document["metadata"]
     annotations = metadata.get("annotations") or {}
     if KEY not in annotations:

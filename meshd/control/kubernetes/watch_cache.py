@@ -29,12 +29,12 @@ _PATIENCE: Final = 5.0  # for this process's own write to come back by the watch
 
 
 class _ForeignError(KubernetesError):
-    """What the API has is not this mesh's."""
+    """The API has the state of another mesh."""
 
 
 class LocalCopy(NamedTuple):
-    """All keys at `revision`; `topics`: the revision of each one's newest change. `restores`: how often they
-    were put back from a backup."""
+    """All keys at `revision`; `topics`: the revision of the newest change of each. `restores`: how often the
+    API's store was restored from a backup."""
 
     entries: Mapping[str, Versioned]
     topics: Mapping[str, int]
@@ -43,7 +43,7 @@ class LocalCopy(NamedTuple):
 
 
 class WatchCache:
-    """Raises ControlError when nothing can be read to begin with. `close` ends its thread."""
+    """The copy and the thread that watches; `close` ends it. Raises ControlError if the first read fails."""
 
     def __init__(
         self, api: ApiClient, namespace: str, resource: Resource, store: str, moved: Callable[[], None]
@@ -62,15 +62,15 @@ class WatchCache:
         return f"<WatchCache of {self._path} at {self._copy.revision}>"
 
     def snapshot(self) -> LocalCopy:
-        """What is known here."""
+        """The newest known state."""
         return self._copy
 
     def await_write(self, version: int) -> None:
-        """Wait until the copy has what was written at `version`."""
+        """Wait until the copy includes the write at `version`."""
         self._await(lambda copy: copy.revision >= version)
 
     def await_deletion(self, key: str, version: int) -> None:
-        """Wait until the copy knows that `version` of the key is gone."""
+        """Wait until the copy no longer has `version` of the key."""
 
         def gone(copy: LocalCopy) -> bool:
             entry = copy.entries.get(key)
@@ -79,7 +79,7 @@ class WatchCache:
         self._await(gone)
 
     def close(self) -> None:
-        """Idempotent; ends soon after the API is closed."""
+        """End the thread. Idempotent; it ends soon after the API client is closed."""
         with self._moved:
             self._closed = True
             self._moved.notify_all()
@@ -91,7 +91,7 @@ class WatchCache:
         self._take(self._load(self._copy))
 
     def _load(self, before: LocalCopy) -> LocalCopy:
-        """Read everything again: at the start, and when the watch fell too far behind."""
+        """Read everything again: at the start, and after the watch has fallen too far behind."""
         answer = self._api.call("GET", self._path, labelSelector=self._selector)
         revision = int(answer["metadata"]["resourceVersion"])
         entries: dict[str, Versioned] = {}
@@ -111,7 +111,7 @@ class WatchCache:
         return LocalCopy(dict(sorted(entries.items())), topics, revision, restores)
 
     def _follow(self) -> None:
-        """Run in the thread: watch, and read again what was missed."""
+        """Run in the thread: watch, and read again after a gap."""
         while not self._closed:
             began = self._copy.revision
             try:
@@ -128,8 +128,10 @@ class WatchCache:
                 threading.Event().wait(_PAUSE)
 
     def _look_back(self) -> None:
-        """Whether versions still go on from this copy; if not, everything is read again. A list of one name
-        costs next to nothing, and without a version it tells the newest of all. Raises KubernetesError."""
+        """Return whether the API's versions continue from this copy; otherwise everything is read again.
+
+        Listing one name is cheap, and without a version it reports the newest of all. Raises KubernetesError.
+        """
         before = self._copy
         answer = self._api.call("GET", self._path, fieldSelector=self._one)
         if int(answer["metadata"]["resourceVersion"]) >= before.revision:
@@ -191,7 +193,7 @@ class WatchCache:
 
 
 def _foreign(before: LocalCopy, after: LocalCopy) -> bool:
-    """Whether what was put back is not this mesh's."""
+    """Whether the restored state belongs to another mesh."""
     mine, theirs = before.entries.get(MESH_ID), after.entries.get(MESH_ID)
     if mine is not None and (theirs is None or theirs.value != mine.value):
         return True
@@ -199,7 +201,7 @@ def _foreign(before: LocalCopy, after: LocalCopy) -> bool:
 
 
 def _after(before: LocalCopy, resource: Resource, kind: str, document: Mapping[str, Any]) -> LocalCopy | None:
-    """The copy with an event in it, None if it was in it already."""
+    """Return the copy with an event applied, or None if the copy already had it."""
     version = int(document["metadata"]["resourceVersion"])
     if version <= before.revision:
         return None
