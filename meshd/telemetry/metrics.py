@@ -154,13 +154,11 @@ user_op_processes = counter(
 )
 origin_bytes = counter("meshd_origin_bytes_total", "Bytes moved; direction is read or written.", "direction")
 origin_errors = counter(
-    "meshd_origin_errors_total",
-    "Requests to an origin that failed, or were not sent because it is down.",
+    "meshd_origin_errors_total", "Requests to an origin that failed, or were not sent because it is down."
 )
 origin_fetches = counter("meshd_origin_fetches_total", "Objects and chunks read from origins.")
 peer_cache_bytes = counter(
-    "meshd_peer_cache_bytes_total",
-    "Bytes read from the cache of another node instead of an origin.",
+    "meshd_peer_cache_bytes_total", "Bytes read from the cache of another node instead of an origin."
 )
 peer_cache_fetches = counter(
     "meshd_peer_cache_fetches_total",
@@ -179,9 +177,7 @@ origin_unanswered = counter(
     "Reads answered from the cache because the origin did not revalidate the object in time.",
 )
 cache_reads = counter(
-    "meshd_cache_reads_total",
-    "Objects and chunks read of backed buckets; result is hit or miss.",
-    "result",
+    "meshd_cache_reads_total", "Objects and chunks read of backed buckets; result is hit or miss.", "result"
 )
 cache_bytes = gauge("meshd_cache_bytes", "Bytes of the cache, dead ones included.", mode="mostrecent")
 cache_capacity = gauge("meshd_cache_capacity_bytes", "Capacity of the cache in bytes.", mode="mostrecent")
@@ -360,8 +356,7 @@ store_writes = counter("meshd_store_writes_total", "Requests in those groups, in
 store_written_bytes = counter("meshd_store_written_bytes_total", "Bytes committed to data files.")
 store_sync_seconds = histogram("meshd_store_sync_seconds", "Time of one fdatasync of a data file.")
 store_checkpoints = counter(
-    "meshd_store_checkpoints_total",
-    "Times that everything acknowledged by a relaxed store was synced.",
+    "meshd_store_checkpoints_total", "Times that everything acknowledged by a relaxed store was synced."
 )
 store_unsynced_seconds = gauge(
     "meshd_store_unsynced_seconds",

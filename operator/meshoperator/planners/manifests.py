@@ -150,7 +150,7 @@ def _container(cluster: Cluster, pool: NodePool) -> Manifest:
     arguments = [
         "serve",
         "--config",
-        _settings_file(cluster),
+        f"/etc/mesh/settings/{'default' if cluster.places is None else '$(NODE_NAME)'}",
         "--advertise",
         f"{scheme}://$(POD_NAME).{cluster.name}-nodes.{cluster.namespace}.svc:{port}",
     ]
@@ -231,10 +231,6 @@ def _directory_owner(cluster: Cluster, pool: NodePool, user: Mapping[str, Any]) 
         "resources": _resources(pool),  # a pod needs the larger of both, so this adds nothing
         "volumeMounts": mounts,
     } | ({"imagePullPolicy": cluster.spec.image_pull_policy} if cluster.spec.image_pull_policy else {})
-
-
-def _settings_file(cluster: Cluster) -> str:
-    return "/etc/mesh/settings/" + ("default" if cluster.places is None else "$(NODE_NAME)")
 
 
 def _disks(pool: NodePool) -> list[str]:

@@ -132,7 +132,9 @@ class PrefetchWorker:
 
     def _send_ahead(self) -> None:
         now = time.monotonic()
-        while (due := self._attempts.next_due) is not None and due <= now and self._has_turn():
+        while (due := self._attempts.next_due) is not None and due <= now:
+            if self._under_way() >= self._order.connections:
+                break
             self._send(self._attempts.pop())
         while self._may_ask():
             self._asked += self._stride
@@ -140,9 +142,6 @@ class PrefetchWorker:
             cluster = None if self._splitting is None else self._directory.current()
             if cluster is None or not self._send_parts(step, cluster):
                 self._send(step)
-
-    def _has_turn(self) -> bool:
-        return self._under_way() < self._order.connections
 
     def _under_way(self) -> int:
         """Return the number of frames that were requested and have not arrived."""
