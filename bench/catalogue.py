@@ -144,7 +144,7 @@ ENTRIES: Final = (
     Entry(epochs.NAME, "hit ratios of the cache, replayed; no clock in it", 0.5, (), Bench.epochs),
     Entry(windows.NAME, "windows of a Zarr series, beside zarr in a Dataset", 1.5, (), Bench.windows),
     Entry(tokens.NAME, "stored tokens, packed, beside the peers' formats", 2, (PEERS,), Bench.tokens),
-    Entry(table_row.NAME, "batches of a table's rows, beside pyarrow", 2, (), Bench.tables),
+    Entry(table_row.NAME, "batches of a table's rows, beside pyarrow and Ray Data", 3, (), Bench.tables),
     Entry(
         media_row.SOUNDS.name,
         "windows of recordings as spectra, beside DataLoader",

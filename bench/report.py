@@ -178,10 +178,13 @@ def tables_section(rows: Mapping[str, RowResult]) -> list[str]:
         ["server CPU µs a row", *(number(result.value(name, "server_us"), 2) for name in names)],
     ]
     rate = result.value(table_row.OURS, "rate")
-    ratio = result.ratio(table_row.OURS, table_row.PYARROW, "rate")
+    ratios = {name: result.ratio(table_row.OURS, name, "rate") for name in names if name != table_row.OURS}
     bars = [
         [f"{table_row.OURS}, rows a second", number(rate, 0), verdict(rate, table_row.LEAST)],
-        [f"{table_row.OURS} ÷ {table_row.PYARROW}", number(ratio, 1, "×"), verdict(ratio, None)],
+        *(
+            [f"{table_row.OURS} ÷ {name}", number(ratio, 1, "×"), verdict(ratio, None)]
+            for name, ratio in ratios.items()
+        ),
     ]
     return [f"## {result.title}", table_row.TEXT, table(["", *names], lines), table(BARS_HEAD, bars)]
 

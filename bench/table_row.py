@@ -1,4 +1,4 @@
-"""The row of tables: shuffled batches of 12 columns of float64 as torch tensors, beside pyarrow.
+"""The row of tables: shuffled batches of 12 columns of float64 as torch tensors, beside pyarrow and Ray Data.
 
 Law: one daemon is the S3 server of all; the same Parquet files, batches of one size. Invariant: contenders
 take turns (`bench.interleave`), loaders begin empty; the CPU time of clients and of the server stands beside
@@ -8,6 +8,7 @@ the rate.
 from __future__ import annotations
 
 import io
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 NAME: Final = "tables"
-OURS, PYARROW = "meshsdk", "pyarrow"
-CONTENDERS: Final = (OURS, PYARROW)
+OURS, PYARROW, SCANNER, RAY = "meshsdk", "pyarrow", "pyarrow.dataset", "Ray Data"
+CONTENDERS: Final = (OURS, PYARROW, SCANNER, RAY)
+NO_RAY: Final = "Ray Data is not installed: `pip install 'ray[data]'` (620 MB on disk with what it needs)"
 LEAST: Final = 1_000_000.0
 BUCKET: Final = "tables"
 COLUMNS, BATCH, GROUP, FILE_ROWS = 12, 8192, 65536, 250_000
@@ -32,7 +34,9 @@ TEXT: Final = f"""\
 {COLUMNS} columns of float64 without nulls in Parquet files of 250,000 rows (snappy, row groups of
 {GROUP:,}); a batch is {COLUMNS} tensors of {BATCH:,} rows. *{OURS}* is `kind="table"` with `shuffle=True`, a
 permutation of all rows. *{PYARROW}* reads row groups from the same daemon over S3, in an order of chance
-and with its own threads, and shuffles the rows within four of them, as a loader without a server must. The
+and with its own threads, and shuffles the rows within four of them, as a loader without a server must.
+*{SCANNER}* is its scanner over files in an order of chance, with its own read-ahead and the same shuffling;
+*{RAY}*, where it is installed, is `iter_torch_batches` with a local shuffle buffer of as many rows. The
 figures are for the steady state: files are open and converted, and clocks run from a round's first batch to
 its last."""
 
@@ -43,11 +47,12 @@ def title(scale: Scale) -> str:
 
 def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterator[Figure]:
     """Fill, start a process for each contender, then rounds in turn."""
+    names = [name for name in CONTENDERS if name != RAY or find_spec("ray") is not None]
+    if RAY not in names:
+        say(f"{NAME}: {NO_RAY}")
     say(f"{NAME}: filling")
     _fill(server, scale.table_rows)
-    yield from measure_in_turn(
-        NAME, CONTENDERS, lambda name: _contender(name, server, scale), scale.rounds, say
-    )
+    yield from measure_in_turn(NAME, names, lambda name: _contender(name, server, scale), scale.rounds, say)
 
 
 def _contender(name: str, server: Server, scale: Scale) -> StandingContender:
