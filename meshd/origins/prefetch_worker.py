@@ -163,7 +163,7 @@ class PrefetchWorker:
         tasks = BackgroundTasks("prefetch")
         try:
             for _ in range(min(_CONCURRENCY, len(ask.wanted))):
-                tasks.spawn(question.run_fetches(), "lane")
+                tasks.spawn(question.run_fetches(), "fetches")
             left = len(ask.wanted)
             while left:
                 said = await question.next_outcomes()
@@ -245,13 +245,13 @@ class _RequestRun:
                     await self._piece(key, facts, piece)
                 self._said.put_nowait(PrefetchOutcome(number, "moved", size))
 
-        lanes = [asyncio.ensure_future(some()) for _ in range(min(_PIECES, len(missing)))]
+        fetches = [asyncio.ensure_future(some()) for _ in range(min(_PIECES, len(missing)))]
         try:
-            await asyncio.gather(*lanes)
+            await asyncio.gather(*fetches)
         finally:
-            for lane in lanes:
-                lane.cancel()
-            await asyncio.gather(*lanes, return_exceptions=True)
+            for fetch in fetches:
+                fetch.cancel()
+            await asyncio.gather(*fetches, return_exceptions=True)
 
     async def _piece(self, key: str, facts: ObjectFacts, piece: int) -> None:
         pause = _PAUSE

@@ -68,7 +68,7 @@ class HandoverBarrier:
 
     def __init__(self, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
         self._mesh, self._peers, self._clock = mesh, peers, clock
-        self._doubts = ReadBarrier(mesh, clock)
+        self._read_barrier = ReadBarrier(mesh, clock)
         self._seen = (-1, 0.0)  # the newest map that a write has used, and when it was first used
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ class HandoverBarrier:
     async def wait_until_exclusive(self, bucket: str, key: str) -> None:
         """Return when this node is sure of its map, and no other node uses, or will use, the origin for the
         name under an older map. Raises NotReplicatedError."""
-        why = "" if self._mesh.lease_valid else await self._doubts.wait_until_current(bucket, key)
+        why = "" if self._mesh.lease_valid else await self._read_barrier.wait_until_current(bucket, key)
         if why:
             raise NotReplicatedError(
                 f"this node {why}, and does not change the origin until it knows that its cluster map "

@@ -67,7 +67,7 @@ def run_rebalance_process(settings: NodeSettings, sockets: ListenSockets, report
 async def _until_idle(node: NodeContext, listener: socket.socket, reporter: ChildReporter) -> None:
     stop, tasks = asyncio.Event(), BackgroundTasks("rebalancer")
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    work = _Connections(node)
+    work = _RebalanceCalls(node)
     start_periodic_tasks(process_tasks(node, reporter), tasks)
     server = ProcessServer(ERRORS)
     server.register(SYNC, work.sync)
@@ -84,7 +84,7 @@ async def _until_idle(node: NodeContext, listener: socket.socket, reporter: Chil
         listener.close()
 
 
-class _Connections:
+class _RebalanceCalls:
     """Serves the calls to this process."""
 
     def __init__(self, node: NodeContext) -> None:
@@ -93,33 +93,33 @@ class _Connections:
         given, holder = sync_source(node, rest), partial(RemoteSyncPeer, node.peers)
         self._worker = LocalWorker(node.store, given, node.mesh, holder, rest, node.clock)
         gate = PeerAuthenticator(ClusterSecret(node.control).derive_key, node.clock)
-        self._guests = HandoffServer(
+        self._handoffs = HandoffServer(
             local_rebalance_routes(node, given), gate, node.clock, node.settings.http
         )
-        self._carrying = 0
+        self._syncs = 0
         self._last = node.clock.monotonic()
 
     def __repr__(self) -> str:
-        return f"<_Connections, working for {self._carrying}, {self._guests!r}>"
+        return f"<_RebalanceCalls, {self._syncs} syncs, {self._handoffs!r}>"
 
     def is_idle(self) -> bool:
         """Whether there was no work for `_IDLE_TIMEOUT` seconds."""
         now = self._node.clock.monotonic()
-        if self._carrying or self._guests.requests_in_flight:
+        if self._syncs or self._handoffs.requests_in_flight:
             self._last = now
         return now - self._last > _IDLE_TIMEOUT
 
     async def aclose(self) -> None:
-        await self._guests.aclose()
+        await self._handoffs.aclose()
         await self._node.peers.aclose()
 
     async def sync(self, request: SyncRequest, call: ServerCall) -> SyncStats:
-        self._carrying += 1
+        self._syncs += 1
         try:
             return await self._worker.serve_sync(request, call)
         finally:
-            self._carrying -= 1
+            self._syncs -= 1
 
     async def adopt_connection(self, handed: HandedConnection, call: ServerCall) -> None:
         self._last = self._node.clock.monotonic()
-        await self._guests.adopt_connection(handed, call.fds)
+        await self._handoffs.adopt_connection(handed, call.fds)

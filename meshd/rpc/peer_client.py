@@ -230,11 +230,11 @@ class PeerClient:
         *,
         body: bytes | AsyncIterable[bytes] = b"",
         timeout: float = SILENCE_TIMEOUT,  # noqa: ASYNC109  of silence, not of the call
-        lane: str = "",
+        pool: str = "",
     ) -> AsyncGenerator[PeerResponse, None]:
         """Call a node: `async with peers.call(node, "POST", "/-/peer/…", body=…) as response`. The response's
         head has arrived; its body is still to be read. `target` is path and query, encoded. `timeout` is in
-        seconds of silence. Calls of a `lane` share their connections only with each other.
+        seconds of silence. Calls of a `pool` share their connections only with each other.
 
         A body that is an iterable is sent when the peer asks for it, so a refusal costs no bytes. A response
         may begin before the body's end; the rest of the body is then sent while the response is read. Raises
@@ -245,7 +245,7 @@ class PeerClient:
         sending: asyncio.Future[None] | None = None
         try:
             whole = frame_body(body) if isinstance(body, bytes) else None
-            wire = await self._ask(answer, node, method, target, whole, timeout, lane)
+            wire = await self._ask(answer, node, method, target, whole, timeout, pool)
             if not isinstance(body, bytes) and await answer.wait_body_requested():
                 sending = asyncio.ensure_future(_send(answer, wire, body))
                 await _either(sending, answer)
@@ -273,7 +273,7 @@ class PeerClient:
         head has arrived; its body is still to be read. `body` is the data of a call whose request is in its
         target. Raises as `call` does."""
         target, message = call.encode_request(request)
-        options: dict[str, str] = {"lane": call.pool} if call.pool else {}
+        options: dict[str, str] = {"pool": call.pool} if call.pool else {}
         name = f"peer {call.path.removeprefix(PREFIX)}"
         with tracing.stage(name, "client", {"server.address": node.node_id}):
             async with self.call(
@@ -301,22 +301,22 @@ class PeerClient:
             return call.decode_response(await response.read_body())
 
     async def acquire_connection(
-        self, node: Node, patience: float = CONNECT_TIMEOUT, lane: str = ""
+        self, node: Node, patience: float = CONNECT_TIMEOUT, pool: str = ""
     ) -> HttpConnection:
         """Return an idle or a new connection to a node. Raises PeerUnreachableError."""
-        wire = self.idle_connection(node, lane)
+        wire = self.idle_connection(node, pool)
         if wire is not None:
             return wire
-        place = (node.endpoint, lane)
+        place = (node.endpoint, pool)
         wire = await self.connector.open_connection(node, lambda free: self._keep(place, free), patience)
         if len(self._open) > 4 * _MAX_IDLE:
             self._open = {wire for wire in self._open if not wire.closed}
         self._open.add(wire)
         return wire
 
-    def idle_connection(self, node: Node, lane: str = "") -> HttpConnection | None:
+    def idle_connection(self, node: Node, pool: str = "") -> HttpConnection | None:
         """Return an idle connection to a node, or None."""
-        kept = self._idle.get((node.endpoint, lane))
+        kept = self._idle.get((node.endpoint, pool))
         if not kept:
             return None
         now = asyncio.get_running_loop().time()
@@ -344,20 +344,20 @@ class PeerClient:
         target: str,
         whole: bytes | None,
         patience: float,
-        lane: str,
+        pool: str,
     ) -> HttpConnection:
         """Send the request, except a body that is an iterable."""
-        head = self._head(node, method, target, None if whole is None else len(whole), lane)
-        wire = answer.wire = await self.acquire_connection(node, min(patience, CONNECT_TIMEOUT), lane)
+        head = self._head(node, method, target, None if whole is None else len(whole), pool)
+        wire = answer.wire = await self.acquire_connection(node, min(patience, CONNECT_TIMEOUT), pool)
         if whole is not None and method not in ("GET", "HEAD"):
             head += whole
         wire.send_request(answer, head, patience=patience, head_only=method == "HEAD", more=whole is None)
         return wire
 
-    def _head(self, node: Node, method: str, target: str, length: int | None, lane: str) -> bytes:
+    def _head(self, node: Node, method: str, target: str, length: int | None, pool: str) -> bytes:
         path, _, query = target.partition("?")
         headers = {"host": urlsplit(node.endpoint).netloc, MAP_HEADER: str(self._map_version())}
-        headers |= {POOL_HEADER: lane} if lane else {}
+        headers |= {POOL_HEADER: pool} if pool else {}
         headers |= tracing.outgoing_headers()
         if self._credential is None:
             self._credential = Credential(PEER_KEY + self.node_id, peer_secret(self._derive(PURPOSE)))

@@ -50,7 +50,7 @@ async def send_spans(
     keep_alive = request.keep_alive
     head = _head(request, status, headers, now)
     try:
-        await _send(request, head, spans, mendable=rest is not None)
+        await _send(request, head, spans, resumable=rest is not None)
     except PartialReadError as error:
         if rest is None:
             raise
@@ -91,7 +91,7 @@ async def send_groups(
                 if pump is None and not is_encrypted(_open_transport(request)):
                     pump = _Pump(_open_transport(request))
                 try:
-                    await _send(request, head, spans, pump=pump, mendable=torn is not None)
+                    await _send(request, head, spans, pump=pump, resumable=torn is not None)
                 except PartialReadError as error:
                     if torn is None:
                         raise
@@ -163,13 +163,13 @@ async def _send(
     spans: Sequence[Span],
     *,
     pump: _Pump | None = None,
-    mendable: bool = False,
+    resumable: bool = False,
 ) -> None:
     """Send a head and spans. `pump`: that of the response, if it is sent in several turns; otherwise one is
-    created. `mendable`: the connection stays open if the spans cannot be read to their end."""
+    created. `resumable`: the connection stays open if the spans cannot be read to their end."""
     transport = _open_transport(request)
     if is_encrypted(transport):
-        await _send_encrypted(request, transport, head, spans, mendable=mendable)
+        await _send_encrypted(request, transport, head, spans, resumable=resumable)
         return
     await _drain(request, transport)
     request.response_started = True
@@ -177,7 +177,7 @@ async def _send(
     try:
         await turn.run(head, spans)
     except BaseException as error:
-        _cut(transport, error, mendable=mendable)
+        _cut(transport, error, resumable=resumable)
         raise
     finally:
         if turn is not pump:
@@ -190,17 +190,17 @@ async def _send_encrypted(
     head: bytes | memoryview,
     spans: Sequence[Span],
     *,
-    mendable: bool = False,
+    resumable: bool = False,
 ) -> None:
     try:
         await write_spans_encrypted(request, bytes(head), spans, is_resident)  # its queue keeps the head
     except BaseException as error:
-        _cut(transport, error, mendable=mendable)
+        _cut(transport, error, resumable=resumable)
         raise
 
 
-def _cut(transport: asyncio.Transport, error: BaseException, *, mendable: bool) -> None:
-    if not (mendable and isinstance(error, PartialReadError)):
+def _cut(transport: asyncio.Transport, error: BaseException, *, resumable: bool) -> None:
+    if not (resumable and isinstance(error, PartialReadError)):
         transport.abort()
 
 

@@ -84,8 +84,8 @@ class TransformPool:
 
     def start(self) -> None:
         """Start connecting. Needs a running event loop."""
-        for number, lane in enumerate(self._workers):
-            self._tasks.spawn(lane.run(), f"lane-{number}")
+        for number, worker in enumerate(self._workers):
+            self._tasks.spawn(worker.run(), f"worker-{number}")
 
     async def aclose(self) -> None:
         """Stop; waiting callers get PoolClosedError."""

@@ -248,13 +248,13 @@ _REPORT_TIMEOUT: Final = 5.0  # seconds for the report to the control store
 def scrub_scheduler(node: NodeContext, own_rebalancer: Rebalancer | None) -> ScrubScheduler:
     """Return this node's scrub scheduler, which runs in its coordinator."""
     rest = InLoopThrottle(node.clock).yield_to_clients
-    mender = Repairer(node.store, sync_source(node), node.mesh, partial(RemoteSyncPeer, node.peers), rest)
+    repairer = Repairer(node.store, sync_source(node), node.mesh, partial(RemoteSyncPeer, node.peers), rest)
     return ScrubScheduler(
         node.settings.node_id,
         node.store,
         node.control,
         node.clock,
-        repair=mender.repair_quarantined,
+        repair=repairer.repair_quarantined,
         compare=_no_peers if own_rebalancer is None else own_rebalancer.wait_until_compared,
         throttle=RateLimiter(node.clock, rest, node.settings.scrub_rate).throttle,
         every=node.settings.scrub_interval,

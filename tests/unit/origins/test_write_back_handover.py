@@ -91,7 +91,7 @@ def test_a_node_that_may_have_been_taken_out_asks_first_whether_it_was(
         assert world.asked == []
         return why
 
-    monkeypatch.setattr(succession, "_doubts", SimpleNamespace(wait_until_current=dispel))
+    monkeypatch.setattr(succession, "_read_barrier", SimpleNamespace(wait_until_current=dispel))
     with pytest.raises(NotReplicatedError, match=why):
         asyncio.run(succession.wait_until_exclusive("b", "k"))
     why = ""
