@@ -13,6 +13,7 @@ from bench import (
     checkpoints,
     epochs,
     foretold,
+    kept_row,
     loader_cpu_cost,
     media_row,
     origins,
@@ -112,6 +113,7 @@ ENTRIES: Final = (
         (DRIVE, WEED, PEERS),
         Bench.rotational,
     ),
+    Entry(kept_row.NAME, "later epochs of photographs that are decoded once", 3, (), Bench.keep),
     Entry(shared_jobs.NAME, "four jobs over the same photographs at once", 1.5, (WEED, PEERS), Bench.share),
     Entry(
         loader_cpu_cost.NAME,

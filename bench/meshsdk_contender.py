@@ -69,6 +69,9 @@ def main() -> None:
     parser.add_argument("--layout", choices=LABELS, default="raw")
     parser.add_argument("--blocks", type=int, help="a shuffle in windows of so many shards; else a full one")
     parser.add_argument("--cold", action="store_true", help="the first pass alone, begun by a line on stdin")
+    parser.add_argument(
+        "--keep", action="store_true", help="the node may keep decoded images in the first pass"
+    )
     given = parser.parse_args()
     if given.tcp:
         os.environ["MESH_LOCAL"] = "off"
@@ -81,7 +84,9 @@ def main() -> None:
 
     loaders: list[mesh.Loader] = []
 
-    def fresh(seed: int = given.seed, cache: Literal["auto", "off"] = "off") -> Iterable[Any]:
+    kept: Literal["auto", "off"] = "auto" if given.keep else "off"
+
+    def fresh(seed: int = given.seed, cache: Literal["auto", "off"] = kept) -> Iterable[Any]:
         """A loader of its own: connecting, pinning and planning count."""
         data = dataset(given.endpoint, given.bucket, given.layout)
         loaders.append(

@@ -16,6 +16,7 @@ from bench.rotational_row import (
     FOUR,
     FULL_SHUFFLE,
     IN_ORDER,
+    KEPT,
     LOOSE,
     NAME,
     PEERS,
@@ -47,7 +48,7 @@ apt-get install nbdkit nbdkit-plugin-python libnbd-bin fuse3
 make bench ARGS="--only rotational"     # as root
 ```"""
 DISK_BAR, READ_BAR, WARM_BAR, PEER_BAR, FULL_BAR, SHARED_BAR = 1.3, 1.1, 0.9, 2.0, 3.0, 1.05
-FOREIGN_BAR_MS = 50.0
+FOREIGN_BAR_MS, KEPT_BAR = 50.0, 0.97
 HEAD: Final = (
     "",
     "samples/s",
@@ -138,6 +139,9 @@ def bars(result: RowResult) -> list[list[str]]:
     full = result.ratio(FULL_SHUFFLE.name, AT_RANDOM, "rate")
     title = f"{FULL_SHUFFLE.name} ÷ what a seek for each photograph allows"
     lines.append([title, number(full, 2, "×"), verdict(full, FULL_BAR)])
+    if KEPT.name in result.contenders():
+        kept = result.ratio(KEPT.name, LOOSE.name, "rate")
+        lines.append([f"{KEPT.name} ÷ without", number(kept, 2, "×"), verdict(kept, KEPT_BAR)])
     shared = result.ratio(FOUR.name, TARS.name, "read_bytes")
     title = "bytes read for four sharing jobs ÷ for one"
     lines.append([title, number(shared, 2, "×"), verdict(shared, SHARED_BAR, at_most=True)])

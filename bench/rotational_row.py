@@ -57,7 +57,8 @@ UNCOUNTED: Final = 99
 @dataclass(frozen=True, slots=True)
 class Ours:
     """A way to read with meshsdk. `blocks`: shards of a window, 0 is a full shuffle; `jobs` share the epoch;
-    `foreign`: other clients read too. `seed`: apart, so that none finds batches of another."""
+    `foreign`: other clients read too; `keeps`: the node may keep decoded images, as in an epoch before.
+    `seed`: apart, so that none finds batches of another."""
 
     name: str
     seed: int
@@ -65,12 +66,14 @@ class Ours:
     blocks: int
     jobs: int = 1
     foreign: bool = False
+    keeps: bool = False
 
     def flags(self, number: int) -> list[str]:
         """Of `bench.meshsdk_contender`, for round `number`."""
         shuffle = ["--blocks", str(self.blocks)] if self.blocks else []
         share = ["--share", f"{self.jobs}-{number}"] if self.jobs > 1 else []
-        return ["--layout", self.layout, *shuffle, *share]
+        keep = ["--keep"] if self.keeps else []
+        return ["--layout", self.layout, *shuffle, *share, *keep]
 
 
 TARS: Final = Ours("Blocks over tar shards", 7000, "tar", 8)
@@ -78,7 +81,8 @@ LOOSE: Final = Ours("Blocks over loose objects", 7100, "raw", 2)  # of 1,024: as
 FULL_SHUFFLE: Final = Ours("full shuffle of loose objects", 7200, "raw", 0)
 FOUR: Final = Ours("four sharing jobs, Blocks over tar shards", 7300, "tar", 8, jobs=JOBS)
 BESIDE: Final = Ours("Blocks over tar shards, beside foreign GETs", 7400, "tar", 8, foreign=True)
-WAYS: Final = (TARS, LOOSE, FULL_SHUFFLE, FOUR, BESIDE)
+KEPT: Final = Ours("Blocks over loose objects, decoded once", 7500, "raw", 2, keeps=True)
+WAYS: Final = (TARS, LOOSE, FULL_SHUFFLE, FOUR, BESIDE, KEPT)
 ALONE: Final = (TARS, LOOSE, FULL_SHUFFLE)
 """Those that are run a second time, from the page cache."""
 IN_ORDER: Final = "a plain file, from beginning to end"
@@ -109,6 +113,9 @@ class Site:
         if way.foreign:
             beside.append(partial(_get_until_done, photo_dataset.client(server), waits))
         try:
+            if way.keeps:
+                before = self._commands(way, server, UNCOUNTED + 1 + number)
+                run_epoch(self.drive, before, server, cold=False)
             epoch = run_epoch(self.drive, commands, server, cold=True, beside=beside)
             metrics, problem = epoch.metrics, self._short(epoch, way.jobs)
             if way in ALONE:

@@ -22,6 +22,7 @@ from bench import (
     epochs,
     foretold,
     gather_timing,
+    kept_row,
     limits,
     loader_cpu_cost,
     loader_timing,
@@ -243,6 +244,11 @@ class Bench:
         turns, skipped = self._turns(shared_jobs.PEERS, "seaweedfs")
         figures = shared_jobs.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
         return shared_jobs.title(self.scale), figures, skipped
+
+    def keep(self) -> Outcome:
+        album = self._album()
+        photo_dataset.compile_ours()
+        return kept_row.title(self.scale), kept_row.measure(album, self.scale, self.scratch, self.say), {}
 
     def rotational(self) -> Outcome:
         title, reason = rotational_row.title(self.scale), rotational_drive.missing()

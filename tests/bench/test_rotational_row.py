@@ -63,9 +63,10 @@ def test_our_epochs_at_toy_size(tmp_path: Path) -> None:
         row.fill(site, album, lambda _: None)
         stored = sum(file.stat().st_size for file in album.files())
         tars = site.ours(row.TARS, 0)
+        kept = site.ours(row.KEPT, 0)
         shared = site.ours(replace(row.FOUR, jobs=2, foreign=True), 0)
         in_order, at_random = (site.plain(name, album, 0) for name in (row.IN_ORDER, row.AT_RANDOM))
-    for figure in (tars, shared, in_order, at_random):
+    for figure in (tars, kept, shared, in_order, at_random):
         assert not figure.problem, figure
         assert figure.metrics["rate"] > 0
     assert tars.metrics["read_bytes"] >= stored
@@ -87,6 +88,7 @@ def result(**rates: float) -> RowResult:
         Figure(row.LOOSE.name, 0, {**drive, "disk_s": 3.0, "rate": 700.0, "warm_rate": 1000.0}),
         Figure(row.FULL_SHUFFLE.name, 0, {**drive, "rate": 450.0, "warm_rate": 1000.0}),
         Figure(row.FOUR.name, 0, {**drive, "rate": 1000.0}),
+        Figure(row.KEPT.name, 0, {**drive, "rate": 686.0}),
         Figure(row.BESIDE.name, 0, {**drive, "rate": 800.0, "p99_ms": 60.0, "p50_ms": 9.0, "foreign": 80.0}),
         *(Figure(name, 0, {**drive, "rate": rate}) for name, rate in rates.items()),
     ]
@@ -109,6 +111,7 @@ def test_the_bars_are_of_the_best_peer_and_of_the_drive() -> None:
         "3.00×",
         "≥ 3 met",
     ]
+    assert bars[f"{row.KEPT.name} ÷ without"] == ["0.98×", "≥ 0.97 met"]
     assert bars["bytes read for four sharing jobs ÷ for one"] == ["1.00×", "≤ 1.05 met"]
     waits = "p99 of 80 foreign GETs of 64 KiB, one at a time, during an epoch"
     assert bars[waits] == ["60.0 ms", "≤ 50 **missed**"]
