@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _FILES: Final = 10
 _ADDED: Final = 1000
 _ROWS: Final = 1024
+_BATCH: Final = 10_000  # objects put at once
 _RETRY: Final = (202, 429, 503)
 _BARS: Final = {"again": 0.3, "after a restart": 1.0}
 """Seconds that `open` may take."""
@@ -51,14 +52,16 @@ def main() -> None:
         daemon.up()
         client = daemon.client()
         client.create_bucket(Bucket="many")
-        each, count = (1, given.samples) if given.kind == "objects" else (given.samples // _FILES, _FILES)
         make, ending = (_tar, "tar") if given.kind == "tar" else (_lines, "txt")
-        for number in range(count):
-            client.put_object(Bucket="many", Key=f"{number:09}.{ending}", Body=make(number, each))
+        if given.kind == "objects":
+            _put_objects(daemon, given.samples)
+        for number in range(0 if given.kind == "objects" else _FILES):
+            body = make(number, given.samples // _FILES)
+            client.put_object(Bucket="many", Key=f"{number:09}.{ending}", Body=body)
         idle = memory_bytes(daemon.pid)
         for note in ("first", "again", "again", "again"):
             _open(daemon, given.kind, note)
-        client.put_object(Bucket="many", Key=f"added.{ending}", Body=make(count, _ADDED))
+        client.put_object(Bucket="many", Key=f"added.{ending}", Body=make(_FILES, _ADDED))
         for note in ("one file added", "again", "again"):
             _open(daemon, given.kind, note)
         client.close()
@@ -88,6 +91,13 @@ def _read(daemon: Daemon, kind: Any, batches: int) -> None:
     cost = f"{took:8.3f} s {cpu:8.2f} s of CPU {memory_bytes(daemon.pid) >> 20:6} MiB"
     told = f"the first after {first:.3f} s; {verdict(first, _FIRST_BATCH, at_most=True)}"
     print(f"{'batches':16} {rows:>11,} samples {cost}; {told}", flush=True)
+
+
+def _put_objects(daemon: Daemon, count: int) -> None:
+    client = mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key)
+    for first in range(0, count, _BATCH):
+        numbers = range(first, min(count, first + _BATCH))
+        client.put_many("many", [(f"{number:09}.txt", b"%d" % number) for number in numbers])
 
 
 def _lines(number: int, count: int) -> bytes:
