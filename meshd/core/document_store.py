@@ -20,6 +20,7 @@ from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.plan_record import Plan
 from meshd.errors import missing_asset_message
 from meshd.store.errors import CorruptExtentError, DiskFailedError
+from meshd.store.records import RESERVED_BUCKET as RESERVED_BUCKET  # users of documents want it here
 from meshd.store.records import Meta
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.paged_snapshot import PagedSnapshot, read_snapshot
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("meshd.documents")
-RESERVED_BUCKET = "-mesh-"
 INCARNATIONS_PREFIX: Final = "births/"
 """Prefix of records of the buckets with which a snapshot was registered; see
 `meshd.datasets.bucket_incarnations`."""

@@ -179,15 +179,14 @@ class DatasetService:
             if found is None:
                 built = await self._build(listing, source, kind, fields, options)
                 built = built if paged else await self._without_pages(built)
-                still = began == self._objects.revision([source.bucket])
                 answer = await self._registered(caller, built, births)
                 await self._results.add(request, name, answer)
-                if still:
-                    self._listed = built.snapshot.hash, self._objects.revision(())
+                await self._results.record_listing(request, began, name)
+                self._listed = built.snapshot.hash, began
                 return answer
             if not whole:
                 await self._readers.require_snapshot(caller, await self._catalog.snapshot(found["snapshot"]))
-            self._results.record_listing(request, began, name)
+            await self._results.record_listing(request, began, name)
         await self.births.record_snapshot(found["snapshot"], births([source.bucket]))
         self._listed = found["snapshot"], began
         return found

@@ -66,7 +66,16 @@ class BuildResults:
     def find_unchanged(self, request: str, revision: object) -> dict[str, Any] | None:
         """Return the result of the last listing for a request, if that was at this revision of the store."""
         seen = self._unchanged.get(request)
+        if (seen is None or seen[0] != revision) and isinstance(revision, int):
+            seen = self._kept_listing(request)  # by another process, or before a restart
         return self.find(seen[1]) if seen is not None and seen[0] == revision else None
+
+    def _kept_listing(self, request: str) -> tuple[object, str] | None:
+        document = self._catalog.read_intact(_listed(request))
+        if document is None:
+            return None
+        kept = json.loads(document)
+        return kept["revision"], kept["name"]
 
     def find(self, name: str) -> dict[str, Any] | None:
         """Return a result whose snapshot this node still has."""
@@ -76,8 +85,11 @@ class BuildResults:
         result: dict[str, Any] = json.loads(document)
         return result if self._catalog.has_document(f"snapshots/{result['snapshot']}") else None
 
-    def record_listing(self, request: str, revision: object, name: str) -> None:
+    async def record_listing(self, request: str, revision: object, name: str) -> None:
         """Note which result the listing for a request has; `revision`: of the store, before it was listed."""
+        if isinstance(revision, int) and self._unchanged.get(request) != (revision, name):
+            kept = json.dumps({"revision": revision, "name": name}).encode()
+            await self._catalog.write_document(_listed(request), kept)
         self._unchanged[request] = revision, name
         self._unchanged.move_to_end(request)
         if len(self._unchanged) > _REMEMBERED:
@@ -96,6 +108,10 @@ class BuildResults:
         if found is None or found["skipped"]:
             return None
         return self._catalog.read_document(f"snapshots/{found['snapshot']}")
+
+
+def _listed(request: str) -> str:
+    return f"{RESULTS_PREFIX}listed-{request}"
 
 
 def _last(request: str) -> str:

@@ -241,8 +241,9 @@ class StoreReader(Protocol):
         ...
 
     def revision(self) -> int:
-        """Returns a number that rises with every write or deletion by any process. Equal numbers mean that no
-        name has changed its bytes."""
+        """Returns a number that rises with every write or deletion by any process, but for those of documents
+        in the reserved bucket. Equal numbers mean that no name of a client has changed its bytes, also if
+        one was read before a restart."""
         ...
 
     def stats(self) -> StoreStats:

@@ -16,6 +16,8 @@ from meshwire.s3.result_types import ObjectEntry  # noqa: TC001  msgspec reads t
 
 _NOTHING = msgspec.Raw(b"\x80")
 
+RESERVED_BUCKET: Final = "-mesh-"
+"""Has the node's own documents; no client's bucket can have this name."""
 NULL = "null"
 """The name of the version without an id in requests and pages; `Record.version` is "" for it."""
 

@@ -440,7 +440,7 @@ class Store:
     # the store itself -------------------------------------------------------------------------------------
 
     def revision(self) -> int:
-        return int(self._index.get_meta("last_stamp") or 0)
+        return self._index.revision()
 
     def stats(self) -> StoreStats:
         return self._index.stats(self._disks.usage())

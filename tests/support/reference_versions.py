@@ -13,7 +13,7 @@ import msgspec
 
 from meshd.store.engine.member_header import stamp_of_version_id
 from meshd.store.errors import NoSuchVersionError
-from meshd.store.records import NULL, Page, VersionPage
+from meshd.store.records import NULL, RESERVED_BUCKET, Page, VersionPage
 from meshwire.cluster import slot_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class MemoryVersions:
 
     def __init__(self) -> None:
         self._versions: dict[tuple[str, str], list[Record]] = {}
-        self.revision = 0  # rises with every write and deletion
+        self.revision = 0  # rises with every write and deletion of clients
 
     def __repr__(self) -> str:
         return f"<MemoryVersions keys={len(self._versions)}>"
@@ -130,7 +130,7 @@ class MemoryVersions:
 
     def add(self, bucket: str, key: str, record: Record) -> Record | None:
         """A new version on top; the null version that it replaced."""
-        self.revision += 1
+        self.revision += bucket != RESERVED_BUCKET
         replaced = None if record.version else self.remove(bucket, key, NULL)
         self._versions.setdefault((bucket, key), []).append(record)
         return replaced
@@ -139,7 +139,7 @@ class MemoryVersions:
         """Takes one version out and gives it back."""
         record = self.get_version(bucket, key, version)
         if record is not None:
-            self.revision += 1
+            self.revision += bucket != RESERVED_BUCKET
             versions = self._versions[bucket, key]
             versions.remove(record)
             if not versions:
@@ -173,7 +173,7 @@ class MemoryVersions:
 
     def replace(self, bucket: str, key: str, record: Record) -> Record:
         """Puts `record` where the version of the same stamp is."""
-        self.revision += 1
+        self.revision += bucket != RESERVED_BUCKET
         versions = self._versions[bucket, key]
         versions[[kept.stamp for kept in versions].index(record.stamp)] = record
         return record
@@ -182,7 +182,7 @@ class MemoryVersions:
         """A version where its stamp belongs; a null one in place of the null one before."""
         if not record.version:
             self.remove(bucket, key, NULL)
-        self.revision += 1
+        self.revision += bucket != RESERVED_BUCKET
         insort(self._versions.setdefault((bucket, key), []), record, key=lambda kept: kept.stamp)
 
 

@@ -21,7 +21,7 @@ from meshd.store.errors import (
     StaleEpochError,
     StoreClosedError,
 )
-from meshd.store.records import Meta, Part, Removed, WriteContext
+from meshd.store.records import RESERVED_BUCKET, Meta, Part, Removed, WriteContext
 from meshwire.cluster import slot_of
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.store_calls import (
@@ -166,6 +166,24 @@ class StoreSuite(VersionSuite):
             await store.delete("b", "k")
             seen.append(store.revision())
             assert seen == sorted(set(seen))
+
+        self._run(check)
+
+    def test_the_revision_ignores_documents_of_the_node(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            seen = store.revision()
+            for number in range(3):
+                for document in range(3):
+                    await put_object(store, f"document-{document}", b"x" * number, bucket=RESERVED_BUCKET)
+                await store.delete(RESERVED_BUCKET, "document-0")
+                assert store.revision() == seen
+                await put_object(store, "k", b"%d" % number)
+                assert store.revision() > seen
+                seen = store.revision()
+            await asyncio.gather(
+                put_object(store, "document-1", b"y", bucket=RESERVED_BUCKET), put_object(store, "k", b"y")
+            )
+            assert store.revision() > seen
 
         self._run(check)
 

@@ -34,7 +34,7 @@ from meshd.store.errors import (
     StoreError,
     is_exhausted,
 )
-from meshd.store.records import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE, RESERVED_BUCKET
 from meshd.telemetry import metrics, tracing
 from meshd.util.shared_counters import last_checkpoint
 
@@ -90,6 +90,10 @@ class _Ticket:
             self.error.__cause__ = error
         except Exception as error:
             self.error = error
+
+
+def _only_documents(group: list[_Ticket]) -> bool:
+    return all(ticket.mutation.bucket == RESERVED_BUCKET for ticket in group)
 
 
 def _resolve(tickets: list[_Ticket]) -> None:
@@ -256,6 +260,7 @@ class Committer:
         with self._index.write_transaction() as txn:
             for ticket in group:
                 self._apply(batch, txn, ticket)
+            batch.documents_only = _only_documents(group)
             batch.write_accounts(txn)
 
     def _commit_exclusive(self, batch: WriteBatch, group: list[_Ticket]) -> None:
@@ -269,6 +274,7 @@ class Committer:
                 ticket.attempt(partial(ticket.mutation.write_data, batch, txn))
                 self._apply(batch, txn, ticket)
             batch.flush_segments()
+            batch.documents_only = _only_documents(group)
             batch.write_accounts(txn)
 
     @staticmethod

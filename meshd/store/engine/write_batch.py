@@ -130,6 +130,8 @@ class WriteBatch:
         self._restamped = False
         self.submitted_stamp = 0
         self.last_stamp = 0
+        self.documents_only = False
+        """Whether it writes to the reserved bucket alone."""
 
     # staging ----------------------------------------------------------------------------------------------
 
@@ -295,7 +297,7 @@ class WriteBatch:
             self.flush_segments()
         self._reject_lost_disks(txn)
         committed = self.index.get_meta("last_stamp", txn) or 0
-        self.last_stamp = max(self.last_stamp, committed + 1)  # `revision` rises with every change
+        self.last_stamp = max(self.last_stamp, committed + 1)
         for file, change in self._changes.items():
             if change.made is not None and not self.durable:
                 self.index.mark_unsynced(txn, file)
@@ -303,6 +305,8 @@ class WriteBatch:
             if info is not None:
                 self._account(txn, file, info, change)
         self.index.put_meta(txn, "last_stamp", self.last_stamp)
+        if self.documents_only:
+            self.index.note_documents(txn, committed, self.last_stamp)
         failpoints.hit("store.index.before_commit")
 
     def _reject_lost_disks(self, txn: Any) -> None:

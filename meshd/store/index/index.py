@@ -216,6 +216,19 @@ class Index:
     def put_meta(self, txn: Any, name: str, value: Any) -> None:
         txn.put(name.encode(), _encode(value), db=self.meta)
 
+    def note_documents(self, txn: Any, before: int, stamp: int) -> None:
+        """Notes that between two values of `last_stamp`, only documents of the node were written. A release
+        that does not know of this changes `last_stamp` alone, and the note no longer applies."""
+        noted = self.get_meta("documents", txn)
+        since = noted[0] if noted and noted[1] == before else before
+        self.put_meta(txn, "documents", (since, stamp))
+
+    def revision(self) -> int:
+        """Returns the stamp of the last change of an object of clients, or a later one."""
+        with self.env.begin() as txn:
+            last, noted = int(self.get_meta("last_stamp", txn) or 0), self.get_meta("documents", txn)
+        return int(noted[0]) if noted and noted[1] == last else last
+
     # objects ----------------------------------------------------------------------------------------------
 
     def get(self, bucket: str, key: str) -> Record | None:
