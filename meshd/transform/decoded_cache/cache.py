@@ -235,8 +235,8 @@ class DecodedCache:
         size, most, quota = self._segments.segment_bytes, state.samples.limit, self._quota(table.bucket)
         if table.saved <= 0 or (table.limit is not None and table.bytes + size > table.limit):
             return READ_SLOWLY
-        if most is not None and sum(each.bytes for each in state.tables) + size > most:
-            return CALLER_LIMIT
+        if most is not None and sum(each.bytes for each in state.tables) + min(size, most // 8) > most:
+            return CALLER_LIMIT  # a segment that is larger is not filled: `_share` bounds what is stored
         if quota is not None and self.bytes_by_bucket().get(table.bucket, 0) + size > quota:
             return BUCKET_QUOTA
         if table.entries >= table.samples or not self._make_room(table, now):
@@ -253,12 +253,15 @@ class DecodedCache:
         others = [other for other in self._tables.values() if other is not table and other.value(now) > least]
         if quota is not None:
             quota -= sum(other.bytes for other in others if other.bucket == table.bucket)
+        limit = state.samples.limit
+        if limit is not None:
+            limit -= sum(other.bytes for other in state.tables if other is not table)
         bounds = [(self._most - sum(other.bytes for other in others), NO_ROOM)]
         bounds += [
             (bound, why)
             for bound, why in (
                 (table.limit, READ_SLOWLY),
-                (state.samples.limit, CALLER_LIMIT),
+                (limit, CALLER_LIMIT),
                 (quota, BUCKET_QUOTA),
             )
             if bound is not None

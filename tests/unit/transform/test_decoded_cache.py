@@ -192,6 +192,16 @@ def test_a_caller_bounds_what_is_kept_for_its_plan(node: DecodedCacheNode) -> No
     assert MIB < node.cache.bytes <= 5 * MIB
 
 
+def test_a_bound_that_is_less_than_a_file_keeps_a_share(node: DecodedCacheNode) -> None:
+    bound = SAMPLES * BYTES * 3 // 10
+    assert node.store.segment_bytes > bound
+    for epoch in range(4):
+        hits(node, epoch, limit=bound)
+    assert 0.1 * SAMPLES <= len(kept(node)) <= 0.45 * SAMPLES
+    assert node.cache.bytes <= bound + 4 * BYTES
+    assert hits(node, 4, limit=bound) >= 0.1 * SAMPLES
+
+
 def test_space_that_others_need_is_given_back(node: DecodedCacheNode) -> None:
     hits(node, 0), hits(node, 1)
     total = 100 << 30
