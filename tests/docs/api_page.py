@@ -191,7 +191,7 @@ SECTIONS = (
     ),
     Section(
         "Laws, as tests",
-        "The guarantees of a loader, for your own test files: [guide](sdk.md#the-laws-as-tests).",
+        "The guarantees of a loader, for your own test files: [guide](sdk.md#loader-conformance-tests).",
         (Entry("meshsdk.testing.loader_suite.LoaderSuite", made=False, members=False),),
     ),
 )
