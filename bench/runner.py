@@ -26,6 +26,7 @@ from bench import (
     limits,
     loader_cpu_cost,
     loader_timing,
+    long_texts,
     media_row,
     origins,
     owners,
@@ -179,6 +180,12 @@ class Bench:
         if server is None:
             return table_row.title(self.scale), (), dict(self.absent)
         return table_row.title(self.scale), table_row.measure(server, self.scale, self.say), {}
+
+    def long_texts(self) -> Outcome:
+        server = self.server("meshd")
+        if server is None:
+            return long_texts.title(self.scale), (), dict(self.absent)
+        return long_texts.title(self.scale), long_texts.measure(server, self.scale, self.say), {}
 
     def media(self, media: media_row.Media) -> Outcome:
         title, server = media_row.title(media, self.scale), self.server("meshd")

@@ -29,6 +29,7 @@ from bench import (
     loader_cpu_cost,
     loader_report,
     loader_timing,
+    long_texts,
     media_row,
     owners,
     report,
@@ -111,7 +112,12 @@ def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.sampled(3)
 def test_the_rows_of_windows_tables_and_media_at_toy_size(tmp_path: Path) -> None:
     media = [each.name for each in media_row.ROWS]
-    only = ["--only", ",".join([windows.NAME, table_row.NAME, *media]), "--scratch", str(tmp_path)]
+    only = [
+        "--only",
+        ",".join([windows.NAME, long_texts.NAME, table_row.NAME, *media]),
+        "--scratch",
+        str(tmp_path),
+    ]
     argv = [python(), "-m", "bench", "--quick", *only]
     env = {**os.environ, "BENCH_INSTALL": "0"}
     done = subprocess.run(
@@ -121,6 +127,9 @@ def test_the_rows_of_windows_tables_and_media_at_toy_size(tmp_path: Path) -> Non
     rows = load(tmp_path / "quick")
     installed = [name for name in table_row.CONTENDERS if name != table_row.RAY or find_spec("ray")]
     assert rows[table_row.NAME].contenders() == installed
+    texts = rows[long_texts.NAME]
+    assert texts.contenders() == list(long_texts.CONTENDERS)
+    assert texts.ratio(long_texts.LONG, long_texts.SHORT, "rate") is not None
     assert rows[table_row.NAME].value(table_row.PYARROW, "client_us")
     for name in media:
         assert rows[name].contenders() == list(media_row.CONTENDERS)
@@ -133,6 +142,7 @@ def test_the_rows_of_windows_tables_and_media_at_toy_size(tmp_path: Path) -> Non
     report = (tmp_path / "quick.md").read_text()
     assert windows.TEXT in report
     assert table_row.TEXT in report
+    assert long_texts.TEXT in report
     assert media_row.FILMS.text in report
 
 
