@@ -38,15 +38,19 @@ class Drive(Protocol):
 
     def stats(self) -> DriveStats: ...
 
+    def cpu_s(self) -> float: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What processes of one loader did together. `seconds`: until the last one's last batch."""
+    """What processes of one loader did together. `seconds`: until the last one's last batch; `drive_cpu_s`:
+    processor time for the drive's emulation."""
 
     samples: int
     seconds: float
     waited_s: float
     drive: DriveStats
+    drive_cpu_s: float = 0.0
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -62,6 +66,7 @@ class Epoch:
             "seeks": drive.seeks,
             "reads": drive.reads,
             "read_bytes": drive.bytes,
+            "drive_cpu": self.drive_cpu_s,
         }
 
 
@@ -92,7 +97,7 @@ def run_epoch(
         drive.delay(True)
         stack.callback(drive.delay, False)
         stack.enter_context(_running(beside))
-        before, began = drive.stats(), time.perf_counter()
+        before, cpu, began = drive.stats(), drive.cpu_s(), time.perf_counter()
         for job in jobs:
             assert job.stdin is not None
             job.stdin.write("go\n")
@@ -100,7 +105,7 @@ def run_epoch(
         passes = [_pass_of(job) for job in jobs]
         ended = max(one.ended for one in passes)
         samples, waited = sum(one.samples for one in passes), max(one.first_s for one in passes)
-        return Epoch(samples, ended - began, waited, drive.stats() - before)
+        return Epoch(samples, ended - began, waited, drive.stats() - before, drive.cpu_s() - cpu)
 
 
 @contextmanager

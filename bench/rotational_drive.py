@@ -32,6 +32,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from bench.drive_model import DriveStats
 from bench.page_cache import drop_metadata, drop_pages
+from bench.processes import cpu_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,8 +77,8 @@ def missing() -> str:
 class RotationalDrive:
     """A drive that exists. `path`: the directory on it. Used by one thread."""
 
-    def __init__(self, path: Path, commands: IO[str], answers: IO[str]) -> None:
-        self.path = path
+    def __init__(self, path: Path, commands: IO[str], answers: IO[str], pid: int) -> None:
+        self.path, self._pid = path, pid
         self._commands, self._answers = commands, answers
 
     def __repr__(self) -> str:
@@ -97,6 +98,10 @@ class RotationalDrive:
     def stats(self) -> DriveStats:
         """Everything that was asked of the drive so far while it was on."""
         return self._ask("stats")
+
+    def cpu_s(self) -> float:
+        """Seconds of the processors that its emulation has taken so far; a real drive takes none."""
+        return cpu_seconds(self._pid)
 
     def _ask(self, command: str) -> DriveStats:
         try:
@@ -136,7 +141,7 @@ def rotational_drive(folder: Path, *, size: int) -> Iterator[RotationalDrive]:
             raise DriveError(
                 (folder / "holder.log").read_text().strip() or "the emulated drive did not start"
             )
-        yield RotationalDrive(folder / "disk", holder.stdin, holder.stdout)
+        yield RotationalDrive(folder / "disk", holder.stdin, holder.stdout, holder.pid)
     finally:
         with suppress(OSError):
             holder.stdin.close()

@@ -45,6 +45,9 @@ class Counted:
     def stats(self) -> DriveStats:
         return self._disk.stats()
 
+    def cpu_s(self) -> float:
+        return 0.0
+
 
 @pytest.mark.bench
 @pytest.mark.sampled(3)
@@ -133,6 +136,11 @@ def test_from_memory_is_bounded_by_the_media_rate() -> None:
     running = rotational_report.running_ratio(replace(found, figures=tuple(waited)), row.TARS.name)
     assert running == pytest.approx((1.0 - 0.5) / (6000 / 900 - 1.0))
     assert rotational_report.running_ratio(found, row.TARS.name) is None
+    assert rotational_report.unemulated_ratio(found, row.TARS.name) is None
+    emulated = [replace(each, metrics={**each.metrics, "drive_cpu": 2.0}) for each in found.figures]
+    seconds = 6000 / 900 - 2.0 / 2
+    unemulated = rotational_report.unemulated_ratio(replace(found, figures=tuple(emulated)), row.TARS.name)
+    assert unemulated == pytest.approx(6000 / seconds / 1000)
     assert rotational_report.ratio_to_best_peer(found) is None
 
 
