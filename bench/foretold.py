@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -27,9 +28,12 @@ from bench.results import Figure
 from bench.rotational_drive import missing as drive_missing
 from bench.rotational_drive import rotational_drive
 from bench.tables import number, table, verdict
+from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork
+from meshd.batches.read_ahead.extents import plan_reads
 from meshd.batches.read_ahead.read_cost import SHORT_SEEK_SECONDS
+from meshd.util.clock import SystemClock
 from meshsdk import ops
-from meshtools.simulator.epoch import EpochSimulation
+from meshtools.simulator.epoch import BUCKET, EpochSimulation, shard_key
 from meshtools.simulator.report import epoch_figures
 from meshtools.simulator.scenario import Data, Jobs, Mesh, Scenario
 from tests.support.daemon_cluster import DaemonCluster
@@ -38,9 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    import numpy.typing as npt
+
+    from bench.drive_model import DriveStats
     from bench.results import RowResult
     from bench.rotational_drive import RotationalDrive
     from bench.rows import Scale
+    from meshwire.cluster.cluster_map import ClusterMap
 
 NAME: Final = "foretold"
 REAL, SIMULATED = "real", "foretold"
@@ -51,8 +59,8 @@ STEP_S: Final = 0.03
 DRIVE: Final = 4 << 30
 STRIDE, SHORT = 3 << 19, 4096
 NODES: Final = ("n1", "n2", "n3")
-_BUCKET: Final = "foretold"
 _CLIENTS: Final = 4
+_PATIENCE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +100,27 @@ TEXT: Final = f"""\
 Three nodes on loopback, two copies, tar shards of {SHARD} samples of {SAMPLE >> 10} KiB, of which
 {KEPT >> 10} KiB are delivered; each node has an emulated drive of 7200 rpm of its own and
 {READ_AHEAD >> 20} MiB for read-ahead. Every run begins with a cold page cache; a step takes
-{1000 * STEP_S:.0f} ms. `mesh simulate` gets the rates of this machine, measured in the same run: the drive's
-bytes a second and its seek, the nodes' processor time of a sample, the share of the cores that they get
-while they are busy. *Error* is what was foretold over what was, less one; of shares the difference."""
+{1000 * STEP_S:.0f} ms. `mesh simulate` gets the mesh's map, and the rates of this machine, measured in
+the same run: the drive's bytes a second, its seek and its rest between two reads, the nodes' processor time
+of a sample, a byte and a seek, the share of the cores that they get while they are busy. *Error* is what was
+foretold over what was, less one; of shares the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What this machine does: bytes a second and seconds of a short seek of a drive; processor seconds of
-    the nodes for a sample, alone in each order (the rows of a batch are in few or many objects) and for jobs
-    that share (whole batches), for one that is sent again, and for a byte that is read from a drive; cores
-    that a busy node gets."""
+    """What this machine does: bytes a second and seconds of a short seek of a drive, and how long it rests
+    between two reads of a node's reader; processor seconds of the nodes for a sample, alone in each order
+    (the rows of a batch are in few or many objects) and for jobs that share (whole batches), for one that is
+    sent again, for a byte that is read from a drive, and for a seek; cores that a busy node gets."""
 
     bytes_per_second: float
     seek_seconds: float
+    rest_seconds: float
     cpu_per_sample: Mapping[str, float]
     cpu_per_shared_sample: float
     cpu_per_sent_sample: float
     cpu_per_read_byte: float
+    cpu_per_seek: float
     cores_per_node: float
 
 
@@ -130,7 +141,7 @@ class Site:
         self, nodes: DaemonCluster, drives: Sequence[RotationalDrive], client: mesh.Client, scale: Scale
     ) -> None:
         self.nodes, self.drives, self._scale = nodes, drives, scale
-        files = mesh.open(f"s3://{_BUCKET}/", fields={"x": "bin"}, client=client)
+        files = mesh.open(f"s3://{BUCKET}/", fields={"x": "bin"}, client=client)
         cut = ops.window("x", [KEPT], at="first")
         self._ds = files.map(ops.frombuffer("x", "uint8", shape=[SAMPLE]), cut)
 
@@ -142,13 +153,17 @@ class Site:
         orders = {way.shuffle: self.run(way, first + 1, cold=False, step=0.0)["cpu"] for way in _ORDERS}
         shared = self.run(_SHARED, first + 2, cold=False, step=0.0)
         again = self.run(_SHARED, first + 2, cold=False, step=0.0)
+        scattered = self.run(_ORDERS[1], first + 3, step=0.0)
         samples = self._scale.foretold
+        per_byte = max(0.0, cold["cpu"] - warm["cpu"]) / cold["read"]
+        more = scattered["cpu"] - orders[_ORDERS[1].shuffle] - per_byte * scattered["read"]
         return Rates(
             *_drive_rates(self.drives[0]),
             {order: cpu / samples for order, cpu in orders.items()},
             shared["cpu"] / samples,
             again["cpu"] / samples,
-            max(0.0, cold["cpu"] - warm["cpu"]) / cold["read"],
+            per_byte,
+            max(0.0, more) / scattered["seeks"],
             warm["cpu"] / warm["seconds"] / len(NODES),
         )
 
@@ -227,8 +242,9 @@ def _train(loader: mesh.Loader, epochs: int, step: float) -> list[float]:
     return waits
 
 
-def _drive_rates(drive: RotationalDrive) -> tuple[float, float]:
-    """Bytes a second in sequence, and seconds of a short seek with its read, of a file on the drive."""
+def _drive_rates(drive: RotationalDrive) -> tuple[float, float, float]:
+    """Bytes a second of a drive, seconds of a short seek with its read, and seconds for which the drive rests
+    between two reads of a node's reader; of a file on the drive."""
     file = drive.path / "plain"
     size = 64 * STRIDE
     with file.open("wb") as opened:
@@ -236,30 +252,49 @@ def _drive_rates(drive: RotationalDrive) -> tuple[float, float]:
         opened.write(np.random.default_rng(1).bytes(size))
     drive.drop_caches()
     drive.delay(True)
+    places = np.arange(0, size - SHORT, STRIDE)
     try:
         with file.open("rb", buffering=0) as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            places = range(0, size - SHORT, STRIDE)
             os.pread(opened.fileno(), SHORT, size - SHORT)
             before = drive.stats()
-            for place in places:
+            for place in places.tolist():
                 os.pread(opened.fileno(), SHORT, place)
             sought = drive.stats() - before
-        drive.drop_caches()
-        with file.open("rb", buffering=0) as opened:
-            before, began = drive.stats(), time.perf_counter()
-            while opened.read(1 << 20):
-                pass
-            seconds = time.perf_counter() - began
-            assert (drive.stats() - before).bytes >= size
+        whole, _ = _read_ahead(drive, file, places, STRIDE)
+        samples, rest = _read_ahead(drive, file, places, SAMPLE)
+        assert whole.bytes >= size - STRIDE
+        assert samples.seeks >= places.size // 2
     finally:
         drive.delay(False)
         file.unlink()
-    return size / seconds, sought.disk_s / sought.reads
+    return whole.bytes / (whole.media_s + whole.passing_s), sought.disk_s / sought.reads, rest
 
 
-def foretell(way: Way, seed: int, rates: Rates, scale: Scale) -> dict[str, float]:
-    """Simulate a way with the machine's rates."""
+def _read_ahead(
+    drive: RotationalDrive, file: Path, places: npt.NDArray[np.int64], size: int
+) -> tuple[DriveStats, float]:
+    """Read `size` bytes at each place as a node reads a window; return what that cost the drive, and how long
+    it rested for each read, in seconds."""
+    reads = plan_reads(np.zeros_like(places), places, np.full_like(places, size), gap=0)
+    drive.drop_caches()
+    device, done = file.stat().st_dev, threading.Event()
+    reader = DiskReader(device, SystemClock())
+    try:
+        before, began = drive.stats(), time.perf_counter()
+        reader.submit(DiskWork(device, [str(file)], reads, done.set))
+        if not done.wait(_PATIENCE):
+            raise TimeoutError("the emulated drive does not answer")
+        seconds, spent = time.perf_counter() - began, drive.stats() - before
+    finally:
+        reader.close()
+    return spent, max(0.0, seconds - spent.disk_s) / len(reads)
+
+
+def foretell(
+    way: Way, seed: int, rates: Rates, scale: Scale, cluster: ClusterMap | None = None
+) -> dict[str, float]:
+    """Simulate a way with the machine's rates, on the nodes of a map."""
     scenario = Scenario(
         way.name,
         Mesh(
@@ -269,6 +304,7 @@ def foretell(way: Way, seed: int, rates: Rates, scale: Scale) -> dict[str, float
             disks_per_node=1,
             disk_bytes_per_second=rates.bytes_per_second,
             seek_scale=rates.seek_seconds / SHORT_SEEK_SECONDS,
+            disk_rest_seconds=rates.rest_seconds,
             read_ahead_bytes=READ_AHEAD,
             cores_per_node=rates.cores_per_node,
         ),
@@ -279,6 +315,7 @@ def foretell(way: Way, seed: int, rates: Rates, scale: Scale) -> dict[str, float
             rates.cpu_per_shared_sample if way.sharing else rates.cpu_per_sample[way.shuffle],
             rates.cpu_per_sent_sample,
             rates.cpu_per_read_byte,
+            rates.cpu_per_seek,
             KEPT,
         ),
         Jobs(
@@ -295,7 +332,7 @@ def foretell(way: Way, seed: int, rates: Rates, scale: Scale) -> dict[str, float
         None,
         seed,
     )
-    simulated = EpochSimulation(scenario)
+    simulated = EpochSimulation(scenario, cluster=cluster)
     simulated.run()
     found = epoch_figures(simulated)
     return {
@@ -333,7 +370,7 @@ def measure(scale: Scale, root: Path, say: Callable[[str], None]) -> Iterator[Fi
         client = stack.enter_context(mesh.connect(endpoints, access_key=keys[0], secret_key=keys[1]))
         say(f"{NAME}: filling")
         _fill(client, scale.foretold)
-        site = Site(nodes, drives, client, scale)
+        site, cluster = Site(nodes, drives, client, scale), nodes.map_of()
         for count in range(scale.rounds):
             say(f"{NAME}: round {count + 1} of {scale.rounds}, the machine's rates")
             rates = site.rates(count)
@@ -341,14 +378,14 @@ def measure(scale: Scale, root: Path, say: Callable[[str], None]) -> Iterator[Fi
             for way in order(WAYS, count):
                 say(f"{NAME}: round {count + 1} of {scale.rounds}, {way.name}")
                 seed = 1 + 10 * count + WAYS.index(way)
-                real, said = site.run(way, seed), foretell(way, seed, rates, scale)
+                real, said = site.run(way, seed), foretell(way, seed, rates, scale, cluster)
                 problem = "" if real["samples"] == said["samples"] else "not all samples came"
                 yield Figure(f"{way.name}, {REAL}", count, real, problem)
                 yield Figure(f"{way.name}, {SIMULATED}", count, said)
 
 
 def _fill(client: mesh.Client, samples: int) -> None:
-    client.create_bucket(_BUCKET)
+    client.create_bucket(BUCKET)
 
     def put(first: int) -> None:
         file = io.BytesIO()
@@ -357,7 +394,7 @@ def _fill(client: mesh.Client, samples: int) -> None:
                 member = tarfile.TarInfo(f"{sample:06}.bin")
                 member.size = SAMPLE
                 archive.addfile(member, io.BytesIO(np.random.default_rng(sample).bytes(SAMPLE)))
-        client.put(_BUCKET, f"{first:06}.tar", file.getvalue())
+        client.put(BUCKET, shard_key(first // SHARD), file.getvalue())
 
     with ThreadPoolExecutor(_CLIENTS) as pool:
         list(pool.map(put, range(0, samples, SHARD)))

@@ -16,7 +16,7 @@ from meshd.core.sample_locations import bytes_columns
 from meshwire.plan.shuffle import BlocksOrder, StoredOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from meshwire.plan.shuffle import SampleOrder
 
     Integers = npt.NDArray[np.int64]
+    OwnBetween = Callable[[int, int], tuple[Integers, Integers, Integers]]
+    """From the positions first…end−1 to those of them that are the node's own, their samples, and the sizes
+    of these in bytes."""
 
 SEEK_BYTES: Final = 2_400_000
 """Bytes that a disk of 200 MB/s reads in the time of one seek and half a turn, 12 ms."""
@@ -77,19 +80,30 @@ def cut_window(
     snapshot: Snapshot, order: SampleOrder, first: int, size: int, own: OwnSamples | None = None
 ) -> CutWindow:
     """Return the window that begins at position `first`, and in which about `size` bytes, or one sample, are
-    the node's `own`; None: all are.
-
-    It ends where a block of the shuffle ends, if that leaves at least MIN_WINDOW_BYTES.
-    """
+    the node's `own`; None: all are."""
     if own is not None and not own.fraction:
         return CutWindow(first, order.n, np.empty(0, np.int64), 0)
     columns = bytes_columns(snapshot)
     mean = max(1.0, sum(column.total_bytes() for column in columns.values()) / snapshot.samples)
-    rows = min(int(1.25 * size / mean / (own.fraction if own else 1.0)) + 1, MAX_WINDOW_ROWS)
+    mean *= own.fraction if own else 1.0
+    return cut_positions(
+        order, first, size, mean, lambda begin, end: _own_between(snapshot, order, begin, end, own)
+    )
+
+
+def cut_positions(
+    order: SampleOrder, first: int, size: int, mean: float, own_between: OwnBetween
+) -> CutWindow:
+    """Return the window that begins at position `first`, and in which about `size` bytes, or one sample, are
+    the node's own. `mean`: its own bytes at a position, on average.
+
+    It ends where a block of the shuffle ends, if that leaves at least MIN_WINDOW_BYTES.
+    """
+    rows = min(int(1.25 * size / mean) + 1, MAX_WINDOW_ROWS)
     last, end, held, count = min(order.n, first + MAX_WINDOW_SPAN), first, 0, 0
     found = []
     while end < last and held <= size and count < MAX_WINDOW_ROWS:
-        found.append(_own_between(snapshot, order, end, min(last, end + rows), own))
+        found.append(own_between(end, min(last, end + rows)))
         end, held = min(last, end + rows), held + int(found[-1][2].sum())
         count += found[-1][0].size
     positions, samples, lengths = (np.concatenate(parts) for parts in zip(*found, strict=True))

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from meshtools.simulator.durability import expected_losses, simulate_failures
 from meshtools.simulator.epoch import EpochSimulation
 from meshtools.simulator.report import epoch_figures
 from meshtools.simulator.scenario import parse_scenario, read_scenario, shipped_scenarios
+from meshwire.cluster.cluster_map import ClusterMap, Node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,6 +99,93 @@ def test_jobs_that_share_are_prepared_once() -> None:
         apart["cores_busy"] * apart["seconds"] / 4, rel=0.01
     )
     assert shared["sent_bytes"] == apart["sent_bytes"] == 4 * SAMPLES * 70_000
+
+
+def test_a_job_that_shares_waits_until_the_other_job_s_batch_is_made() -> None:
+    """Preparing a batch takes a second of the one core; nothing else takes long."""
+    text = """
+    [mesh]
+    nodes = 1
+    copies = 1
+    cores_per_node = 1
+    seek_scale = 0
+    disk_bytes_per_second = 1e12
+    [data]
+    samples = 4000
+    cpu_seconds_per_sample = 0.001
+    [jobs]
+    count = 2
+    batch = 1000
+    step_seconds = 0.0
+    sharing = true
+    """
+    simulated = EpochSimulation(parse_scenario(text, "test"))
+    simulated.run()
+    ends = [job.end for job in simulated.jobs]
+    assert ends == pytest.approx([4.0, 4.0], rel=0.05)
+    assert [job.waits[0] for job in simulated.jobs] == pytest.approx([1.0, 1.0], rel=0.1)
+
+
+def test_a_disk_rests_between_reads_and_is_not_busy_then() -> None:
+    text = """
+    [mesh]
+    nodes = 1
+    copies = 1
+    disks_per_node = 1
+    disk_rest_seconds = {}
+    [data]
+    samples = 20_000
+    [jobs]
+    batch = 1000
+    step_seconds = 0.0
+    shuffle = "none"
+    """
+    runs = [EpochSimulation(parse_scenario(text.format(rest), "test")) for rest in ("0.0", "0.005")]
+    for each in runs:
+        each.run()
+    busy = [float(each.nodes.disk_seconds.sum()) for each in runs]
+    assert busy[0] == pytest.approx(busy[1])
+    # 1.4 GB in reads of 1 MiB
+    rest = 1.4e9 / (1 << 20) * 0.005
+    assert runs[1].jobs[0].end - runs[0].jobs[0].end == pytest.approx(rest, rel=0.05)
+
+
+def test_a_map_that_exists_places_the_data_and_each_node_has_windows_of_its_share() -> None:
+    nodes = tuple(
+        Node(name, f"http://{name}:9000", weight=weight, complete=1)
+        for name, weight in (("large", 4), ("small", 1), ("tiny", 1))
+    )
+    text = SMALL.replace("nodes = 6", "nodes = 3\ncopies = 1\nread_ahead_bytes = 200e6")
+    simulated = EpochSimulation(parse_scenario(text, "test"), cluster=ClusterMap(1, nodes, 1024, 1))
+    simulated.run()
+    busy = simulated.nodes.disk_seconds
+    assert busy[0] > 2.5 * busy[1:].max()
+    windows = [
+        [span for span in simulated.spans if span.track == f"disks of {node.node_id}"] for node in nodes
+    ]
+    assert len(windows[0]) > 2 * max(len(windows[1]), len(windows[2]))
+    for track in windows:
+        assert all(a.start + a.seconds <= b.start + 1e-9 for a, b in pairwise(track))
+
+
+def test_rows_for_a_builder_come_from_nodes_that_were_not_asked_for_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One copy on three nodes: two thirds of a whole batch are on others, where no window may be planned."""
+    text = SMALL.replace("nodes = 6", "nodes = 3\ncopies = 1\nread_ahead_bytes = 200e6")
+    text = text.replace("[data]", "[data]\nsamples_per_shard = 64") + "sharing = true\n"
+    simulated = EpochSimulation(parse_scenario(text, "test"))
+    read_shards, alone = simulated.nodes.read_shards, []
+
+    def noted(*args: Any, **options: Any) -> Any:
+        if options.get("between"):
+            alone.append(args)
+        return read_shards(*args, **options)
+
+    monkeypatch.setattr(simulated.nodes, "read_shards", noted)
+    simulated.run()
+    assert 0 < len(alone) < SAMPLES / 64
+    assert simulated.nodes.read_bytes == pytest.approx(SAMPLES * 70_000, rel=0.1)
 
 
 def test_a_lost_rack_stalls_jobs_for_a_lease_and_is_repaired() -> None:

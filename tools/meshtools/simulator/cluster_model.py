@@ -26,16 +26,19 @@ if TYPE_CHECKING:
 
 
 class ClusterModel:
-    """The map of `mesh`. Nodes have numbers in order of their ids, and keep them; new ones come last.
+    """The map of `mesh`, or of one that exists, `cluster`. Nodes have numbers in order of their ids, and keep
+    them; new ones come last.
 
     changes, sent_bytes: of the map so far; each node gets every map whole.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, cluster: ClusterMap | None = None) -> None:
         self._mesh = mesh
-        self.names = [node_name(number) for number in range(mesh.nodes)]
-        nodes = tuple(self._node(number) for number in range(mesh.nodes))
-        self.map = ClusterMap(1, nodes, mesh.slots, mesh.copies)
+        if cluster is None:
+            nodes = tuple(self._node(number) for number in range(mesh.nodes))
+            cluster = ClusterMap(1, nodes, mesh.slots, mesh.copies)
+        self.map, self.names = cluster, [node.node_id for node in cluster.nodes]
+        self._numbers: dict[str, int] = {}
         self.changes, self.sent_bytes = 0, 0.0
         self._owners_of, self._owned = 0, np.empty((0, 0), np.int64)
         self.map_bytes = len(self.map.to_json(short=True))
@@ -46,6 +49,12 @@ class ClusterModel:
     def _node(self, number: int) -> Node:
         rack = f"r{number // self._mesh.nodes_per_rack:04}"
         return Node(node_name(number), f"http://{node_name(number)}:9000", zone=rack, rack=rack, complete=1)
+
+    def number_of(self, name: str) -> int:
+        """Return the number of a node."""
+        if len(self._numbers) < len(self.names):
+            self._numbers = {name: number for number, name in enumerate(self.names)}
+        return self._numbers[name]
 
     def read_owners(self) -> Integers:
         """Return int64[slots]: the node that is read for each slot; −1 if there is none."""

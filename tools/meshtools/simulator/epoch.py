@@ -1,73 +1,38 @@
 """EpochSimulation: jobs train on a mesh while faults happen; simpy is the engine.
 
-Law: windows are cut as the nodes' scheduler cuts them, from the epoch's order. A batch is prepared when the
-windows of its samples have been read, and a step begins when its batch has arrived.
+Law: a batch is prepared when its rows have been read (`read_ahead`), and a step begins when its batch has
+arrived.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
 
-from meshd.batches.read_ahead.extents import window_end
-from meshd.batches.read_ahead.windows import (
-    MAX_WINDOW_ROWS,
-    MAX_WINDOW_SPAN,
-    MIN_WINDOW_BYTES,
-    first_size,
-    fitting_size,
-    has_room,
-    next_size,
-)
 from meshsdk.errors import ConfigurationError
 from meshtools.simulator.cluster_model import ClusterModel, added_slots
 from meshtools.simulator.object_writes import ObjectWrites
 from meshtools.simulator.origin_caches import OriginCaches
+from meshtools.simulator.read_ahead import ReadAhead
 from meshtools.simulator.resources import NodeResources
-from meshwire.cluster.routes import slot_of
-from meshwire.plan.shuffle import BlocksOrder, ShuffleSpec, shuffle_order
+from meshwire.cluster.routes import batch_nodes, frame_address, rendezvous_order, slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     import numpy.typing as npt
 
+    from meshtools.simulator.read_ahead import EpochReads
     from meshtools.simulator.scenario import Fault, Scenario
-    from meshwire.plan.shuffle import SampleOrder
+    from meshwire.cluster.cluster_map import ClusterMap
 
     Integers = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
     Process = Generator[simpy.Event, Any, None]
-
-
-@dataclass(slots=True, eq=False)
-class _Window:
-    """Positions first…end−1. rows: int64[n], the samples in stored order of shards; shards: int64[k]; done:
-    float64[k], when each has been read; owners: int64[k], the node that reads each; bytes: of each node."""
-
-    first: int
-    end: int
-    shards: Integers
-    owners: Integers
-    done: Floats
-    bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class _Reader:
-    """The place of a job in an epoch, as a node's scheduler has it."""
-
-    seed: int
-    epoch: int
-    order: SampleOrder
-    next: int
-    size: int
-    windows: deque[_Window] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -90,34 +55,44 @@ class Span:
     seconds: float
 
 
-class EpochSimulation:
-    """Runs a scenario with data and jobs. `on_progress` gets the completed share of all steps."""
+BUCKET = "data"
 
-    def __init__(self, scenario: Scenario, on_progress: Callable[[float], None] = lambda _: None) -> None:
+
+def shard_key(number: int) -> str:
+    """Return the key of a shard, in BUCKET."""
+    return f"shard-{number:07}.tar"
+
+
+class EpochSimulation:
+    """Runs a scenario with data and jobs. `on_progress` gets the completed share of all steps; `cluster`: the
+    map of a mesh that exists, which places the data as there."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        on_progress: Callable[[float], None] = lambda _: None,
+        cluster: ClusterMap | None = None,
+    ) -> None:
         assert scenario.data is not None
         self.scenario, self._on_progress = scenario, on_progress
         mesh, self._data = scenario.mesh, scenario.data
-        self.cluster = ClusterModel(mesh)
+        self.cluster = ClusterModel(mesh, cluster)
         joining = sum(fault.count for fault in scenario.faults if fault.kind == "join")
         self._env = simpy.Environment()
         self._dead = np.zeros(mesh.nodes + joining + 1, np.bool_)
         self._dead[-1] = True  # the owner of what nobody has, −1
         self._lost = np.zeros(mesh.slots, np.bool_)  # slots of which all copies are gone
-        self._changed = self._env.event()
-        self._readers: dict[tuple[int, int], _Reader] = {}
         self._prepared: dict[tuple[int, int], simpy.Process] = {}
         self._steps_done = 0
         count = max(1, int(self._data.samples * scenario.jobs.share))
         per_shard = self._data.samples_per_shard
-        self._starts = np.append(np.arange(0, count, per_shard, dtype=np.int64), count)
-        self._slots = np.array(
-            [slot_of("data", f"shard-{n:07}.tar", mesh.slots) for n in range(self._starts.size - 1)], np.int64
-        )
-        self._owners, self._holders = self.cluster.read_owners(), self.cluster.owners()
-        self.nodes = NodeResources(mesh, self._data, mesh.nodes + joining, self._holders[self._slots])
-        self._spread = mesh.nodes / (mesh.copies if scenario.jobs.sharing else 1)
-        """Bytes of a window ÷ those of it that a node reads."""
-        self.slots_per_node = np.bincount(self.cluster.owners().ravel(), minlength=mesh.nodes)
+        self._samples = count
+        starts = np.append(np.arange(0, count, per_shard, dtype=np.int64), count)
+        keys = (shard_key(number) for number in range(starts.size - 1))
+        slots = np.array([slot_of(BUCKET, key, mesh.slots) for key in keys], np.int64)
+        holders = self.cluster.owners()
+        self.nodes = NodeResources(mesh, self._data, mesh.nodes + joining, holders[slots])
+        self.slots_per_node = np.bincount(holders.ravel(), minlength=mesh.nodes)
         self.jobs = [JobResult() for _ in range(scenario.jobs.count)]
         self.spans: list[Span] = []
         shard_bytes = per_shard * self._data.sample_bytes
@@ -131,6 +106,10 @@ class EpochSimulation:
             if scenario.writes is None
             else ObjectWrites(self._env, mesh, scenario.writes, self.cluster, self.nodes, self._dead)
         )
+        self._reads = ReadAhead(
+            self._env, scenario, starts, slots, self.nodes, self._dead, self.caches, self._note_window
+        )
+        self._reads.place(self.cluster.read_owners(), holders)
         self.repairs: list[tuple[str, float, float]] = []
         """What was copied to nodes: (why, bytes, seconds)."""
 
@@ -141,7 +120,7 @@ class EpochSimulation:
     def total_steps(self) -> int:
         """Steps of all jobs and epochs."""
         jobs = self.scenario.jobs
-        return jobs.count * jobs.epochs * -(-int(self._starts[-1]) // jobs.batch)
+        return jobs.count * jobs.epochs * -(-self._samples // jobs.batch)
 
     def run(self) -> None:
         """Run until all jobs have ended.
@@ -164,12 +143,12 @@ class EpochSimulation:
         jobs, result, env = self.scenario.jobs, self.jobs[number], self._env
         for epoch in range(jobs.epochs):
             seed = self.scenario.seed + (0 if jobs.sharing else number)
-            reader = self._reader(seed, epoch)
-            steps = -(-reader.order.n // jobs.batch)
+            reads = self._reads.epoch(seed, epoch)
+            steps = -(-reads.order.n // jobs.batch)
             ready: deque[simpy.Process] = deque()
             for step in range(steps):
                 while len(ready) < min(jobs.prefetch, steps - step):
-                    ready.append(env.process(self._batch(reader, seed, epoch, step + len(ready))))
+                    ready.append(env.process(self._batch(reads, step + len(ready))))
                 began = env.now
                 yield ready.popleft()
                 result.waits.append(env.now - began)
@@ -178,179 +157,50 @@ class EpochSimulation:
                     self.spans.append(Span(f"job {number}", "wait", began, env.now - began))
                 self.spans.append(Span(f"job {number}", "compute", env.now, jobs.step_seconds))
                 yield env.timeout(jobs.step_seconds)
-                result.samples += min(jobs.batch, reader.order.n - step * jobs.batch)
+                result.samples += min(jobs.batch, reads.order.n - step * jobs.batch)
                 self._steps_done += 1
                 self._on_progress(self._steps_done / self.total_steps)
         result.end = env.now
 
-    def _reader(self, seed: int, epoch: int) -> _Reader:
-        """Return the reader of an epoch, which all jobs of this seed have in common."""
-        if (found := self._readers.get((seed, epoch))) is not None:
-            return found
-        jobs = self.scenario.jobs
-        spec = ShuffleSpec(jobs.shuffle, jobs.block_shards if jobs.shuffle == "blocks" else 0)
-        order = shuffle_order(spec, self._starts, seed, epoch)
-        if self.caches is not None:
-            self._plan(self.caches, spec, seed, epoch)
-        size = first_size(order, jobs.batch / self._spread)
-        self._readers[seed, epoch] = reader = _Reader(seed, epoch, order, 0, size)
-        return reader
-
-    def _plan(self, caches: OriginCaches, spec: ShuffleSpec, seed: int, epoch: int) -> None:
-        """Tell the caches of the nodes the shards of this epoch and the next, in order."""
-        both = []
-        for each in (epoch, epoch + 1):
-            order = shuffle_order(spec, self._starts, seed, each)
-            ends = [*order.window_ends.tolist()] if isinstance(order, BlocksOrder) else [order.n]
-            for first, end in pairwise([0, *(end for end in ends if end)]):
-                samples = order.samples_at(np.arange(first, end, dtype=np.int64))
-                both.append(np.unique(np.searchsorted(self._starts, samples, side="right") - 1))
-        shards = np.concatenate(both)
-        caches.plan(f"{seed} {epoch}", shards, self._owners[self._slots[shards]])
-
-    def _batch(self, reader: _Reader, seed: int, epoch: int, step: int) -> Process:
+    def _batch(self, reads: EpochReads, step: int) -> Process:
         """Take the batch of a step from the request to its arrival; jobs that share have it prepared once."""
         env, jobs = self._env, self.scenario.jobs
         yield env.timeout(self.scenario.mesh.request_seconds)
         first = step * jobs.batch
-        end = min(first + jobs.batch, reader.order.n)
-        key = (seed, step + epoch * (1 << 40))
-        made = self._prepared.get(key)
-        if made is None:
-            made = env.process(self._read_rows(reader, first, end))
-            if jobs.sharing:
-                self._prepared[key] = made
-            computed = True
-        else:
-            computed = False
-        owners = yield made
+        end = min(first + jobs.batch, reads.order.n)
         if jobs.sharing:
-            owners = np.full(owners.size, self._builder(epoch, step))
-        sent = self.nodes.prepare(env.now, owners, computed=computed)
+            key = (reads.seed, step + reads.epoch * (1 << 40))
+            if not (again := key in self._prepared):
+                self._prepared[key] = env.process(self._make(reads, step, first, end))
+            owners = yield self._prepared[key]
+            sent = self.nodes.deliver(env.now, owners, again=again)
+        else:
+            owners = yield from self._reads.parts(reads, first, end)
+            sent = self.nodes.prepare(env.now, owners)
         size = (end - first) * float(self._data.delivered_bytes_per_sample or self._data.sample_bytes)
         yield env.timeout(max(sent - env.now, size / jobs.trainer_bytes_per_second))
 
-    def _builder(self, epoch: int, step: int) -> int:
-        """Return the node that prepares the batch of a step, whole: any, by chance, that answers."""
-        there = np.flatnonzero(~self._dead[: self.scenario.mesh.nodes])
-        return int(there[np.random.default_rng((self.scenario.seed, epoch, step)).integers(there.size)])
-
-    def _read_rows(self, reader: _Reader, first: int, end: int) -> Generator[simpy.Event, Any, Integers]:
-        """Wait until the rows first…end−1 have been read, and return the node of each, int64[rows]."""
-        env = self._env
-        self._extend(reader, first, end)
-        samples = reader.order.samples_at(np.arange(first, end, dtype=np.int64))
-        shards = np.searchsorted(self._starts, samples, side="right") - 1
-        parts = [each for each in reader.windows if each.first < end and each.end > first]
-        while True:
-            owners, done = self._rows(parts, first, shards)
-            # A row waits for its own bytes; whole batches, for those of their windows.
-            waits = [part.done for part in parts] if self.scenario.jobs.sharing else [done]
-            last = max(float(each.max()) for each in waits)
-            if last > env.now:
-                yield env.timeout(last - env.now)
-            gone = self._dead[owners]
-            if not gone.any():
-                break
-            named = self._owners[self._slots[shards[gone]]]
-            if ((named == owners[gone]) | (named < 0)).any():
-                yield self._changed  # the map still names nodes that do not answer, or none
-            self._read_again(parts)
+    def _make(
+        self, reads: EpochReads, step: int, first: int, end: int
+    ) -> Generator[simpy.Event, Any, Integers]:
+        """Read and prepare the rows first…end−1 on one node. Return the node of each, int64[rows]."""
+        owners = yield from self._reads.whole(reads, first, end, self._builder(reads, step))
+        yield self._env.timeout(max(0.0, self.nodes.compute(self._env.now, owners) - self._env.now))
         return owners
 
-    @staticmethod
-    def _rows(parts: list[_Window], first: int, shards: Integers) -> tuple[Integers, Floats]:
-        """Return the node of each row of a batch, and when its shard's part of the window has been read."""
-        owners, done = np.empty(shards.size, np.int64), np.empty(shards.size)
-        for part in parts:
-            rows = slice(max(0, part.first - first), part.end - first)
-            place = np.searchsorted(part.shards, shards[rows])
-            owners[rows], done[rows] = part.owners[place], part.done[place]
-        return owners, done
+    def _builder(self, reads: EpochReads, step: int) -> int:
+        """Return the node that prepares the batch of a step, whole: the first by rendezvous that answers."""
+        address = frame_address(str(reads.seed), reads.epoch, step, 0, 1, self.scenario.jobs.batch, 0)
+        there = rendezvous_order(batch_nodes(self.cluster.map), address)
+        numbers = [self.cluster.number_of(node.node_id) for node in there]
+        return next((number for number in numbers if not self._dead[number]), numbers[0])
 
-    def _share(self) -> int:
-        """Return the bytes that windows of one job may hold on each node."""
-        mesh, jobs = self.scenario.mesh, self.scenario.jobs
-        readers = 1 if jobs.sharing else jobs.count
-        return int(max(mesh.read_ahead_bytes, 2 * MIN_WINDOW_BYTES) // readers)
-
-    def _extend(self, reader: _Reader, first: int, end: int) -> None:
-        """Drop windows that are consumed, and add others while they fit."""
-        batch, share = self.scenario.jobs.batch, self._share()
-        while reader.windows and reader.windows[0].end <= first - 2 * batch:
-            reader.windows.popleft()
-        while reader.next < reader.order.n and (
-            reader.next < end
-            or has_room(reader.order, [each.bytes for each in reader.windows], reader.size, share)
-        ):
-            self._add_window(reader, share)
-        if reader.next >= reader.order.n:  # the next epoch's first window is read in any case
-            coming = self._reader(reader.seed, reader.epoch + 1)
-            if not coming.next:
-                self._add_window(coming, share)
-
-    def _add_window(self, reader: _Reader, share: int) -> None:
-        window = self._cut(reader, fitting_size(reader.size, share))
-        reader.windows.append(window)
-        reader.next, reader.size = window.end, next_size(reader.order, reader.size, share)
-
-    def _cut(self, reader: _Reader, size: int) -> _Window:
-        """Cut the next window, of about `size` bytes on each node, and queue its reads. All nodes have an
-        equal share here, so their windows end at the same positions."""
-        order, first, each = reader.order, reader.next, self._data.sample_bytes
-        nodes = self._spread
-        rows = int(min(int(1.25 * size / each) + 1, MAX_WINDOW_ROWS) * nodes)
-        last = first + min(rows, MAX_WINDOW_SPAN, order.n - first)
-        ends = order.window_ends if isinstance(order, BlocksOrder) else None
-        positions = np.arange(first, last, dtype=np.int64)
-        lengths = np.full(positions.size, each, np.int64)
-        least, most = int(MIN_WINDOW_BYTES * nodes), int(size * nodes)
-        end = window_end(positions, lengths, least, most, first, last, ends)
-        samples = np.sort(order.samples_at(np.arange(first, end, dtype=np.int64)))
-        of_sample = np.searchsorted(self._starts, samples, side="right") - 1
-        shards, counts = np.unique(of_sample, return_counts=True)
-        inside, owners = samples - self._starts[of_sample], self._owners[self._slots[shards]]
-        done = np.full(shards.size, self._env.now)
-        every = [owners]
-        if self.scenario.jobs.sharing:  # whole batches: each node reads all that it has
-            copies = self._holders[self._slots[shards]]
-            every += [np.where(self._dead[column] | (column == owners), -1, column) for column in copies.T]
-        for readers in every:
-            there = readers >= 0
-            read = self.nodes.read_shards(
-                self._env.now,
-                shards[there],
-                inside[np.repeat(there, counts)],
-                np.cumsum(counts[there]),
-                readers[there],
-                self._arrival(reader),
-            )
-            done[there] = np.maximum(done[there], read)
-        return _Window(first, end, shards, owners, done, int((end - first) * each / nodes))
-
-    def _arrival(self, reader: _Reader) -> Callable[[int, int], float] | None:
-        """Return what tells when a shard is on a node, if shards come from an origin."""
-        if (caches := self.caches) is None:
-            return None
-        name, now = f"{reader.seed} {reader.epoch}", self._env.now
-        return lambda node, shard: caches.fetch(name, node, shard, now)
-
-    def _read_again(self, parts: list[_Window]) -> None:
-        """Read the shards of windows whose nodes are gone from their present owners, whole."""
-        size = self._data.samples_per_shard
-        for part in parts:
-            lost = np.flatnonzero(self._dead[part.owners])
-            owners = self._owners[self._slots[part.shards[lost]]]
-            lost, owners = lost[owners >= 0], owners[owners >= 0]
-            rows = np.tile(np.arange(size, dtype=np.int64), lost.size)
-            ends = np.arange(1, lost.size + 1) * size
-            part.done[lost] = self.nodes.read_shards(self._env.now, part.shards[lost], rows, ends, owners)
-            part.owners[lost] = owners
+    def _note_window(self, node: int, name: str, start: float, seconds: float) -> None:
+        self.spans.append(Span(f"disks of {self.cluster.names[node]}", name, start, seconds))
 
     def _map_changed(self) -> None:
-        self._owners = np.where(self._lost, -1, self.cluster.read_owners())
-        changed, self._changed = self._changed, self._env.event()
-        changed.succeed()
+        owners = np.where(self._lost, -1, self.cluster.read_owners())
+        self._reads.place(owners, self.cluster.owners())
 
     def _fault(self, fault: Fault) -> Process:
         yield self._env.timeout(fault.at_seconds)

@@ -74,12 +74,15 @@ class NodeResources:
         ends: Integers,
         owners: Integers,
         there: Callable[[int, int], float] | None = None,
+        *,
+        between: bool = False,
     ) -> Floats:
         """Queue the reads of a window and return when each shard's are done, float64[shards].
 
         shards: int64[n], ascending; rows: the samples within their shards, shard after shard; ends: int64[n],
         where each shard's rows end in `rows`; owners: int64[n], the node that reads each. there(node, shard):
-        when a shard is on a disk of the node; None: all are.
+        when a shard is on a disk of the node; None: all are. between: they do not wait for windows that are
+        queued, but for a read of one.
         """
         size = self._data.sample_bytes
         done = np.empty(shards.size)
@@ -105,14 +108,20 @@ class NodeResources:
             first = SHORT_SEEK_SECONDS if abs(gap) <= _NEAR_BYTES else SEEK_SECONDS  # a shard is a file
             seconds = (missing * (cost.seek_seconds - SEEK_SECONDS) + first) * self._mesh.seek_scale
             seconds += missing * cost.read / self._mesh.disk_bytes_per_second
+            rest = missing * cost.reads * self._mesh.disk_rest_seconds
             seconds *= self.slow[node]
             self._arms[node, disk] = begin + int(reads.offsets[-1] + reads.lengths[-1])
-            self._work(node, cost.read * missing * self._data.cpu_seconds_per_read_byte, now)
-            free = max(now, float(self._disk_free[node, disk]))
-            free = max(free, arrives)
-            done[place] = self._disk_free[node, disk] = free + seconds
+            seeks = missing * (cost.seeks - 1) + 1
+            work = cost.read * missing * self._data.cpu_seconds_per_read_byte
+            self._work(node, work + seeks * self._data.cpu_seconds_per_seek, now)
+            free = max(now, float(self._disk_free[node, disk]), arrives)
+            if between and free > now:
+                done[place] = now + READ_BYTES / self._mesh.disk_bytes_per_second + seconds + rest
+            else:
+                done[place] = free + seconds + rest
+            self._disk_free[node, disk] = free + seconds + rest
             self.disk_seconds[node] += seconds
-            self.seeks += missing * (cost.seeks - 1) + 1
+            self.seeks += seeks
             self.read_bytes += cost.read * missing
             self.cached_bytes += inside.size * size * (1 - missing)
         self.wanted_bytes += rows.size * size
@@ -144,12 +153,13 @@ class NodeResources:
             done = max(done, begun + seconds)
         return done
 
-    def _work(self, nodes: Any, seconds: Any, now: float) -> Any:
-        """Queue work of processors, and return when it is done: of one node, or arrays of several."""
-        ready = np.maximum(self._cpu_free[nodes], now) + seconds / self._mesh.cores_per_node
-        self._cpu_free[nodes] = ready
+    def _work(self, nodes: Any, seconds: Any, now: float, *, short: bool = False) -> Any:
+        """Queue work of processors, and return when it is done: of one node, or arrays of several. short: it
+        does not wait for what is queued, since processors are shared."""
+        took = seconds / self._mesh.cores_per_node
+        self._cpu_free[nodes] = free = np.maximum(self._cpu_free[nodes], now) + took
         self.cpu_seconds[nodes] += seconds
-        return ready
+        return now + took if short else free
 
     def _missing_share(self, node: int, shard: int, reads: Reads) -> float:
         """Return the share of these reads of a shard that is not in the page cache, and keep them there; the
@@ -169,15 +179,29 @@ class NodeResources:
             self._cached_size[node] -= float(kept.popitem(last=False)[1].sum()) * size
         return float(missing.sum() / max(1, wanted.sum()))
 
-    def prepare(self, now: float, owners: Integers, *, computed: bool) -> float:
-        """Queue ops and delivery of rows (int64[rows]: the node of each) and return when all have been sent.
-        computed: False if the rows have been prepared for another job."""
+    def compute(self, now: float, owners: Integers) -> float:
+        """Queue ops of rows (int64[rows]: the node of each) that are sent later; return when all are done."""
         nodes, counts = np.unique(owners, return_counts=True)
-        self.sent_rows += owners.size
-        self.computed_rows += owners.size if computed else 0
-        data = self._data
-        work = counts * (data.cpu_seconds_per_sample if computed else data.cpu_seconds_per_sent_sample)
-        ready = self._work(nodes, work, now)
+        self.computed_rows += owners.size
+        return float(self._work(nodes, counts * self._data.cpu_seconds_per_sample, now).max())
+
+    def prepare(self, now: float, owners: Integers) -> float:
+        """Queue ops and delivery of rows (int64[rows]: the node of each); return when all have been sent."""
+        nodes, counts = np.unique(owners, return_counts=True)
+        self.computed_rows += owners.size
+        return self._send(
+            now, nodes, counts, self._work(nodes, counts * self._data.cpu_seconds_per_sample, now)
+        )
+
+    def deliver(self, now: float, owners: Integers, *, again: bool) -> float:
+        """Queue the delivery of rows that have been prepared; return when all have been sent. again: they
+        have been sent to another job, too."""
+        nodes, counts = np.unique(owners, return_counts=True)
+        work = counts * (self._data.cpu_seconds_per_sent_sample if again else 0.0)
+        return self._send(now, nodes, counts, self._work(nodes, work, now, short=True))
+
+    def _send(self, now: float, nodes: Integers, counts: Integers, ready: Floats) -> float:
+        self.sent_rows += int(counts.sum())
         sent = counts * float(self._data.delivered_bytes_per_sample or self._data.sample_bytes)
         ready = np.maximum(self._port_free[nodes], ready) + sent / self._mesh.nic_bytes_per_second
         self._port_free[nodes] = ready

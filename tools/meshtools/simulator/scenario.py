@@ -25,9 +25,10 @@ class Mesh:
     """The nodes, all alike.
 
     copies: of every shard; slots: of the map; nodes_per_rack: a rack is a zone. read_ahead_bytes: the setting
-    of a node; page_cache_bytes: memory in which it has what it read. rack_oversubscription: sum of the nodes'
-    ports ÷ the uplink. lease_seconds: until the map says that a node is away; lost_seconds: until it
-    is given up, and repair begins; repair_bytes_per_second: of each node."""
+    of a node; disk_rest_seconds: between two reads of a window, beside what the disk takes; page_cache_bytes:
+    memory in which it has what it read. rack_oversubscription: sum of the nodes' ports ÷ the uplink.
+    lease_seconds: until the map says that a node is away; lost_seconds: until it is given up, and repair
+    begins; repair_bytes_per_second: of each node."""
 
     nodes: int
     copies: int = 2
@@ -36,6 +37,7 @@ class Mesh:
     disks_per_node: int = 12
     disk_bytes_per_second: float = 200e6
     seek_scale: float = 1.0
+    disk_rest_seconds: float = 0.0
     read_ahead_bytes: float = 64e9
     page_cache_bytes: float = 64e9
     cores_per_node: float = 32
@@ -50,7 +52,8 @@ class Mesh:
 @dataclass(frozen=True, slots=True)
 class Data:
     """A dataset of equal samples in tar shards. cpu_seconds_per_sample: of ops and delivery; …_sent_sample:
-    of the delivery of what was prepared for another job; …_read_byte: of reads from disks."""
+    of the delivery of what was prepared for another job; …_read_byte and …_seek: of reads from disks, and of
+    rows that come scattered."""
 
     samples: int
     sample_bytes: int = 70_000
@@ -58,6 +61,7 @@ class Data:
     cpu_seconds_per_sample: float = 0.0
     cpu_seconds_per_sent_sample: float = 0.0
     cpu_seconds_per_read_byte: float = 0.0
+    cpu_seconds_per_seek: float = 0.0
     delivered_bytes_per_sample: int = 0
 
 
