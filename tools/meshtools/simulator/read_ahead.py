@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 OWN_WINDOWS: Final = 8
 CHUNK, KEPT_CHUNKS = 1 << 16, 128  # positions of an order that are kept, for all nodes
 BEHIND: Final = 2  # batches that a node keeps behind the latest request
-REACH: Final = 32  # batches: a node that was not asked for so many begins anew, a little before the request
+REACH: Final = 32  # batches: a node that was not asked for so many begins again, a little before the request
 IN_FLIGHT: Final = 4
 IDLE_SECONDS: Final = (
     5.0  # a reader that rests for longer, and for its own pauses, holds no share of the memory
