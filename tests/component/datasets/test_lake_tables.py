@@ -6,6 +6,8 @@ Lance is 300 MB, which not every developer has: `pip install --group adapters`.
 from __future__ import annotations
 
 import importlib.util
+import json
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -135,26 +137,46 @@ def expected(table: Any, *names: str, **scan: Any) -> list[tuple[Any, ...]]:
 
 
 def add_deletes(client: Client, table: Any, content: Any, number: int, deleted: Any) -> None:
-    """Add a file of deletes, as other writers of Iceberg do."""
+    """Add a file of deletes, as other writers of Iceberg do: a table, or the bytes of a Puffin file."""
     from pyiceberg.manifest import DataFile, FileFormat
     from pyiceberg.typedef import Record
 
+    vector = isinstance(deleted, bytes)
     out = pa.BufferOutputStream()
-    pq.write_table(deleted, out)
-    content_bytes = out.getvalue().to_pybytes()
-    key = f"{table.location().removeprefix('s3://lake/')}/data/deletes-{number}.parquet"
-    client.put("lake", key, content_bytes)
+    if not vector:
+        pq.write_table(deleted, out)
+    data = deleted if vector else out.getvalue().to_pybytes()
+    key = f"{table.location().removeprefix('s3://lake/')}/data/deletes-{number}"
+    client.put("lake", key, data)
     file = DataFile.from_args(
         content=content,
         file_path=f"s3://lake/{key}",
-        file_format=FileFormat.PARQUET,
+        file_format=FileFormat.PUFFIN if vector else FileFormat.PARQUET,
         partition=Record(),
-        record_count=deleted.num_rows,
-        file_size_in_bytes=len(content_bytes),
+        record_count=1 if vector else deleted.num_rows,
+        file_size_in_bytes=len(data),
     )
     file.spec_id = table.spec().spec_id
     with table.transaction() as change, change.update_snapshot().fast_append() as append:
         append.append_data_file(file)
+
+
+def deletion_vector(data_file: str, places: list[int]) -> bytes:
+    """A Puffin file with a deletion vector of one data file."""
+    bitmap = bytes(required_module("pyroaring").BitMap(places).serialize())
+    vector = b"\xd1\xd3\x39\x64" + (1).to_bytes(8, "little") + bytes(4) + bitmap
+    blob = len(vector).to_bytes(4, "big") + vector + zlib.crc32(vector).to_bytes(4, "big")
+    described = {
+        "type": "deletion-vector-v1",
+        "fields": [],
+        "snapshot-id": -1,
+        "sequence-number": -1,
+        "offset": 4,
+        "length": len(blob),
+        "properties": {"referenced-data-file": data_file, "cardinality": str(len(places))},
+    }
+    footer = json.dumps({"blobs": [described]}).encode()
+    return b"PFA1" + blob + b"PFA1" + footer + len(footer).to_bytes(4, "little") + bytes(4) + b"PFA1"
 
 
 def test_columns_of_an_iceberg_table_that_changed(client: Client, catalog: Any) -> None:
@@ -208,6 +230,10 @@ def test_deleted_rows_of_an_iceberg_table(client: Client, catalog: Any) -> None:
     assert seen(left, *names) == expected(table, *names)
     assert len(mesh.open_iceberg(url, columns=["id"], filter=[("id", "<", 10)], client=client)) == 7
     assert len(whole) == len(mesh.open(url, snapshot=whole.snapshot.hash, client=client)) == 2 * DAY
+    add_deletes(client, table, DataFileContent.POSITION_DELETES, 4, deletion_vector(first, [1, 2]))
+    fewer = seen(mesh.open_iceberg(url, columns=names, client=client), *names)
+    assert [int(number) for number, _ in fewer][:4] == [3, 4, 5, 6]
+    assert len(fewer) == 2 * DAY - 6
     everything = pa.table({"file_path": [first] * DAY, "pos": pa.array(range(DAY), pa.int64())})
     add_deletes(client, table, DataFileContent.POSITION_DELETES, 2, everything)
     assert {day for _, day in seen(mesh.open_iceberg(url, columns=names, client=client), *names)} == {1}
