@@ -45,6 +45,7 @@ def play_on_one_release(stage: Stage) -> None:
     options = stage.options
     client_scenes.load(stage)
     epoch = client_scenes.train(stage)
+    client_scenes.load_from_source(stage)
     client_scenes.assume_role(stage)
     if options.prometheus:
         monitoring_scenes.fill_dashboards(stage)
