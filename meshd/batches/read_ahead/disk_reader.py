@@ -44,7 +44,7 @@ CREDIT_SECONDS: Final = 0.03
 served at once, each after one read of the window."""
 SHORT_BYTES: Final = 256 << 10
 """The size of a read while others read, 1.3 ms of media time: they wait for two of the window's at most."""
-RECENT_SECONDS: Final = 1.0
+RECENT_SECONDS: Final = 0.25
 """How long after a read of others."""
 NEXT_SECONDS: Final = 0.003
 """How long the disk is kept free for the next read of somebody whose read has ended."""
