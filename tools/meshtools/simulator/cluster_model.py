@@ -5,7 +5,7 @@ Law: every change is one of `meshwire.cluster.transitions`, every owner one of `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
     Integers = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
+
+
+RENEWALS_PER_LEASE: Final = 4
+ETCD_SECONDS: Final = 1.36e-3
+ETCD_SECONDS_PER_MAP_BYTE: Final = 0.4e-9
+"""Processor time of etcd for a renewal of a lease, which asks for the version of the map: measured, see
+docs/simulator.md."""
 
 
 class ClusterModel:
@@ -49,6 +56,16 @@ class ClusterModel:
     def _node(self, number: int) -> Node:
         rack = f"r{number // self._mesh.nodes_per_rack:04}"
         return Node(node_name(number), f"http://{node_name(number)}:9000", zone=rack, rack=rack, complete=1)
+
+    @property
+    def renewals_per_second(self) -> float:
+        """Renewals of leases of all nodes."""
+        return RENEWALS_PER_LEASE / self._mesh.lease_seconds * len(self.map.nodes)
+
+    @property
+    def etcd_cores(self) -> float:
+        """Cores of etcd's leader that the renewals keep busy."""
+        return self.renewals_per_second * (ETCD_SECONDS + ETCD_SECONDS_PER_MAP_BYTE * self.map_bytes)
 
     def number_of(self, name: str) -> int:
         """Return the number of a node."""

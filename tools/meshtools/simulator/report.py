@@ -73,6 +73,8 @@ def epoch_figures(done: EpochSimulation) -> dict[str, Any]:
         "map_bytes": done.cluster.map_bytes,
         "map_changes": done.cluster.changes,
         "map_sent_bytes": round(done.cluster.sent_bytes),
+        "lease_renewals_per_second": round(done.cluster.renewals_per_second, 1),
+        "etcd_cores": round(done.cluster.etcd_cores, 3),
         "repairs": [
             {"why": why, "bytes": round(moved), "seconds": round(took, 1)}
             for why, moved, took in done.repairs
@@ -108,6 +110,10 @@ def epoch_text(figures: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"  the map has {each['map_bytes'] / 1e6:.3g} MB; {each['map_changes']} changes, "
         f"{each['map_sent_bytes'] / 1e9:.3g} GB sent to the nodes"
+    )
+    yield (
+        f"  leases are renewed {each['lease_renewals_per_second']:,.4g} times a second: "
+        f"{each['etcd_cores']:.2g} cores of etcd"
     )
     if "origin_hit_share" in each:
         yield (
