@@ -6,13 +6,22 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 import meshsdk as mesh
 from tests.support.daemons import Daemon
+from tests.support.interpreters import python
 
 FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
 NAMES = ("images", "science", "segmentation", "sound", "tables", "text", "video")
+
+
+class Kernel(AsyncKernelManager):
+    """IPython in an interpreter that has loaded what notebooks import."""
+
+    def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:
+        return [python(), *super().format_kernel_cmd(extra_arguments)[1:]]
 
 
 @pytest.mark.sampled(2)
@@ -28,6 +37,7 @@ def test_every_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         for name in NAMES:
             book = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
             assert not any(cell.get("outputs") for cell in book.cells), f"{name}: clear its outputs"
-            NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+            place = {"metadata": {"path": str(tmp_path)}}
+            NotebookClient(book, timeout=120, resources=place, kernel_manager_class=Kernel).execute()
         with mesh.connect() as client:
             assert client.buckets() == ()
