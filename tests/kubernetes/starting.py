@@ -20,6 +20,7 @@ from lightkube.resources.core_v1 import ConfigMap, Secret, ServiceAccountToken
 
 from tests.support.earlier_release import code_path
 from tests.support.fork_server import launch
+from tests.support.interpreters import launch_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,6 +88,11 @@ class Starting:
         with (running.place / "log").open("ab") as log:
             if image == "meshd" and not code:
                 running.process = launch(arguments, environment, log, stdout=log, folder=running.place)
+                return
+            if image == "operator" and not code:
+                running.process = launch_python(
+                    ["-m", "meshoperator", *arguments], environment, log, running.place
+                )
                 return
             program = PROGRAMS[image]
             if arguments[:1] == ["run"]:  # an earlier operator, which kopf starts

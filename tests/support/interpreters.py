@@ -5,21 +5,26 @@ Law: a program run so is the one that was asked for: its own arguments, environm
 reach it, and it ends when whoever started it has ended. Where there is no such process, it is executed.
 
 There is one where several processes run tests (`-n`): these are forked from it. Tests run programs with
-`python()` and `program()`, where how an interpreter starts is not what they are about.
+`python()`, `program()` and `launch_python`, where how an interpreter starts is not what they are about.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
+
+from tests.support.fork_server import ForkedProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from tests.support.fork_server import Process
 
 PLACE: Final = "MESH_TEST_INTERPRETERS"
 """Names the folder of the programs that are forked; without it all are executed."""
@@ -46,6 +51,27 @@ def path() -> str:
     """`PATH` for a shell whose programs these are, and all others of this environment."""
     folders = [os.environ.get(PLACE), str(Path(sys.executable).parent), os.environ["PATH"]]
     return os.pathsep.join(filter(None, folders))
+
+
+def launch_python(words: Sequence[str], env: Mapping[str, str], output: IO[bytes], folder: Path) -> Process:
+    """`python` with these words in this environment and folder, its output one file, without input. What is
+    forked has the process id that is told: every signal reaches it."""
+    asked = {"arguments": ["python", *words], "environment": dict(env), "folder": str(folder)}
+    with open(os.devnull, "rb") as nothing:
+        if place := os.environ.get(PLACE):
+            mine, theirs = socket.socketpair()
+            files = [output.fileno(), output.fileno(), theirs.fileno(), nothing.fileno()]
+            with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+                try:
+                    requests.connect(str(Path(place) / SOCKET))
+                    socket.send_fds(requests, [json.dumps(asked).encode()], files)
+                except OSError:  # it has died
+                    mine.close()
+                else:
+                    return ForkedProcess(words, None, mine)
+        return subprocess.Popen(
+            [sys.executable, *words], env=env, stdin=nothing, stdout=output, stderr=output, cwd=folder
+        )
 
 
 class InterpreterServer:

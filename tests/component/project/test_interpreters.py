@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.bounded_wait import await_true
-from tests.support.interpreters import PLACE, InterpreterServer, path, program, python
+from tests.support.fork_server import ForkedProcess
+from tests.support.interpreters import PLACE, InterpreterServer, launch_python, path, program, python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,9 +102,34 @@ def test_signals_reach_it_and_it_ends_with_whoever_asked(server: InterpreterServ
     await_true(lambda: not Path(f"/proc/{child}/cwd").exists() or _zombie(child))
 
 
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_launched_one_has_its_files_and_ends_by_any_signal(
+    server: InterpreterServer, tmp_path: Path, forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not forked:
+        monkeypatch.delenv(PLACE)
+    env = os.environ | {"OWN": "own"}
+    with (tmp_path / "log").open("w+b") as log:
+        process = launch_python(["-c", TOLD, "one"], env, log, tmp_path)
+        assert isinstance(process, ForkedProcess) is forked
+        assert process.wait(60) == 0
+        log.seek(0)
+        assert log.read().decode() == f"{['-c', 'one']} own {tmp_path} __main__ \n"
+        process = launch_python(["-c", "import time; time.sleep(99)"], env, log, tmp_path)
+        os.kill(process.pid, signal.SIGSTOP)
+        await_true(lambda: _state(process.pid) == "T")
+        assert process.poll() is None
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def _zombie(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return _state(pid) == "Z"
     except FileNotFoundError:
         return True
 
