@@ -22,6 +22,8 @@ def main() -> None:
         del words[0]
     if name == "python" and not (words and (words[0] in ("-c", "-m") or words[0][:1] != "-")):
         execute(place, name)
+    if name == "meshd" and words[:1] != ["admin"]:
+        execute(place, name)
     mine, theirs = socket.socketpair()
     asked = {"arguments": [name, *words], "environment": dict(os.environ), "folder": os.getcwd()}
     try:

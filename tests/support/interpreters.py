@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 PLACE: Final = "MESH_TEST_INTERPRETERS"
 """Names the folder of the programs that are forked; without it all are executed."""
 SOCKET: Final = "requests"
-PROGRAMS: Final = ("python", "mesh", "aws", "torchrun")
-"""Not `meshd`, which is a family of processes with signals and metric files of their own."""
+PROGRAMS: Final = ("python", "mesh", "meshd", "aws", "torchrun")
+"""Of `meshd` only `admin`: nodes are families of processes with signals and metric files of their own."""
 _PATIENCE: Final = 60.0
 
 

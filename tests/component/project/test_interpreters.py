@@ -85,6 +85,14 @@ def test_it_has_loaded_what_the_tests_load(server: InterpreterServer, tmp_path: 
     )
 
 
+@pytest.mark.parametrize("words", [["admin", "user", "--help"], ["admin", "nothing"], ["serve", "--nothing"]])
+def test_meshd_is_forked_to_administer_and_executed_for_the_rest(
+    server: InterpreterServer, tmp_path: Path, words: list[str]
+) -> None:
+    executed = [sys.executable, str(Path(sys.executable).with_name("meshd")), *words]
+    assert outcome([program("meshd"), *words], tmp_path) == outcome(executed, tmp_path)
+
+
 def test_signals_reach_it_and_it_ends_with_whoever_asked(server: InterpreterServer, tmp_path: Path) -> None:
     program = (
         "import signal, subprocess, sys\n"
