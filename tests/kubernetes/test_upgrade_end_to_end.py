@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from tests.kubernetes.scenes import POOL, SPEC, Reader, photographs
 from tests.kubernetes.test_crds_served import BY_NAME, create, resource
 from tests.kubernetes.test_webhook import GROUP_VERSION
 from tests.support.front import Front
+from tests.support.interpreters import program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ def admin(mesh: Scene, endpoint: str, *argv: str) -> str:
     data = mesh.kube.get(Secret, "mesh-root", namespace=NAMESPACE).to_dict()["data"]
     keys = {name: b64decode(value).decode() for name, value in data.items()}
     done = subprocess.run(
-        [sys.executable, "-m", "meshd", "admin", *argv, "--endpoint", endpoint],
+        [program("meshd"), "admin", *argv, "--endpoint", endpoint],
         env=os.environ | keys,
         cwd=ROOT,
         capture_output=True,
