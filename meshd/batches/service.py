@@ -180,11 +180,15 @@ class BatchService:
 
     async def compile_pinned(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
         """Compile a plan whose op versions, arguments and assets are pinned. Raises BatchError."""
-        pinned = self._pinned(snapshot)
+        pinned, loop = self._pinned(snapshot), asyncio.get_running_loop()
+
+        def first(field: str) -> bytes:
+            # Not fetched unless the spec lacks something: of another node, it may wait for reads of a window.
+            asyncio.run_coroutine_threadsafe(pinned.prepare([0]), loop).result()
+            return _read_first(snapshot, pinned, field)
+
         try:
-            await pinned.prepare([0])
             await self._assets.fetch_missing(spec)
-            first = partial(_read_first, snapshot, pinned)
             # In a thread: building an op from its asset may take a second.
             return await asyncio.to_thread(_compile, snapshot, spec, first, self._assets.load_asset_content)
         finally:
