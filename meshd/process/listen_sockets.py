@@ -86,7 +86,7 @@ def bind_http(http: HttpSettings) -> socket.socket:
                 threading.Event().wait(_RELEASE_S / 20)
                 continue
             reason = error.strerror or str(error)
-            where = f"{http.host}:{http.port}"
+            where = f"[{http.host}]:{http.port}" if ":" in http.host else f"{http.host}:{http.port}"
             raise ConfigError(f"cannot listen on {where}: {reason}; choose another --listen") from error
 
 
@@ -94,7 +94,7 @@ def local_endpoint(sockets: ListenSockets) -> str:
     """Return the URL under which a client on this machine reaches the port."""
     scheme = "http" if sockets.tls is None else "https"
     host, port = sockets.http.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host)  # "::" accepts IPv4, too
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
@@ -109,6 +109,8 @@ def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.sock
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and address[0] == "::":
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # whatever the kernel's default is
         sock.bind(address)
     except OSError:
         sock.close()

@@ -66,6 +66,8 @@ class ClientTransport(asyncio.Protocol):
         self.transport = transport
         peer = transport.get_extra_info("peername")
         self.remote = str(peer[0]) if isinstance(peer, (list, tuple)) and peer else str(peer or "")
+        # An IPv4 client of a socket that listens on `[::]`: policies and logs name it as any IPv4 client.
+        self.remote = self.remote.removeprefix("::ffff:")
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

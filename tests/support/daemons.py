@@ -136,7 +136,8 @@ class Daemon:
 
     def up(self, timeout: float = 60.0) -> None:
         """Start the process (again); a restart keeps the port."""
-        listen = urlsplit(self.endpoint).netloc or f"{self.host}:{reserve_port(self.host)}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        listen = urlsplit(self.endpoint).netloc or f"{host}:{reserve_port(self.host)}"
         arguments = ["serve", "--data-dir", str(self.data_dir), "--listen", listen]
         transform_workers = "--transform-workers" if self.checkout is None else "--transforms"
         arguments += ["--workers", str(self.workers), transform_workers, "1"]
