@@ -58,6 +58,19 @@ def test_examples_are_taken_completed_and_understood(kube: Client, namespace: st
     assert not stored.status
 
 
+def test_every_option_of_the_service_is_taken(kube: Client, namespace: str) -> None:
+    s3 = {
+        "serviceType": "LoadBalancer",
+        "serviceAnnotations": {"service.kubernetes.io/topology-mode": "Auto"},
+        "externalTrafficPolicy": "Local",
+        "trafficDistribution": "PreferClose",
+        "ipFamilyPolicy": "PreferDualStack",
+    }
+    stored = create(kube, namespace, changed(example("MeshCluster"), ("spec", "s3"), s3))
+    assert s3.items() <= stored.spec["s3"].items()
+    assert parse(BY_NAME["MeshCluster"].spec, stored.spec).s3.external_traffic_policy == "Local"
+
+
 _POOL: Path = ("spec", "nodePools", 0)
 _TIER: Path = (*_POOL, "tiers", 0)
 REFUSED: list[tuple[str, Path, Any, str]] = [
@@ -87,6 +100,9 @@ REFUSED: list[tuple[str, Path, Any, str]] = [
     ("MeshCluster", (*_TIER, "quota"), "much", "should match"),
     ("MeshCluster", ("spec", "nodePools", 1, "name"), "store", "Duplicate value"),
     ("MeshCluster", ("spec", "image"), "two words", "should match"),
+    ("MeshCluster", ("spec", "s3"), {"externalTrafficPolicy": "Local"}, "needs serviceType NodePort or"),
+    ("MeshCluster", ("spec", "s3"), {"trafficDistribution": "Nearest"}, "Unsupported value"),
+    ("MeshCluster", ("spec", "s3"), {"ipFamilyPolicy": "Both"}, "Unsupported value"),
     ("MeshNode", ("spec", "desiredState"), "Gone", "Unsupported value"),
     ("MeshDataset", ("metadata", "name"), "d" * 51, "at most 50 characters"),
     ("MeshDataset", ("spec", "placement", "full"), True, "either copies or full"),

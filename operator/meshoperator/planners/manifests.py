@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from meshoperator.cluster_model import SCRAPE_LABEL, TEMPLATE_ANNOTATION, owned
+from meshoperator.cluster_model import TEMPLATE_ANNOTATION, owned
+from meshoperator.planners.service_manifests import (
+    network_policy,
+    peer_service,
+    s3_service,
+    service_monitor,
+)
 from meshoperator.resources.spec_types import parse_quantity
 
 if TYPE_CHECKING:
@@ -66,7 +72,8 @@ def daemon_settings(cluster: Cluster) -> dict[str, Any]:
     spec = cluster.spec
     found: dict[str, Any] = {
         "control": f"kubernetes://{cluster.namespace}/{cluster.name}",
-        "listen": f"0.0.0.0:{spec.s3.port}",
+        # `[::]` takes IPv4, too, but not every node's kernel has IPv6
+        "listen": f"{'[::]' if spec.s3.ip_family_policy else '0.0.0.0'}:{spec.s3.port}",
         "copies": spec.copies,
         "down-after": spec.down_after_seconds,
         "scrub-interval": spec.upkeep.scrub_interval_seconds,
@@ -363,13 +370,13 @@ def _lay_over(base: dict[str, Any], over: Mapping[str, Any]) -> None:
 
 def cluster_manifests(cluster: Cluster, *, settled: bool) -> list[Manifest]:
     """Return all manifests except MeshNodes and the root Secret. `settled`: whether a pod may be evicted."""
-    found = [_settings(cluster), _service(cluster), _peers(cluster)]
+    found = [_settings(cluster), s3_service(cluster), peer_service(cluster)]
     found += [stateful_set(cluster, pool) for pool in cluster.spec.node_pools]
     found.append(_budget(cluster, settled=settled))
     if cluster.spec.network_policy.enabled:
-        found.append(_policy(cluster))
+        found.append(network_policy(cluster))
     if cluster.spec.metrics.service_monitor:
-        found.append(_monitor(cluster))
+        found.append(service_monitor(cluster))
     return found
 
 
@@ -391,60 +398,6 @@ def _settings(cluster: Cluster) -> Manifest:
     return owned(cluster, "v1", "ConfigMap", f"{cluster.name}-settings", cluster.labels(), data=data)
 
 
-def _service(cluster: Cluster) -> Manifest:
-    port = {"name": "s3", "port": cluster.spec.s3.port, "targetPort": "s3", "protocol": "TCP"}
-    spec = {"type": cluster.spec.s3.service_type, "selector": cluster.labels(), "ports": [port]}
-    return owned(cluster, "v1", "Service", f"{cluster.name}-s3", cluster.labels(), spec=spec)
-
-
-def _peers(cluster: Cluster) -> Manifest:
-    port = {"name": "s3", "port": cluster.spec.s3.port, "targetPort": "s3", "protocol": "TCP"}
-    spec = {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,  # joining nodes are contacted before they are ready
-        "selector": cluster.labels(),
-        "ports": [port],
-    }
-    labels = cluster.labels() | {SCRAPE_LABEL: "true"}
-    return owned(cluster, "v1", "Service", f"{cluster.name}-nodes", labels, spec=spec)
-
-
 def _budget(cluster: Cluster, *, settled: bool) -> Manifest:
     spec = {"maxUnavailable": 1 if settled else 0, "selector": {"matchLabels": cluster.labels()}}
     return owned(cluster, "policy/v1", "PodDisruptionBudget", cluster.name, cluster.labels(), spec=spec)
-
-
-def _policy(cluster: Cluster) -> Manifest:
-    namespaces = cluster.spec.network_policy.from_namespaces
-    port = {"port": "s3", "protocol": "TCP"}
-    clients: dict[str, Any] = {"ports": [port]}
-    if namespaces:
-        clients["from"] = [
-            {"namespaceSelector": {"matchLabels": namespaces}},
-            {"podSelector": {"matchLabels": cluster.labels()}},
-        ]
-    spec = {
-        "podSelector": {"matchLabels": cluster.labels()},
-        "policyTypes": ["Ingress"],
-        "ingress": [clients],
-    }
-    return owned(cluster, "networking.k8s.io/v1", "NetworkPolicy", cluster.name, cluster.labels(), spec=spec)
-
-
-def _monitor(cluster: Cluster) -> Manifest:
-    """Return the ServiceMonitor. It selects one Service: a daemon found by two would be counted twice."""
-    endpoint: dict[str, Any] = {
-        "port": "s3",
-        "path": "/metrics",
-        "interval": cluster.spec.metrics.interval,
-        "scheme": "https" if cluster.spec.s3.tls else "http",
-        "relabelings": [{"targetLabel": "mesh", "replacement": cluster.name}],  # the alerts are by mesh
-    }
-    if cluster.spec.s3.tls:  # Prometheus connects to pods by address, certificates are for names
-        authority = {"secret": {"name": cluster.spec.s3.tls.secret_ref.name, "key": "ca.crt"}}
-        name = f"{cluster.name}-s3.{cluster.namespace}.svc"
-        endpoint["tlsConfig"] = {"ca": authority, "serverName": name}
-    spec = {"selector": {"matchLabels": cluster.labels() | {SCRAPE_LABEL: "true"}}, "endpoints": [endpoint]}
-    return owned(
-        cluster, "monitoring.coreos.com/v1", "ServiceMonitor", cluster.name, cluster.labels(), spec=spec
-    )

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from meshoperator.resources.spec_types import SET, Labels, Part, Reference, ResourceName, SecretKey
+from meshoperator.resources.spec_types import (
+    SET,
+    Annotations,
+    Labels,
+    Part,
+    Reference,
+    ResourceName,
+    Rule,
+    SecretKey,
+)
 
 
 class Tls(Part, frozen=True, kw_only=True):
@@ -18,10 +27,51 @@ class Tls(Part, frozen=True, kw_only=True):
 class S3Endpoint(Part, frozen=True, kw_only=True):
     """Endpoint for clients."""
 
+    rules: ClassVar = (
+        Rule(
+            "!has(self.externalTrafficPolicy) || self.serviceType != 'ClusterIP'",
+            "externalTrafficPolicy needs serviceType NodePort or LoadBalancer",
+        ),
+    )
+
     port: Annotated[int, Meta(ge=1, le=65535, description="Port of the Service and of every daemon.")] = 9000
     service_type: Annotated[
         Literal["ClusterIP", "NodePort", "LoadBalancer"], Meta(description="Type of the Service.")
     ] = "ClusterIP"
+    service_annotations: Annotated[
+        Annotations,
+        Meta(description="Annotations of the Service, such as a cloud's settings of its load balancer."),
+    ] = {}
+    external_traffic_policy: (
+        Annotated[
+            Literal["Cluster", "Local"],
+            Meta(
+                description="Local: connections from outside go to daemons on the node that they reach, with "
+                "the client's address; other nodes do not answer. Default: Kubernetes' (Cluster)."
+            ),
+        ]
+        | None
+    ) = None
+    traffic_distribution: (
+        Annotated[
+            Literal["PreferClose", "PreferSameZone", "PreferSameNode"],
+            Meta(
+                description="Which daemons clients in the cluster reach first. PreferClose needs "
+                "Kubernetes 1.31, the others 1.34. Default: any."
+            ),
+        ]
+        | None
+    ) = None
+    ip_family_policy: (
+        Annotated[
+            Literal["SingleStack", "PreferDualStack", "RequireDualStack"],
+            Meta(
+                description="IPv4, IPv6 or both, for the Services; if set, daemons listen on addresses of "
+                "both. A change rolls them. Default: IPv4, as the cluster's Services."
+            ),
+        ]
+        | None
+    ) = None
     domains: Annotated[
         tuple[ResourceName, ...],
         Meta(max_length=16, description="Domains whose subdomains are bucket names.", extra_json_schema=SET),

@@ -97,6 +97,7 @@ LabelKey = Annotated[
     Meta(min_length=1, max_length=317, pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"),
 ]
 Labels = Annotated[dict[str, Annotated[str, Meta(max_length=63)]], Meta(max_length=32)]
+Annotations = Annotated[dict[str, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]
 Size = Annotated[
     str, Meta(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")
 ]

@@ -134,6 +134,40 @@ def test_prometheus_finds_each_daemon_once_over_tls_too() -> None:
     assert yaml.safe_load(settings["data"]["default"])["peer-ca"] == "/etc/mesh/tls/ca.crt"
 
 
+def test_the_service_has_the_options_that_are_set_and_no_others() -> None:
+    def services(**s3: Any) -> dict[str, Manifest]:
+        return {each["metadata"]["name"]: each for each in found(cluster(s3=s3), "Service")}
+
+    plain = services()
+    assert set(plain["m-s3"]["spec"]) == {"type", "selector", "ports"}, "earlier API servers refuse more"
+    assert "annotations" not in plain["m-s3"]["metadata"]
+    annotations = {"cloud.example/scheme": "internal"}
+    chosen = services(
+        serviceType="LoadBalancer",
+        serviceAnnotations=annotations,
+        externalTrafficPolicy="Local",
+        trafficDistribution="PreferClose",
+        ipFamilyPolicy="PreferDualStack",
+    )
+    spec = chosen["m-s3"]["spec"]
+    assert (spec["externalTrafficPolicy"], spec["trafficDistribution"]) == ("Local", "PreferClose")
+    assert chosen["m-s3"]["metadata"]["annotations"] == annotations
+    assert {each["spec"]["ipFamilyPolicy"] for each in chosen.values()} == {"PreferDualStack"}
+    assert set(chosen["m-nodes"]["spec"]) - set(plain["m-nodes"]["spec"]) == {"ipFamilyPolicy"}
+
+
+def test_daemons_listen_on_both_families_once_a_policy_is_set() -> None:
+    def listens(**s3: Any) -> str:
+        (settings,) = found(cluster(s3=s3), "ConfigMap")
+        return str(yaml.safe_load(settings["data"]["default"])["listen"])
+
+    assert listens() == "0.0.0.0:9000"
+    assert listens(ipFamilyPolicy="SingleStack") == "[::]:9000", "the pods of a cluster of IPv6 have no other"
+    assert listens(ipFamilyPolicy="PreferDualStack", port=9443) == "[::]:9443"
+    rolled = [pool(cluster(s3=s3), "s")["spec"]["template"] for s3 in ({}, {"ipFamilyPolicy": "SingleStack"})]
+    assert rolled[0] != rolled[1]
+
+
 def test_settings_say_where_a_node_is() -> None:
     (settings,) = found(cluster(), "ConfigMap")
     assert yaml.safe_load(settings["data"]["k0"])["zone"] == "a"
