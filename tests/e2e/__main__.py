@@ -17,6 +17,7 @@ from tests.e2e import (
     monitoring_scenes,
     release_scenes,
     scaling_scenes,
+    service_scenes,
     storage_scenes,
 )
 from tests.e2e.cluster_client import EndToEndError, RealCluster
@@ -56,6 +57,8 @@ def play_on_one_release(stage: Stage) -> None:
         failure_scenes.kill_container(stage)
     scaling_scenes.scale(stage)
     scaling_scenes.drain(stage)
+    if options.outside:
+        service_scenes.traffic_policies(stage)
     if options.crash:
         failure_scenes.lose_node(stage, "power cut", options.crash, options.restore)
     if options.cut:
@@ -102,6 +105,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--next-tag", help="to which daemons are rolled; default: none")
     made.add_argument("--client-image", help="of clients.Dockerfile; default: the daemon's, without boto3")
     made.add_argument("--prometheus", help="one with kubernetes_sd_configs; it has to reach pods from here")
+    made.add_argument(
+        "--outside", action="store_true", help="use the Service's NodePort: nodes can be reached from here"
+    )
     made.add_argument("--host-path", default="/mnt/shardmesh", help='the disk of each node; "": emptyDir')
     made.add_argument("--crash", help='a command that cuts the power of a node: "… {node} …"')
     made.add_argument("--restore", help="a command that starts that node again")
