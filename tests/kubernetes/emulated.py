@@ -37,11 +37,12 @@ class Fault:
 
     when: Callable[[str, str, int], bool]
     status: int = 0  # 0: the operator is killed
+    message: str = ""
 
     def raised(self) -> httpx2.Response:
         if self.status == 0:
             raise KilledError
-        return refusal(self.status)
+        return refusal(self.status, self.message)
 
 
 @dataclass
@@ -235,10 +236,11 @@ class _Stream(httpx2.AsyncByteStream):
             yield json.dumps(each).encode() + b"\n"
 
 
-def refusal(status: int) -> httpx2.Response:
+def refusal(status: int, message: str = "") -> httpx2.Response:
     """As the API says no."""
     reason = {404: "NotFound", 409: "Conflict", 410: "Expired"}.get(status, "InternalError")
-    document = {"kind": "Status", "status": "Failure", "code": status, "reason": reason, "message": reason}
+    document = {"kind": "Status", "status": "Failure", "code": status, "reason": reason}
+    document["message"] = message or reason
     return httpx2.Response(status, json=document)
 
 

@@ -149,13 +149,18 @@ def test_a_mesh_whose_directories_another_one_has_looks_soon_whether_that_is_gon
     assert world.pods() == {}
 
 
-@pytest.mark.parametrize("status", [403, 422])
-def test_what_the_api_server_refuses_is_said_where_people_look(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(403, ""), (422, ""), (500, ".spec.x: field not declared in schema")],
+)
+def test_what_the_api_server_refuses_is_said_where_people_look(status: int, message: str) -> None:
     api = Api()
     world = World(api)
     asyncio.run(play(world, SCENES[:1]))
     change(world, nodePools=pool(3))
-    api.fault = Fault(lambda method, plural, _: method == "PATCH" and plural == "statefulsets", status)
+    api.fault = Fault(
+        lambda method, plural, _: method == "PATCH" and plural == "statefulsets", status, message
+    )
     loop = Operator(api).loop
     for _ in range(2):  # said once
         with pytest.raises(ApiError):

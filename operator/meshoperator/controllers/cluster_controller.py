@@ -96,6 +96,8 @@ class StuckPodEvents:
 _log = logging.getLogger(__name__)
 _TRIES: Final = 5
 _REFUSALS: Final = (400, 403, 422)
+_UNKNOWN_FIELD: Final = "field not declared in schema"
+"""What an API server says to a field that it does not know: 1.20 does so with status 500."""
 _SAID: Final = {"drain": "Draining", "stay": "Staying", "leave": "Left"}
 
 
@@ -136,7 +138,7 @@ class ClusterController:
             await self._refused(document, "SpecRefused", str(error))
             return self._settings.resync_seconds
         except ApiError as error:
-            if error.status.code in _REFUSALS:
+            if error.status.code in _REFUSALS or _UNKNOWN_FIELD in (error.status.message or ""):
                 await self._refused(
                     document, "ApiRefused", f"the API server rejected a change: {error.status.message}"
                 )
