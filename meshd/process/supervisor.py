@@ -315,6 +315,7 @@ class Supervisor:
     def _count(self, role: str) -> None:
         up = sum(self._board[name] is Phase.READY for name in self._board.names_of_role(role))
         metrics.processes_up.labels(role).set(up)
+        metrics.process_restarts.labels(role)  # 0 from the start, since an increase needs a value before it
 
     def _announce(self) -> None:
         if self._board.node_phase is not Phase.STARTING or self._draining:

@@ -48,10 +48,14 @@ class _BoundedCounter(Counter):  # type: ignore[misc]  # the library has no type
         return child
 
 
-def counter(name: str, documentation: str, *labels: str) -> Counter:
-    """Declare a counter; its name ends with `_total`."""
+def counter(name: str, documentation: str, *labels: str, zero: Sequence[str] = ()) -> Counter:
+    """Declare a counter; its name ends with `_total`. `zero`: values of its label that it has from the start:
+    Prometheus sees no increase when a series begins with 1, and so an alert would miss the first."""
     kind = Counter if _names.keys().isdisjoint(labels) else _BoundedCounter
-    return kind(name, documentation, labels, registry=registry)
+    found = kind(name, documentation, labels, registry=registry)
+    for value in zero:
+        found.labels(value)
+    return found
 
 
 class SecondsHistogram(Histogram):  # type: ignore[misc]  # the library has no types here

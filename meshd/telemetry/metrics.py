@@ -16,11 +16,13 @@ http_turned_away = counter(
     "meshd_http_turned_away_total",
     "Connections ended by the node: full, idle, slow handshake, slow head, stalled, refused body.",
     "why",
+    zero=["full"],
 )
 forwarded = counter(
     "meshd_forwarded_total",
     "Requests forwarded; result is answered, misdirected, unreachable, skewed or broken.",
     "result",
+    zero=["skewed"],
 )
 tls_not_after = gauge(
     "meshd_tls_not_after_seconds", "End of the TLS certificate's validity, since 1970.", mode="mostrecent"
@@ -152,7 +154,9 @@ user_op_processes = counter(
     "Processes for users' ops: started, or ended by crash, time, memory or nonsense (invalid replies).",
     "event",
 )
-origin_bytes = counter("meshd_origin_bytes_total", "Bytes moved; direction is read or written.", "direction")
+origin_bytes = counter(
+    "meshd_origin_bytes_total", "Bytes moved; direction is read or written.", "direction", zero=["written"]
+)
 origin_errors = counter(
     "meshd_origin_errors_total", "Requests to an origin that failed, or were not sent because it is down."
 )
@@ -323,7 +327,7 @@ frame_cache_limit = gauge(
 # jobs; state is done, failed or cancelled
 jobs_running = gauge("meshd_jobs_running", "Running jobs.", mode="mostrecent")
 jobs_waiting = gauge("meshd_jobs_waiting", "Jobs that wait to run.", mode="mostrecent")
-jobs_ended = counter("meshd_jobs_ended_total", "Jobs that ended.", "state")
+jobs_ended = counter("meshd_jobs_ended_total", "Jobs that ended.", "state", zero=["failed"])
 job_bytes = counter("meshd_job_bytes_total", "Bytes of outputs written by jobs.")
 job_outputs = counter("meshd_job_outputs_total", "Outputs of jobs; written or there.", "result")
 job_failures = counter("meshd_job_failures_total", "Sources that jobs could not read and skipped.")
@@ -381,7 +385,9 @@ store_off_home_writes = counter(
     "meshd_store_off_home_writes_total",
     "Writes placed on another disk of the node because their home disk had no room.",
 )
-store_disk_errors = counter("meshd_store_disk_errors_total", "Errors of disks and of the index.", "kind")
+store_disk_errors = counter(
+    "meshd_store_disk_errors_total", "Errors of disks and of the index.", "kind", zero=["failed"]
+)
 
 # rebalancing: data that moves between nodes
 rebalance_applied = counter(
