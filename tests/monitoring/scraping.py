@@ -58,14 +58,16 @@ class Prometheus:
 
 @contextmanager
 def prometheus(place: Path, targets: Sequence[str], rules: Path) -> Iterator[Prometheus]:
-    """One, for the length of the block, with its data in `place`."""
+    """One, for the length of the block, with its data in `place`. Targets are HOST:PORT or URLs."""
     config = place / "prometheus.yaml"
+    groups = [_group(each) for each in targets]
+    job = {"job_name": "shardmesh", "static_configs": groups, "tls_config": {"insecure_skip_verify": True}}
     config.write_text(
         yaml.safe_dump(
             {
                 "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
                 "rule_files": [str(rules)],
-                "scrape_configs": [{"job_name": "shardmesh", "static_configs": [{"targets": list(targets)}]}],
+                "scrape_configs": [job],
             }
         )
     )
@@ -78,3 +80,8 @@ def prometheus(place: Path, targets: Sequence[str], rules: Path) -> Iterator[Pro
             yield Prometheus(port)
         finally:
             process.terminate()
+
+
+def _group(target: str) -> dict[str, Any]:
+    scheme, _, where = target.rpartition("://")
+    return {"targets": [where], "labels": {"__scheme__": scheme or "http"}}
