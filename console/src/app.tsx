@@ -14,16 +14,7 @@ import { OpsPage } from "./pages/ops";
 import { OverviewPage } from "./pages/overview";
 import { UsersPage } from "./pages/users";
 import { ViewsPage } from "./pages/views";
-
-export interface Route {
-  path: string[];
-  query: URLSearchParams;
-}
-
-function readRoute(): Route {
-  const [path = "", query = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
-  return { path: path.split("/").map(decodeURIComponent), query: new URLSearchParams(query) };
-}
+import { readRoute, type Route } from "./route";
 
 const PAGES = [
   { name: "overview", title: "Overview" },

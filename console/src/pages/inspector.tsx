@@ -6,6 +6,7 @@ import { NUMBERS, readAddress, type Address, type Name } from "../address";
 import { listPlans } from "../documents";
 import { ago, count } from "../format";
 import { Empty, Heading, Loading, Problem, useLoaded } from "../parts";
+import { readRoute } from "../route";
 import { BatchView } from "./batch";
 import { PlanDetails, PlanTable } from "./plan";
 
@@ -32,10 +33,25 @@ function Plans(): JSX.Element {
 
 const SECOND = "b.";
 
-function Inspector({ plan, query }: { plan: string; query: URLSearchParams }): JSX.Element {
-  const address = readAddress(plan, query);
+interface Shown {
+  address: Address;
+  /** The second one, side by side. */
+  other: Address | null;
+}
+
+function readShown(plan: string, query: URLSearchParams): Shown {
   const otherPlan = query.get(`${SECOND}plan`) ?? "";
-  const other = otherPlan ? readAddress(otherPlan, query, SECOND) : null;
+  return { address: readAddress(plan, query), other: otherPlan ? readAddress(otherPlan, query, SECOND) : null };
+}
+
+/** What the browser's address has now. A change begins there: what is drawn may lack the change before it. */
+function latestShown(): Shown {
+  const { path, query } = readRoute();
+  return readShown(path[1] ?? "", query);
+}
+
+function Inspector({ plan, query }: { plan: string; query: URLSearchParams }): JSX.Element {
+  const { address, other } = readShown(plan, query);
   const [steps, setSteps] = useState<number | null>(null);
   const go = (first: Address, second: Address | null): void => {
     const next = new URLSearchParams();
@@ -49,9 +65,22 @@ function Inspector({ plan, query }: { plan: string; query: URLSearchParams }): J
   const move = (name: Name, by: number): void => {
     const most = (of: Address): number => (name === "rank" ? of.world - 1 : Infinity);
     const moved = (of: Address): Address => ({ ...of, [name]: Math.min(Math.max(0, of[name] + by), most(of)) });
-    const next = moved(address);
+    const latest = latestShown();
+    const next = moved(latest.address);
     if (name === "step" && steps !== null && next.step >= steps) return;
-    go(next, other && moved(other));
+    go(next, latest.other && moved(latest.other));
+  };
+  const change = (numbers: Partial<Address>): void => {
+    const latest = latestShown();
+    go({ ...latest.address, ...numbers }, latest.other);
+  };
+  const changeOther = (numbers: Partial<Address>): void => {
+    const latest = latestShown();
+    go(latest.address, latest.other && { ...latest.other, ...numbers });
+  };
+  const toggleOther = (): void => {
+    const latest = latestShown();
+    go(latest.address, latest.other ? null : { ...latest.address, epoch: latest.address.epoch + 1 });
   };
   useEffect(() => {
     const key = (event: KeyboardEvent): void => {
@@ -75,11 +104,7 @@ function Inspector({ plan, query }: { plan: string; query: URLSearchParams }): J
   return (
     <>
       <Heading title="Batches">
-        <button
-          type="button"
-          onClick={() => go(address, other ? null : { ...address, epoch: address.epoch + 1 })}
-          aria-pressed={other !== null}
-        >
+        <button type="button" onClick={toggleOther} aria-pressed={other !== null}>
           {other ? "One batch" : "Side by side"}
         </button>
       </Heading>
@@ -97,12 +122,12 @@ function Inspector({ plan, query }: { plan: string; query: URLSearchParams }): J
       </p>
       <div class={other ? "side-by-side" : ""}>
         <section aria-label={other ? "First batch" : "Batch"}>
-          <AddressForm address={address} steps={steps} withPlan={other !== null} onChange={(next) => go(next, other)} />
+          <AddressForm address={address} steps={steps} withPlan={other !== null} onChange={change} />
           <BatchView address={address} onSteps={setSteps} />
         </section>
         {other && (
           <section aria-label="Second batch">
-            <AddressForm address={other} steps={null} withPlan onChange={(next) => go(address, next)} />
+            <AddressForm address={other} steps={null} withPlan onChange={changeOther} />
             <BatchView address={other} onSteps={() => {}} />
           </section>
         )}
@@ -147,11 +172,11 @@ function AddressForm({ address, steps, withPlan, onChange }: {
   address: Address;
   steps: number | null;
   withPlan?: boolean;
-  onChange(next: Address): void;
+  onChange(change: Partial<Address>): void;
 }): JSX.Element {
   return (
     <form class="address" onSubmit={(event) => event.preventDefault()}>
-      {withPlan && <PlanChoice plan={address.plan} onChange={(plan) => onChange({ ...address, plan })} />}
+      {withPlan && <PlanChoice plan={address.plan} onChange={(plan) => onChange({ plan })} />}
       {NUMBERS.map((name) => (
         <label key={name}>
           <span>
@@ -164,7 +189,7 @@ function AddressForm({ address, steps, withPlan, onChange }: {
             value={address[name]}
             onChange={(event) => {
               const value = Math.max(LEAST[name], Math.trunc(event.currentTarget.valueAsNumber));
-              if (Number.isSafeInteger(value)) onChange({ ...address, [name]: value });
+              if (Number.isSafeInteger(value)) onChange({ [name]: value });
             }}
           />
         </label>

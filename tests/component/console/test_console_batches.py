@@ -152,6 +152,26 @@ def test_batches_of_two_world_sizes_and_of_two_plans_stand_side_by_side(
     browser.screenshot("two-plans")
 
 
+CHANGE_BOTH = """() => {
+  for (const [word, value] of [["World size", "2"], ["Rank", "1"]]) {
+    const labels = [...document.querySelectorAll("form.address label")];
+    const input = labels.find((label) => label.textContent.includes(word)).querySelector("input");
+    input.value = value;
+    input.dispatchEvent(new Event("change", { bubbles: true }));
+  }
+}"""
+
+
+def test_two_changes_before_the_page_is_drawn_again_are_both_taken(
+    daemon: Daemon, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_of(daemon, "s3://photos/train", monkeypatch, seed=9) as loader:
+        plan = loader.plan.hash
+    browser.show(f"/batches/{plan}?batch={BATCH}", "[data-batch] canvas")
+    browser.page.evaluate(CHANGE_BOTH)
+    browser.page.wait_for_selector('[data-batch*=\'"rank":1,"world":2,\'] canvas')
+
+
 def test_a_loop_is_as_far_as_what_it_has_received(
     daemon: Daemon, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

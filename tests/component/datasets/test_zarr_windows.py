@@ -284,7 +284,7 @@ def test_a_prepared_snapshot_is_not_believed(daemon: Daemon, client: Client) -> 
     found = mesh.open_zarr("s3://climate/v2.zarr", ["t2m"], window={"time": 2}, client=client)
     document = found.manifest().to_bytes()
     client.create_bucket("mine")
-    for body, reason in ((document[:-9], "no snapshot"), (b"{}", "no snapshot")):
+    for body, reason in ((document[:-9], "is not a snapshot"), (b"{}", "is not a snapshot")):
         client.put("mine", "x/samples.snapshot", body)
         with pytest.raises(mesh.MeshError, match=reason):
             pin(client, "s3://mine/x/")

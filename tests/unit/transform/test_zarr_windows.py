@@ -194,7 +194,7 @@ def test_what_numbers_stand_for() -> None:
         ({"shape": []}, "without axes"),
         ({"chunks": [0, 1]}, "empty"),
         ({"chunks": [1 << 20, 1 << 20]}, "1 GiB"),
-        ({"fill_value": "many"}, "no number"),
+        ({"fill_value": "many"}, "is not a number"),
         ({"zarr_format": 4}, "not the metadata|expected"),
     ],
 )
