@@ -13,6 +13,7 @@ from lightkube.generic_resource import create_namespaced_resource
 from lightkube.types import PatchType
 
 from meshoperator.resources import GROUP, KINDS, VERSION, parse
+from meshoperator.resources.cluster import MeshClusterSpec
 from tests.kubernetes.control_plane import EXAMPLES
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def test_every_option_of_the_service_is_taken(kube: Client, namespace: str) -> N
     }
     stored = create(kube, namespace, changed(example("MeshCluster"), ("spec", "s3"), s3))
     assert s3.items() <= stored.spec["s3"].items()
-    assert parse(BY_NAME["MeshCluster"].spec, stored.spec).s3.external_traffic_policy == "Local"
+    assert parse(MeshClusterSpec, stored.spec).s3.external_traffic_policy == "Local"
 
 
 _POOL: Path = ("spec", "nodePools", 0)
