@@ -233,7 +233,10 @@ class Manager:
         self.recorder = EventRecorder(self.kube, now_stamp)
         namespace = settings.lease_namespace or self._client.namespace
         self.leading = LeaderElection(
-            self.kube, namespace, LEASE, holder, stamp=now_stamp, monotonic=time.monotonic
+            *(self.kube, namespace, LEASE, holder),
+            stamp=now_stamp,
+            monotonic=time.monotonic,
+            pod=settings.pod,
         )
         self.data = DataManager(self.kube, settings, self.recorder, self.leading.leads, time.time)
         self.queue = WorkQueue(self._passes(), self.leading.leads)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _PLAIN: Final[dict[str, Callable[[str], Any]]] = {
     "log_level": str,
     "lease_namespace": str,
+    "pod_name": str,
+    "pod_uid": str,
     "daemon_account": str,
     "daemon_role": str,
     "endpoint": str,
@@ -48,6 +50,10 @@ class OperatorSettings:
     """debug, info, warning or error."""
     lease_namespace: str = ""
     """Namespace of the leader election Lease; empty: the kubeconfig's, or the pod's own."""
+    pod_name: str = ""
+    """Name of the operator's own pod, which must be in `lease_namespace`; empty: it runs in none."""
+    pod_uid: str = ""
+    """The pod's uid. With both, the Lease is deleted with the pod."""
     daemon_account: str = "shardmesh-daemon"
     """ServiceAccount of the daemons."""
     daemon_role: str = ""
@@ -114,6 +120,11 @@ class OperatorSettings:
         return cls(**found)
 
     @property
+    def pod(self) -> tuple[str, str] | None:
+        """Name and uid of the operator's own pod; None if it runs in none."""
+        return (self.pod_name, self.pod_uid) if self.pod_uid else None
+
+    @property
     def move_bytes(self) -> int:
         """Bytes that one plan may move."""
         return int(self.move_bytes_per_second * self.plan_seconds)
@@ -126,6 +137,8 @@ class OperatorSettings:
             raise ValueError(
                 "resync, plan, eager, pods and figures_seconds must be above 0, deletion_seconds at least 0"
             )
+        if bool(self.pod_name) != bool(self.pod_uid):
+            raise ValueError("pod_name and pod_uid come together")
         if self.moves_at_once < 1 or self.move_bytes_per_second < 0:
             raise ValueError("moves_at_once must be at least 1, move_bytes_per_second at least 0")
         if self.move_gain < 0 or self.copy_gpus <= 0:

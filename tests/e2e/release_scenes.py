@@ -32,7 +32,6 @@ KINDS = (
     *(MeshCluster, MeshNode, StatefulSet, Pod, Service, ConfigMap, Secret, Lease),
     *(PersistentVolumeClaim, PodDisruptionBudget, NetworkPolicy),
 )
-LEFT = {"Lease/shardmesh-operator"}  # as docs/kubernetes.md says
 
 
 def install(stage: Stage) -> None:
@@ -111,7 +110,7 @@ def mesh_of_values(stage: Stage) -> None:
         cluster.kube.delete(MeshCluster, "mesh")
         cluster.until(lambda: not cluster.mesh(), "the mesh is gone")
         stage.helm("uninstall")
-        cluster.until(lambda: names_of_all(stage) <= kept | LEFT, "all is gone", 60)
+        cluster.until(lambda: names_of_all(stage) <= kept, "all is gone", 90)
         told["left"] = ", ".join(sorted(names_of_all(stage) - kept)) or "nothing"
     cluster.delete_namespace()
 
