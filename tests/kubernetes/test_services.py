@@ -33,6 +33,7 @@ def apply(kube: Client, namespace: str) -> Apply:
         found = []
         for each in (s3_service(cluster), peer_service(cluster)):
             name = each["metadata"]["name"]
+            del each["metadata"]["ownerReferences"]  # there is no such mesh: it would be collected as garbage
             stored = kube.patch(
                 Service,
                 name,

@@ -170,6 +170,7 @@ def test_two_changes_before_the_page_is_drawn_again_are_both_taken(
     browser.show(f"/batches/{plan}?batch={BATCH}", "[data-batch] canvas")
     browser.page.evaluate(CHANGE_BOTH)
     browser.page.wait_for_selector('[data-batch*=\'"rank":1,"world":2,\'] canvas')
+    assert "rank=1&world=2" in browser.page.url
 
 
 def test_a_loop_is_as_far_as_what_it_has_received(
