@@ -37,6 +37,7 @@ PROGRAMS = {
 _FIELDS = {
     "metadata.name": lambda pod: pod["metadata"]["name"],
     "metadata.namespace": lambda pod: pod["metadata"]["namespace"],
+    "metadata.uid": lambda pod: pod["metadata"]["uid"],
     "spec.nodeName": lambda pod: pod["spec"]["nodeName"],
 }
 
