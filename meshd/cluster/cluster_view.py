@@ -341,19 +341,31 @@ class ClusterView:
                 pass
         return self.current_map().version > version
 
-    async def report_suspect(self, node_id: str, version: int) -> None:
-        """Reports that a node did not answer under map `version`: probes it and marks it `away` if it is
-        silent. Returns when its state is settled as far as possible; the map then shows it. Never raises
-        ControlError: while the control store is unreachable, no node changes state."""
+    def start_probe(self, node_id: str, version: int) -> asyncio.Task[None] | None:
+        """Starts to probe a node that did not answer under map `version`, and to mark it `away` if it is
+        silent. Returns the task; None if there is nothing to find out."""
         if self._probe_suspect is None or node_id == self.node_id or self.current_map().version > version:
-            return
+            return None
         self.note_silence(node_id)
         task = self._probing.get(node_id)
         if task is None:
             task = asyncio.ensure_future(self._probe_suspect(self, node_id, version))
             self._probing[node_id] = task
             task.add_done_callback(lambda _: self._probing.pop(node_id, None))
-        await asyncio.shield(task)
+        return task
+
+    def is_suspect(self, node_id: str) -> bool:
+        """Returns whether a node did not answer and has not yet answered its probe."""
+        return node_id in self._probing
+
+    async def report_suspect(self, node_id: str, version: int, max_wait: float | None = None) -> None:
+        """Reports that a node did not answer under map `version` (`start_probe`). Returns when its state is
+        settled as far as possible; the map then shows it. After `max_wait` seconds the probe goes on without
+        the caller. Never raises ControlError: while the control store is unreachable, no node changes
+        state."""
+        task = self.start_probe(node_id, version)
+        if task is not None:
+            await asyncio.wait([task], timeout=max_wait)
 
 
 _NO_MAP: Final = ClusterMap(0, ())

@@ -83,22 +83,44 @@ class SuspectProbe:
         self._state_writer, self._clock, self._ttl = state_writer, clock, ttl
 
     async def __call__(self, mesh: ClusterView, node_id: str, version: int) -> None:
-        """Returns when the node answers, the map has changed, or nothing more can be found out."""
+        """Returns when the node answers, the map has changed, or nothing more can be found out.
+
+        A node that is silent, instead of refusing connections, lets every probe wait for its whole timeout:
+        from the second probe on, its lease is looked at meanwhile."""
         until = self._clock.monotonic() + self._ttl + 1
-        with suppress(ControlError):
-            while mesh.current_map().version <= version:
-                node = mesh.current_map().node(node_id)
-                if node is None or node.state in _GONE or await probe_map_version(node) is not None:
-                    return
-                late = self._clock.monotonic() > until
-                if node_id not in await self._state_writer.live_nodes() or (
-                    late and await self._reaches(mesh, node)
-                ):
-                    await self._state_writer.mark_away({node_id: node.turned})
-                    return
-                if late:
-                    return
-                await asyncio.sleep(_STEP)
+        probe: asyncio.Task[int | None] | None = None
+        try:
+            with suppress(ControlError):
+                while mesh.current_map().version <= version:
+                    node = mesh.current_map().node(node_id)
+                    if node is None or node.state in _GONE:
+                        return
+                    if probe is None:
+                        first = asyncio.ensure_future(probe_map_version(node))
+                        await asyncio.wait([first])
+                        probe = first
+                    else:
+                        await asyncio.wait([probe], timeout=_STEP)
+                    if probe.done():
+                        if probe.result() is not None:
+                            return
+                        probe = asyncio.ensure_future(self._probe_later(node))
+                    late = self._clock.monotonic() > until
+                    if node_id not in await self._state_writer.live_nodes() or (
+                        late and await self._reaches(mesh, node)
+                    ):
+                        await self._state_writer.mark_away({node_id: node.turned})
+                        return
+                    if late:
+                        return
+        finally:
+            if probe is not None:
+                probe.cancel()
+                await asyncio.gather(probe, return_exceptions=True)
+
+    async def _probe_later(self, node: Node) -> int | None:
+        await asyncio.sleep(_STEP)  # a node that refuses connections is not probed without a pause
+        return await probe_map_version(node)
 
     async def _reaches(self, mesh: ClusterView, node: Node) -> bool:
         """Returns True if other nodes answer: then it is the suspect that is unreachable, not this node that

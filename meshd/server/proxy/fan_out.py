@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from meshd.cluster.replication.primary_writes import WriteNotTakenError
 from meshd.core.api_errors import to_s3_error
 from meshd.rpc.peer_client import MAP_HEADER, PeerResponse, StaleMapError
-from meshd.server.proxy.forwarder import upstream_head
 from meshd.server.proxy.hops import MisdirectedError, ObjectName, is_stale_map_reply
+from meshd.server.proxy.upstream_request import upstream_head
 from meshd.store.errors import NotReplicatedError
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, member_paths
 from meshwire.errors import S3Error

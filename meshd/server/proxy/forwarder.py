@@ -9,36 +9,36 @@ been sent.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from meshd.cluster.replication.primary_writes import WriteForwarder
 from meshd.core.api_errors import to_s3_error
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import MAP_HEADER
+from meshd.rpc.peer_connector import CONNECT_TIMEOUT
 from meshd.server.proxy.hops import (
     HOP_HEADER,
     Hop,
     HopReceiver,
     ObjectName,
-    forwarded_trace,
     is_clock_skew_reply,
     is_damaged_reply,
     is_peer_status,
 )
 from meshd.server.proxy.response_relay import ResponseRelay
-from meshd.server.request_body import RequestBody
-from meshd.server.response import StreamedReply, connection_header, must_close_connection
+from meshd.server.proxy.upstream_request import UpstreamRequest
 from meshd.store.errors import NotReplicatedError
 from meshd.telemetry import metrics, tracing
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.http_connection import HttpConnection, ResponseHead
     from meshd.rpc.peer_client import PeerClient
     from meshd.server.proxy.hops import HopSigner
+    from meshd.server.proxy.upstream_request import PartialBody
     from meshd.server.request import MeshRequest, RequestOrigin, RequestTrace
     from meshd.server.response import Reply
     from meshd.store.records import WriteContext
@@ -50,13 +50,14 @@ _PATIENCE: Final = 15.0  # seconds without an answering owner before a request f
 _HOLD: Final = 64 << 10  # smaller bodies are buffered before they are sent, so they can be resent
 _SILENCE: Final = 60.0
 _LIVENESS_CHECK: Final = 2.0  # seconds without a response before the node's liveness is checked
+_READ_CHECK: Final = 1.0
+"""The same for a read that another node can answer; also the seconds for which the check is waited for."""
+_READ_CONNECT: Final = 1.5
+"""Seconds for a connection for such a read: long enough for a second SYN."""
 _SKEWED: Final = "The clocks of two nodes of this mesh differ by minutes: set the clocks. Nothing was stored."
 _CHANGED: Final = "The owners of this name changed; nothing was stored. Try again."
 _ALL_DAMAGED: Final = "The object is damaged on every node that stores it; upload it again."
 _PAUSE: Final = 0.05
-_NOT_SENT: Final = frozenset(
-    b"connection keep-alive proxy-connection te transfer-encoding upgrade expect x-mesh-trace".split()
-)
 
 
 class AlreadyAnsweredError(Exception):
@@ -85,6 +86,8 @@ class _ForwardState:
         """Nodes that did not answer: they are tried again after all others."""
         self.damaged: set[str] = set()
         """Nodes on which the object is damaged: they are not tried again."""
+        self.has_alternative = False
+        """Whether this is a read that another node than the one being tried can answer."""
 
     def may_have_executed(self, error: PeerUnreachableError) -> bool:
         """Whether a node that became unreachable may have executed the request, or has parts of a body that
@@ -121,17 +124,23 @@ class Forwarder:
 
     def idle_upstream(
         self, origin: RequestOrigin, bucket: str, key: str, head: RequestHead
-    ) -> tuple[HttpConnection, bytes] | None:
-        """Return an idle connection to a node that may answer reads of a name, and the header line that
-        completes the head; None if there is none at this moment."""
+    ) -> tuple[HttpConnection, bytes, Node] | None:
+        """Return an idle connection to a node that may answer reads of a name, the header line that completes
+        the head, and the node; None if there is none at this moment."""
         for node in self._candidates(ObjectName(bucket, key, reading=True)):
+            if self._mesh.is_suspect(node.node_id):
+                continue
             wire = self._peers.idle_connection(node)
             if wire is not None:
                 signed = self._hops.sign_hop(
                     self._hop_from(origin), head.method, head.raw_path, head.headers.get("authorization", "")
                 )
-                return wire, f"{HOP_HEADER}: {signed}\r\n\r\n".encode("utf-8", "surrogateescape")
+                return wire, f"{HOP_HEADER}: {signed}\r\n\r\n".encode("utf-8", "surrogateescape"), node
         return None
+
+    def suspect(self, node: Node) -> None:
+        """Have a node probed that was silent; meanwhile reads prefer other nodes."""
+        self._mesh.start_probe(node.node_id, self._mesh.current_map().version)
 
     async def forward(
         self,
@@ -167,7 +176,9 @@ class Forwarder:
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 raise self._no_owner_error(nodes)
-            target = next((node for node in nodes if node.node_id not in forward_state.unresponsive), None)
+            untried = [node for node in nodes if node.node_id not in forward_state.unresponsive]
+            target = untried[0] if untried else None
+            forward_state.has_alternative = name.reading and len(untried) > 1
             if target is None:
                 forward_state.unresponsive.clear()
                 await self._mesh.wait_for_newer_map(version, min(left, 0.5 if nodes else 2.0))
@@ -195,7 +206,9 @@ class Forwarder:
                 self._mesh.note_silence(node.node_id)
                 raise _unknown_outcome(node) from error
             forward_state.unresponsive.add(node.node_id)
-            await self._mesh.report_suspect(node.node_id, version)
+            await self._mesh.report_suspect(
+                node.node_id, version, 0.0 if forward_state.has_alternative else None
+            )
             return False
         if kept_back is None:
             metrics.forwarded.labels("answered").inc()
@@ -221,20 +234,26 @@ class Forwarder:
             await asyncio.sleep(_PAUSE)
 
     def _candidates(self, name: ObjectName) -> Sequence[Node]:
-        """Return the nodes that may answer, the nearest first."""
+        """Return the nodes that may answer, the nearest first, and last those that are being probed."""
         route = self._mesh.route_for(name.bucket, name.key)
         if not name.reading:
             return () if route.primary is None else (route.primary,)
-        me = self._mesh.own_node
-        if me is None or len(route.read_set) < 2:
+        if len(route.read_set) < 2:
             return route.read_set
-        return sorted(route.read_set, key=lambda node: (node.rack != me.rack, node.zone != me.zone))
+        mesh, me = self._mesh, self._mesh.own_node
+        rack, zone = (None, None) if me is None else (me.rack, me.zone)
+        return sorted(
+            route.read_set,
+            key=lambda node: (mesh.is_suspect(node.node_id), node.rack != rack, node.zone != zone),
+        )
 
     async def _try(self, node: Node, forward_state: _ForwardState) -> ResponseHead | None:
         """Send the request to one node. Returns None if it has answered, otherwise the head of its status
         response. Raises PeerUnreachableError if nothing of a response was sent to the client."""
         request, sending = forward_state.request, forward_state.sending
-        wire = await self._peers.acquire_connection(node)
+        wire = await self._peers.acquire_connection(
+            node, _READ_CONNECT if forward_state.has_alternative else CONNECT_TIMEOUT
+        )
         relay = ResponseRelay(request.connection, wire, sending.connection_header, is_peer_status)
         request.connection.on_lost = relay.cancel
         try:
@@ -243,7 +262,7 @@ class Forwarder:
             head = sending.head_bytes(self.signed_hop(request, forward_state.aim))
             head_only = request.method == "HEAD"
             wire.send_request(relay, head, patience=_SILENCE, head_only=head_only, more=sending.streams)
-            return await self._follow(node, wire, relay, sending)
+            return await self._follow(node, wire, relay, forward_state)
         except asyncio.CancelledError:
             if relay.outcome.cancelled():
                 raise ConnectionResetError("the client closed the connection") from None
@@ -264,9 +283,10 @@ class Forwarder:
             sending.received = 0
 
     async def _follow(
-        self, node: Node, wire: HttpConnection, relay: ResponseRelay, sending: UpstreamRequest
+        self, node: Node, wire: HttpConnection, relay: ResponseRelay, forward_state: _ForwardState
     ) -> ResponseHead | None:
         """Wait until the response is sent, or none comes."""
+        sending, has_alternative = forward_state.sending, forward_state.has_alternative
         body = asyncio.ensure_future(sending.stream_body(relay, wire)) if sending.streams else None
         waiting: set[asyncio.Future[Any]] = {relay.outcome}
         if body is not None:
@@ -274,25 +294,30 @@ class Forwarder:
         try:
             while not relay.outcome.done():
                 done, _ = await asyncio.wait(
-                    waiting, timeout=_LIVENESS_CHECK, return_when=asyncio.FIRST_COMPLETED
+                    waiting,
+                    timeout=_READ_CHECK if has_alternative else _LIVENESS_CHECK,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
                 if body is not None and body in done:
                     body.result()  # an error in the client's body is reported to the client
                     waiting.discard(body)
                 if not done and relay.head is None:
-                    await self._check_liveness(node, relay)
+                    await self._check_liveness(node, relay, has_alternative=has_alternative)
             return relay.outcome.result()
         finally:
             if body is not None:
                 body.cancel()
                 await asyncio.gather(body, return_exceptions=True)
 
-    async def _check_liveness(self, node: Node, relay: ResponseRelay) -> None:
-        """Check whether a silent node is alive; one that the map marks as away or down is given up."""
+    async def _check_liveness(self, node: Node, relay: ResponseRelay, *, has_alternative: bool) -> None:
+        """Check whether a silent node is alive; one that the map marks as away or down is given up, and if
+        another node can answer, one that is silent to the check: no lease has to end for a read."""
         version = self._mesh.current_map().version
-        await self._mesh.report_suspect(node.node_id, version)
+        await self._mesh.report_suspect(node.node_id, version, _READ_CHECK if has_alternative else None)
         known = self._mesh.current_map().node(node.node_id)
-        if (known is None or known.state in ("away", "down")) and relay.head is None:
+        gone = known is None or known.state in ("away", "down")
+        silent = has_alternative and self._mesh.is_suspect(node.node_id)
+        if (gone or silent) and relay.head is None:
             relay.fail(PeerUnreachableError(f"node {node.node_id} is not available any more", begun=True))
 
     def _no_owner_error(self, nodes: Sequence[Node]) -> S3Error:
@@ -332,114 +357,3 @@ def _unknown_outcome(node: Node) -> S3Error:
         f"Node {node.node_id} disconnected before it answered; the request may or may not have been "
         "executed. Try again.",
     )
-
-
-class PartialBody(NamedTuple):
-    """A partly read body: the part that was read, and the rest."""
-
-    received: Sequence[bytes]
-    rest: AsyncIterator[bytes]
-
-
-class UpstreamRequest:
-    """One request, sent to one node after the other until one answers."""
-
-    def __init__(
-        self, request: MeshRequest, head: RequestHead, body_timeout: float, begun: PartialBody | None
-    ) -> None:
-        self._request, self._begun = request, begun
-        announced = request.body_exists or "expect" in request.headers
-        self._body = RequestBody(request, head, body_timeout) if announced else None
-        self.streams = False
-        """Whether the body is sent as it arrives."""
-        self.body_started = False
-        """Whether a part of the body was sent, so that the request cannot be sent again."""
-        self.received = 0
-        self.relay: ResponseRelay | None = None
-
-    async def buffer_small_body(self, most: int) -> None:
-        """Read the body now if it is small and the client does not wait for `100 Continue`."""
-        length = self._request.content_length
-        self.streams = self._begun is not None
-        if self.streams or self._body is None or self._request.held_body is not None:
-            return
-        if length is None or length > most or (length and "expect" in self._request.headers):
-            self.streams = True
-            return
-        self._request.held_body = b"".join([data async for data in self._body.iter_raw()])
-        self.received = len(self._request.held_body)
-
-    def head_bytes(self, hop: str) -> bytes:
-        """Return the request's bytes, including a buffered body."""
-        return upstream_head(self._request, hop, streams=self.streams)
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        assert self._body is not None
-        if self._begun is None:
-            async for data in self._body.iter_raw():
-                yield data
-            return
-        for data in self._begun.received:
-            yield data
-        async for data in self._begun.rest:
-            yield data
-
-    async def stream_body(self, relay: ResponseRelay, wire: HttpConnection) -> None:
-        """Send the body when the node asks for it. Raises S3Error if it does not arrive properly,
-        ConnectionError if the client is gone."""
-        assert self._body is not None
-        if not await relay.body_requested:
-            return
-        left = self._request.content_length
-        wire.sending = self.body_started = True
-        try:
-            async for data in self._pieces():
-                self.received += len(data)
-                if left is None:
-                    wire.send_body(b"%x\r\n%b\r\n" % (len(data), data))
-                else:
-                    wire.send_body(data)
-                    left -= len(data)
-                    if not left:
-                        wire.finish_body()
-                await wire.drain()
-                if relay.outcome.done() or relay.head is not None:
-                    return
-            if left is None:
-                wire.send_body(b"0\r\n\r\n")
-                wire.finish_body()
-        except PeerUnreachableError:
-            return  # the relay gets the error too
-        finally:
-            wire.sending = False
-
-    def connection_header(self) -> str:
-        """Return the Connection header of the response; called when its head has arrived."""
-        request = self._request
-        return connection_header(request, request.keep_alive and not must_close_connection(request))
-
-    def reply(self) -> StreamedReply:
-        """Return the reply that was sent."""
-        relay = self.relay
-        assert relay is not None
-        assert relay.head is not None
-        keep_alive = self._request.keep_alive and not relay.closes_connection
-        return StreamedReply(relay.head.status, keep_alive=keep_alive)
-
-
-def upstream_head(request: MeshRequest, hop: str, *, streams: bool = False) -> bytes:
-    """Return a client's request for another node: with a buffered body, or announcing one that `streams`."""
-    lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode("utf-8", "surrogateescape")]
-    lines += [b"%b: %b" % pair for pair in request.raw_headers if pair[0].lower() not in _NOT_SENT]
-    held = None if streams else request.held_body
-    if "host" not in request.headers:
-        lines.append(b"host: ")
-    if streams:
-        lines.append(b"expect: 100-continue")
-        if request.content_length is None:
-            lines.append(b"transfer-encoding: chunked")
-    elif held is not None and "content-length" not in request.headers:
-        lines.append(b"content-length: %d" % len(held))
-    lines.append(f"{HOP_HEADER}: {hop}".encode("utf-8", "surrogateescape"))
-    head = b"\r\n".join(lines) + b"\r\n" + forwarded_trace(tracing.current())
-    return head + b"\r\n" + (held or b"")

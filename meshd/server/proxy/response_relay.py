@@ -283,7 +283,8 @@ _FIRST_BYTE: Final = 2.0  # seconds of silence before the request takes the regu
 
 class ProxiedResponse(PendingResponse):
     """Proxies `data`, the client's only request, received on `protocol`. `ended` is called once, in a turn of
-    the loop of its own, when the response was sent, none came, or the client is gone."""
+    the loop of its own, when the response was sent, none came, or the client is gone; before that, if none
+    came, `unanswered`."""
 
     def __init__(
         self,
@@ -292,9 +293,10 @@ class ProxiedResponse(PendingResponse):
         data: bytes,
         trace: RequestTrace,
         ended: Callable[[ProxiedResponse], None],
+        unanswered: Callable[[], None],
     ) -> None:
         super().__init__(protocol, data)
-        self._wire, self._trace, self._ended = wire, trace, ended
+        self._wire, self._trace, self._ended, self._unanswered = wire, trace, ended, unanswered
         self.relay = ResponseRelay(protocol, wire, self._word, is_peer_status)
 
     def __repr__(self) -> str:
@@ -322,6 +324,7 @@ class ProxiedResponse(PendingResponse):
         gone = transport is None or transport.is_closing()
         if head is None and not gone:
             trace.discard()
+            self._unanswered()
         else:
             trace.finish(CLIENT_GONE if gone or head is None else head.status, later=True)
         if head is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.server.proxy.hops import HOP_HEADER, forwarded_trace
@@ -131,10 +132,11 @@ class FastPath:
         asked = forwarder.idle_upstream(connection, operation.bucket, operation.key, head)
         if asked is None:
             return False
-        wire, hop = asked
+        wire, hop, node = asked
         trace.operation, trace.target = operation_name(operation), operation
         trace.mark_forwarded()
-        proxied = ProxiedResponse(connection, wire, data, trace, connection.pending_ended)
+        unanswered = partial(forwarder.suspect, node)
+        proxied = ProxiedResponse(connection, wire, data, trace, connection.pending_ended, unanswered)
         connection.leave_to(proxied, proxied.relay.cancel)
         proxied.start(data[:-2] + forwarded_trace(trace.span) + hop, head_only=operation.head)
         self.passed_on += 1

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from meshd.auth.authorizer import EXPECTED_OWNER_HEADERS
 from meshd.auth.identity import ANONYMOUS_IDENTITY
-from meshd.server.proxy.forwarder import AlreadyAnsweredError, PartialBody
+from meshd.server.proxy.forwarder import AlreadyAnsweredError
 from meshd.server.proxy.hops import ObjectName, may_answer
+from meshd.server.proxy.upstream_request import PartialBody
 from meshd.server.request_body import hashed_blocks
 from meshd.server.s3.admission import SIGV2_NAME, SIGV4_NAME
 from meshwire.checksums.body_checksums import BodyVerifier

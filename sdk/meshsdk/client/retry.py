@@ -39,6 +39,8 @@ PRESENCE = 2.0
 """Seconds within which a live node answers a liveness check."""
 SUSPICIOUS = 5.0
 """Seconds of silence before the first liveness check: a busy node may be silent for as long."""
+QUIET = 1.0
+"""The same for one request that another node may answer. Later pauses between checks are longer."""
 LONGER = "To wait longer, pass deadline=SECONDS to mesh.Loader or mesh.connect."
 _CHECK = f"Check the nodes with `mesh cluster status`. {LONGER}"
 SETTLED_CODES = frozenset({"OpFailed"})  # the op would fail in the same way on the same bytes
@@ -178,16 +180,18 @@ ABSENT: Final = "no answer, and no reply to a liveness check: the node hangs or 
 
 
 def await_answer(connection: Connection, silence: float, timeout: float, there: Callable[[], bool]) -> None:
-    """Wait until a response begins, and call `there` every `silence` seconds to check that the node is alive.
+    """Wait until a response begins, and call `there` after `silence` seconds, and after pauses that grow to
+    SUSPICIOUS seconds, to check that the node is alive.
 
     Raises ConnectError if it is not, and after `timeout` seconds.
     """
-    until = time.monotonic() + timeout
+    until, pause = time.monotonic() + timeout, silence
     while (left := until - time.monotonic()) > 0:
-        if connection.begins(min(silence, left)):
+        if connection.begins(min(pause, left)):
             return
-        if left > silence and not there():
+        if left > pause and not there():
             raise ConnectError(f"{connection.endpoint}: {ABSENT}")
+        pause = max(silence, min(2 * pause, SUSPICIOUS))
     raise ConnectError(f"{connection.endpoint}: no answer within {timeout:g} s")
 
 

@@ -54,6 +54,7 @@ class ClusterDirectory:
         self._map: ClusterMap | None = None
         self._endpoints: dict[str, Endpoint] = {}
         self._failed: dict[Endpoint, float] = {}
+        self._heard: dict[Endpoint, float] = {}
         self._again = 0.0
         self._pause = _OFTEN
         self._told = False
@@ -156,8 +157,14 @@ class ClusterDirectory:
 
     def mark_working(self, endpoint: Endpoint) -> None:
         """Record that an endpoint answered."""
+        self._heard[endpoint] = time.monotonic()
         if self._failed:
             self._failed.pop(endpoint, None)
+
+    def heard_within(self, endpoint: Endpoint, seconds: float) -> bool:
+        """Return whether an endpoint answered a request within the last `seconds`."""
+        when = self._heard.get(endpoint)
+        return when is not None and time.monotonic() - when < seconds
 
     def is_shunned(self, endpoint: Endpoint) -> bool:
         """Return whether an endpoint failed within the last `SHUNNED` seconds."""

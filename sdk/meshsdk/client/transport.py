@@ -21,7 +21,7 @@ from meshsdk.client.local_handover import LocalHandover
 from meshsdk.client.request import Request
 from meshsdk.client.retry import (
     PRESENCE,
-    SUSPICIOUS,
+    QUIET,
     BackOff,
     Patience,
     await_answer,
@@ -343,10 +343,15 @@ class RequestAttempts:
         left = self._patience.ends - time.monotonic()
         limit = silence(timeout, self._patience.policy.deadline, left)
         if self._transport.router.directory.has_several:
-            limit = min(limit, SUSPICIOUS)  # another node may answer meanwhile
+            limit = min(limit, QUIET)  # another node may answer meanwhile
         if limit < timeout and self._request.idempotent:
-            there = partial(self._transport.answers, connection.endpoint)
+            there = partial(self._is_there, connection.endpoint)
             await_answer(connection, limit, timeout, there)
+
+    def _is_there(self, endpoint: Endpoint) -> bool:
+        """Return whether a node is alive; one that answered another request a moment ago is not asked."""
+        heard = self._transport.router.directory.heard_within(endpoint, QUIET)
+        return heard or self._transport.answers(endpoint)
 
     def handle_failure(self, error: MeshError) -> None:
         """Wait until the next attempt is due; raise the error, or DeadlineError, if there must be none."""

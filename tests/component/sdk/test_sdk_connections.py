@@ -232,7 +232,7 @@ def test_a_node_that_takes_a_request_and_says_nothing_is_asked_whether_it_lives(
     canned: Canned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose cable is out; where others can answer, that is soon and not after half of the deadline."""
-    monkeypatch.setattr("meshsdk.client.transport.SUSPICIOUS", 0.2)
+    monkeypatch.setattr("meshsdk.client.transport.QUIET", 0.2)
     monkeypatch.setattr("meshsdk.client.transport.PRESENCE", 0.2)
     waited: list[tuple[Endpoint, float]] = []
 

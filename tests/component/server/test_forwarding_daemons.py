@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
+import meshsdk
+from meshd.util.clock import SystemClock
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.s3_raw import Wire, read_answer
 
@@ -92,6 +94,36 @@ def test_a_node_that_hangs_is_not_waited_for(mesh: DaemonCluster) -> None:
     for _ in range(5):
         assert client.get_object(Bucket="bench", Key=key)["Body"].read() == body
     client.close()
+
+
+def test_reads_do_not_wait_for_the_lease_of_a_silent_node() -> None:
+    """As one whose cable is out: it is `up` for the whole test, and every read is answered by the other."""
+    body, clock = os.urandom(10_000), SystemClock()
+    with DaemonCluster.start(3, lease=30.0) as mesh:
+        client = mesh["n1"].client()
+        client.create_bucket(Bucket="bench")
+        keys = [_elsewhere(mesh, f"silent-{number}") for number in range(20)]
+        for key in keys:
+            client.put_object(Bucket="bench", Key=key, Body=body)
+        endpoint = f"{mesh['n1'].endpoint},{mesh['n2'].endpoint},{mesh['n3'].endpoint}"
+        with meshsdk.connect(endpoint, access_key=mesh.access_key, secret_key=mesh.secret_key) as sdk:
+            assert all(sdk.get("bench", key) == body for key in keys)
+            assert all(_read(client, key) == body for key in keys)
+            mesh.pause("n2")
+            try:
+                began = clock.monotonic()
+                assert all(_read(client, key) == body for key in keys)
+                assert all(sdk.get("bench", key) == body for key in keys)
+                took = clock.monotonic() - began
+                assert [node.state for node in mesh.map_of("n1").nodes] == ["up"] * 3
+                assert took < 20.0, "in sum; 3.5 s were seen on two idle cores"
+            finally:
+                mesh.resume("n2")
+        client.close()
+
+
+def _read(client: Any, key: str) -> bytes:
+    return bytes(client.get_object(Bucket="bench", Key=key)["Body"].read())
 
 
 def test_a_node_that_dies_in_the_middle_of_an_answer(mesh: DaemonCluster) -> None:

@@ -33,6 +33,8 @@ class _Map:
         self.owners, self.clock, self.version = owners, clock, 7
         self.suspected: list[str] = []
         self.silent: list[str] = []
+        self.patience: list[float | None] = []
+        self.being_probed: set[str] = set()
         self.retry_after_absence = 5
         self.waited: list[int] = []
 
@@ -43,8 +45,12 @@ class _Map:
         nodes = tuple(Node(name, f"http://{name}") for name in self.owners)
         return Route(nodes[0] if nodes else None, nodes, nodes)
 
-    async def report_suspect(self, node_id: str, version: int) -> None:
+    async def report_suspect(self, node_id: str, version: int, max_wait: float | None = None) -> None:
         self.suspected.append(node_id)
+        self.patience.append(max_wait)
+
+    def is_suspect(self, node_id: str) -> bool:
+        return node_id in self.being_probed
 
     def note_silence(self, node_id: str) -> None:
         self.silent.append(node_id)
@@ -111,6 +117,21 @@ def test_who_does_not_answer_is_suspected_and_the_next_is_asked() -> None:
     status, asked, mesh = _forward(AWAY)
     assert (status, asked, mesh.suspected) == (200, ["n1", "n2"], ["n1"])
     assert _forward(AWAY, AWAY)[1] == ["n1", "n2", "n1"]  # all once: then all again
+
+
+def test_a_read_does_not_wait_for_the_lease_of_a_node_if_another_can_answer() -> None:
+    assert _forward(AWAY)[2].patience == [0.0]
+    assert _forward(AWAY, owners=("n1",))[2].patience == [None], "nobody else has it"
+    assert _forward(AWAY, name=WRITE)[2].patience == [None]
+    assert _forward(AWAY, AWAY)[2].patience == [0.0, None], "all were tried"
+
+
+def test_reads_prefer_nodes_that_are_not_being_probed() -> None:
+    mesh = _Map(ManualClock(), OTHERS)
+    mesh.being_probed.add("n1")
+    forwarder = _Scripted(mesh, (), gone=False)
+    assert [node.node_id for node in forwarder._candidates(READ)] == ["n2", "n1"]
+    assert [node.node_id for node in forwarder._candidates(WRITE)] == ["n1"]
 
 
 def test_what_may_have_been_done_is_not_sent_twice() -> None:
