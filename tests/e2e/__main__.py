@@ -13,8 +13,10 @@ from pathlib import Path
 from tests.e2e import (
     client_scenes,
     control_plane_scenes,
+    data_scenes,
     failure_scenes,
     monitoring_scenes,
+    operator_kill_scenes,
     release_scenes,
     scaling_scenes,
     service_scenes,
@@ -46,7 +48,8 @@ def play_on_one_release(stage: Stage) -> None:
     options = stage.options
     client_scenes.load(stage)
     epoch = client_scenes.train(stage)
-    client_scenes.load_from_source(stage)
+    data_scenes.load_from_source(stage)
+    data_scenes.view(stage)
     client_scenes.assume_role(stage)
     if options.prometheus:
         monitoring_scenes.fill_dashboards(stage)
@@ -67,6 +70,8 @@ def play_on_one_release(stage: Stage) -> None:
         storage_scenes.two_meshes(stage)
     if options.kill:
         control_plane_scenes.kill_operator(stage)
+    if options.kill_operator:
+        operator_kill_scenes.kill_in_each_step(stage)
     if options.stop_api:
         if options.prometheus:
             monitoring_scenes.expect_alerts(stage)
@@ -114,6 +119,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--cut", help="a command that takes the cable of a node out")
     made.add_argument("--mend", help="a command that puts it in again")
     made.add_argument("--kill", help="a command that kills a container: … {node} … {container} …")
+    made.add_argument(
+        "--kill-operator",
+        action="store_true",
+        help="kill it in the middle of each kind of its work",
+    )
     made.add_argument("--on-node", help="runs a command of the shell on a node: … {node} … sh -c {script}")
     made.add_argument("--stop-api", help="a command that ends the API servers")
     made.add_argument("--start-api", help="a command that starts them again")

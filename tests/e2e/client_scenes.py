@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from base64 import b64encode
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lightkube.generic_resource import create_namespaced_resource
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Pod, Secret, ServiceAccount
+from lightkube.resources.core_v1 import Pod, ServiceAccount
 
 from tests.e2e.cluster_client import EndToEndError
+from tests.e2e.data_scenes import SAMPLES, MeshDataset
 from tests.e2e.scaling_scenes import kubectl
 from tests.e2e.stage import MESH_PODS
 
 if TYPE_CHECKING:
     from tests.e2e.stage import Stage
 
-SAMPLES = 400
 POLICY = {
     "Version": "2012-10-17",
     "Statement": [
@@ -26,8 +24,6 @@ POLICY = {
         {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": "arn:aws:s3:::samples"},
     ],
 }
-MeshDataset: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", "MeshDataset", "meshdatasets")
-MeshLoad: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", "MeshLoad", "meshloads")
 
 
 def load(stage: Stage) -> None:
@@ -62,44 +58,6 @@ def train(stage: Stage) -> str:
     if found["samples"] != SAMPLES:
         raise EndToEndError(f"the epoch had {found['samples']} of {SAMPLES} samples")
     return str(found["sha256"])
-
-
-def load_from_source(stage: Stage) -> None:
-    """A dataset whose source is an S3 service (this mesh's own), and a MeshLoad that fetches all of it."""
-    cluster, namespace = stage.cluster, stage.cluster.namespace
-    with stage.step("a MeshDataset of an S3 source, whose keys the kubelets deliver, and a MeshLoad") as told:
-        root = cluster.kube.get(Secret, "mesh-root").to_dict()["data"]
-        endpoint = b64encode(f"http://mesh-s3.{namespace}.svc:9000".encode()).decode()
-        keys = {name: root[name.upper()] for name in ("aws_access_key_id", "aws_secret_access_key")}
-        keys |= {"aws_endpoint": endpoint}
-        metadata = {"name": "fetched", "namespace": namespace}
-        cluster.kube.create(Secret.from_dict({"metadata": metadata, "data": keys}))
-        source = {"uri": "s3://samples/", "secretRef": {"name": "fetched"}}
-        cluster.kube.create(MeshDataset(metadata=metadata, spec={"clusterRef": "mesh", "source": source}))
-        cluster.kube.create(MeshLoad(metadata=metadata, spec={"datasetRef": "fetched", "action": "Load"}))
-
-        def status() -> dict[str, Any]:
-            return dict(cluster.kube.get(MeshLoad, "fetched").to_dict().get("status") or {})
-
-        try:
-            cluster.until(lambda: status().get("phase") in ("Succeeded", "Failed"), "the load has ended", 240)
-        except EndToEndError as error:
-            raise EndToEndError(f"the load: {status()}") from error
-        found = status()
-        told["phase"], told["objects"] = found["phase"], found["objectsDone"]
-        told["bytes"] = f"{found['bytesDone']:,}"
-        if found["phase"] != "Succeeded" or found["objectsDone"] < SAMPLES:
-            raise EndToEndError(f"the load: {found}")
-        cluster.kube.delete(MeshLoad, "fetched")
-        cluster.kube.delete(MeshDataset, "fetched")
-        cluster.until(lambda: "fetched" not in names_of(stage), "the dataset is gone")
-        cluster.kube.delete(Secret, "fetched")
-        stage.tell_load(told)
-
-
-def names_of(stage: Stage) -> set[str]:
-    """Return the names of all datasets."""
-    return {each.metadata.name for each in stage.cluster.kube.list(MeshDataset)}
 
 
 def upgrade(stage: Stage, epoch: str) -> None:

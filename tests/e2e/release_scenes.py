@@ -15,8 +15,8 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import ConfigMap, PersistentVolumeClaim, Pod, Secret, Service
 from lightkube.resources.networking_v1 import NetworkPolicy
 
-from tests.e2e.client_scenes import MeshDataset
 from tests.e2e.cluster_client import EndToEndError
+from tests.e2e.data_scenes import MeshDataset
 from tests.e2e.rights import granted
 from tests.e2e.stage import DAEMONS
 from tests.kubernetes.scenes import MeshCluster, MeshNode
