@@ -100,6 +100,11 @@ class ControlStore(Protocol):
         """Returns the version of the newest known write under `topic/`; 0 if none. Takes a microsecond; never
         waits. A cache that is keyed by revision must also compare `restores`."""
 
+    def complete_revision(self, topic: str) -> int:
+        """Returns a version up to which this process knows all writes under `topic/`; at least `revision`. It
+        tells whether the process knows what another knows, by that one's `revision`: a process that started
+        after a deletion has no entry of the deletion's version. Takes a microsecond; never waits."""
+
     @property
     def restores(self) -> int:
         """How often this process saw the store restored from a backup. Takes a microsecond."""

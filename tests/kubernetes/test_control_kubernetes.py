@@ -75,6 +75,7 @@ def test_two_processes_see_each_other(kubeconfig: Path, namespace: str) -> None:
             assert change.entry is not None
             assert (change.entry.value, change.entry.version) == (b"1", version)
             assert b.revision("cluster") == version
+            assert b.complete_revision("cluster") >= version
             await watch.aclose()
             newer = await a.put("cluster/map", b"2")
             with pytest.raises(VersionConflictError) as caught:

@@ -124,6 +124,15 @@ class ControlSuite:
 
         self._run(check)
 
+    def test_complete_revision_is_not_behind_a_deletion(self) -> None:
+        async def check(control: ControlStore) -> None:
+            assert control.complete_revision("a") >= control.revision("a")
+            await control.put("a/1", b"")
+            await control.delete("a/1")
+            assert control.complete_revision("a") >= control.revision("a") > 0
+
+        self._run(check)
+
     def test_revision_moves_with_its_topic_only(self) -> None:
         async def check(control: ControlStore) -> None:
             first = await control.put("a/1", b"")

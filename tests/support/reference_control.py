@@ -40,6 +40,9 @@ class MemoryControl:
     def revision(self, topic: str) -> int:
         return self._revisions.get(topic, 0)
 
+    def complete_revision(self, topic: str) -> int:
+        return self._version
+
     def pin_revisions(self) -> AbstractContextManager[object]:
         return nullcontext()  # in one thread nothing changes while nothing waits
 

@@ -114,6 +114,9 @@ class EtcdControl:
     def revision(self, topic: str) -> int:
         return self._copy.topics.get(topic, 0)
 
+    def complete_revision(self, topic: str) -> int:
+        return self._copy.revision
+
     @property
     def restores(self) -> int:
         return self._copy.restores

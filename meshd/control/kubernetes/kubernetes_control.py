@@ -221,6 +221,9 @@ class KubernetesControl:
     def revision(self, topic: str) -> int:
         return self._mirror(f"{topic}/").snapshot().topics.get(topic, 0)
 
+    def complete_revision(self, topic: str) -> int:
+        return self._mirror(f"{topic}/").snapshot().revision
+
     @property
     def restores(self) -> int:
         return sum(mirror.snapshot().restores for mirror in self._mirrors.values())

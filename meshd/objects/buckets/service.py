@@ -105,7 +105,7 @@ class ChangeBroadcast:
     async def wait_until_known(self, known: dict[str, int]) -> None:
         """Return when this process has reached the given revisions, or after BROADCAST_TIMEOUT_S."""
         deadline = asyncio.get_running_loop().time() + BROADCAST_TIMEOUT_S
-        while any(self._control.revision(topic) < known.get(topic, 0) for topic in _TOPICS):
+        while any(self._control.complete_revision(topic) < known.get(topic, 0) for topic in _TOPICS):
             if asyncio.get_running_loop().time() > deadline:
                 return
             await asyncio.sleep(_POLL_S)

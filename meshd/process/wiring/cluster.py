@@ -45,7 +45,7 @@ from meshd.server.connection_handoff import handoff_routes
 from meshd.server.native_routes import peer_routes
 from meshd.server.proxy.fan_out import FanOut
 from meshd.server.proxy.forwarder import Forwarder
-from meshd.server.proxy.hops import HopSigner
+from meshd.server.proxy.hops import BucketRevisions, HopSigner
 from meshd.store.disks.health_monitor import DiskState
 from meshd.store.replica.inventory import HeldName, HeldVersion
 from meshd.util import shared_counters
@@ -137,7 +137,7 @@ class PeerServices:
             node.peers,
             HopSigner(ClusterSecret(node.control).derive_key, node.clock),
             node.clock,
-            lambda: node.control.revision("buckets"),
+            BucketRevisions(node.control),
             node.settings.http.body_timeout,
         )
         self.fan_out = FanOut(

@@ -32,12 +32,12 @@ from meshd.telemetry import metrics, tracing
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.http_connection import HttpConnection, ResponseHead
     from meshd.rpc.peer_client import PeerClient
-    from meshd.server.proxy.hops import HopSigner
+    from meshd.server.proxy.hops import BucketRevisions, HopSigner
     from meshd.server.proxy.upstream_request import PartialBody
     from meshd.server.request import MeshRequest, RequestOrigin, RequestTrace
     from meshd.server.response import Reply
@@ -102,8 +102,7 @@ class _ForwardState:
 
 
 class Forwarder:
-    """Forwards requests. One instance per process. `buckets` returns this process's revision of the bucket
-    table."""
+    """Forwards requests. One instance per process."""
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class Forwarder:
         peers: PeerClient,
         hops: HopSigner,
         clock: Clock,
-        buckets: Callable[[], int],
+        buckets: BucketRevisions,
         body_timeout: float,
     ) -> None:
         self._mesh, self._peers, self._hops, self._clock = mesh, peers, hops, clock
@@ -343,7 +342,7 @@ class Forwarder:
         return Hop(
             self._mesh.node_id,
             self._mesh.current_map().version,
-            self._buckets(),
+            self._buckets.newest(),
             origin.remote or "",
             origin.secure,
             origin.tls,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshd.cluster.cluster_view import ClusterView
+    from meshd.control.control_api import ControlStore
     from meshd.rpc.http_connection import ResponseHead
     from meshd.server.request import MeshRequest
     from meshd.telemetry.tracing import Span
@@ -161,11 +162,28 @@ def forwarded_trace(span: Span | None) -> bytes:
     return b"" if span is None else f"{FORWARDED_TRACE_HEADER}: {span.to_header()}\r\n".encode()
 
 
-class HopReceiver:
-    """Receives the requests that other nodes forward. One instance per process; `buckets` returns this
-    process's revision of the bucket table."""
+class BucketRevisions:
+    """This process's revisions of the bucket table."""
 
-    def __init__(self, mesh: ClusterView, hops: HopSigner, clock: Clock, buckets: Callable[[], int]) -> None:
+    def __init__(self, control: ControlStore) -> None:
+        self._control = control
+
+    def __repr__(self) -> str:
+        return f"<BucketRevisions: {self.newest()} of {self.complete()}>"
+
+    def newest(self) -> int:
+        """Return that of the newest known change."""
+        return self._control.revision("buckets")
+
+    def complete(self) -> int:
+        """Return that up to which all changes are known."""
+        return self._control.complete_revision("buckets")
+
+
+class HopReceiver:
+    """Receives the requests that other nodes forward. One instance per process."""
+
+    def __init__(self, mesh: ClusterView, hops: HopSigner, clock: Clock, buckets: BucketRevisions) -> None:
         self._mesh, self._hops, self._buckets = mesh, hops, buckets
         self._read_barrier = ReadBarrier(mesh, clock)
 
@@ -190,7 +208,7 @@ class HopReceiver:
         return (
             not hop.aim
             and self._mesh.current_map().version >= hop.map_version
-            and self._buckets() >= hop.buckets
+            and self._buckets.complete() >= hop.buckets
         )
 
     async def catch_up(self, hop: Hop) -> None:
@@ -198,7 +216,7 @@ class HopReceiver:
         if hop.map_version > self._mesh.current_map().version:
             await self._mesh.wait_for_newer_map(hop.map_version - 1, 1.0)
         for _ in range(20):
-            if self._buckets() >= hop.buckets:
+            if self._buckets.complete() >= hop.buckets:
                 return
             await asyncio.sleep(_PAUSE)
 

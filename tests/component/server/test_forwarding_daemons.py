@@ -122,6 +122,24 @@ def test_reads_do_not_wait_for_the_lease_of_a_silent_node() -> None:
         client.close()
 
 
+def test_a_node_that_started_after_a_bucket_was_deleted_is_not_waited_for(mesh: DaemonCluster) -> None:
+    """It has never heard of that change, yet knows all that the others know."""
+    key, client, clock = _elsewhere(mesh, "deleted"), mesh["n1"].client(), SystemClock()
+    client.put_object(Bucket="bench", Key=key, Body=b"1")
+    client.create_bucket(Bucket="gone")
+    client.delete_bucket(Bucket="gone")
+    mesh.stop("n2")
+    mesh.up("n2")
+    mesh.await_healthy()
+    took = []
+    for _ in range(10):
+        began = clock.monotonic()
+        assert _read(client, key) == b"1"
+        took.append(clock.monotonic() - began)
+    assert min(took) < 0.9, "it waited a second for its table of buckets, each time"
+    client.close()
+
+
 def _read(client: Any, key: str) -> bytes:
     return bytes(client.get_object(Bucket="bench", Key=key)["Body"].read())
 

@@ -85,6 +85,7 @@ def test_two_processes_see_each_other(one: OperatedEtcd) -> None:
             assert change.entry is not None
             assert (change.entry.value, change.entry.version) == (b"1", version)
             assert b.revision("topic") == version
+            assert b.complete_revision("topic") >= version
             await watch.aclose()
             # b's copy may be behind a's next write; a conflict tells, and then it is not
             newer = await a.put("topic/a", b"2")
