@@ -72,12 +72,16 @@ def play_on_one_release(stage: Stage) -> None:
         control_plane_scenes.kill_operator(stage)
     if options.kill_operator:
         operator_kill_scenes.kill_in_each_step(stage)
+        if options.prometheus:
+            monitoring_scenes.lose_operator(stage)
     if options.stop_api:
         if options.prometheus:
             monitoring_scenes.expect_alerts(stage)
         control_plane_scenes.lose_control_plane(stage, epoch)
         if options.prometheus:
             monitoring_scenes.expect_alerts(stage, "ShardmeshControlStoreLost")
+    if options.prometheus:
+        monitoring_scenes.expect_alerts_at_once(stage)
     release_scenes.reinstall(stage)
 
 

@@ -83,7 +83,8 @@ def view(stage: Stage) -> None:
 
 def create_view(stage: Stage) -> None:
     """Create the MeshView `packed`."""
-    spec = {"clusterRef": "mesh", "bucket": "samples", "kind": "shards", "definition": {"count": SHARDS}}
+    definition = {"count": SAMPLES // SHARDS}  # samples of each
+    spec = {"clusterRef": "mesh", "bucket": "samples", "kind": "shards", "definition": definition}
     metadata = {"name": "packed", "namespace": stage.cluster.namespace}
     stage.cluster.kube.create(MeshView(metadata=metadata, spec=spec))
 

@@ -7,12 +7,15 @@ import subprocess
 from base64 import b64decode
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
+from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Secret, Service
+from lightkube.types import PatchType
 
 from tests.e2e.cluster_client import EndToEndError
+from tests.e2e.control_plane_scenes import OPERATOR_PODS
 from tests.e2e.stage import DAEMONS
 from tests.e2e.storage_scenes import second_namespace
 from tests.monitoring.node_work import work
@@ -39,7 +42,10 @@ def watched(stage: Stage) -> Iterator[Prometheus]:
     for job in config["scrape_configs"]:
         for each in job["kubernetes_sd_configs"]:
             each["kubeconfig_file"] = str(Path(stage.options.kubeconfig).resolve())
-    config |= {"global": {"scrape_interval": "5s", "evaluation_interval": "5s"}, "rule_files": [str(RULES)]}
+    at_once = place / "at-once.yaml"
+    at_once.write_text(yaml.safe_dump(rules_at_once()))
+    config |= {"global": {"scrape_interval": "5s", "evaluation_interval": "5s"}}
+    config |= {"rule_files": [str(RULES), str(at_once)]}
     (place / "prometheus.yaml").write_text(yaml.safe_dump(config))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -50,6 +56,18 @@ def watched(stage: Stage) -> Iterator[Prometheus]:
             yield Prometheus(port)
         finally:
             process.terminate()
+
+
+def rules_at_once() -> dict[str, Any]:
+    """Return the alerts without their `for:`, which is longer than the failures here, and with a label."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    rules = [
+        {key: value for key, value in rule.items() if key != "for"} | {"labels": {"at_once": "yes"}}
+        for group in groups
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    return {"groups": [{"name": "at-once", "rules": rules}]}
 
 
 def observe(stage: Stage, stack: ExitStack) -> None:
@@ -91,7 +109,7 @@ def expect_alerts(stage: Stage, expected: str = "") -> None:
     """Raise EndToEndError unless `expected` fired since the start of Prometheus, and no alert is wrong."""
     with stage.step("alerts that fired until now") as told:
         found = stage.prometheus.query(
-            'count by (alertname, instance) (max_over_time(ALERTS{alertstate="firing"}[3h]))'
+            'count by (alertname, instance) (max_over_time(ALERTS{alertstate="firing", at_once=""}[3h]))'
         )
         fired = {(each["metric"]["alertname"], each["metric"].get("instance", "")) for each in found}
         told["alerts"] = ", ".join(sorted({name for name, _ in fired})) or "none"
@@ -100,6 +118,52 @@ def expect_alerts(stage: Stage, expected: str = "") -> None:
     names = {name for name, _ in fired - full}
     if not {expected} - {""} <= names <= {expected, *OF_FAILURES}:
         raise EndToEndError(f"alerts that fired: {sorted(fired)}, expected: {expected or 'none'}")
+
+
+def lose_operator(stage: Stage) -> None:
+    """No operator runs while a training pod is created: alerts say so, then and when there is one again."""
+    cluster = stage.cluster
+    with stage.step("no operator runs; a training pod is created, until alerts say so") as told:
+        scale_operator(stage, 0)
+        cluster.until(lambda: not cluster.pods(OPERATOR_PODS), "the operator is gone")
+        cluster.run_script("unserved", "training_pod.py", ["0"], labels={"shardmesh.io/dataset": "photos"})
+        cluster.until(lambda: "ShardmeshOperatorGone" in fired_at_once(stage), "an alert fires")
+        stage.tell_load(told)
+    with stage.step("an operator runs again, until an alert names the pod") as told:
+        scale_operator(stage, 1)
+        stage.until_operator()
+        cluster.until(lambda: "ShardmeshPodsNotAdmitted" in fired_at_once(stage), "an alert fires")
+        stage.tell_load(told)
+
+
+def scale_operator(stage: Stage, replicas: int) -> None:
+    """Set how many operators there are."""
+    name = "mesh-shardmesh-operator"
+    stage.cluster.kube.patch(Deployment, name, {"spec": {"replicas": replicas}}, patch_type=PatchType.MERGE)
+
+
+def fired_at_once(stage: Stage) -> set[str]:
+    """Return the alerts that fired since the start of Prometheus, if they had no `for:`."""
+    found = stage.prometheus.query(
+        'count by (alertname) (max_over_time(ALERTS{alertstate="firing", at_once="yes"}[3h]))'
+    )
+    return {each["metric"]["alertname"] for each in found}
+
+
+def expect_alerts_at_once(stage: Stage) -> None:
+    """Raise EndToEndError unless what happened until now fired its alerts, their `for:` left out."""
+    options, expected = stage.options, {"DaemonStuck", "DaemonsMissing", "ClusterUnsettled"}
+    if options.crash or options.cut:
+        expected |= {"ClusterDegraded", "NodeDown", "NodeAway", "CopiesMissing"}
+    if options.kill_operator:
+        expected |= {"ClusterUnavailable", "OperatorGone", "PodsNotAdmitted"}
+    if options.stop_api:
+        expected |= {"ControlStoreLost"}
+    with stage.step("alerts that fired until now, if they had no `for:`") as told:
+        fired = {name.removeprefix("Shardmesh") for name in fired_at_once(stage)}
+        told["alerts"] = ", ".join(sorted(fired))
+        if missing := expected - fired:
+            raise EndToEndError(f"alerts that did not fire: {sorted(missing)}")
 
 
 def _asked(expr: str) -> str:

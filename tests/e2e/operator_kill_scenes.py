@@ -149,6 +149,10 @@ def mesh_that_comes_and_goes(stage: Stage) -> None:
         second.until_settled()
     cluster.run_script("write", "samples_pod.py", [str(OBJECTS)], env=second.keys())
     cluster.result("write")
+    with operator_dies(stage, "all three of its pods are deleted at once, until it is settled"):
+        for pod in cluster.pods(MESH_PODS):
+            cluster.delete_pod_at_once(pod.metadata.name)
+        second.until_settled()
     if second.pool()["tiers"]:  # an emptyDir ends with its pod
         with operator_dies(stage, "it is deleted, its data is kept (Retain), until its pods are gone"):
             cluster.kube.delete(MeshCluster, "mesh")
