@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 MAX_FRAME_ROWS = 1 << 18
 _ORDERS = 64
+_RUN = (
+    8192  # positions that are looked up together: batches follow each other, and a call costs more than a row
+)
+_RUNS = 64
 _AT_A_TIME = 1024
 
 
@@ -79,10 +83,11 @@ def new_rows(positions: Any, samples: Any, pad: Any | None = None) -> Rows:
 
 
 class RowLookup:
-    """Returns the rows of frames; caches the sample orders of recent epochs."""
+    """Returns the rows of frames; caches the sample orders of recent epochs, and parts of them."""
 
     def __init__(self) -> None:
         self._orders: OrderedDict[tuple[str, int], SampleOrder] = OrderedDict()
+        self._runs: OrderedDict[tuple[SampleOrder, int], npt.NDArray[np.int64]] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<RowLookup, {len(self._orders)} orders>"
@@ -96,10 +101,31 @@ class RowLookup:
             return _chosen_rows(address, plan)
         piece = slice_of(plan, address)
         order = self._order(plan, within, address.epoch)
-        rows = new_rows(piece.positions, order.samples_at(piece.positions), piece.pad)
+        rows = new_rows(piece.positions, self._samples_at(order, piece.positions), piece.pad)
         if plan.pairs is not None:
             rows.partners = _mix_partners(rows.positions, plan.positions, order.samples_at)
         return rows
+
+    def _samples_at(self, order: SampleOrder, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the samples at the positions of a frame, which mostly follow each other."""
+        count = positions.size
+        if not count or int(positions[-1]) != int(positions[0]) + count - 1:  # it goes on with the first ones
+            return order.samples_at(positions)
+        first, end = int(positions[0]), int(positions[-1]) + 1
+        runs = [self._run(order, number) for number in range(first // _RUN, (end - 1) // _RUN + 1)]
+        begin = first % _RUN
+        return (runs[0] if len(runs) == 1 else np.concatenate(runs))[begin : begin + count]
+
+    def _run(self, order: SampleOrder, number: int) -> npt.NDArray[np.int64]:
+        found = self._runs.get((order, number))
+        if found is None:
+            end = min((number + 1) * _RUN, order.n)
+            found = order.samples_at(np.arange(number * _RUN, end, dtype=np.int64))
+            self._runs[order, number] = found
+            if len(self._runs) > _RUNS:
+                self._runs.popitem(last=False)
+        self._runs.move_to_end((order, number))
+        return found
 
     def _order(self, plan: Plan, within: Snapshot | PackTable, epoch: int) -> SampleOrder:
         key = plan.hash, epoch

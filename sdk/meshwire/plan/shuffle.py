@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 8
 _FEW = 24  # values left outside, from which on passes over arrays are faster than over one value
+_FEW_BY_TABLE = 4  # the same where rounds are looked up
+_TABLE_BITS = 16  # of half a value: rounds of larger ones are computed each time
 MAX_SAMPLES = 1 << 62
 MAX_WINDOW = 1 << 31
 Shuffle = Literal["global", "blocks", "none"]
@@ -69,9 +71,12 @@ class Feistel:
 
     Results outside n are permuted again until they are inside ("cycle walking"), which keeps it a
     bijection; at most four passes on average. `key` counts modulo 2**64; 0 ≤ n ≤ 2**62.
+
+    A round is a function of half a value. Once as many values were permuted as that has, rounds of up to
+    16 bits are looked up in tables (at most 1 MiB), with the same results.
     """
 
-    __slots__ = ("_half", "_keys", "_mask", "n")
+    __slots__ = ("_half", "_keys", "_mask", "_permuted", "_tables", "n")
 
     def __init__(self, n: int, key: int) -> None:
         if not 0 <= n <= MAX_SAMPLES:
@@ -80,6 +85,8 @@ class Feistel:
         self._half = max(1, ((max(n, 2) - 1).bit_length() + 1) // 2)
         self._mask = (1 << self._half) - 1
         self._keys = tuple(derive_key(key, round_number) for round_number in range(ROUNDS))
+        self._permuted = 0
+        self._tables: tuple[npt.NDArray[np.uint16], ...] = ()
 
     def __call__(self, position: int) -> int:
         """Return the value at `position`. Raises IndexError outside 0…n−1."""
@@ -101,9 +108,10 @@ class Feistel:
 
     def samples_at(self, positions: Indices) -> Indices:
         """Return the values at positions, int64[k]. Raises IndexError if any is outside 0…n−1."""
-        values = self._pass_many(checked_positions(positions, self.n).astype(np.uint64))
+        values = self._pass_many(checked_positions(positions, self.n))
         outside = np.flatnonzero(values >= self.n)
-        while outside.size > _FEW:
+        few = _FEW_BY_TABLE if self._tables else _FEW
+        while outside.size > few:
             again = self._pass_many(values[outside])
             values[outside] = again
             outside = outside[again >= self.n]
@@ -112,14 +120,27 @@ class Feistel:
             while value >= self.n:
                 value = self._pass(value)
             values[place] = value
-        return values.astype(np.int64)
+        return values
 
-    def _pass_many(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _pass_many(self, values: Indices) -> Indices:
+        self._permuted += values.size
+        if not self._tables and self._half <= _TABLE_BITS and self._permuted > self._mask:
+            halves = np.arange(self._mask + 1, dtype=np.uint64)
+            self._tables = tuple(self._round(halves, key).astype(np.uint16) for key in self._keys)
+        if self._tables:
+            near, far = values >> self._half, values & self._mask
+            for table in self._tables:
+                near, far = far, near ^ table.take(far)
+            return near << self._half | far
         half, mask = np.uint64(self._half), np.uint64(self._mask)
-        left, right = values >> half, values & mask
+        whole = values.view(np.uint64)
+        left, right = whole >> half, whole & mask
         for key in self._keys:
-            left, right = right, left ^ (mix64_many(right + np.uint64(key)) & mask)
-        return left << half | right
+            left, right = right, left ^ self._round(right, key)
+        return (left << half | right).view(np.int64)
+
+    def _round(self, halves: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
+        return mix64_many(halves + np.uint64(key)) & np.uint64(self._mask)
 
     def __repr__(self) -> str:
         return f"Feistel(n={self.n}, bits={2 * self._half})"
@@ -161,7 +182,7 @@ class BlocksOrder:
     one window of shards open and meets each shard in only one window.
     """
 
-    __slots__ = ("_bounds", "_key", "_shards", "_starts", "_windows", "n")
+    __slots__ = ("_bounds", "_key", "_permutations", "_shards", "_starts", "_windows", "n")
 
     def __init__(self, shard_starts: Indices, shards: int, seed: int, epoch: int) -> None:
         starts = np.asarray(shard_starts, dtype=np.int64)
@@ -170,6 +191,7 @@ class BlocksOrder:
         count = starts.size - 1
         self.n = int(starts[-1])
         self._key = derive_key(_WINDOW, seed, epoch)
+        self._permutations: OrderedDict[int, Feistel] = OrderedDict()  # of the windows asked for last
         self._shards = Feistel(count, derive_key(_SHARDS, seed, epoch)).samples_at(np.arange(count))
         self._starts = starts[:-1][self._shards]
         self._bounds = np.zeros(count + 1, dtype=np.int64)  # positions where each permuted shard begins
@@ -201,10 +223,18 @@ class BlocksOrder:
         order = np.argsort(windows, kind="stable")
         numbers, firsts = np.unique(windows[order], return_index=True)
         for number, rows in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True):
-            start, end = int(self._windows[number]), int(self._windows[number + 1])
-            window = Feistel(end - start, derive_key(self._key, number))
-            result[rows] = window.samples_at(positions[rows] - start) + start
+            start = int(self._windows[number])
+            result[rows] = self._permutation(number).samples_at(positions[rows] - start) + start
         return result
+
+    def _permutation(self, number: int) -> Feistel:
+        found = self._permutations.get(number)
+        if found is None:
+            size = int(self._windows[number + 1] - self._windows[number])
+            found = self._permutations[number] = Feistel(size, derive_key(self._key, number))
+            if len(self._permutations) > _KEPT:
+                self._permutations.popitem(last=False)
+        return found
 
     def __repr__(self) -> str:
         return f"BlocksOrder(n={self.n}, shards={self._shards.size}, windows={self._windows.size - 1})"

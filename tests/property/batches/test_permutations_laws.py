@@ -35,6 +35,17 @@ def test_one_and_many_agree_and_stay_inside(n: int, key: int, data: st.DataObjec
     assert len(set(values)) == len(positions)
 
 
+@pytest.mark.parametrize("n", [2, 300_000, 2**31, 2**32 + 1, 2**40])
+def test_rounds_that_are_looked_up_are_those_computed(n: int) -> None:
+    """A permutation that has seen many positions makes tables; wider halves than 16 bits have none."""
+    permutation, places = Feistel(n, key=5), np.arange(min(n, 500))
+    before = permutation.samples_at(places).tolist()
+    permutation.samples_at(np.arange(min(n, 200_000)) % n)
+    assert bool(permutation._tables) == (n <= 2**32)
+    assert permutation.samples_at(places).tolist() == before
+    assert [permutation(place) for place in places.tolist()] == before
+
+
 @pytest.mark.parametrize("n", [2**20, 2**20 + 1, 3_000_017])
 def test_large_n_are_permuted(n: int) -> None:
     values = Feistel(n, key=1).samples_at(np.arange(n))
