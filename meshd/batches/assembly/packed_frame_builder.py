@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshd.batches.assembly.direct_rows import DirectRows, NotDirectError
 from meshd.batches.assembly.direct_sequences import DirectPieces, direct_dtypes
 from meshd.batches.assembly.packed_frames import RenderedSamples
 from meshd.batches.assembly.stored_sequences import UnreadableChunkError
@@ -84,16 +85,39 @@ class PackedFrameBuilder:
         began = asyncio.get_running_loop().time()
         pinned = PinnedObjects(context.store, snapshot, context.archives, context.remote, context.memory)
         try:
-            source = DirectPieces(pinned, snapshot, pack.fields, dtypes)
-            rows = packing.rows.samples
-            await source.prepare(packing.table.samples_of(rows), packing.pieces())
-            made = await asyncio.to_thread(
-                packing.build_frame, lambda sample: source, metadata, context.memory
-            )
+            samples = packing.table.samples_of(packing.rows.samples)
+            await pinned.look_up(samples)
+            try:
+                made = await self._read_rows(packing, pinned, snapshot, metadata, dtypes)
+            except NotDirectError:
+                source = DirectPieces(pinned, snapshot, pack.fields, dtypes)
+                await source.prepare(samples, packing.pieces())
+                made = await asyncio.to_thread(
+                    packing.build_frame, lambda sample: source, metadata, context.memory
+                )
         finally:
             pinned.close()
         made.took = FrameTiming(asyncio.get_running_loop().time() - began)
         return made
+
+    async def _read_rows(
+        self,
+        packing: PackedFrame,
+        pinned: PinnedObjects,
+        snapshot: Snapshot,
+        metadata: Mapping[str, str],
+        dtypes: Sequence[np.dtype[Any]],
+    ) -> MemoryFrame:
+        """Return the frame, all pieces of which are in files of this node. Raises NotDirectError."""
+        rows, memory = DirectRows(packing, pinned, snapshot, dtypes), self._context.memory
+        with self._context.store.open_spans_many(rows.wanted) as opened:
+            if None in opened:
+                raise NotDirectError("an object cannot be opened")
+
+            def build() -> MemoryFrame:
+                return packing.write_frame(rows.tensors(opened), metadata, memory)
+
+            return await asyncio.to_thread(build)
 
 
 class _Build:

@@ -132,7 +132,14 @@ class PackedFrame:
                 if not columns.copy_piece(source_of(piece[0]), piece, (number, at), segment):
                     rows.status[number] = max(int(rows.status[number]), int(Status.MASKED))
                 at += piece[2]
-        filled = columns.tensors | {POSITION: rows.positions, STATUS: rows.status}
+        return self.write_frame(columns.tensors, metadata, memory)
+
+    def write_frame(
+        self, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], memory: MemoryAccount
+    ) -> MemoryFrame:
+        """Return the frame of filled tensors of all rows. Blocking."""
+        rows = self.rows
+        filled = {**tensors, POSITION: rows.positions, STATUS: rows.status}
         return _written(frame_layout(fixed_specs(self.plan, (), len(rows)), metadata), filled, memory)
 
 

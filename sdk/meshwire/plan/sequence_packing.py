@@ -104,10 +104,18 @@ class PackTable:
         columns = (self.samples[span], self.begins[span], self.lengths[span])
         return zip(*(column.tolist() for column in columns), strict=True)
 
+    def piece_columns(self, rows: Integers) -> tuple[Integers, Integers, Integers, Integers]:
+        """Return the number of pieces of each of these rows, and `samples`, `begins` and `lengths` of all of
+        them, row after row."""
+        starts = self.row_starts[rows]
+        counts = self.row_starts[rows + 1] - starts
+        before = np.cumsum(counts) - counts
+        places = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
+        return counts, self.samples[places], self.begins[places], self.lengths[places]
+
     def samples_of(self, rows: Integers) -> Integers:
         """Return the samples in these rows, unique and rising."""
-        spans = [self.samples[self.row_starts[row] : self.row_starts[row + 1]] for row in rows.tolist()]
-        return np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
+        return np.unique(self.piece_columns(rows)[1])
 
     def to_bytes(self) -> bytes:
         writer = ColumnWriter(_KIND, _VERSION, {})

@@ -1,0 +1,159 @@
+"""Direct rows: packed rows whose pieces are read from their objects' files into the tensors of a frame.
+
+Law: the bytes are those that `PackedFrame.build_frame` makes of `DirectPieces`. The number of Python calls
+does not depend on the tokens, and a piece costs one read. Whatever is unusual (a piece that another node
+holds, that is damaged or shorter than the table says) raises NotDirectError; the frame is then built piece by
+piece, which says what is wrong with which sample.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from awscrt.checksums import crc32c
+
+from meshd.core.sample_locations import bytes_columns, distinct
+from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from meshd.batches.assembly.packed_frames import PackedFrame
+    from meshd.core.plan_record import Plan
+    from meshd.core.sample_locations import PinnedObjects
+    from meshd.store.records import Record, Span
+    from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.frame.columns import Integers
+
+
+class NotDirectError(Exception):
+    """The frame must be built piece by piece."""
+
+
+class _Read(NamedTuple):
+    """Bytes of an object of `DirectRows.wanted`, and the bytes of a field's tensor that they become."""
+
+    number: int
+    offset: int
+    length: int
+    at: int
+
+
+class DirectRows:
+    """The pieces of a frame as arrays, after `pinned.look_up` of their samples. `wanted`: the objects to
+    open, whole. Raises NotDirectError."""
+
+    def __init__(
+        self,
+        packing: PackedFrame,
+        pinned: PinnedObjects,
+        snapshot: Snapshot,
+        dtypes: Sequence[np.dtype[Any]],
+    ) -> None:
+        pack = packing.plan.spec.pack
+        assert pack is not None
+        self._pack = pack
+        self._counts, samples, self._begins, self._lengths = packing.table.piece_columns(packing.rows.samples)
+        self._shape = len(packing.rows), pack.length
+        self._ends = np.cumsum(self._counts)
+        self._rows = np.repeat(np.arange(len(packing.rows)), self._counts)
+        before = np.append(0, np.cumsum(self._lengths))
+        self._used = before[self._ends] - before[self._ends - self._counts]
+        self._targets = self._rows * pack.length + before[:-1] - before[self._ends - self._counts][self._rows]
+        self.wanted: list[tuple[Record, int, int]] = []
+        self._dtypes = dict(zip(pack.fields, dtypes, strict=True))
+        self._reads = {
+            name: self._located(packing.plan, name, dtype, samples, snapshot, pinned)
+            for name, dtype in self._dtypes.items()
+        }
+
+    def __repr__(self) -> str:
+        return f"<DirectRows, {self._lengths.size} pieces of {len(self.wanted)} objects>"
+
+    def _located(
+        self,
+        plan: Plan,
+        name: str,
+        dtype: np.dtype[Any],
+        samples: Integers,
+        snapshot: Snapshot,
+        pinned: PinnedObjects,
+    ) -> list[_Read]:
+        column, width = bytes_columns(snapshot)[name], dtype.itemsize
+        if np.dtype(plan.outputs[name].dtype) != dtype:
+            raise NotDirectError("elements of another type")
+        begins, sizes = self._begins * width, self._lengths * width
+        if (column.lengths_at(samples) < begins + sizes).any():
+            raise NotDirectError("a sample is shorter than the table says")
+        numbers, which = distinct(column.objects_at(samples), len(snapshot.objects))
+        if any(map(pinned.is_remote, numbers.tolist())):
+            raise NotDirectError("another node has some of the bytes")
+        first = len(self.wanted)
+        for number in numbers.tolist():
+            record = pinned.record(number)
+            self.wanted.append((record, 0, record.size))
+        offsets = column.offsets_at(samples) + begins
+        columns = (which + first, offsets, sizes, self._targets * width)
+        return list(map(_Read, *(each.tolist() for each in columns)))
+
+    def tensors(self, opened: Sequence[Sequence[Span] | None]) -> dict[str, npt.NDArray[Any]]:
+        """Return the tensors of the rows (blocking). `opened`: the spans of `wanted`. Raises
+        NotDirectError."""
+        made: dict[str, npt.NDArray[Any]] = {}
+        spans = [_Spans(each or ()) for each in opened]
+        for name, dtype in self._dtypes.items():
+            made[name] = np.full(self._shape, self._pack.value, dtype)
+            room = made[name].reshape(-1).view(np.uint8).data
+            for number, offset, length, at in self._reads[name]:
+                spans[number].read(offset, room[at : at + length])
+        first = self._pack.fields[0]
+        made[f"{first}{SEGMENTS}"], made[f"{first}{POSITIONS}"] = self._numbers()
+        return made
+
+    def _numbers(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Return the segment and the position of each element: int32[rows, length]; 0 for padding."""
+        rows, length = self._shape
+        pieces = self._lengths.size
+        places, padding = np.arange(pieces) + self._rows, self._ends + np.arange(rows)
+        sizes, segments = np.zeros(pieces + rows, np.int64), np.zeros(pieces + rows, np.int32)
+        shifts = np.zeros(pieces + rows, np.int64)
+        sizes[places], sizes[padding] = self._lengths, length - self._used
+        segments[places] = np.arange(1, pieces + 1) - (self._ends - self._counts)[self._rows]
+        shifts[places] = self._targets - (self._begins if self._pack.positions == "sample" else 0)
+        positions = np.arange(rows * length, dtype=np.int32)
+        positions -= np.repeat(shifts.astype(np.int32), sizes)
+        positions = positions.reshape(self._shape)
+        for row, used in enumerate(self._used.tolist()):
+            positions[row, used:] = 0
+        return np.repeat(segments, sizes).reshape(self._shape), positions
+
+
+class _Spans:
+    """The extents of one object, each a span of its file."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = spans
+
+    def read(self, offset: int, room: memoryview) -> None:
+        """Read bytes of the object. Raises NotDirectError."""
+        for span in self._spans:
+            if offset >= span.length:
+                offset -= span.length
+                continue
+            part = room[: span.length - offset]
+            try:
+                got = os.preadv(span.fd, [part], span.offset + offset)
+            except OSError as error:
+                raise NotDirectError(str(error)) from error
+            whole = span.extent if len(part) == span.length else None  # then its checksum is known
+            if got != len(part) or (whole is not None and crc32c(part) != whole.crc32c):
+                raise NotDirectError("some bytes are missing or damaged")
+            room, offset = room[len(part) :], 0
+            if not room:
+                return
+        if room:
+            raise NotDirectError("an object is shorter than the snapshot says")
