@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger, max_bad_rows
+from meshd.batches.assembly.column_copies import block_fields
 from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES, fixed_specs
 from meshd.batches.assembly.frame_builder import BuildContext, FrameBuilder
 from meshd.batches.assembly.frame_rows import (
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 
 
 MAX_ROWS = 32768  # limit of rows under construction; a larger frame is built alone
+COPIED_ROWS = 32  # rows copied as arrays that count as one
 DERIVED_ROWS = 32  # rows that an object of a view counts as: about a thousand may be under construction
 MIN_BUILDING_BYTES = 256 << 20
 
@@ -254,7 +256,7 @@ class Assembler:
             if not self._context.remote.single_node:  # the others' bytes are fetched when they have read them
                 await arrivals.until_read()
         count = count_rows(address, plan)
-        with self._admission(count, count * _row_bytes(plan)):
+        with self._admission(_admitted_rows(plan, snapshot, count), count * _row_bytes(plan)):
             rows = self._row_lookup.rows_at(address, plan, snapshot)
             whole = real_rows(address, plan, 0, 1) if isinstance(address, FrameAddress) else None
             builder = FrameBuilder(
@@ -334,6 +336,12 @@ class Assembler:
         own = memory.by_account[who] - cache.by_account[who] - room.held_by(who)
         if sending > 2 * room.limit or own > room.limit // max(1, len(memory.by_account)):
             raise busy(f"{sending} bytes of finished frames wait for slow clients")
+
+
+def _admitted_rows(plan: Plan, snapshot: Snapshot, count: int) -> int:
+    """Return how many rows a frame counts as while it is built: copied rows cost bytes, but no time."""
+    copied = block_fields(plan.spec, plan.outputs, mixed=plan.pairs is not None) is not None
+    return count // COPIED_ROWS if copied and snapshot.kind != "objects" else count
 
 
 def _row_bytes(plan: Plan) -> int:

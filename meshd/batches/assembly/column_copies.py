@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from meshd.core.sample_locations import bytes_columns
+from meshd.core.sample_locations import bytes_columns, distinct
 from meshd.transform.messages import FieldPlaces, RowBlock
 from meshd.transform.render_calls import RowWork
 from meshd.transform.row_blocks import COLUMN_OPS, FIRST_OP
@@ -81,12 +81,12 @@ class RowPlaces:
 
     `distances`: bytes of each field with a width from the first of these, by number of the field, or None if
     they differ between samples; `good`: bool[N], the samples whose fields are in one object and have the
-    expected lengths, or None if all are.
+    expected lengths, or None if all are; `object_count`: of the snapshot.
     """
 
     def __init__(self, snapshot: Snapshot, fields: tuple[StoredField, ...]) -> None:
         self._columns = list(bytes_columns(snapshot).values())
-        self.fields = fields
+        self.fields, self.object_count = fields, len(snapshot.objects)
         self.fixed = [number for number, field in enumerate(fields) if field.width]
         self.ragged = [number for number, field in enumerate(fields) if not field.width]
         first = self._columns[self.fixed[0] if self.fixed else 0]
@@ -192,7 +192,7 @@ class ColumnCopies:
         return (np.flatnonzero(~self._good) + self._first).tolist()
 
     def _add_block(self, start: int, end: int) -> None:
-        files = _Files(self._pinned, self._objects[start:end])
+        files = _Files(self._pinned, self._objects[start:end], self._places.object_count)
         rows = np.flatnonzero(files.here & self._good[start:end])
         found = [(-1, *files.within(rows, *self._extents(rows + start)))] if self._places.fixed else []
         for field in self._places.ragged:
@@ -258,8 +258,8 @@ class _Files:
     `here`: bool[rows], those whose object is on this node; `paths`: the different files.
     """
 
-    def __init__(self, pinned: PinnedObjects, objects: npt.NDArray[np.int32]) -> None:
-        numbers, self._which = np.unique(objects, return_inverse=True)
+    def __init__(self, pinned: PinnedObjects, objects: npt.NDArray[np.int32], count: int) -> None:
+        numbers, self._which = distinct(objects, count)
         remote = np.fromiter(map(pinned.is_remote, numbers.tolist()), np.bool_, numbers.size)
         self.here = ~remote[self._which]
         paths: dict[str, int] = {}

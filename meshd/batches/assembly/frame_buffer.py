@@ -75,6 +75,7 @@ POSITION, STATUS = "__pos", "__status"
 MAX_FRAME_BYTES = 4 << 30
 _CHUNK = 1 << 20
 TensorSpec = tuple[str, str, tuple[int, ...]]
+_NO_TENSORS = frame_layout((), {})  # until ragged fields have their sizes, where nothing else has a place
 
 
 class FrameBuffer:
@@ -98,7 +99,7 @@ class FrameBuffer:
         self._blanks: list[int] = []
         self._copied = False
         self._rendered: list[RenderResult] = []
-        self._layout = self._lay_out()
+        self._layout = self._lay_out() if self._fixed or not self._ragged else _NO_TENSORS
         self._memory = memory
         self.frame = MemoryFrame(self._layout.size, memory)
 

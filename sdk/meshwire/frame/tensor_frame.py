@@ -11,6 +11,7 @@ import json
 import math
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,8 +72,17 @@ def dtype_code(dtype: str | np.dtype[Any] | type) -> str:
     """Return the safetensors code of a dtype given as its code ("U8"), its numpy name ("uint8", "bfloat16")
     or a numpy dtype. Raises FrameError.
     """
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return dtype
+    if isinstance(dtype, str):
+        return _code_of_name(dtype)
+    return _code_of_type(dtype)
+
+
+@lru_cache(maxsize=256)
+def _code_of_name(dtype: str) -> str:
+    return dtype if dtype in DTYPES else _code_of_type(dtype)
+
+
+def _code_of_type(dtype: str | np.dtype[Any] | type) -> str:
     name = "bfloat16" if dtype == "bfloat16" else str(np.dtype(dtype).name)
     if name not in _CODES:
         raise FrameError(f"frames cannot carry {name}; cast it to one of {', '.join(sorted(_CODES))}")
