@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Record,
         Removed,
         Span,
+        StoreChanges,
         StoreStats,
         Upload,
         UploadPage,
@@ -244,6 +245,11 @@ class StoreReader(Protocol):
         """Returns a number that rises with every write or deletion by any process, but for those of documents
         in the reserved bucket. Equal numbers mean that no name of a client has changed its bytes, also if
         one was read before a restart."""
+        ...
+
+    def changes_since(self, revision: int, bucket: str) -> StoreChanges | None:
+        """Returns which names of a bucket may have changed since an earlier revision, and the revision until
+        which it says so; None if that is not known any more. Also over restarts."""
         ...
 
     def stats(self) -> StoreStats:

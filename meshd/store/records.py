@@ -278,6 +278,16 @@ class Location:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreChanges:
+    """What changed in a bucket up to `revision`: the `keys` whose current version may be another one than
+    before, in order, and `ranges` of them, by their first and last key."""
+
+    revision: int
+    keys: tuple[str, ...] = ()
+    ranges: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DiskStats:
     """Free and total bytes of one disk's file system."""
 

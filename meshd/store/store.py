@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         PartPage,
         Record,
         Span,
+        StoreChanges,
         StoreStats,
         UploadPage,
         VersionPage,
@@ -441,6 +442,9 @@ class Store:
 
     def revision(self) -> int:
         return self._index.revision()
+
+    def changes_since(self, revision: int, bucket: str) -> StoreChanges | None:
+        return self._index.changes_since(revision, bucket)
 
     def stats(self) -> StoreStats:
         return self._index.stats(self._disks.usage())

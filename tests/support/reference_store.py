@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
     from meshd.store.api import Buffer
-    from meshd.store.records import Meta, NewObject, Page, VersionPage, WriteContext
+    from meshd.store.records import Meta, NewObject, Page, StoreChanges, VersionPage, WriteContext
     from meshd.store.replica.changes import Applied, Change
     from meshd.util.clock import Clock
     from meshwire.s3.bucket_settings import Acl, Versioning
@@ -532,6 +532,9 @@ class MemoryStore:
 
     def revision(self) -> int:
         return self._versions.revision
+
+    def changes_since(self, revision: int, bucket: str) -> StoreChanges | None:
+        return self._versions.changes_since(revision, bucket)
 
     def stats(self) -> StoreStats:
         kept = list(self._versions.all())

@@ -13,7 +13,7 @@ import msgspec
 
 from meshd.store.engine.member_header import stamp_of_version_id
 from meshd.store.errors import NoSuchVersionError
-from meshd.store.records import NULL, RESERVED_BUCKET, Page, VersionPage
+from meshd.store.records import NULL, RESERVED_BUCKET, Page, StoreChanges, VersionPage
 from meshwire.cluster import slot_of
 
 if TYPE_CHECKING:
@@ -29,9 +29,20 @@ class MemoryVersions:
     def __init__(self) -> None:
         self._versions: dict[tuple[str, str], list[Record]] = {}
         self.revision = 0  # rises with every write and deletion of clients
+        self._changed: list[tuple[str, str]] = []  # by the revision before
 
     def __repr__(self) -> str:
         return f"<MemoryVersions keys={len(self._versions)}>"
+
+    def changes_since(self, revision: int, bucket: str) -> StoreChanges:
+        """What changed in a bucket since a revision."""
+        changed = {key for owner, key in self._changed[revision:] if owner == bucket}
+        return StoreChanges(self.revision, tuple(sorted(changed)))
+
+    def _note_change(self, bucket: str, key: str) -> None:
+        if bucket != RESERVED_BUCKET:
+            self.revision += 1
+            self._changed.append((bucket, key))
 
     def holds(self, bucket: str) -> bool:
         """Whether a bucket has any version of any key."""
@@ -130,7 +141,7 @@ class MemoryVersions:
 
     def add(self, bucket: str, key: str, record: Record) -> Record | None:
         """A new version on top; the null version that it replaced."""
-        self.revision += bucket != RESERVED_BUCKET
+        self._note_change(bucket, key)
         replaced = None if record.version else self.remove(bucket, key, NULL)
         self._versions.setdefault((bucket, key), []).append(record)
         return replaced
@@ -139,7 +150,7 @@ class MemoryVersions:
         """Takes one version out and gives it back."""
         record = self.get_version(bucket, key, version)
         if record is not None:
-            self.revision += bucket != RESERVED_BUCKET
+            self._note_change(bucket, key)
             versions = self._versions[bucket, key]
             versions.remove(record)
             if not versions:
@@ -173,7 +184,7 @@ class MemoryVersions:
 
     def replace(self, bucket: str, key: str, record: Record) -> Record:
         """Puts `record` where the version of the same stamp is."""
-        self.revision += bucket != RESERVED_BUCKET
+        self._note_change(bucket, key)
         versions = self._versions[bucket, key]
         versions[[kept.stamp for kept in versions].index(record.stamp)] = record
         return record
@@ -182,7 +193,7 @@ class MemoryVersions:
         """A version where its stamp belongs; a null one in place of the null one before."""
         if not record.version:
             self.remove(bucket, key, NULL)
-        self.revision += bucket != RESERVED_BUCKET
+        self._note_change(bucket, key)
         insort(self._versions.setdefault((bucket, key), []), record, key=lambda kept: kept.stamp)
 
 

@@ -187,6 +187,26 @@ class StoreSuite(VersionSuite):
 
         self._run(check)
 
+    def test_changes_since_a_revision_are_named(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            await put_object(store, "k", b"one")
+            before = store.revision()
+            assert _changed(store, before) == (before, ())
+            await put_object(store, "document", b"x", bucket=RESERVED_BUCKET)
+            assert _changed(store, before) == (before, ())
+            await put_object(store, "z/é", b"two")
+            await put_object(store, "other", b"two", bucket="c")
+            between = store.revision()
+            await store.delete("b", "k")
+            await put_object(store, "a", b"three")
+            await put_object(store, "a", b"four")
+            await put_object(store, "document", b"y", bucket=RESERVED_BUCKET)
+            assert _changed(store, before) == (store.revision(), ("a", "k", "z/é"))
+            assert _changed(store, between) == (store.revision(), ("a", "k"))
+            assert _changed(store, store.revision()) == (store.revision(), ())
+
+        self._run(check)
+
     def test_an_overwrite_replaces_and_its_stamp_rises(self) -> None:
         async def check(store: ObjectStore) -> None:
             first = await put_object(store, "k", b"old")
@@ -527,3 +547,11 @@ class StoreSuite(VersionSuite):
             assert found == made
 
         self._run(check)
+
+
+def _changed(store: ObjectStore, revision: int) -> tuple[int, tuple[str, ...]]:
+    """The revision and the keys in the bucket "b" that changed."""
+    changes = store.changes_since(revision, "b")
+    assert changes is not None
+    assert not changes.ranges
+    return changes.revision, changes.keys

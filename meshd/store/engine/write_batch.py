@@ -291,7 +291,7 @@ class WriteBatch:
         """Writes the accounts to the index. The last step before the index commits."""
         if self._tombstones is not None:
             self._tombstones.save(txn)
-        if not self._changes:
+        if not (self._changes or self.index.objects.is_changed):
             return
         if self._restamped:  # headers changed after the first sync; they must be durable before the index
             self.flush_segments()
@@ -307,6 +307,8 @@ class WriteBatch:
         self.index.put_meta(txn, "last_stamp", self.last_stamp)
         if self.documents_only:
             self.index.note_documents(txn, committed, self.last_stamp)
+        else:
+            self.index.log_changes(txn, committed, self.last_stamp)
         failpoints.hit("store.index.before_commit")
 
     def _reject_lost_disks(self, txn: Any) -> None:

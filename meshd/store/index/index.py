@@ -15,6 +15,7 @@ import msgspec
 
 from meshd.store.disks.layout import FORMAT
 from meshd.store.errors import DiskFailedError, DiskFullError, FormatError
+from meshd.store.index.change_log import ChangeLog, RecordedTable
 from meshd.store.index.checkpoint import OpeningPin, read_checkpoint
 from meshd.store.index.listing import (
     ListingQuery,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.config import StoreSettings
-    from meshd.store.records import DiskStats, EntryPage, Page, VersionPage
+    from meshd.store.records import DiskStats, EntryPage, Page, StoreChanges, VersionPage
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -141,7 +142,7 @@ class Index:
             raise FormatError(
                 f"the index at {self.path} has format {version}, this meshd knows {FORMAT}; upgrade meshd"
             )
-        self.objects = OrderedTable(self.env.open_db(b"objects", create=create))
+        self.objects = RecordedTable(self.env.open_db(b"objects", create=create))
         older = OrderedTable(self.env.open_db(b"versions", create=create))
         nulls = OrderedTable(self.env.open_db(b"nulls", create=create))
         self.versions = Versions(self.objects, older, nulls)
@@ -151,6 +152,7 @@ class Index:
         self.parts = self.env.open_db(b"parts", create=create)
         self.files = self.env.open_db(b"files", create=create)
         self.unsynced = self.env.open_db(b"unsynced", create=True) if create else None
+        self.change_log = ChangeLog(self.env.open_db(b"changes", create=True)) if create else None
 
     @classmethod
     def open(cls, settings: StoreSettings, *, readonly: bool = False) -> Index:
@@ -196,6 +198,7 @@ class Index:
     def write_transaction(self) -> Iterator[Any]:
         """Opens the write transaction: exclusive over all processes, aborted if the block raises."""
         with _translated(), self._begin(write=True) as txn:
+            self.objects.forget_changes()
             yield txn
 
     # metadata of the store --------------------------------------------------------------------------------
@@ -223,10 +226,25 @@ class Index:
         since = noted[0] if noted and noted[1] == before else before
         self.put_meta(txn, "documents", (since, stamp))
 
+    def log_changes(self, txn: Any, before: int, stamp: int) -> None:
+        """Logs which names of clients this transaction changed; `before`: the value of `last_stamp` before
+        it."""
+        if self.change_log is not None:
+            self.change_log.append(txn, stamp, self.objects.entry(self._revision(txn, before)))
+
+    def changes_since(self, revision: int, bucket: str) -> StoreChanges | None:
+        """Returns the names of a bucket that changed since a revision, None if that is not known."""
+        with self.env.begin() as txn:
+            now = self._revision(txn, int(self.get_meta("last_stamp", txn) or 0))
+            return None if self.change_log is None else self.change_log.since(txn, revision, now, bucket)
+
     def revision(self) -> int:
         """Returns the stamp of the last change of an object of clients, or a later one."""
         with self.env.begin() as txn:
-            last, noted = int(self.get_meta("last_stamp", txn) or 0), self.get_meta("documents", txn)
+            return self._revision(txn, int(self.get_meta("last_stamp", txn) or 0))
+
+    def _revision(self, txn: Any, last: int) -> int:
+        noted = self.get_meta("documents", txn)
         return int(noted[0]) if noted and noted[1] == last else last
 
     # objects ----------------------------------------------------------------------------------------------
