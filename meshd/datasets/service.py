@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from meshd.core.api_errors import BatchError, in_progress
 from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
+from meshd.datasets.listing_updates import ListingUpdates
 from meshd.datasets.prepared_snapshots import PREPARED, read_prepared
 from meshd.datasets.snapshot_build_cache import BuildResults, request_name, result_name
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
@@ -21,6 +22,7 @@ from meshd.datasets.source_files import named_files, scanned_files
 from meshd.datasets.table_statistics import TablePart
 from meshd.datasets.tables import TableFiles, TableOptions, table_files
 from meshd.datasets.zarr_arrays import ZarrSources
+from meshd.telemetry import metrics
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.util.async_tasks import CallProgress, LongRunningCalls, StillRunningError
@@ -130,6 +132,7 @@ class DatasetService:
         self.tables = TableFiles(store, catalog, archives, objects, self._capacity)
         self._long: LongRunningCalls[None] = LongRunningCalls("datasets")
         self._results = BuildResults(catalog)
+        self._updates = ListingUpdates(store, catalog, self._results)
         self._listed: tuple[str, object] = "", None
 
     def __repr__(self) -> str:
@@ -169,7 +172,16 @@ class DatasetService:
         began = self._objects.revision([source.bucket])
         request = request_name(source, kind, fields, options, paged=paged)
         whole = self._readers.reads_whole_bucket(caller, source.bucket)
-        found = self._results.find_unchanged(request, began) if whole else None
+        found, how = self._results.find_unchanged(request, began) if whole else None, "known"
+        if found is None and whole and isinstance(began, int):
+            update = await self._updates.find(request, source, kind, fields)
+            if update is not None:
+                found, began = update.result, update.revision
+                if update.built is not None:
+                    found, how = await self._registered(caller, update.built, births), "updated"
+                    await self._results.add(request, update.name, found)
+                await self._results.record_listing(request, began, update.name)
+        metrics.sources_opened.labels(how if found else "listed").inc()
         if found is None:
             listing = named_files(await self._list(source), source, options.files)
             scanned = [key for key, _ in scanned_files(listing, kind, fields)]

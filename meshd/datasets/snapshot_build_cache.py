@@ -2,7 +2,8 @@
 
 Law: a snapshot is a pure function of its source, kind, fields, options and listing (keys, ETags, sizes); a
 result is named by the hash of all of these. It answers a request whose own listing has that hash, or one
-before which nothing was written to this node since a listing that had it: never one of other content.
+before which nothing was written to this node since a listing that had it, or nothing that changes it (see
+`meshd.datasets.listing_updates`): never one of other content.
 """
 
 from __future__ import annotations
@@ -65,17 +66,25 @@ class BuildResults:
 
     def find_unchanged(self, request: str, revision: object) -> dict[str, Any] | None:
         """Return the result of the last listing for a request, if that was at this revision of the store."""
-        seen = self._unchanged.get(request)
+        seen: tuple[object, str] | None = self._unchanged.get(request)
         if (seen is None or seen[0] != revision) and isinstance(revision, int):
             seen = self._kept_listing(request)  # by another process, or before a restart
         return self.find(seen[1]) if seen is not None and seen[0] == revision else None
 
-    def _kept_listing(self, request: str) -> tuple[object, str] | None:
+    def last_listing(self, request: str) -> tuple[int, str] | None:
+        """Return the revision of the store and the name of the result of the last listing for a request, made
+        by any process of the node."""
+        kept, seen = self._kept_listing(request), self._unchanged.get(request)
+        if seen is None or not isinstance(seen[0], int) or (kept is not None and kept[0] > seen[0]):
+            return kept
+        return seen[0], seen[1]
+
+    def _kept_listing(self, request: str) -> tuple[int, str] | None:
         document = self._catalog.read_intact(_listed(request))
         if document is None:
             return None
         kept = json.loads(document)
-        return kept["revision"], kept["name"]
+        return int(kept["revision"]), str(kept["name"])
 
     def find(self, name: str) -> dict[str, Any] | None:
         """Return a result whose snapshot this node still has."""

@@ -199,6 +199,12 @@ archives = counter(
 remote_failures = counter(
     "meshd_remote_failures_total", "Failed reads of data of other nodes, by error.", "error"
 )
+sources_opened = counter(
+    "meshd_sources_opened_total",
+    "Sources that were opened: nothing in them had changed (known), some of their objects had (updated), or "
+    "they were listed.",
+    "result",
+)
 snapshot_pages = counter(
     "meshd_snapshot_pages_total", "Pages of shards: made here, or fetched from another node.", "result"
 )

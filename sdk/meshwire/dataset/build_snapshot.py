@@ -49,7 +49,11 @@ __all__ = [
 
 
 class EmptySnapshotError(PlanError):
-    """The source contains no complete sample; the message says what was expected and what was found."""
+    """The source contains no complete sample; the message says what was expected and what was found.
+    `skipped`, `examples`: see `SnapshotBuild`."""
+
+    skipped: int = 0
+    examples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,9 @@ class _Tally:
         )
         examples = "".join(f"; {example}" for example in self.examples)
         message = f"no sample in {source} has all its fields ({wanted}). Names there: {self.seen}, "
-        return EmptySnapshotError("source", f"{message}{there or 'none with an extension'}{examples}")
+        error = EmptySnapshotError("source", f"{message}{there or 'none with an extension'}{examples}")
+        error.skipped, error.examples = self.skipped, tuple(self.examples)
+        return error
 
 
 def wanted_part(spec: FieldSpec) -> str:

@@ -4,10 +4,15 @@ bucket is seen by the next `open`."""
 from __future__ import annotations
 
 import json
+import re
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import meshsdk as mesh
+from meshwire.dataset.build_snapshot import build_from_objects
+from meshwire.dataset.fields import parse_fields
 from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
@@ -15,6 +20,13 @@ if TYPE_CHECKING:
 
 OPEN = json.dumps({"source": "s3://many", "kind": "objects", "fields": {"text": {"ext": ["txt"]}}}).encode()
 KEYS = 12
+FIELDS = parse_fields({"text": {"ext": ["txt"]}, "label": {"class": "prefix"}})
+LABELLED = json.dumps(
+    {
+        "source": "s3://loose/",
+        "fields": {"text": {"ext": ["txt"]}, "label": {"class": "prefix"}},
+    }
+).encode()
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +73,61 @@ def test_each_change_is_seen_also_after_a_restart(daemon: Daemon) -> None:
     change, _ = changes[0]
     client.put_object(Bucket="many", Key="003.txt", Body=b"newer")
     assert opened(daemon)[0] != name
+
+
+def opened_so(daemon: Daemon, how: str) -> float:
+    """How many sources were opened in this way, in both workers."""
+    with urllib.request.urlopen(f"{daemon.endpoint}/metrics", timeout=60) as answer:
+        text = answer.read().decode()
+    found = re.findall(rf'^meshd_sources_opened_total{{result="{how}"}} (\S+)$', text, re.MULTILINE)
+    return sum(map(float, found))
+
+
+def reopened(daemon: Daemon, how: str) -> dict[str, Any]:
+    """The answer to `open`, which finds out in this way, and has the snapshot that is built of a listing."""
+    before = opened_so(daemon, how)
+    answer = daemon.request("POST", "/-/snapshots", LABELLED)
+    assert answer.status == 200, answer.body
+    found: dict[str, Any] = json.loads(answer.body)
+    assert opened_so(daemon, how) == before + 1
+    client, listing = daemon.client(), list[tuple[str, str, int]]()
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket="loose"):
+        listing += [(each["Key"], each["ETag"].strip('"'), each["Size"]) for each in page["Contents"]]
+    built = build_from_objects(sorted(listing), source="s3://loose/", fields=FIELDS)
+    assert (found["snapshot"], found["samples"]) == (built.snapshot.hash, built.snapshot.samples)
+    assert (found["skipped"], found["examples"]) == (built.skipped, list(built.examples))
+    client.close()
+    return found
+
+
+def test_a_snapshot_of_objects_is_updated_by_what_changed(daemon: Daemon) -> None:
+    client = daemon.client()
+    client.create_bucket(Bucket="loose")
+    sdk = mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key)
+    sdk.put_many("loose", [(f"{n % 3}/{n:05}.txt", b"%d" % n) for n in range(3000)])
+    reopened(daemon, "listed")
+    reopened(daemon, "known")
+    client.put_object(Bucket="many", Key="elsewhere", Body=b"x")
+    reopened(daemon, "known")
+    client.put_object(Bucket="loose", Key="1/00001.txt", Body=b"another")
+    reopened(daemon, "updated")
+    client.delete_object(Bucket="loose", Key="2/00002.txt")
+    client.put_object(Bucket="loose", Key="é.d/0.txt", Body=b"a class more")
+    daemon.kill()
+    daemon.up()
+    assert reopened(daemon, "updated")["fields"]["label"]["classes"] == ["0", "1", "2", "é.d"]
+    client = daemon.client()
+    client.put_object(Bucket="loose", Key="1/note.md", Body=b"no sample")
+    reopened(daemon, "known")
+    sdk.put_many("loose", [(f"1/{n:05}-more.txt", b"%d" % n) for n in range(2000)])  # a range of names
+    assert reopened(daemon, "updated")["samples"] == 5000
+    client.put_object(Bucket="loose", Key="é.txt", Body=b"without a class")
+    assert reopened(daemon, "listed")["skipped"] == 1  # for it lies around the objects of é.d/0
+    client.delete_object(Bucket="loose", Key="é.txt")
+    assert reopened(daemon, "listed")["skipped"] == 0
+    client.put_object(Bucket="loose", Key="0/00000.txt", Body=b"once more")
+    reopened(daemon, "updated")
+    client.put_object(Bucket="loose", Key="9.tar", Body=b"")
+    assert daemon.request("POST", "/-/snapshots", LABELLED).status != 200  # no tar, but asked for
+    sdk.close()
+    client.close()

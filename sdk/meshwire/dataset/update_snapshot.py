@@ -1,0 +1,175 @@
+"""Updates snapshots of plain objects: samples whose objects changed are built again, others taken over.
+
+Law: equals what `build_from_objects` makes of the whole listing, byte for byte; where that cannot be told
+from the changed samples alone, there is no update. No object is decoded but those of changed samples: the
+others are copied as columns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshwire.dataset.build_snapshot import EmptySnapshotError, SnapshotBuild, build_from_objects
+from meshwire.dataset.fields import sample_key
+from meshwire.dataset.sample_columns import BytesColumn, LabelColumn, StoredColumn
+from meshwire.dataset.snapshot import MAX_SAMPLES, SAMPLES_PER_SHARD, ObjectTable, Snapshot
+from meshwire.frame.columns import StringColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from meshwire.frame.columns import Integers
+
+    Listed = tuple[str, str, int]
+    """Key, ETag and size of an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Edits:
+    """Runs of rows of a table that others replace: from `firsts` up to `ends` [E], in order and disjoint;
+    `counts` [E]: how many replace each."""
+
+    firsts: Integers
+    ends: Integers
+    counts: Integers
+
+    def integers(self, old: Integers, new: Integers) -> Integers:
+        """Return the column with the rows of `new`, one run after the other, in place of the old ones."""
+        at, taken, pieces = 0, 0, []
+        for first, end, count in self._rows():
+            pieces += [old[at:first], new[taken : taken + count]]
+            at, taken = end, taken + count
+        found: Integers = np.concatenate([*pieces, old[at:]])
+        return found
+
+    def strings(self, old: StringColumn, new: StringColumn) -> StringColumn:
+        """Return the column with the strings of `new` in place of the old ones."""
+        blob, more = memoryview(old.blob), memoryview(new.blob)
+        bounds, ends = _bounds(old.lengths), _bounds(new.lengths)
+        at, taken, pieces = 0, 0, list[memoryview]()
+        for first, end, count in self._rows():
+            pieces += [blob[bounds[at] : bounds[first]], more[ends[taken] : ends[taken + count]]]
+            at, taken = end, taken + count
+        return StringColumn(b"".join([*pieces, blob[bounds[at] :]]), self.integers(old.lengths, new.lengths))
+
+    def moved(self, rows: int) -> Integers:
+        """Return where each of the old rows is afterwards, int64[rows]; those replaced have any number."""
+        shifts = np.zeros(rows + 1, np.int64)
+        np.add.at(shifts, self.ends, self.counts - (self.ends - self.firsts))
+        found: Integers = np.arange(rows, dtype=np.int64) + np.cumsum(shifts)[:rows]
+        return found
+
+    def new_rows(self) -> Integers:
+        """Return where each new row is afterwards."""
+        begins = self.firsts + np.cumsum(self.counts - (self.ends - self.firsts))
+        begins -= self.counts - (self.ends - self.firsts)
+        within = np.arange(int(self.counts.sum())) - np.repeat(
+            np.cumsum(self.counts) - self.counts, self.counts
+        )
+        found: Integers = np.repeat(begins, self.counts) + within
+        return found
+
+    def _rows(self) -> Iterable[tuple[int, int, int]]:
+        return zip(self.firsts.tolist(), self.ends.tolist(), self.counts.tolist(), strict=True)
+
+
+def _bounds(lengths: Integers) -> Integers:
+    found: Integers = np.concatenate(([0], np.cumsum(lengths)))
+    return found
+
+
+def folders_like_samples(stem: str) -> list[str]:
+    """Return the stems of samples whose objects would lie on both sides of this sample's: `a` of `a.b/c`."""
+    found, at = [], 0
+    while (slash := stem.find("/", at)) >= 0:
+        dot = stem.find(".", at, slash)
+        if dot > at:
+            found.append(stem[:dot])
+        at = slash + 1
+    return found
+
+
+def objects_of(snapshot: Snapshot, stem: str) -> tuple[int, int] | None:
+    """Return from which object to which those of a sample are, the last one excluded; None if objects of
+    other samples are among them."""
+    keys = snapshot.objects.keys
+    first, end = bisect_left(keys, f"{stem}."), bisect_left(keys, f"{stem}/")
+    if any(sample_key(keys[number])[0] != stem for number in range(first, end)):
+        return None
+    return first, end
+
+
+def update_from_objects(snapshot: Snapshot, changed: Mapping[str, Sequence[Listed]]) -> SnapshotBuild | None:
+    """Return the snapshot of the listing as it is now, None if it has to be built from the whole listing.
+
+    `snapshot`: of plain objects, without samples left out; `changed`: by its stem, the objects that each
+    changed sample has now, in order of key. Of no other sample may the objects have changed, and none of the
+    changed ones may lie between the objects of another, or the other way round.
+    """
+    stems = sorted(changed, key=lambda stem: f"{stem}.")
+    places = [place for stem in stems if (place := objects_of(snapshot, stem)) is not None]
+    if not stems or len(places) < len(stems):
+        return None
+    new, skipped, examples = _built(snapshot, [entry for stem in stems for entry in changed[stem]])
+    used = Counter(sample_key(key)[0] for key in new.objects.keys) if new is not None else Counter[str]()
+    firsts, ends = (np.array(each, np.int64) for each in zip(*places, strict=True))
+    objects = _Edits(firsts, ends, np.array([used[stem] for stem in stems], np.int64))
+    column = next(each for each in snapshot.fields.values() if isinstance(each, BytesColumn))
+    before = np.concatenate(([0], np.cumsum(np.bincount(column.object, minlength=len(snapshot.objects)))))
+    counts = np.array([stem in used for stem in stems], np.int64)
+    samples = _Edits(before[firsts], before[ends], counts)
+    total = snapshot.samples + int((counts - (samples.ends - samples.firsts)).sum())
+    if not 0 < total <= MAX_SAMPLES:
+        return None
+    table, more = snapshot.objects, _NO_OBJECTS if new is None else new.objects
+    table = ObjectTable(
+        table.bucket,
+        objects.strings(table.keys, more.keys),
+        objects.strings(table.etags, more.etags),
+        objects.integers(table.sizes, more.sizes),
+    )
+    moved, placed = objects.moved(len(snapshot.objects)), objects.new_rows()
+    fields: dict[str, BytesColumn | LabelColumn] = {}
+    for name, old in snapshot.fields.items():
+        added = None if new is None else new.fields[name]
+        if isinstance(old, LabelColumn):
+            fields[name] = _label(samples, old, added if isinstance(added, LabelColumn) else _NO_LABELS)
+        else:
+            rows = placed[added.object] if isinstance(added, BytesColumn) else placed[:0]
+            which = samples.integers(moved[old.object], rows).astype(np.int32)
+            fields[name] = StoredColumn(which, None, table.sizes)
+    starts = np.append(np.arange(0, total, SAMPLES_PER_SHARD), total).astype(np.int64)
+    made = Snapshot.from_parts(snapshot.source, "objects", table, starts, fields, snapshot.specs, None)
+    return SnapshotBuild(made, skipped, examples)
+
+
+def _built(snapshot: Snapshot, listing: Sequence[Listed]) -> tuple[Snapshot | None, int, tuple[str, ...]]:
+    """Return the snapshot of some objects, None without samples, and what of them is left out."""
+    try:
+        built = build_from_objects(listing, source=snapshot.source, fields=snapshot.specs)
+    except EmptySnapshotError as error:
+        return None, error.skipped, error.examples
+    return built.snapshot, built.skipped, built.examples
+
+
+def _label(samples: _Edits, old: LabelColumn, new: LabelColumn) -> LabelColumn:
+    classes = sorted({*old.classes, *new.classes})
+    numbers = {name: number for number, name in enumerate(classes)}
+    before, added = (
+        np.array([numbers[name] for name in column.classes], np.int64)[column.values] for column in (old, new)
+    )
+    values = samples.integers(before, added)
+    used = np.bincount(values, minlength=len(classes)) > 0
+    kept = tuple(name for name, there in zip(classes, used.tolist(), strict=True) if there)
+    return LabelColumn((np.cumsum(used) - 1)[values], kept)
+
+
+_NO_INTEGERS = np.zeros(0, np.int64)
+_NO_STRINGS = StringColumn(b"", _NO_INTEGERS)
+_NO_OBJECTS = ObjectTable("", _NO_STRINGS, _NO_STRINGS, _NO_INTEGERS)
+_NO_LABELS = LabelColumn(_NO_INTEGERS, ())
