@@ -4,7 +4,8 @@ Law: a directory belongs to one node of one cluster for good. A node refuses to 
 another cluster or node, or on objects written before the map existed; they are never mixed. The control
 store keeps a generation count per directory (`directories/NODE`). A directory whose count differs (the
 node has run on another one since, or this is an older disk image) is not trusted: the node compares its
-contents with the other owners as if it were empty.
+contents with the other owners as if it were empty. The same entry says at which count the node last
+started, or lost a process: its last writes may not have reached the other owners, who compare with it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import msgspec
 
 from meshd.control.control_api import ABSENT, MESH_ID, ControlError, VersionConflictError
 from meshd.errors import StartupError
+from meshd.util import shared_counters
 from meshd.util.directories import sync_directory
 from meshwire.cluster import transitions as transitions
 
@@ -38,6 +40,7 @@ DIRECTORIES_TOPIC: Final = "directories"
 MACHINES_TOPIC: Final = "machines"
 _EMPTY: Final = "is empty"
 _EVERY: Final = 3600.0  # seconds between two counts
+_DEATH_CHECK: Final = 1.0  # seconds
 _log = logging.getLogger("meshd.cluster")
 
 
@@ -138,32 +141,54 @@ async def _record_machine(control: ControlStore, settings: NodeSettings) -> None
 
 
 class _Generation(msgspec.Struct, frozen=True):
-    """The directory on which a node last ran, and its count."""
+    """The directory on which a node last ran, its count, and the count at the node's last start (or at the
+    last death of one of its processes; 0 in entries of earlier releases)."""
 
     directory: str
     count: int
+    started: int = 0
 
 
-async def increment_generation(control: ControlStore, data_dir: Path, identity: NodeIdentity) -> NodeIdentity:
+async def increment_generation(
+    control: ControlStore, data_dir: Path, identity: NodeIdentity, *, started: bool = True
+) -> NodeIdentity:
     """Stores the next count, first in the directory, then in the control store. So a directory that is ahead
-    was interrupted in between, and one that is behind is an older disk image. Raises ControlError, OSError.
-    """
+    was interrupted in between, and one that is behind is an older disk image. `started`: the other owners are
+    to compare with this node. Raises ControlError, OSError."""
     known = await _read_generation(control, identity.node_id)
     counted = replace(identity, count=max(identity.count, known.count if known else 0) + 1)
     await asyncio.to_thread(_write, data_dir, counted)
-    value = msgspec.json.encode(_Generation(counted.directory, counted.count))
+    since = counted.count if started else known.started if known else 0
+    value = msgspec.json.encode(_Generation(counted.directory, counted.count, since))
     await control.put(f"{DIRECTORIES_TOPIC}/{counted.node_id}", value)
     return counted
 
 
-async def increment_generation_hourly(control: ControlStore, data_dir: Path, identity: NodeIdentity) -> None:
-    """Runs forever, so that a disk image more than an hour old is recognized."""
+def latest_starts(control: ControlStore) -> dict[str, int]:
+    """Returns, by node id, a number that rises when a node starts or loses a process that writes."""
+    entries = control.cached_entries(DIRECTORIES_TOPIC)
+    return {
+        key.partition("/")[2]: msgspec.json.decode(entry.value, type=_Generation).started
+        for key, entry in entries.items()
+    }
+
+
+async def maintain_generation(control: ControlStore, data_dir: Path, identity: NodeIdentity) -> None:
+    """Runs forever. Counts every hour, so that a disk image more than an hour old is recognized, and when a
+    process of this node has died."""
+    deaths = 0
     while True:
-        await asyncio.sleep(_EVERY)
+        for _ in range(round(_EVERY / _DEATH_CHECK)):
+            await asyncio.sleep(_DEATH_CHECK)
+            if shared_counters.count_deaths() != deaths:
+                break
+        known_deaths = shared_counters.count_deaths()
         try:
             known = await _read_generation(control, identity.node_id)
             if known is None or known.directory == identity.directory:
-                identity = await increment_generation(control, data_dir, identity)
+                started = known_deaths != deaths
+                identity = await increment_generation(control, data_dir, identity, started=started)
+            deaths = known_deaths
         except (ControlError, OSError) as error:
             _log.warning("cannot store the generation of the data directory", extra={"why": str(error)})
 

@@ -294,6 +294,8 @@ class Supervisor:
         delay = min(child.crashes.delay, child.spec.longest_delay)
         child.due = now + delay
         metrics.process_restarts.labels(child.spec.role).inc()
+        if child.spec.role in _INDEX_ROLES:
+            shared_counters.record_death()
         why = child.reason or describe_exit(status)
         _log.warning("%s ended", name, extra={"pid": pid, "why": why, "restart_in": delay})
         if child.spec.role in _INDEX_ROLES and exit_signal(status) == signal.SIGBUS:

@@ -424,6 +424,11 @@ rebalance_pause = gauge(
     "Pause of the rebalancer after each half MiB, while event loops are kept waiting.",
 )
 rebalance_rounds = counter("meshd_rebalance_rounds_total", "Complete comparisons with all other owners.")
+rebalance_uncompared = gauge(
+    "meshd_rebalance_uncompared_nodes",
+    "Other nodes that have started, and with which this node has not compared since.",
+    mode="mostrecent",
+)
 rebalance_repaired = counter(
     "meshd_rebalance_repaired_total", "Missing items that periodic comparisons found."
 )

@@ -71,6 +71,7 @@ _loop_delays: Final = memoryview(mmap.mmap(-1, 8 * _MAX_PROCESSES)).cast("d")
 _background_work: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 _lease: Final = VersionTimes(1)  # the newest map version at the last renewal, and the end of the lease
 _ending: Final = shared_words(1)
+_deaths: Final = shared_words(1)
 _synced_before: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")  # per family of stores
 _ACTIVE_SECONDS: Final = 0.25  # seconds for which a request marks clients as active
 _BACKGROUND_SECONDS: Final = 1.0
@@ -162,6 +163,17 @@ def announce_end() -> None:
 def is_ending() -> bool:
     """Returns True if the node was told to end."""
     return _ending[0] == 1
+
+
+def record_death() -> None:
+    """Counts a process that has ended although it was not told to, and whose writes may not have reached
+    other nodes. Only the supervisor calls this."""
+    _deaths[0] += 1
+
+
+def count_deaths() -> int:
+    """Returns how many such processes there were since the node started."""
+    return _deaths[0]
 
 
 class InLoopThrottle:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from meshd.cluster.batched_changes import settle_node
+from meshd.cluster.data_dir_identity import latest_starts
 from meshd.cluster.rebalance.anti_entropy import SyncStats
 from meshd.cluster.rebalance.cleanup import Cleanup
 from meshd.cluster.rebalance.progress import ProgressReporter
@@ -104,6 +105,7 @@ class Rebalancer:
         self._complete_version = 0
         self._retry_soon = False
         self._seen_states: dict[str, int] = {}
+        self._compared_starts: dict[str, int] = {}  # by node: its start since which this node has compared
         self.reporter = ProgressReporter(mesh.node_id, control, clock)
         self._repair_waiters: list[asyncio.Future[None]] = []
         self._planner = ThreadPoolExecutor(1, "planning", lower_thread_priority)
@@ -113,6 +115,7 @@ class Rebalancer:
 
     async def run(self) -> None:
         """Runs forever."""
+        metrics.rebalance_uncompared.set(len(self._starts_of_peers(self._mesh.current_map())))
         while True:
             version = self._mesh.current_map().version
             try:
@@ -183,7 +186,7 @@ class Rebalancer:
 
     async def _sync_and_settle(self, cluster: ClusterMap, me: Node) -> None:
         """Compares until nothing is missing, then declares the node complete in the map."""
-        since = max(cluster.goal, me.turned)
+        since, starts = max(cluster.goal, me.turned), self._starts_of_peers(cluster)
         await self.reporter.begin_phase("comparing", cluster.version, since=since)
         if not await self._sync_until_complete(cluster, me):
             return
@@ -195,6 +198,7 @@ class Rebalancer:
         await self.reporter.mark_complete(cluster.version)
         settled = await settle_node(self._control, self._maps, me.node_id, cluster.version)
         self._complete_version = settled.version
+        self._compared_starts |= starts
         _log.info(
             "holds all data that it should have",
             extra={"map": cluster.version, "bytes": self.reporter.stats.bytes},
@@ -281,17 +285,35 @@ class Rebalancer:
                 return
 
     async def _sync_with_changed_nodes(self, cluster: ClusterMap) -> None:
-        """Compares with nodes whose state in the map is new. A node that returned may have begun writes that
-        it did not replicate; one that is gone may have replicated them to some nodes only."""
+        """Compares with nodes whose state in the map is new, and with those that have started since this node
+        last did. A node that returned or started may have begun writes that it did not replicate; one that is
+        gone may have replicated them to some nodes only."""
+        starts = self._starts_of_peers(cluster)
         turned = {node.node_id: node.turned for node in cluster.nodes}
         changed = [node for node in cluster.nodes if self._seen_states.get(node.node_id, 0) < node.turned]
         found = {node.node_id for node in changed if node.state in COMPLETE_STATES and node.since}
         if max(self._replica_counts(cluster)) > 2 and any(node.state in ("away", "down") for node in changed):
             found |= set(turned)
+        if not self._seen_states:
+            found.clear()
+        started = {name for name, start in starts.items() if self._compared_starts.get(name) != start}
+        metrics.rebalance_uncompared.set(len(started))
+        found |= started
         found.discard(self._mesh.node_id)
-        if self._seen_states and found:
+        if found:
             await self.run_repair_round(found)
         self._seen_states = turned
+        self._compared_starts |= starts
+        metrics.rebalance_uncompared.set(0)
+
+    def _starts_of_peers(self, cluster: ClusterMap) -> dict[str, int]:
+        """Returns the latest start of each other node that has all data of its share."""
+        starts = latest_starts(self._control)
+        return {
+            node.node_id: starts.get(node.node_id, 0)
+            for node in cluster.nodes
+            if node.stores and node.state in COMPLETE_STATES and node.node_id != self._mesh.node_id
+        }
 
     async def run_repair_round(self, only: set[str] | None = None) -> SyncStats:
         """Compares once with all other owners (`only`: with some), although the map does not ask for it, and

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from meshd.cluster.data_dir_identity import increment_generation_hourly, read_identity
+from meshd.cluster.data_dir_identity import maintain_generation, read_identity
 from meshd.cluster.failure_detector import FailureDetector, NodeStateWriter
 from meshd.cluster.membership import Membership
 from meshd.cluster.peer_checks import domain_mismatches, publish_domains
@@ -233,7 +233,7 @@ async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebala
     )
     tasks.spawn(membership.run(), "membership")
     tasks.spawn(detector.run(), "failure detector")
-    tasks.spawn(increment_generation_hourly(control, settings.store.data_dir, identity), "directory")
+    tasks.spawn(maintain_generation(control, settings.store.data_dir, identity), "directory")
     moving = rebalancer(node)
     tasks.spawn(moving.run(), "rebalancer")
     return moving

@@ -133,6 +133,78 @@ def test_what_replicas_missed_is_repaired() -> None:
     run(doing)
 
 
+async def _cut_off(found: World, number: int) -> None:
+    """Writes of every kind that their primaries commit and send to nobody."""
+
+    def primary_of(key: str) -> Store:
+        node = routes(found.map(), 2).route_of_key("b", key).primary
+        assert node is not None
+        return found.store(node.node_id)
+
+    begun = {}
+    for key in ("ended", "whole", "parts"):
+        begun[key] = await primary_of(f"{key}{number}").create_upload("b", f"{key}{number}")
+        await put_part(primary_of(f"{key}{number}"), begun[key], 1, b"part" * 1000)
+    old = await put_object(primary_of(f"v{number}"), f"v{number}", b"old", versioning="Enabled")
+    for one in found.rebalancers.values():
+        await one.run_repair_round()
+    await found.write(f"k{number}", b"replaced")
+    await primary_of("k1").delete("b", "k1")
+    await primary_of("k2").amend("b", "k2", None, tags={"a": str(number)})
+    await found.write(f"v{number}", b"new", versioning="Enabled")
+    await primary_of(f"v{number}").delete_version("b", f"v{number}", old.version)
+    await primary_of("k3").delete("b", "k3", versioning="Enabled")
+    await primary_of(f"ended{number}").abort_upload(begun["ended"])
+    await primary_of(f"whole{number}").complete_upload(begun["whole"], (1,), Meta("whole-1"))
+    await put_part(primary_of(f"parts{number}"), begun["parts"], 2, b"more" * 1000)
+    await primary_of(f"begun{number}").create_upload("b", f"begun{number}")
+
+
+def test_what_a_start_has_cut_off_is_at_all_owners() -> None:
+    """A node that is back before its lease was missed has committed what nobody else has, and the map says
+    nothing of it."""
+
+    async def doing(found: World) -> None:
+        control, rounds = found.nodes["n1"].node.control, list[tuple[str, set[str] | None]]()
+        for name, one in found.rebalancers.items():
+            one.run_repair_round = _noted(name, one, rounds)  # type: ignore[method-assign]
+        for number, started in enumerate(((), ("n1",), ("n2", "n3"), ("n1", "n2", "n3")), 4):
+            await _cut_off(found, number)
+            rounds.clear()
+            for name in started:
+                entry = {"directory": name, "count": number, "started": number}
+                await control.put(f"directories/{name}", msgspec.json.encode(entry))
+            if not started:  # every node is new, and has compared with none
+                found.rebalancers |= {name: rebalancer(one.node) for name, one in found.nodes.items()}
+                for name, one in found.rebalancers.items():
+                    one.run_repair_round = _noted(name, one, rounds)  # type: ignore[method-assign]
+            for _ in range(2):  # the second time there is nothing to compare
+                for one in found.rebalancers.values():
+                    await one.run_once()
+            everybody = set(found.nodes)
+            asked = set(started) or everybody
+            assert sorted(rounds) == sorted((name, asked - {name}) for name in found.nodes if asked - {name})
+            holding = {name: await found.held(name) for name in found.nodes}
+            table = routes(found.map(), 2)
+            for held in {held for names in holding.values() for held in names}:
+                route = table.route_of_key(*held.decode().split("\0"))
+                if route.primary is not None and route.primary.node_id in asked:
+                    owners = {node.node_id for node in route.write_set}
+                    assert len({msgspec.json.encode(holding[each].get(held)) for each in owners}) == 1
+
+    run(doing)
+
+
+def _noted(name: str, one: Rebalancer, rounds: list[tuple[str, set[str] | None]]) -> Callable[..., Any]:
+    actual = one.run_repair_round
+
+    async def noted(only: set[str] | None = None) -> Any:
+        rounds.append((name, only))
+        return await actual(only)
+
+    return noted
+
+
 def test_a_large_object_and_its_parts_come_over() -> None:
     async def doing(found: World) -> None:
         decider = routes(found.map(), 2).route_of_key("b", "big").primary
