@@ -110,7 +110,7 @@ class UploadService:
     ) -> PartStored:
         """Store one part. A part that is sent again replaces the earlier one."""
         check_put_size(body.size)
-        upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
+        upload = await self._require_for_write(operation.bucket, operation.key, operation.upload_id)
         _check_algorithm(upload, operation.digests)
         with store_errors():
             writer = self._replicated.part_writer(upload, operation.part_number, body.size)
@@ -128,7 +128,7 @@ class UploadService:
         self, operation: UploadPartCopy, *, context: WriteContext = INTERNAL_WRITE
     ) -> CopyResult:
         """Store (a range of) an object as a part. Raises S3Error NoSuchKey, InvalidArgument."""
-        upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
+        upload = await self._require_for_write(operation.bucket, operation.key, operation.upload_id)
         source, record = await retry_if_moved(
             lambda: self._copy_part(operation, upload, context), operation.source
         )
@@ -179,6 +179,9 @@ class UploadService:
         with store_errors():
             found = self._in_progress(operation.bucket, operation.key, operation.upload_id)
             if found is None:
+                await self._replicated.wait_upload_end_replicated(
+                    operation.bucket, operation.key, operation.upload_id
+                )
                 record = self._become(operation, parts)
                 await self._replicated.wait_replicated(operation.bucket, operation.key, record)
                 return self._completed(operation, record)
@@ -219,7 +222,7 @@ class UploadService:
     async def abort_upload(
         self, operation: AbortMultipartUpload, *, context: WriteContext = INTERNAL_WRITE
     ) -> UploadAborted:
-        upload = self.require_upload(operation.bucket, operation.key, operation.upload_id)
+        upload = await self._require_for_write(operation.bucket, operation.key, operation.upload_id)
         with store_errors():
             await self._replicated.abort_upload(upload, context=context)
         return UploadAborted()
@@ -247,6 +250,16 @@ class UploadService:
         if upload is None or not self._versions.is_of_current_bucket(upload):
             raise S3Error("NoSuchUpload", extra={"UploadId": upload_id})
         return upload
+
+    async def _require_for_write(self, bucket: str, key: str, upload_id: str) -> Upload:
+        """Return the upload in progress, as `require_upload`. If it has ended, every node has the end before
+        the client is told. Raises S3Error NoSuchUpload, SlowDown."""
+        try:
+            return self.require_upload(bucket, key, upload_id)
+        except S3Error:
+            with store_errors():
+                await self._replicated.wait_upload_end_replicated(bucket, key, upload_id)
+            raise
 
     def _in_progress(
         self, bucket: str, key: str, upload_id: str

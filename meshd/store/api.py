@@ -413,6 +413,11 @@ class StoreWriter(Protocol):
         the version `record`, if given. A single-node store returns at once. Raises NotReplicatedError."""
         ...
 
+    async def wait_upload_end_replicated(self, bucket: str, key: str, upload_id: str) -> None:
+        """Returns when every node that must hold a name has the end of this upload, if this node has it. A
+        single-node store returns at once. Raises NotReplicatedError."""
+        ...
+
     async def check_conditions(
         self, bucket: str, key: str, conditions: Conditions, *, context: WriteContext = INTERNAL_WRITE
     ) -> None:

@@ -425,6 +425,9 @@ class Store:
     async def wait_replicated(self, bucket: str, key: str, record: Record | None = None) -> None:
         return
 
+    async def wait_upload_end_replicated(self, bucket: str, key: str, upload_id: str) -> None:
+        return
+
     async def check_conditions(
         self, bucket: str, key: str, conditions: Conditions, *, context: WriteContext = INTERNAL_WRITE
     ) -> None:

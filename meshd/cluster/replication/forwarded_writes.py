@@ -8,7 +8,7 @@ authorized the client and verified the bytes. See `primary_writes` for when a wr
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, cast
 
 import msgspec
 
@@ -269,7 +269,7 @@ class ForwardedWriteHandlers:
         else:
             upload = self._store.get_upload(data.bucket, data.key, data.upload)
             if upload is None:
-                return WriteResult(trouble="upload")
+                return await self._result(self._raise_ended(data.bucket, data.key, data.upload))
             writer = self._replicated.part_writer(upload, data.number, data.size)
         return await self._result(
             _write_body(writer, data.size, context.iter_body(), _write_context(context))
@@ -302,7 +302,7 @@ class ForwardedWriteHandlers:
             return WriteResult(upload=upload_without_local_fields(upload))
         found = self._store.get_upload(asked.bucket, asked.key, asked.upload_id)
         if found is None:
-            raise NoSuchUploadError(f"upload {asked.upload_id} was completed or aborted")
+            return await self._raise_ended(asked.bucket, asked.key, asked.upload_id)
         if isinstance(asked, CompleteUploadRequest):
             record = await replicated.complete_upload(
                 found,
@@ -316,6 +316,11 @@ class ForwardedWriteHandlers:
             return WriteResult(without_local_fields(record))
         assert isinstance(asked, AbortUploadRequest)
         return WriteResult(stamp=await replicated.abort_upload(found, context=context))
+
+    async def _raise_ended(self, bucket: str, key: str, upload_id: str) -> NoReturn:
+        """Raises NoSuchUploadError once every node of the write set has the end of this upload."""
+        await self._replicated.wait_upload_end_replicated(bucket, key, upload_id)
+        raise NoSuchUploadError(f"upload {upload_id} was completed or aborted")
 
     async def _delete(self, asked: DeleteRequest, context: WriteContext) -> Removed:
         replicated, bucket, key, conditions = self._replicated, asked.bucket, asked.key, asked.conditions

@@ -1,7 +1,7 @@
 """Multipart uploads of the replicated store: begun, completed and aborted at the primary, then replicated.
 
-Law: the same as for objects. The end of an upload is replicated again when a request finds that it has ended:
-the request that ended it may not have been acknowledged.
+Law: the same as for objects. The end of an upload is replicated again before a request is told that it has
+ended: the request that ended it may not have been acknowledged.
 """
 
 from __future__ import annotations
@@ -188,6 +188,14 @@ class ReplicatedUploads:
                 f"upload {upload.upload_id} is no longer on this node; its part {number} may or may not be "
                 "stored; try again"
             )
+        await self.replicate_upload_end(upload)
+
+    async def wait_upload_end_replicated(self, bucket: str, key: str, upload_id: str) -> None:
+        if not self._mesh.single_node and self._store.tombstone_stamp(bucket, key, upload_id):
+            await self.primary.run_to_completion(self._wait_ended(Upload(upload_id, bucket, key)))
+
+    async def _wait_ended(self, upload: Upload) -> None:
+        await self.primary.ensure_lease_valid(upload.bucket, upload.key)
         await self.replicate_upload_end(upload)
 
     async def replicate_upload_end(self, upload: Upload) -> None:
