@@ -18,6 +18,7 @@ from meshd.control.control_api import ControlError
 from tests.powercuts.history import SYNC_SECONDS, Report, as_after_a_boot, oldest_kept
 from tests.powercuts.readiness import is_late, start_seconds
 from tests.powercuts.scene import FILE_SYSTEM
+from tests.powercuts.traffic import DAMAGED
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import DaemonFailedError
 from tests.support.fuse_mount import mounted
@@ -33,6 +34,8 @@ NODES: Final = ("n1", "n2", "n3")
 _CLIENTS: Final = 6
 PATIENCE: Final = 90.0
 _TRIES: Final = 60
+_EARLY: Final = 0.3
+"""Of the lives, in which nodes are compared before they have compared themselves."""
 _BUSY: Final = ("SlowDown", "(503)", ": 503 ", "onnect")
 """In what is said by a mesh that has just started, or by a node that ends."""
 
@@ -147,15 +150,20 @@ class ManyNodesScene:
             for name in traffic.histories:
                 traffic.after_cut(name, since)
 
-    def _agree(self, nodes: Sequence[Daemon]) -> None:
-        """What was in doubt is decided once the nodes have compared: all show the same."""
+    def _agree(self, nodes: Sequence[Daemon], *, settle: bool = False) -> None:
+        """What was in doubt is decided once the nodes have compared: all show the same. With `settle`, it is
+        what writers go on from."""
         for traffic in self._traffic:
-            for name in sorted(traffic.histories):
+            for name in sorted(traffic.histories) if traffic.compared or not settle else ():
                 found = {}
                 for node in nodes:
                     with closing(node.client()) as client:
                         found[node.endpoint] = _found(traffic, node, client, name)
-                if len(set(found.values())) > 1:
+                value = next(iter(found.values()))
+                if len(set(found.values())) == 1:
+                    if settle and not str(value).startswith(DAMAGED):
+                        traffic.settle(name, value)
+                else:
                     self.report.add(f"{name}: the nodes have compared and differ: {found}")
 
 
@@ -207,8 +215,10 @@ class MeshScene(ManyNodesScene):
                 self._power_on(name)
             self._start(names)
             nodes = [self._mesh[name] for name in names]
-            self._compare(nodes)
+            if self._chance.random() < _EARLY or not seconds:
+                self._compare(nodes)
             if seconds:
+                self._await_decided(nodes)
                 self._prepare(nodes[0])
                 self._write(nodes, seconds)
             elif len(names) < len(NODES) and not self.report.wrong:
@@ -226,6 +236,14 @@ class MeshScene(ManyNodesScene):
             self._kill()
             for name in list(self._mounts):
                 self._power_off(name)
+
+    def _await_decided(self, nodes: Sequence[Daemon]) -> None:
+        """Every node has compared with the others, since all have started; what was in doubt is decided."""
+        for name in NODES:
+            self._mesh.await_value(name, "meshd_rebalance_uncompared_nodes", 0, PATIENCE)
+        self._compare(nodes)
+        if not self.report.wrong:
+            self._agree(nodes, settle=True)
 
     def _rest(self) -> None:
         """In a life without writers, with all nodes."""

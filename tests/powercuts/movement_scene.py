@@ -16,9 +16,10 @@ from tests.powercuts.history import SLACK, SYNC_SECONDS
 from tests.powercuts.mesh_scene import NODES, PATIENCE, MeshScene
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from meshwire.cluster import ClusterMap
+    from tests.support.daemons import Daemon
 
 _SET_BACK: Final = "the index is back at its last checkpoint"
 _COMPARED: Final = "compared with the other owners"
@@ -45,6 +46,9 @@ class MovementScene(MeshScene):
             self._scrub(self._damaged)
             _await(lambda: self._is_repaired(self._damaged), "the damage is not repaired")
             self._damaged = ""
+
+    def _await_decided(self, nodes: Sequence[Daemon]) -> None:
+        self._compare(nodes)  # while data moves, something is in doubt in every life
 
     def _rest(self) -> None:
         self._cancel_drains()

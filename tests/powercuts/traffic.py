@@ -42,6 +42,8 @@ class Traffic:
     """One kind. `histories` by name; `acknowledged` counts changes; `interrupted`: jobs that ran at a cut."""
 
     bucket = ""
+    compared = False
+    """Whether nodes that have compared must show the same, which stays then."""
 
     def __init__(self) -> None:
         self.histories: dict[str, History] = {}
@@ -70,6 +72,10 @@ class Traffic:
     def after_cut(self, name: str, since: float) -> None:
         """Goes on from what a mesh may have kept."""
         self.histories[name].after_cut(since)
+
+    def settle(self, name: str, value: Hashable) -> None:
+        """Goes on from what all nodes show after they have compared: it stays."""
+        self.histories[name].settle(value)
 
     def disagreements(self, daemon: Daemon, client: Any, found: Mapping[str, Hashable]) -> list[str]:
         """What else says something different, after a cut."""
@@ -118,6 +124,7 @@ class Objects(Traffic):
     """Objects are put, in parts too, and deleted."""
 
     bucket = BUCKET
+    compared = True
 
     def prepare(self, daemon: Daemon, client: Any) -> None:
         self._create_bucket(client, self.bucket)
@@ -194,6 +201,7 @@ class Conditional(Traffic):
     """Chains of `If-Match`, and names that only one of several writers may create."""
 
     bucket = "conditional"
+    compared = True
 
     def prepare(self, daemon: Daemon, client: Any) -> None:
         self._create_bucket(client, self.bucket)
@@ -285,6 +293,7 @@ class Uploads(Traffic):
     its object, and the parts of its upload."""
 
     bucket = "parts"
+    compared = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -331,6 +340,10 @@ class Uploads(Traffic):
     def after_cut(self, name: str, since: float) -> None:
         self._doubted[name] = self._contents(name, since)
         super().after_cut(name, since)
+
+    def settle(self, name: str, value: Hashable) -> None:
+        self._doubted[name] = {_untold(value)[0]}
+        super().settle(name, value)
 
     def _contents(self, name: str, since: float) -> set[str | None]:
         """What the object may be. A completion without an answer stays in doubt until the next one is

@@ -267,6 +267,14 @@ class DaemonCluster:
             told=lambda: f"{name} of {node_id} stays below {least}\n{self.output()}",
         )
 
+    def await_value(self, node_id: str, name: str, value: float, patience: float = PATIENCE) -> None:
+        """Wait until a metric of a node has this value."""
+        await_true(
+            lambda: self.metric(node_id, name) == value,
+            patience,
+            told=lambda: f"{name} of {node_id} is not {value}\n{self.output()}",
+        )
+
     def away_count(self) -> int:
         """How often nodes were taken for gone so far. On a busy machine that may be one that runs: it was
         silent for longer than its lease."""
