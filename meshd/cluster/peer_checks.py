@@ -34,17 +34,21 @@ if TYPE_CHECKING:
 
 PROBE_TIMEOUT: Final = 1.5
 MAP_VERSION_HEADER: Final = "x-mesh-map"
+MAP_FORMAT_HEADER: Final = "x-mesh-map-format"
+MAP_FORMAT: Final = 2
+"""The newest form of a cluster map that this release reads. 2: with `base_slots`."""
 _REQUEST = "GET /-/healthy HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n"
 _MAX_HEAD: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """A node's answer to a probe: the `version` of its map (0 if not sent) and the time of its `clock` in
-    whole seconds since 1970 (None if not sent)."""
+    """A node's answer to a probe: the `version` of its map (0 if not sent), the time of its `clock` in
+    whole seconds since 1970 (None if not sent), and the newest `map_format` that it reads."""
 
     version: int
     clock: int | None
+    map_format: int = 1
 
 
 async def probe_map_version(node: Node, max_wait: float = PROBE_TIMEOUT) -> int | None:
@@ -52,6 +56,14 @@ async def probe_map_version(node: Node, max_wait: float = PROBE_TIMEOUT) -> int 
     with suppress(ConnectionRefusedError):
         answer = await _probe_within(node, max_wait)
         return None if answer is None else answer.version
+    return None
+
+
+async def probe_map_format(node: Node, max_wait: float = PROBE_TIMEOUT) -> int | None:
+    """Returns the newest form of a map that a node reads; None if it does not answer."""
+    with suppress(ConnectionRefusedError):
+        answer = await _probe_within(node, max_wait)
+        return None if answer is None else answer.map_format
     return None
 
 
@@ -84,7 +96,11 @@ async def _probe(node: Node) -> ProbeResult | None:
     headers = {
         name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in lines[1:])
     }
-    return ProbeResult(int(headers.get(MAP_VERSION_HEADER, "0")), parse_http(headers.get("date", "")))
+    return ProbeResult(
+        int(headers.get(MAP_VERSION_HEADER, "0")),
+        parse_http(headers.get("date", "")),
+        int(headers.get(MAP_FORMAT_HEADER, "1")),
+    )
 
 
 def _unverified() -> ssl.SSLContext:

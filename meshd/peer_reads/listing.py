@@ -93,10 +93,10 @@ class ObjectListings:
         """Return the primaries of the bucket's slots. Raises BatchError Busy while a slot has none."""
         # Routes of this map, even if a newer one has arrived.
         table = routes(cluster, self._mesh.replica_count(bucket))
-        masks = {node.node_id: table.primary_slots(node.node_id) for node in cluster.nodes}
-        if sum(int(mask.sum()) for mask in masks.values()) < cluster.slots:
+        primaries = table.primary_counts
+        if sum(primaries.values()) < cluster.slots:
             raise busy(f"{bucket} cannot be listed now: nodes that hold a part of it are away")
-        return [node for node in cluster.nodes if masks[node.node_id].any()]
+        return [node for node in cluster.nodes if node.node_id in primaries]
 
     async def _listed(self, node: Node, bucket: str, prefix: str, version: int) -> list[tuple[str, Record]]:
         found: list[tuple[str, Record]] = []
@@ -332,10 +332,10 @@ class MergedListings:
     def _primaries(self, bucket: str) -> Sequence[Node]:
         """Return the primaries of the bucket's slots. Raises _NoAnswerError while a slot has none."""
         routes, cluster = self._mesh.bucket_routes(bucket), self._mesh.current_map()
-        found = [node for node in cluster.nodes if routes.primary_slots(node.node_id).any()]
-        if sum(int(routes.primary_slots(node.node_id).sum()) for node in found) != routes.slots:
+        primaries = routes.primary_counts
+        if sum(primaries.values()) != routes.slots:
             raise _NoAnswerError("", "nodes that hold a part of the names are away")
-        return found
+        return [node for node in cluster.nodes if node.node_id in primaries]
 
     def _source(self, node: Node, asked: ListingRequest, version: int, kind: type[P]) -> PageSource[P]:
         async def fetch(marker: Marker, limit: int) -> P:

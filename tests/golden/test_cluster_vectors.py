@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshwire.cluster import ClusterMap, Node, compute_placement, slot_of
-from meshwire.cluster.placement import fixed_point_logs, slot_costs, slot_hashes
+from meshwire.cluster.preferences import fixed_point_logs, slot_costs, slot_hashes
 
 DATA = Path(__file__).parent / "cluster" / "placements.json"
 REWRITE = os.environ.get("GOLDEN") == "rewrite"

@@ -253,7 +253,7 @@ def plan_sync(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> SyncP
     blocked = 0
 
     for number in set(copies):
-        for route, slots in routes(cluster, number).slots_by_route():
+        for route, slots in routes(cluster, number).slots_by_route(node_id):
             if all(node.node_id != node_id for node in route.write_set):
                 continue
             others = [node.node_id for node in route.read_set if node.node_id != node_id]

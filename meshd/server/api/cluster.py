@@ -20,7 +20,7 @@ from meshd.server.api.admin import (
     json_reply,
     read_document,
 )
-from meshd.server.api.cluster_admin import NodeChange
+from meshd.server.api.cluster_admin import NodeChange, SlotCount
 from meshd.server.native_routes import HttpRoute
 from meshd.server.openapi_operations import operation
 
@@ -55,6 +55,7 @@ class ClusterEndpoint:
             HttpRoute("GET", "/-/map", self._map),
             HttpRoute("GET", "/-/cluster", self._status),
             HttpRoute("POST", _NODES, self._change),
+            HttpRoute("POST", "/-/cluster/slots", self._split),
         ]
 
     @operation("/-/map", "The cluster map")
@@ -79,6 +80,15 @@ class ClusterEndpoint:
         check_fully_signed(request)
         node_id = unquote(request.raw_path.partition("?")[0].removeprefix(_NODES))
         return await self._admin.change(node_id, await read_document(request, NodeChange))
+
+    @operation("/-/cluster/slots", "Split the slots of the map", body=SlotCount)
+    async def _split(self, request: MeshRequest, identity: Identity) -> Reply:
+        return await self._respond(request, lambda: self._split_slots(request, identity))
+
+    async def _split_slots(self, request: MeshRequest, identity: Identity) -> object:
+        check_root(identity)
+        check_fully_signed(request)
+        return await self._admin.split_slots(await read_document(request, SlotCount))
 
     async def _respond(self, request: MeshRequest, work: Callable[[], Awaitable[object]]) -> Reply:
         now = self._clock.now_ms() // 1000

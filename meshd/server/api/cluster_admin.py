@@ -18,7 +18,13 @@ from meshd.cluster.data_dir_identity import DIRECTORIES_TOPIC as DIRECTORIES
 from meshd.cluster.data_dir_identity import MACHINES_TOPIC as MACHINES
 from meshd.cluster.node_lease import node_lease_name
 from meshd.cluster.peer_checks import DOMAINS_TOPIC as DOMAINS
-from meshd.cluster.peer_checks import domain_mismatches, probe_map_version, survey_peers
+from meshd.cluster.peer_checks import (
+    MAP_FORMAT,
+    domain_mismatches,
+    probe_map_format,
+    probe_map_version,
+    survey_peers,
+)
 from meshd.cluster.rebalance.progress import PROGRESS_TOPIC
 from meshd.cluster.rebalance_status import (
     decode_progress,
@@ -56,6 +62,12 @@ class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action: Action
     weight: int = 0
     anyway: bool = False
+
+
+class SlotCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /-/cluster/slots`: how many there are to be."""
+
+    slots: int
 
 
 class ClusterAdmin:
@@ -168,13 +180,7 @@ class ClusterAdmin:
         """Execute a change. Raises AdminError NoSuchNode, NotNow; ControlError."""
         if wanted.action == "scrub":
             return await self._scrub(node_id)
-        if self._mesh.standalone:
-            raise AdminError(
-                "NotNow",
-                "this node is the only one of its mesh",
-                help="start nodes with --control etcd://… to form a mesh of several; "
-                "try it with `meshd dev --nodes 3`",
-            )
+        self._require_cluster()
         node = self._node(node_id)
         if wanted.action in ("lost", "replace", "remove") and await probe_map_version(node) is not None:
             raise AdminError(
@@ -191,6 +197,42 @@ class ClusterAdmin:
             "node": node_id,
             "state": "gone" if found is None else found.state,
         }
+
+    async def split_slots(self, wanted: SlotCount) -> dict[str, Any]:
+        """Split the slots. Every node has to read the map while that goes on, so one that is away, or of a
+        release that cannot, prevents it. Raises AdminError NotNow; ControlError."""
+        self._require_cluster()
+        nodes = [node for node in self._mesh.current_map().nodes if node.state != "down"]
+        read = await asyncio.gather(*[probe_map_format(node) for node in nodes])
+        found = [(node.node_id, newest) for node, newest in zip(nodes, read, strict=True)]
+        silent = [node_id for node_id, newest in found if newest is None]
+        old = [node_id for node_id, newest in found if newest is not None and newest < MAP_FORMAT]
+        if silent or old:
+            raise AdminError(
+                "NotNow",
+                f"not every node reads a map whose slots are being split: "
+                f"{len(old)} of an earlier release {old[:5]}, {len(silent)} without an answer {silent[:5]}",
+                help="upgrade the former; start the latter, or give them up with `mesh cluster lost NODE`",
+            )
+
+        def split(present: ClusterMap | None) -> ClusterMap:
+            assert present is not None
+            return turn.split_slots(present, wanted.slots)
+
+        try:
+            cluster = await self._maps.update_map(split)
+        except turn.TransitionError as error:
+            raise AdminError("NotNow", str(error)) from None
+        return {"version": cluster.version, "slots": cluster.slots, "before": cluster.current_slots}
+
+    def _require_cluster(self) -> None:
+        if self._mesh.standalone:
+            raise AdminError(
+                "NotNow",
+                "this node is the only one of its mesh",
+                help="start nodes with --control etcd://… to form a mesh of several; "
+                "try it with `meshd dev --nodes 3`",
+            )
 
     async def _forget(self, node_id: str) -> None:
         """Remove the requests to, and the reports of, a node that has left the cluster."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from meshd.cluster.peer_checks import MAP_VERSION_HEADER
+from meshd.cluster.peer_checks import MAP_FORMAT, MAP_FORMAT_HEADER, MAP_VERSION_HEADER
 from meshd.server.native_routes import HttpRoute
 from meshd.server.openapi_operations import operation
 from meshd.server.request import flush_request_counters
@@ -41,7 +41,8 @@ def health_routes(
 
     @operation("/-/healthy", "Whether the process runs", content="text")
     async def healthy(_: MeshRequest) -> Reply:
-        return reply(200, b"healthy\n", (MAP_VERSION_HEADER, str(map_version())))
+        newest = (MAP_FORMAT_HEADER, str(MAP_FORMAT))
+        return reply(200, b"healthy\n", (MAP_VERSION_HEADER, str(map_version())), newest)
 
     @operation("/-/ready", "Whether the node should get traffic", content="text")
     async def ready(_: MeshRequest) -> Reply:

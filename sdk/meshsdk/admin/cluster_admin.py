@@ -36,6 +36,13 @@ def change_node(transport: Transport, node_id: str, action: str, **rest: Any) ->
     return answer
 
 
+def split_slots(transport: Transport, slots: int) -> dict[str, Any]:
+    """Split the slots of the cluster map until there are so many. Raises ServerError with the reason of a
+    rejection."""
+    answer: dict[str, Any] = transport.json(json_request("POST", "/-/cluster/slots", {"slots": slots}))
+    return answer
+
+
 _PREFIX: Final = "/-/buckets/"
 
 

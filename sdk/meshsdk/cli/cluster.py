@@ -14,6 +14,7 @@ import click
 from meshsdk.admin import cluster_admin
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import shared_options
+from meshsdk.cli.slots import slots
 from meshsdk.errors import ConnectError, DeadlineError
 
 if TYPE_CHECKING:
@@ -56,8 +57,12 @@ def cluster() -> None:
     mesh cluster replace n2             n2 has lost its disk: start it again on an empty directory
     mesh cluster lost n2                n2 will not come back: rebuild its share on other nodes
     mesh cluster reweigh n2 2000        change its share of the data, in the unit of the other weights
+    mesh cluster slots 131072           split the slots, for 1,000 nodes and more
     mesh cluster scrub --wait           verify all bytes on every node and repair damage
     """
+
+
+cluster.add_command(slots)
 
 
 @cluster.command()
@@ -361,7 +366,7 @@ def _row(
         node["zone"] or "-",
         ",".join(node["roles"]),
         now if now == wanted else f"{now}→{wanted}",
-        _room(_disks(node["scrub"])),
+        _room((node["scrub"] or {}).get("disks", ())),
         node["endpoint"],
         "; ".join(_notes(node, hurt=hurt, asked=asked, lease=lease)),
     )
@@ -408,7 +413,9 @@ def _notes(node: dict[str, Any], *, hurt: bool, asked: str, lease: int) -> Itera
         yield f"scrub: {_percent(told)}"
     if told and told["quarantined"]:
         yield f"{_count(told['quarantined'], 'damaged or lost object')} to be restored"
-    yield from (f"{disk['path']} {disk['why']}" for disk in _disks(told) if not disk["serves"])
+    yield from (
+        f"{disk['path']} {disk['why']}" for disk in (told or {}).get("disks", ()) if not disk["serves"]
+    )
 
 
 def _load(load: dict[str, Any]) -> Iterator[str]:
@@ -431,18 +438,13 @@ def _room(disks: list[dict[str, Any]]) -> str:
 
 def _is_full(node: dict[str, Any]) -> bool:
     """Whether all of its working disks are above the threshold of the alert."""
-    serving = [disk for disk in _disks(node["scrub"]) if disk["serves"]]
+    serving = [disk for disk in (node["scrub"] or {}).get("disks", ()) if disk["serves"]]
     return bool(serving) and all(disk.get("full", 0) > _FULL for disk in serving)
-
-
-def _disks(told: dict[str, Any] | None) -> list[dict[str, Any]]:
-    return list(told.get("disks", ())) if told else []
 
 
 def _work(work: dict[str, Any]) -> Iterator[str]:
     if work.get("doing", "idle") == "idle":
         return
-    words = f"{work['doing']}: {work.get('names', 0)} names compared, {work.get('entered', 0)} fetched"
-    yield words
+    yield f"{work['doing']}: {work.get('names', 0)} names compared, {work.get('entered', 0)} fetched"
     if work.get("why"):
         yield work["why"]

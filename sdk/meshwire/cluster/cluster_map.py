@@ -40,6 +40,7 @@ REACHABLE_STATES: Final[tuple[State, ...]] = ("joining", "up", "draining", "retu
 """States of nodes that answer requests."""
 ROLES: Final[tuple[Role, ...]] = ("store", "cache", "compute")
 DEFAULT_SLOTS: Final = 1 << 14
+MAX_SLOTS: Final = 1 << 20
 DEFAULT_COPIES: Final = 2
 MAX_COPIES: Final = 8
 MAX_NODES: Final = 10_000
@@ -48,6 +49,7 @@ MAX_MAP_BYTES: Final = 4 << 20
 MAX_COUNTS: Final = 4096
 MAX_WEIGHT: Final = 1 << 20
 _GIVEN: Final = 16
+_FIELDS: Final = ("version", "slots", "copies", "base", "goal", "nodes", "counts", "base_slots")
 _VERSIONS: Final = ("since", "turned", "complete")
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _BUCKET = re.compile(r"[a-z0-9.-]{3,63}")
@@ -125,12 +127,14 @@ def read_and_write_copies(copies: int) -> tuple[int, int]:
 @dataclass(frozen=True)
 class ClusterMap:
     """An immutable version of the cluster. `nodes` are ordered by id. `slots`: the number of parts into
-    which names hash, a power of two, fixed for the life of the cluster; so is `copies`, the number of
-    copies of buckets without a setting of their own.
+    which names hash, a power of two; `transitions.split_slots` raises it. `copies`: the number of copies of
+    buckets without a setting of their own, fixed for the life of the cluster.
 
     `base`: the shares by which the data is currently placed, while they differ from those that the node
-    states imply; None when they do not. `goal`: the version that last changed the target shares and copy
-    counts. `counts`: buckets whose number of copies was changed, in order of name.
+    states imply; None when they do not. `base_slots`: likewise the number of slots, while a split is
+    going on; until its end, each slot is where the one is of which it is a part. `goal`: the version that
+    last changed the target shares and copy counts. `counts`: buckets whose number of copies was changed,
+    in order of name.
     """
 
     version: int
@@ -140,6 +144,7 @@ class ClusterMap:
     base: tuple[Share, ...] | None = None
     goal: int = 0
     counts: tuple[BucketCopies, ...] = ()
+    base_slots: int | None = None
 
     def copies_of_bucket(self, bucket: str) -> BucketCopies | None:
         """Return the copy counts of a bucket, or None if its number of copies was never changed."""
@@ -165,9 +170,18 @@ class ClusterMap:
         return shares_by_state(self.nodes) if self.base is None else self.base
 
     @property
+    def current_slots(self) -> int:
+        """The number of slots by which the data is currently placed."""
+        return self.slots if self.base_slots is None else self.base_slots
+
+    @property
     def is_rebalancing(self) -> bool:
         """Whether data still has to move before the target shares become current."""
-        return self.current_shares != self.target_shares or any(count.is_rebalancing for count in self.counts)
+        return (
+            self.base_slots is not None
+            or self.current_shares != self.target_shares
+            or any(count.is_rebalancing for count in self.counts)
+        )
 
     def must_sync(self, node_id: str) -> bool:
         """Whether a node has to sync its data with the other owners (until `transitions.mark_complete`)."""
@@ -186,6 +200,7 @@ class ClusterMap:
         nodes = [_node_document(node, short=short) for node in self.nodes]
         base = None if self.base is None else [list(share) for share in self.base]
         counts = {"counts": [list(count) for count in self.counts]} if self.counts else {}
+        split = {} if self.base_slots is None else {"base_slots": self.base_slots}
         return canonical_json(
             {
                 "version": self.version,
@@ -195,6 +210,7 @@ class ClusterMap:
                 "goal": self.goal,
                 "nodes": nodes,
                 **counts,
+                **split,
             }
         )
 
@@ -246,11 +262,10 @@ def shares_by_state(nodes: tuple[Node, ...]) -> tuple[Share, ...]:
 def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
     """Parse a map document. Raises PlanError."""
     value = read_json(source, at_most=MAX_MAP_BYTES) if isinstance(source, (bytes, str)) else dict(source)
-    document = checked_object(value, "", ("version", "slots", "copies", "base", "goal", "nodes", "counts"))
+    document = checked_object(value, "", _FIELDS)
     version = checked_integer(required_field(document, "version", ""), "version", 0, MAX_INTEGER)
-    slots = checked_integer(document.get("slots", DEFAULT_SLOTS), "slots", 1, 1 << 20)
-    if slots & (slots - 1):
-        raise PlanError("slots", f"{slots} is not a power of two")
+    slots = _parse_slots(document.get("slots", DEFAULT_SLOTS), "slots", MAX_SLOTS)
+    base_slots = document.get("base_slots")
     nodes = required_field(document, "nodes", "")
     if not isinstance(nodes, list) or len(nodes) > MAX_NODES:
         raise PlanError("nodes", f"expected a list of at most {MAX_NODES} nodes")
@@ -262,7 +277,15 @@ def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
         _parse_base(document.get("base")),
         checked_integer(document.get("goal", 0), "goal", 0, version),
         _parse_counts(document.get("counts", [])),
+        None if base_slots is None else _parse_slots(base_slots, "base_slots", slots // 2),
     )
+
+
+def _parse_slots(value: Any, path: str, most: int) -> int:
+    slots = checked_integer(value, path, 1, most)
+    if slots & (slots - 1):
+        raise PlanError(path, f"{slots} is not a power of two")
+    return slots
 
 
 def _parse_counts(value: Any) -> tuple[BucketCopies, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,6 +20,8 @@ from meshwire.cluster.cluster_map import read_and_write_copies
 from meshwire.cluster.placement import compute_placement, group_equal_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from meshwire.cluster.cluster_map import ClusterMap, Node
@@ -76,6 +78,7 @@ class Routes:
     def __init__(self, cluster: ClusterMap, copies: int) -> None:
         self.version, self.slots = cluster.version, cluster.slots
         relied, given = read_and_write_copies(copies)
+        self._decided: dict[tuple[str, bool], npt.NDArray[np.bool_]] = {}
         self._present, self._future = (
             compute_placement(cluster, relied, "present"),
             compute_placement(cluster, given),
@@ -86,7 +89,9 @@ class Routes:
         self._rows = np.hstack(tables)
         self._made: dict[bytes, Route] = {}
         self._groups: list[tuple[Route, npt.NDArray[np.intp]]] | None = None
-        self._decided: dict[tuple[str, bool], npt.NDArray[np.bool_]] = {}
+        self.nodes = self._present.nodes
+        states = [node.state in COMPLETE_STATES for node in self.nodes]
+        self._complete = np.array([*states, False])  # the last stands for −1, no owner
 
     def __repr__(self) -> str:
         return f"<Routes of map {self.version}, {self._present.table.shape[1]} copies>"
@@ -106,12 +111,48 @@ class Routes:
         """Return the route of a key."""
         return self.route_of_slot(slot_of(bucket, key, self.slots))
 
-    def slots_by_route(self) -> list[tuple[Route, npt.NDArray[np.intp]]]:
-        """Return the route of each combination of owners, with its slots in ascending order."""
+    def slots_by_route(self, node_id: str | None = None) -> list[tuple[Route, npt.NDArray[np.intp]]]:
+        """Return the route of each combination of owners, with its slots in ascending order; `node_id`: of
+        those to which a node belongs."""
+        if node_id is not None:
+            return self._grouped(np.flatnonzero(self._slots_with(node_id)))
         if self._groups is None:
-            groups = group_equal_rows(self._rows)
-            self._groups = [(self.route_of_slot(int(slots[0])), slots) for slots in groups]
+            self._groups = self._grouped(np.arange(self.slots))
         return self._groups
+
+    def _grouped(self, slots: npt.NDArray[np.intp]) -> list[tuple[Route, npt.NDArray[np.intp]]]:
+        if not slots.size:
+            return []
+        groups = [slots[rows] for rows in group_equal_rows(self._rows[slots])]
+        return [(self.route_of_slot(int(each[0])), each) for each in groups]
+
+    def _slots_with(self, node_id: str) -> npt.NDArray[np.bool_]:
+        """bool[slots]: the slots of which a node is an owner, now or in future."""
+        found = np.zeros(self.slots, np.bool_)
+        for placement in (self._present, self._given, self._future):
+            found |= (placement.table == placement.place_of(node_id)).any(axis=1)
+        return found
+
+    @cached_property
+    def primary_counts(self) -> Mapping[str, int]:
+        """The number of slots of each primary by its id; slots without one are in none."""
+        places = self.primary_places
+        found = np.bincount(places[places >= 0], minlength=len(self.nodes))
+        return {self.nodes[place].node_id: int(found[place]) for place in np.flatnonzero(found)}
+
+    @cached_property
+    def primary_places(self) -> npt.NDArray[np.int32]:
+        """int32[slots]: the place of each slot's primary in `nodes`; −1: none."""
+        table, complete = self._present.table, self._complete
+        found = np.full(self.slots, -1, np.int32)
+        for column in reversed(table.T):
+            np.copyto(found, column, where=complete[column])
+        numbers = {node.node_id: place for place, node in enumerate(self.nodes)}
+        for slot in np.flatnonzero(found < 0).tolist():
+            primary = self.route_of_slot(slot).primary
+            if primary is not None:
+                found[slot] = numbers[primary.node_id]
+        return found
 
     def primary_slots(self, node_id: str) -> npt.NDArray[np.bool_]:
         """bool[slots]: the slots of which a node is the primary."""
@@ -121,10 +162,13 @@ class Routes:
         """bool[slots]: the slots in whose read set a node is; `first_only`: at its head, as the primary."""
         found = self._decided.get((node_id, first_only))
         if found is None:
-            found = np.zeros(self.slots, np.bool_)
-            for route, slots in self.slots_by_route():
-                readers = route.read_set[:1] if first_only else route.read_set
-                found[slots] = any(node.node_id == node_id for node in readers)
+            place, table = self._present.place_of(node_id), self._present.table
+            if place < 0:
+                found = np.zeros(self.slots, np.bool_)
+            elif first_only or not self._complete[place]:  # incomplete: it is read only where it is the last
+                found = self.primary_places == place
+            else:
+                found = (table == place).any(axis=1)
             found.flags.writeable = False
             self._decided[node_id, first_only] = found
         return found

@@ -19,6 +19,7 @@ from meshwire.cluster.cluster_map import (
     DEFAULT_SLOTS,
     MAX_COPIES,
     MAX_COUNTS,
+    MAX_SLOTS,
     REACHABLE_STATES,
     BucketCopies,
     ClusterMap,
@@ -247,6 +248,23 @@ def set_bucket_copies(cluster: ClusterMap, bucket: str, born: int, present: int,
     )
 
 
+def split_slots(cluster: ClusterMap, slots: int) -> ClusterMap:
+    """Split every slot into equal parts, so that there are `slots`. No data moves with this step: the parts
+    stay where they are, and prefer the same nodes. Then those that a node has too many of move, as after any
+    change of the target shares. Raises TransitionError."""
+    if slots & (slots - 1) or not cluster.slots < slots <= MAX_SLOTS:
+        raise TransitionError(
+            f"the mesh has {cluster.slots} slots; the new number must be a greater power of two, at most "
+            f"{MAX_SLOTS}"
+        )
+    if cluster.is_rebalancing:
+        raise TransitionError(
+            "data is moving; split the slots when `mesh cluster status` shows that it has arrived"
+        )
+    version = cluster.version + 1
+    return _arrived(replace(cluster, version=version, goal=version, slots=slots, base_slots=cluster.slots))
+
+
 def forget_bucket_copies(cluster: ClusterMap, gone: Container[str]) -> ClusterMap:
     """Drop the copy counts of deleted buckets."""
     counts = tuple(count for count in cluster.counts if count.bucket not in gone)
@@ -304,12 +322,12 @@ def _arrived(cluster: ClusterMap) -> ClusterMap:
     complete = {node.node_id for node in cluster.nodes if node.complete >= cluster.goal > 0}
     present: tuple[Share, ...] = cluster.current_shares
     future = cluster.target_shares
-    counts = cluster.counts
+    counts, base_slots = cluster.counts, cluster.base_slots
     if not present or (future and all(share.node_id in complete for share in future)):
-        present = future
+        present, base_slots = future, None
         counts = tuple(each._replace(relied=each.wanted, given=each.wanted) for each in counts)
     nodes = cluster.nodes
-    if present == cluster.target_shares:
+    if present == cluster.target_shares and base_slots is None:
         nodes = tuple(
             replace(node, state="up", turned=cluster.version)
             if node.state == "joining" and node.node_id in complete
@@ -317,4 +335,4 @@ def _arrived(cluster: ClusterMap) -> ClusterMap:
             for node in nodes
         )
     base = None if shares_by_state(nodes) == present else present
-    return replace(cluster, nodes=nodes, base=base, counts=counts)
+    return replace(cluster, nodes=nodes, base=base, counts=counts, base_slots=base_slots)

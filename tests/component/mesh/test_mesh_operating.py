@@ -183,6 +183,41 @@ def test_a_lone_node_says_how_to_have_several(daemon: Daemon) -> None:
     assert "--control etcd" in command(daemon, "drain", "n1").stderr
 
 
+def test_slots_are_split_while_objects_are_written(mesh: DaemonCluster) -> None:
+    s3, body = mesh["n1"].client(), {number: secrets.token_bytes(4096) for number in range(200)}
+    mesh.await_map(lambda found: not found.is_rebalancing)
+    s3.create_bucket(Bucket="parts")
+    for number in range(100):
+        s3.put_object(Bucket="parts", Key=f"{number:03}", Body=body[number])
+    before = mesh.map_of()
+    split = command(mesh, "slots", "65536")
+    assert split.returncode == 0, split.stderr
+    assert "65,536 slots" in split.stdout
+    for number in range(100, 200):
+        s3.put_object(Bucket="parts", Key=f"{number:03}", Body=body[number])
+        assert s3.get_object(Bucket="parts", Key=f"{number - 100:03}")["Body"].read() == body[number - 100]
+    after = mesh.await_map(lambda found: not found.is_rebalancing)
+    assert (before.slots, after.slots, after.base_slots) == (16384, 65536, None)
+    for name in ("n1", "n2", "n3"):
+        there = mesh[name].client()
+        listed = there.list_objects_v2(Bucket="parts")["Contents"]
+        assert [found["Key"] for found in listed] == [f"{number:03}" for number in range(200)]
+        assert all(
+            there.get_object(Bucket="parts", Key=f"{number:03}")["Body"].read() == body[number]
+            for number in body
+        )
+    assert "a greater power of two" in command(mesh, "slots", "16384").stderr
+
+
+def test_slots_are_not_split_while_a_node_is_away() -> None:
+    require_etcd()
+    with DaemonCluster.start(2) as two:
+        two.kill("n2")
+        refused = command(two, "slots", "32768")
+        assert refused.returncode != 0
+        assert "1 without an answer ['n2']" in refused.stderr
+
+
 def test_a_node_that_ends_in_order_holds_up_no_writes() -> None:
     """Its lease would for minutes; nor does a client that is slow to read its last answer."""
     require_etcd()

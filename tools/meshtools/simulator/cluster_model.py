@@ -76,11 +76,9 @@ class ClusterModel:
     def read_owners(self) -> Integers:
         """Return int64[slots]: the node that is read for each slot; −1 if there is none."""
         number = {name: place for place, name in enumerate(self.names)}
-        found = np.full(self.map.slots, -1, np.int64)
-        for route, slots in routes(self.map, self._mesh.copies).slots_by_route():
-            if route.primary is not None:
-                found[slots] = number[route.primary.node_id]
-        return found
+        table = routes(self.map, self._mesh.copies)
+        numbers = np.array([number[node.node_id] for node in table.nodes] + [-1], np.int64)
+        return numbers[table.primary_places]
 
     def owners(self) -> Integers:
         """Return int64[slots, copies]: all target owners, −1 where there are fewer nodes than copies."""
