@@ -2,7 +2,8 @@
 
 Law: a shard appears whole or not at all, under a name that no other writer has taken. What a value is stored
 as follows from its type and its field's extension, so the same samples give the same bytes. A writer that is
-started again continues after the last stored shard.
+started again continues after the last stored shard; a request of its earlier life that is carried out only
+now is met by its bytes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from meshwire.dataset.fields import Source
 
 SHARD_BYTES: Final = 256 << 20
+_COMPARED_BYTES: Final = 16 << 20
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _KEY: Final = re.compile(r"[^./\x00-\x1f][^.\x00-\x1f]*")
 _FIELD: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
@@ -203,12 +205,33 @@ class Writer:
             try:
                 upload(self._client, file, self._place.bucket, key, metadata=metadata, if_absent=True)
             except PreconditionError as error:
-                found = self._client.head(self._place.bucket, key).metadata
-                if found.get("mesh-writer") != self._token:  # else a repeated request met its own first try
+                if not self._is_stored(key, file, metadata):
                     raise ConfigurationError(
-                        f"s3://{self._place.bucket}/{key} was written by another writer meanwhile: give each "
-                        "writer of a folder its own name="
+                        f"s3://{self._place.bucket}/{key} was written by another writer meanwhile, with "
+                        "other contents: give each writer of a folder its own name=. If it was this program "
+                        "before it was killed, start it again with resume=True"
                     ) from error
+
+    def _is_stored(self, key: str, file: IO[bytes], metadata: Mapping[str, str]) -> bool:
+        """Return whether a shard that exists already is this one. A repeated request has met its own first
+        try, or a program that was killed and started again the last request of its earlier life."""
+        found = self._client.head(self._place.bucket, key)
+        if found.metadata.get("mesh-writer") == self._token:
+            return True
+        samples = ("mesh-first", "mesh-samples")
+        if any(found.metadata.get(name) != metadata[name] for name in samples):
+            return False
+        if found.size != file.seek(0, io.SEEK_END):
+            return False
+        file.seek(0)
+        for offset in range(0, found.size, _COMPARED_BYTES):
+            stored = self._client.get(
+                self._place.bucket, key, offset=offset, length=_COMPARED_BYTES, etag=found.etag
+            )
+            if stored != file.read(len(stored)):
+                return False
+        _log.info("s3://%s/%s was stored by an earlier request already", self._place.bucket, key)
+        return True
 
     def _stored_shards(self, *, resume: bool) -> tuple[int, int]:
         """Return the number of shards of this name, and of their samples."""

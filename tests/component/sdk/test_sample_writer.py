@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
 import textwrap
+import threading
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +159,163 @@ def test_a_killed_writer_has_lost_only_its_last_shards(daemon: Daemon, client: C
             out.write({"cls": number})
     found = [name for key in keys(client, bucket) for name in members(client, bucket, key)]
     assert found == [f"shard-{number:09d}.cls" for number in range(60)]
+
+
+class _Delay:
+    """A proxy in front of a daemon that keeps the requests with `what` in their first line back, whole, until
+    `release`, and sends them also if their client is gone."""
+
+    def __init__(self, daemon: Daemon, what: bytes) -> None:
+        self._port, self._what = int(daemon.endpoint.rpartition(":")[2]), what
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.kept, self.release, self.answered = threading.Event(), threading.Event(), threading.Event()
+        self.answer = b""
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            self._threads.append(threading.Thread(target=self._serve, args=(near,), daemon=True))
+            self._threads[-1].start()
+
+    def _serve(self, near: socket.socket) -> None:
+        with near, socket.create_connection(("127.0.0.1", self._port), 30) as far:
+            near.settimeout(60)
+            while request := _request(near):
+                late = self._what in request.partition(b"\r\n")[0]
+                if late:
+                    self.kept.set()
+                    assert self.release.wait(60)
+                far.sendall(request)
+                answer = _answer(far, head=request.startswith(b"HEAD"))
+                if late:
+                    self.answer = answer
+                    self.answered.set()
+                with contextlib.suppress(OSError):
+                    near.sendall(answer)
+
+    def close(self) -> None:
+        self.release.set()
+        self._listener.close()
+
+
+def _request(connection: socket.socket) -> bytes:
+    """The next request of a connection; b"" at its end."""
+    return _message(connection, has_body=True)
+
+
+def _answer(connection: socket.socket, *, head: bool) -> bytes:
+    return _message(connection, has_body=not head)
+
+
+def _message(connection: socket.socket, *, has_body: bool) -> bytes:
+    found = b""
+    try:
+        while b"\r\n\r\n" not in found:
+            if not (piece := connection.recv(1 << 16)):
+                return b""
+            found += piece
+        headers, _, body = found.partition(b"\r\n\r\n")
+        lengths = [line for line in headers.lower().splitlines() if line.startswith(b"content-length:")]
+        left = int(lengths[0].partition(b":")[2]) - len(body) if lengths and has_body else 0
+        while left > 0:
+            piece = connection.recv(min(left, 1 << 16))
+            found, left = found + piece, left - len(piece)
+            if not piece:
+                return b""
+    except OSError:
+        return b""
+    return found
+
+
+def _delayed(daemon: Daemon, program: str, late: bytes) -> _Delay:
+    """The proxy that has the last request of a program that was killed meanwhile."""
+    delay = _Delay(daemon, late)
+    env = os.environ | {
+        "MESH_ENDPOINT": delay.endpoint,
+        "AWS_ACCESS_KEY_ID": daemon.access_key,
+        "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+    }
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], env=env, text=True)
+    with child:
+        assert delay.kept.wait(60)
+        child.send_signal(signal.SIGKILL)
+        child.wait(60)
+    return delay
+
+
+_KILLED = """
+    import os
+    import meshsdk as mesh
+    with mesh.Writer("s3://{bucket}/made", shard_samples=10, resume=True) as out:
+        for number in range(out.position, 1000):
+            out.write({{"bin": {value}}})
+"""
+
+
+@pytest.mark.parametrize("value", ["number.to_bytes(4, 'little') * 1000", "os.urandom(4000)"])
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_request_of_a_killed_writer_that_arrives_late_is_met(
+    daemon: Daemon, client: Client, bucket: str, value: str, late: int
+) -> None:
+    """The writer that continues has looked before it arrived. Equal shards are the same; of others, another
+    start continues behind the one that came late."""
+    key = f"made/shard-{late:06d}.tar"
+    delay = _delayed(daemon, _KILLED.format(bucket=bucket, value=value), key.encode())
+    try:
+        assert key not in keys(client, bucket)
+        out = mesh.Writer(f"s3://{bucket}/made", shard_samples=10, resume=True, client=client)
+        assert out.position == late * 10
+        delay.release.set()
+        assert delay.answered.wait(60)
+        assert delay.answer.startswith(b"HTTP/1.1 200")
+        stored = client.get(bucket, key)
+
+        def write(out: mesh.Writer) -> None:
+            with out:
+                for number in range(out.position, 45):
+                    out.write({"bin": number.to_bytes(4, "little") * 1000})
+
+        if "urandom" in value:
+            with pytest.raises(ConfigurationError, match=f"{key} was written by another writer meanwhile"):
+                write(out)
+            out = mesh.Writer(f"s3://{bucket}/made", shard_samples=10, resume=True, client=client)
+            assert out.position == late * 10 + 10
+        write(out)
+        assert client.get(bucket, key) == stored
+        assert (out.samples, out.shards) == (45, 5)
+    finally:
+        delay.close()
+    found = [name for key in keys(client, bucket) for name in members(client, bucket, key)]
+    assert found == [f"shard-{number:09d}.bin" for number in range(45)]
+
+
+def test_equal_writers_side_by_side_are_one_until_they_differ(client: Client, bucket: str) -> None:
+    url = f"s3://{bucket}/made"
+    with mesh.Writer(url, shard_samples=2, client=client) as one, mesh.Writer(url, client=client) as two:
+        for number in range(2):
+            one.write({"cls": number})
+        one.close()
+        two.write({"cls": 0})
+        with pytest.raises(ConfigurationError, match=r"shard-000000\.tar was written by another writer"):
+            two.close()
+    with mesh.Writer(f"{url}/2", client=client) as one, mesh.Writer(f"{url}/2", client=client) as two:
+        one.write({"cls": 0})
+        one.close()
+        two.write({"cls": 0})
+        two.close()
+        assert two.shards == 1
+    with mesh.Writer(f"{url}/3", client=client) as one, mesh.Writer(f"{url}/3", client=client) as two:
+        one.write({"cls": 0})
+        one.close()
+        two.write({"cls": 1})  # of the same length
+        with pytest.raises(ConfigurationError, match=r"shard-000000\.tar was written by another writer"):
+            two.close()
 
 
 def test_writers_side_by_side_have_names(client: Client, bucket: str) -> None:
