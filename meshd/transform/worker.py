@@ -264,6 +264,7 @@ class SliceRenderer:
         for lack of memory.
         """
         rendered: list[int] = []
+        self._segments.begin_slice()
         self._files.readahead(self._pieces())
         clock = self._tally.clock
         began = clock()

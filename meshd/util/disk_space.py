@@ -1,4 +1,4 @@
-"""Total and free bytes of a file system, as far as it tells them.
+"""Total and free bytes of a file system, as far as it tells them; reserving some of them for a file.
 
 Some FUSE and network file systems answer zeros. That means unknown, not full: writes are then tried, and
 ENOSPC says when there is no room.
@@ -6,11 +6,19 @@ ENOSPC says when there is no room.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_KEEP_SIZE: Final = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+_fallocate = getattr(_libc, "fallocate", None)  # absent from some C libraries
+if _fallocate is not None:
+    _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 ASSUMED_FREE: Final = 16 << 30
 """Free bytes that a cache without a configured size assumes where they are unknown."""
@@ -40,3 +48,15 @@ def measure_disk_space(path: Path | str) -> DiskSpace:
     found = os.statvfs(path)
     usable = found.f_blocks - found.f_bfree + found.f_bavail
     return DiskSpace(*(blocks * found.f_frsize for blocks in (found.f_blocks, found.f_bavail, usable)))
+
+
+def reserve_space(fd: int, offset: int, length: int) -> None:
+    """Reserve disk space for bytes of a file without changing its size, where the file system can.
+
+    Raises OSError only for ENOSPC and EDQUOT.
+    """
+    if _fallocate is None or length <= 0 or _fallocate(fd, _KEEP_SIZE, offset, length) == 0:
+        return
+    number = ctypes.get_errno()
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        raise OSError(number, os.strerror(number))

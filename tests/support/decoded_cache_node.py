@@ -68,6 +68,7 @@ class DecodedCacheNode:
         self.files, self.segments = SourceFiles(), SegmentFiles()
         self.hits = self.made = self.stored = self.damaged = 0
         self.source_reads = 0
+        self.writer = "writer"
         self.places: list[tuple[tuple[tuple[str, int, int], ...], ...]] = []
         at, data = 0, folder / "samples"
         with data.open("wb") as file:
@@ -185,7 +186,7 @@ class DecodedCacheNode:
         if cached:
             order = call.order
             item.prefixes = self.cache.order(
-                order.program, order.samples, len(rows), len(rows[0].sources), "writer"
+                order.program, order.samples, len(rows), len(rows[0].sources), self.writer
             )
         sent = msgspec.json.encode(item.to_request(1, with_text=True))
         request = msgspec.json.decode(sent, type=RenderRequest)

@@ -3,7 +3,7 @@
 Law: one thread of one process appends to a segment. Its bytes count only after the index has committed
 the segment's end; a failed group or a crash leaves a tail that is cut off. A large object's file is a
 draft until `publish`; the next start of its writer removes drafts. All calls block: they run in I/O
-threads. The only module of the store that uses ctypes: preallocation and early writeback are hints, and
+threads. The only module of the store that uses ctypes: early writeback is a hint like preallocation, and
 where the kernel or the file system lacks them, nothing breaks.
 """
 
@@ -23,6 +23,7 @@ from meshd.store.engine.packs import Pack
 from meshd.telemetry import metrics
 from meshd.util import failpoints
 from meshd.util.directories import sync_directory
+from meshd.util.disk_space import reserve_space
 from meshwire.formats import tar
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 _libc = ctypes.CDLL(None, use_errno=True)
 _IOV_MAX = 1000
 _LARGEST = 1 << 20  # per call: a call of 8 MiB was measured to cost eight times as much per byte
-_KEEP_SIZE = 1
 _WRITE = 2
 _WAIT = 1 | 2 | 4
 RUN_BYTES: Final = 64 << 20
@@ -46,12 +46,10 @@ _LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 """Errors of writing pages out. Others say that the file system lacks the call."""
 
 try:
-    _fallocate = _libc.fallocate
-    _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     _sync_file_range = _libc.sync_file_range
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 except AttributeError:  # pragma: no cover - a libc without these calls
-    _fallocate = _sync_file_range = None  # type: ignore[assignment]  # absent: both hints are skipped
+    _sync_file_range = None  # type: ignore[assignment]  # absent: the hint is skipped
 
 
 class Segment:
@@ -149,7 +147,7 @@ class Segment:
         found = os.fstatvfs(self._fd)
         self._reserved = self.tail + min(RUN_BYTES, found.f_bavail * found.f_frsize // _FREE_SHARE)
         with suppress(OSError):  # it is full: the write says so
-            _preallocate(self._fd, self._reserved)
+            reserve_space(self._fd, 0, self._reserved)
 
     def sync(self) -> None:
         """Makes written bytes durable. Raises OSError; then call `truncate_uncommitted`."""
@@ -211,7 +209,7 @@ class LargeObjectFile:
 
     def reserve(self, size: int) -> None:
         """Reserves disk space for `size` bytes of data. Raises OSError if there is none."""
-        _preallocate(self._fd, RESERVE + size + tar.padding(size) + len(tar.END))
+        reserve_space(self._fd, 0, RESERVE + size + tar.padding(size) + len(tar.END))
 
     def append(self, chunks: Sequence[Buffer]) -> None:
         """Writes the next bytes and limits the dirty pages of this file."""
@@ -293,18 +291,6 @@ class LargeObjectFile:
 
 
 # system calls that `os` lacks, and writes of whole buffer lists -------------------------------------------
-
-
-def _preallocate(fd: int, length: int) -> None:
-    """Reserves disk space for `length` bytes without changing the file size.
-
-    Raises OSError only for ENOSPC and EDQUOT.
-    """
-    if _fallocate is None or length <= 0 or _fallocate(fd, _KEEP_SIZE, 0, length) == 0:
-        return
-    number = ctypes.get_errno()
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        raise OSError(number, os.strerror(number))
 
 
 def _start_writeback(fd: int, offset: int, length: int) -> None:

@@ -18,8 +18,10 @@ import numpy as np
 
 from meshd.telemetry import metrics
 from meshd.transform.decoded_cache import policy
+from meshd.transform.decoded_cache.limits import Limit, find_room, find_share, segment_capacity
 from meshd.transform.decoded_cache.messages import MEASURE, PLAIN, WINDOWED
 from meshd.transform.decoded_cache.policy import Candidate, describe_prefix
+from meshd.transform.decoded_cache.segment_store import MIN_SEGMENT_BYTES
 from meshd.transform.decoded_cache.slice_order import (
     BUCKET_QUOTA,
     CALLER_LIMIT,
@@ -206,81 +208,77 @@ class DecodedCache:
     def _order(
         self, key: tuple[str, str], state: _PlanState, rows: int, writer: object, in_advance: bool
     ) -> SliceOrder:
-        now, segments, shares = self._clock(), dict[int, "Segment"](), dict[int, float]()
-        bounds: dict[int, str] = {}
-        for table in state.tables:
-            table.last_used = now
-            paused = now < max(self._paused_until, 0.0 if in_advance else table.paused_until)
-            segment = self._segment(table, state, writer, now, paused)
-            if isinstance(segment, str):
-                bounds[table.number] = segment
-            else:
-                segments[table.number] = segment
-                shares[table.number], bounds[table.number] = self._share(table, state, now)
         steps = tuple(PLAIN if choice is None else choice.steps for choice in state.fields or ())
         tables = tuple(
             () if choice is None else tuple(choice.tables.values()) for choice in state.fields or ()
         )
-        return SliceOrder(key, writer, rows, steps, tables, segments, shares, bounds)
+        made = SliceOrder(key, writer, rows, steps, tables, {}, {}, promise=self._segments.promise)
+        now = self._clock()
+        for table in state.tables:
+            table.last_used, number, size = now, table.number, table.size.value
+            paused = now < max(self._paused_until, 0.0 if in_advance else table.paused_until)
+            limits = self._limits(table, state, now)
+            room, why = find_room(limits, size)
+            if why == NO_ROOM and room < rows * size and self._make_room(table, int(rows * size), now):
+                limits = self._limits(table, state, now)
+                room, why = find_room(limits, size)
+            segment = why if room < size else self._segment(table, limits, writer, paused)
+            if isinstance(segment, str):
+                made.bounds[number] = segment
+            else:
+                made.segments[number], made.rooms[number] = segment, room
+                made.shares[number], made.bounds[number] = find_share(limits, size, table.samples)
+        return made
 
-    def _segment(
-        self, table: Table, state: _PlanState, writer: object, now: float, paused: bool
-    ) -> Segment | str:
+    def _segment(self, table: Table, limits: Sequence[Limit], writer: object, paused: bool) -> Segment | str:
         """Return the segment that `writer` appends results of the table to, or why none are to be stored."""
         found = self._segments.open_segment(writer, table)
         if found is not None:
             return found
         if paused:
             return WRITE_PAUSE
-        size, most, quota = self._segments.segment_bytes, state.samples.limit, self._quota(table.bucket)
-        if table.saved <= 0 or (table.limit is not None and table.bytes + size > table.limit):
+        if table.saved <= 0:
             return READ_SLOWLY
-        if most is not None and sum(each.bytes for each in state.tables) + min(size, most // 8) > most:
-            return CALLER_LIMIT  # a segment that is larger is not filled: `_share` bounds what is stored
-        if quota is not None and self.bytes_by_bucket().get(table.bucket, 0) + size > quota:
-            return BUCKET_QUOTA
-        if table.entries >= table.samples or not self._make_room(table, now):
+        if table.entries >= table.samples:
             return NO_ROOM
         try:
-            return self._segments.create(writer, table)
+            capacity = segment_capacity(limits, MIN_SEGMENT_BYTES, self._segments.segment_bytes)
+            return self._segments.create(writer, table, capacity)
         except OSError as error:
             self._pause(str(error))
             return WRITE_PAUSE
 
+    def _limits(self, table: Table, state: _PlanState, now: float) -> list[Limit]:
+        """Return all limits of what the table may take."""
+        least, quota = table.value(now) / policy.BETTER, self._quota(table.bucket)
+        tables, limit = self._tables.values(), state.samples.limit
+        others = [other for other in tables if other is not table and other.value(now) > least]
+        taken = sum(other.bytes for other in others)
+        found = [Limit(self._most, self._segments.bytes, taken, NO_ROOM)]
+        if table.limit is not None:
+            found.append(Limit(table.limit, table.bytes, 0, READ_SLOWLY))
+        if limit is not None:
+            taken = sum(each.bytes for each in state.tables)
+            found.append(Limit(limit, taken, taken - table.bytes, CALLER_LIMIT))
+        if quota is not None:
+            taken = sum(other.bytes for other in others if other.bucket == table.bucket)
+            found.append(Limit(quota, self.bytes_by_bucket()[table.bucket], taken, BUCKET_QUOTA))
+        return found
+
     def _share(self, table: Table, state: _PlanState, now: float) -> tuple[float, str]:
         """Return the share of the samples whose results there is room for, and what bounds it."""
-        least, quota = table.value(now) / policy.BETTER, self._quota(table.bucket)
-        others = [other for other in self._tables.values() if other is not table and other.value(now) > least]
-        if quota is not None:
-            quota -= sum(other.bytes for other in others if other.bucket == table.bucket)
-        limit = state.samples.limit
-        if limit is not None:
-            limit -= sum(other.bytes for other in state.tables if other is not table)
-        bounds = [(self._most - sum(other.bytes for other in others), NO_ROOM)]
-        bounds += [
-            (bound, why)
-            for bound, why in (
-                (table.limit, READ_SLOWLY),
-                (limit, CALLER_LIMIT),
-                (quota, BUCKET_QUOTA),
-            )
-            if bound is not None
-        ]
-        room, why = min(bounds)
-        whole = table.samples * max(1.0, table.size.value)
-        return max(0.0, min(1.0, room / whole)), why
+        return find_share(self._limits(table, state, now), table.size.value, table.samples)
 
     def bytes_by_bucket(self) -> dict[str, int]:
-        """Return the bytes of the segments of each bucket."""
+        """Return the bytes of the segments of each bucket, used and promised."""
         found: dict[str, int] = {}
         for table in self._by_number.values():
             found[table.bucket] = found.get(table.bucket, 0) + table.bytes
         return found
 
-    def _make_room(self, table: Table, now: float) -> bool:
-        """Drop segments of less value until the table can have another. Returns whether it can."""
-        wanted = self._segments.segment_bytes
-        while self._segments.bytes + wanted > self._most:
+    def _make_room(self, table: Table, wanted: int, now: float) -> bool:
+        """Drop segments of less value until the table can take `wanted` bytes. Returns whether it can."""
+        while find_room([Limit(self._most, self._segments.bytes, 0, NO_ROOM)], table.size.value)[0] < wanted:
             worth = table.value(now)
             least = min(
                 (each for each in self._by_number.values() if each is not table and each.segments),
@@ -425,8 +423,9 @@ class DecodedCache:
         for bucket, size in self.bytes_by_bucket().items():
             quota = self._quota(bucket)
             if quota is not None:
-                at_quota += size + self._segments.segment_bytes > quota
                 own = [table for table in self._by_number.values() if table.bucket == bucket]
+                entry = max(table.size.value for table in own)
+                at_quota += find_room([Limit(quota, size, 0, BUCKET_QUOTA)], entry)[0] < entry
                 self._drop_least(own, size - quota)
         metrics.decoded_cache_limit.set(self._most)
         metrics.decoded_cache_at_quota.set(at_quota)

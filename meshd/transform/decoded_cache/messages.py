@@ -36,11 +36,13 @@ stored."""
 
 
 class TableOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One table of a field. `segment`: index into the request's `paths` of the file to append to, or -1."""
+    """One table of a field. `segment`: index into the request's `paths` of the file to append to, or -1;
+    `capacity`: bytes that the file may grow to."""
 
     variant: int
     table: int
     segment: int
+    capacity: int = 0
 
 
 class FieldOrder(msgspec.Struct, frozen=True, array_like=True):

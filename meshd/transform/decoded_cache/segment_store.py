@@ -1,7 +1,8 @@
 """Segments of the decoded cache: the files, their bytes, and who appends to them.
 
-Law: a segment has one table and one writer. A dropped segment is truncated before it is unlinked, so that its
-bytes are free although processes still have it open; their reads then fail, which is a miss.
+Law: a segment has one table and one writer. What counts is the bytes of its entries and of those that its
+writer was asked to append. A dropped segment is truncated before it is unlinked, so that its bytes are free
+although processes still have it open; their reads then fail, which is a miss.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class SegmentStore:
         self._open: dict[tuple[object, int], Segment] = {}
         self._numbers = itertools.count()
         self.bytes = 0
-        """Bytes of all segments; an open one counts in full."""
+        """Bytes of all segments, used and promised."""
         self.used = 0
         """Bytes of their entries."""
 
@@ -61,42 +62,44 @@ class SegmentStore:
     def open_segment(self, writer: object, table: Table) -> Segment | None:
         """Return the segment of a table that `writer` appends to, if it has one that is not full."""
         found = self._open.get((writer, table.number))
-        if found is not None and found.used + found.promised >= self.segment_bytes:
+        if found is not None and found.size >= found.capacity:
             self.seal(found)
             return None
         return found
 
-    def create(self, writer: object, table: Table) -> Segment:
+    def create(self, writer: object, table: Table, capacity: int) -> Segment:
         """Begin a segment. Raises OSError."""
         number = next(self._numbers)
         path = self._directory / f"{number:08x}.seg"
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        made = Segment(number, path, table, self.segment_bytes, owner=writer)
+        made = Segment(number, path, table, capacity, owner=writer)
         self._open[writer, table.number] = table.segments[number] = made
-        self.bytes += made.size
         return made
+
+    def promise(self, segment: Segment, size: int) -> None:
+        """Note that the writer is asked to append entries of `size` bytes."""
+        segment.promised += size
+        self._count(segment, size)
 
     def grow(self, segment: Segment, end: int) -> None:
         """Count the bytes of a segment, whose entries reach to `end`."""
-        self.used += max(0, end - segment.used)
-        segment.used = max(segment.used, end)
-        self._resize(segment)
+        grown = max(0, end - segment.used)
+        segment.used += grown
+        self.used += grown
+        self._count(segment, grown)
 
     def end_promise(self, segment: Segment, size: int) -> None:
         """Note that entries of `size` bytes will not be appended any more, or have been."""
-        segment.promised = max(0, segment.promised - size)
-        if segment.owner is None and not segment.used and not segment.promised:
+        ended = min(size, segment.promised)
+        segment.promised -= ended
+        self._count(segment, -ended)
+        if segment.owner is None and not segment.size:
             self.drop(segment)
-        self._resize(segment)
 
-    def _resize(self, segment: Segment) -> None:
-        if segment.number not in segment.table.segments:
-            return
-        size = segment.used + segment.promised
-        if segment.owner is not None:
-            size = max(size, self.segment_bytes)
-        self.bytes += size - segment.size
-        segment.size = size
+    def _count(self, segment: Segment, size: int) -> None:
+        if segment.number in segment.table.segments:
+            segment.table.bytes += size
+            self.bytes += size
 
     def seal(self, segment: Segment) -> None:
         """End appending to a segment, except for what was promised."""
@@ -104,9 +107,7 @@ class SegmentStore:
             return
         del self._open[segment.owner, segment.table.number]
         segment.owner = None
-        if segment.used or segment.promised:
-            self._resize(segment)
-        else:
+        if not segment.size:
             self.drop(segment)
 
     def seal_all(self, writer: object) -> None:
@@ -121,8 +122,8 @@ class SegmentStore:
         if segment.owner is not None:
             del self._open[segment.owner, segment.table.number]
             segment.owner = None
+        self._count(segment, -segment.size)
         segment.table.forget_segment(segment)
-        self.bytes -= segment.size
         self.used -= segment.used
         self._remove(segment.path)
         return segment.size

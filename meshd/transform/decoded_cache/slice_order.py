@@ -43,9 +43,10 @@ class SampleSet:
 class SliceOrder:
     """What a transform process is told about one slice: for each field, the steps and tables of its prefix.
 
-    By table: the `segments` to append to, the `shares` of the samples to keep, the bytes `promised`;
-    `bounds`: why no more than the share is kept, or nothing. `refused`: by sample, why a result may not be
-    stored, "" if it may be the next time.
+    By table: the `segments` to append to, the `shares` of the samples to keep, the bytes `promised`, those
+    that still may be (`rooms`); `bounds`: why no more is kept, or nothing. `promise` is called with each
+    segment and the bytes to be appended to it. `refused`: by sample, why a result may not be stored, "" if it
+    may be the next time.
     """
 
     program: tuple[str, str]
@@ -55,6 +56,8 @@ class SliceOrder:
     tables: tuple[tuple[Table, ...], ...]
     segments: dict[int, Segment]
     shares: dict[int, float]
+    rooms: dict[int, int] = field(default_factory=dict)
+    promise: Callable[[Segment, int], None] = lambda segment, size: None
     bounds: dict[int, str] = field(default_factory=dict)
     promised: dict[int, int] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
@@ -68,7 +71,9 @@ class SliceOrder:
 
     def _table_order(self, table: Table, path: Callable[[str], int]) -> TableOrder:
         segment = self.segments.get(table.number)
-        return TableOrder(table.variant, table.number, -1 if segment is None else path(str(segment.path)))
+        if segment is None:
+            return TableOrder(table.variant, table.number, -1)
+        return TableOrder(table.variant, table.number, path(str(segment.path)), segment.capacity)
 
     def places(self, sample: int, path: Callable[[str], int]) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """Return for each field the entries of a sample, and which results may be stored."""
@@ -84,14 +89,19 @@ class SliceOrder:
             return (table.variant, path(str(segment.path)), offset, length)
         if sample < 0:
             return ()
-        appended = self.segments.get(table.number)
-        if appended is None or not policy.is_admitted(sample, self.shares[table.number]):
+        appended, size = self.segments.get(table.number), int(table.size.value) + 1
+        if (
+            appended is None
+            or self.rooms[table.number] < size
+            or not policy.is_admitted(sample, self.shares[table.number])
+        ):
             self.refused[sample] = self.bounds.get(table.number, NO_ROOM)
             return ()
-        if appended.used + appended.promised >= appended.size:
+        if appended.size >= appended.capacity:
             self.refused[sample] = ""
             return ()
-        size = int(table.size.value) + 1
-        appended.promised += size
+        self.promise(appended, size)
         self.promised[table.number] = self.promised.get(table.number, 0) + size
+        for number in self.rooms:  # tables share most limits
+            self.rooms[number] -= size
         return (table.variant,)

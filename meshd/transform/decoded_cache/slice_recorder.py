@@ -113,7 +113,8 @@ class SliceRecorder:
             return False
         began = self.clock.mark()
         try:
-            place = self.files.append(self.path(table.segment), table.table, sample, value, image)
+            path = self.path(table.segment)
+            place = self.files.append(path, table.table, sample, value, image, table.capacity)
         except OSError:
             self._full = True
             return False

@@ -34,17 +34,23 @@ LIMIT_SECONDS: Final = 3600.0
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A file of entries of one table. `size`: bytes that it takes, or may take while it is open."""
+    """A file of entries of one table. `capacity`: bytes from which on it takes no more entries."""
 
     number: int
     path: Path
     table: Table
-    size: int
+    capacity: int
     used: int = 0
+    """Bytes of its entries."""
     promised: int = 0
     """Bytes of the entries that its owner was asked to append."""
     owner: object | None = None
     """The transform process that appends to it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, with those promised."""
+        return self.used + self.promised
 
 
 @dataclass(slots=True)
@@ -74,6 +80,8 @@ class Table:
         self.source_seconds = 0.0
         """Seconds of the disk that a read spares because the file of the sample is not read."""
         self.segments: dict[int, Segment] = {}
+        self.bytes = 0
+        """Bytes of its segments, used and promised."""
         self.last_used = now
         self.cost, self.size, self.reading, self.writing = Mean(), Mean(), Mean(), Mean()
         self.limit: int | None = None
@@ -87,11 +95,6 @@ class Table:
 
     def __repr__(self) -> str:
         return f"<Table {self.number:x}: {self.entries} of {self.samples} samples, {self.bytes} bytes>"
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of its segments."""
-        return sum(segment.size for segment in self.segments.values())
 
     @property
     def saved(self) -> float:

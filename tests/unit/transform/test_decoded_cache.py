@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import random
+import resource
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 from PIL import Image
 
 from meshd.batches.warm_up.session import RANDOM_FIRST, why_nothing
-from meshd.transform.decoded_cache import policy
+from meshd.transform.decoded_cache import policy, segment_files
 from meshd.transform.decoded_cache.entry_format import (
     EntryError,
     can_keep,
@@ -22,9 +25,12 @@ from meshd.transform.decoded_cache.entry_format import (
 )
 from meshd.transform.decoded_cache.messages import KEPT, REFUSED, STORED, TableUse
 from meshd.transform.decoded_cache.policy import Candidate
+from meshd.transform.decoded_cache.segment_files import SegmentFiles
+from meshd.transform.decoded_cache.segment_store import MAX_SEGMENT_BYTES
 from meshd.transform.decoded_cache.slice_order import BUCKET_QUOTA, NO_ROOM
 from meshd.transform.decoded_cache.tables import JUDGED_READS, Table
 from meshd.transform.render_calls import program_digest
+from meshd.util.disk_space import reserve_space
 from tests.support.decoded_cache_node import DecodedCacheNode
 from tests.support.transform_processes import text_of
 
@@ -195,11 +201,88 @@ def test_a_caller_bounds_what_is_kept_for_its_plan(node: DecodedCacheNode) -> No
 def test_a_bound_that_is_less_than_a_file_keeps_a_share(node: DecodedCacheNode) -> None:
     bound = SAMPLES * BYTES * 3 // 10
     assert node.store.segment_bytes > bound
-    for epoch in range(4):
-        hits(node, epoch, limit=bound)
-    assert 0.1 * SAMPLES <= len(kept(node)) <= 0.45 * SAMPLES
-    assert node.cache.bytes <= bound + 4 * BYTES
-    assert hits(node, 4, limit=bound) >= 0.1 * SAMPLES
+    hits(node, 0, limit=bound), hits(node, 1, limit=bound)
+    first = kept(node)
+    assert 0.2 * SAMPLES <= len(first) <= 0.3 * SAMPLES
+    for epoch in range(2, 5):
+        assert hits(node, epoch, limit=bound) >= len(first)
+        assert first <= kept(node), "an entry was replaced by another of the same value"
+    assert len(kept(node)) >= 0.25 * SAMPLES
+    assert node.cache.bytes <= bound
+
+
+def test_open_files_of_several_processes_count_by_what_is_in_them(node: DecodedCacheNode) -> None:
+    bound, writers = SAMPLES * BYTES * 3 // 10, ["first", "second", "third"]
+    for epoch in range(3):
+        for start in range(0, SAMPLES, 8):
+            node.writer = writers[start // 8 % len(writers)]
+            node.epoch(TEXT, epoch, range(start, start + 8), limit=bound)
+    files = {segment.path for table in node.cache.tables for segment in table.segments.values()}
+    assert len(files) >= len(writers)
+    assert sum(path.stat().st_size for path in files) <= bound
+    assert 0.2 * SAMPLES <= len(kept(node)) <= 0.3 * SAMPLES
+    assert sum(table.bytes for table in node.cache.tables) == node.store.bytes == node.cache.bytes
+
+
+def test_a_quota_smaller_than_a_file_is_used_and_lowering_it_drops_little(
+    tmp_path: Path, pictures: list[tuple[bytes]]
+) -> None:
+    quota = 12 * MIB
+    node = DecodedCacheNode(tmp_path, pictures, 100 << 30, quota=quota)
+    try:
+        assert node.store.segment_bytes == MAX_SEGMENT_BYTES > quota
+        for epoch in range(3):
+            hits(node, epoch)
+        assert 0.9 * quota <= node.cache.bytes_by_bucket()["photos"] <= quota
+        first = kept(node)
+        node.cache.fit(1 << 40, 1 << 39)
+        assert kept(node) == first, "what is within its quota stays"
+        node.quota = 11 * MIB
+        node.cache.fit(1 << 40, 1 << 39)
+        assert 9 * MIB <= node.cache.bytes <= 11 * MIB
+    finally:
+        node.close()
+
+
+def test_disk_space_is_reserved_for_many_entries_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved: list[tuple[int, int]] = []
+
+    def reserve(fd: int, offset: int, length: int) -> None:
+        reserved.append((offset, length))
+        reserve_space(fd, offset, length)
+
+    monkeypatch.setattr(segment_files, "reserve_space", reserve)
+    files, path, value = SegmentFiles(), tmp_path / "segment", bytes(200_000)
+    path.touch()
+    places = [files.append(str(path), 1, sample, value, capacity=20 * MIB) for sample in range(100)]
+    assert [length for _, length in reserved] == [8 * MIB, 8 * MIB, 20 * MIB - reserved[2][0]]
+    assert path.stat().st_size == sum(places[-1])
+    for sample, place in enumerate(places):
+        assert files.read_value(str(path), 1, sample, *place) == value
+    files.close()
+
+
+def test_what_is_in_memory_is_not_read_ahead(node: DecodedCacheNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    for epoch in range(2):
+        hits(node, epoch)
+    advised, disk_reads = list[int](), [0]
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *rest: advised.append(fd))
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+
+    def getrusage(who: int) -> Any:
+        return SimpleNamespace(ru_inblock=disk_reads[0], ru_nvcsw=usage.ru_nvcsw)
+
+    monkeypatch.setattr(resource, "getrusage", getrusage)
+    segments = {fd for path, fd in node.segments._open.items() if path.endswith(".seg")}
+    node.epoch(TEXT, 2, range(8))
+    advised.clear()
+    node.epoch(TEXT, 2, range(8))
+    assert not segments & set(advised)
+    disk_reads[0] += 8
+    node.epoch(TEXT, 2, range(8))
+    assert len([fd for fd in advised if fd in segments]) == 8, "a read came from the disk: those after it may"
 
 
 def test_space_that_others_need_is_given_back(node: DecodedCacheNode) -> None:
