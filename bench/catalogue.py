@@ -110,7 +110,7 @@ ENTRIES: Final = (
     Entry(
         rotational_row.NAME,
         "first epochs from an emulated rotational drive, ours and four peers'",
-        6,
+        8,
         (DRIVE, WEED, PEERS),
         Bench.rotational,
     ),

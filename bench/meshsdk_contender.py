@@ -4,7 +4,7 @@ import: of meshsdk · first: epoch 0 of a plan the node has not seen · again: a
 epoch · second: epoch 1, new crops for every sample; nothing decoded is kept in these passes. kept: epoch 1 of
 a plan in whose epoch 0 the node could keep decoded images. With `--share NAME` the first alone, together
 with others of that name. With `--cold` the first alone, of an epoch that begins when a line comes, all
-imported. With `--tcp` as from another host.
+imported. With `--tcp` as from another host. With `--open` there is no pass: the data set is opened.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check(batch: Any) -> int:
     return int(batch.rows - np.count_nonzero(batch.status))
 
 
-LABELS = {"raw": "@class", "tar": "cls"}
+LABELS = {"raw": "@class", "tar": "cls", "long": "cls"}
 """Layout of the photographs in the bucket, and the field that is their label."""
 
 
@@ -53,7 +53,7 @@ def dataset(endpoint: str, bucket: str, layout: str = "raw") -> mesh.Dataset:
     fields = {"image": "jpg", "label": LABELS[layout]}
     pinned = mesh.open(f"s3://{bucket}/{layout}/", fields=fields, client=client)
     crop = (ops.decode("image"), ops.random_resized_crop("image", SIDE), ops.hflip("image"))
-    number = (ops.int_label("label"),) if layout == "tar" else ()
+    number = () if layout == "raw" else (ops.int_label("label"),)
     return pinned.map(*crop, ops.to_chw("image"), *number)
 
 
@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", default=None)
     parser.add_argument("--tcp", action="store_true", help="no shared memory")
+    parser.add_argument("--open", action="store_true", help="no pass: open the data set alone")
     parser.add_argument("--layout", choices=LABELS, default="raw")
     parser.add_argument("--blocks", type=int, help="a shuffle in windows of so many shards; else a full one")
     parser.add_argument("--cold", action="store_true", help="the first pass alone, begun by a line on stdin")
@@ -75,6 +76,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.tcp:
         os.environ["MESH_LOCAL"] = "off"
+    if given.open:
+        dataset(given.endpoint, given.bucket, given.layout)
+        return
     if given.share and not given.cold:
         await_others()
     imported = time_import(PACKAGES)

@@ -136,6 +136,19 @@ def tars(album: Album) -> Iterator[tuple[str, bytes]]:
         yield f"tar/shard-{start // size:05d}.tar", out.getvalue()
 
 
+def upload_long(server: Server, album: Album, count: int) -> None:
+    """Put at least `count` photographs in the bucket as `long/`: copies of the shards of `tar/`."""
+    s3, copies = client(server), -(-count // album.count)
+
+    def put(shard: tuple[str, bytes]) -> None:
+        key, body = shard
+        for copy in range(copies):
+            s3.put_object(Bucket=BUCKET, Key=f"long/{copy:02}-{key.rpartition('/')[2]}", Body=body)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(put, tars(album)))
+
+
 def _add(shard: tarfile.TarFile, name: str, body: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(body)

@@ -18,11 +18,13 @@ from bench.rotational_row import (
     FULL_SHUFFLE,
     IN_ORDER,
     KEPT,
+    LONG,
     LOOSE,
     NAME,
     PEERS,
     SIZE,
     TARS,
+    WAYS,
 )
 from bench.tables import BARS_HEAD, number, table, verdict
 
@@ -43,6 +45,9 @@ another seed, all of it in the page cache. *Memory* is the most that all process
 own, without page cache. *Foreign GETs* are those of another client: 64 KiB of loose objects, one after the
 other, with pauses of 50 ms. *A plain file* has the photographs one after the other and is read
 without a server and without decoding: in order, and {rotational_reads:,} of them at random by 32 threads."""
+LONG_TEXT: Final = """*A longer epoch* has {long:,} photographs: the same shards in copies. Every epoch waits
+once for the first block of its order, of which the first batch needs a row from nearly every place; the
+longer the epoch, the less that counts."""
 COMMAND: Final = """<!-- not run: mounts a disk, and takes minutes -->
 ```bash
 apt-get install nbdkit nbdkit-plugin-python libnbd-bin fuse3
@@ -76,13 +81,19 @@ def ratio_to_best_peer(result: RowResult, way: Ours = TARS) -> tuple[str, float]
     return (best[0], mine / best[1]) if best and mine else None
 
 
+def _samples(result: RowResult, name: str) -> int:
+    """Return the samples of an epoch of this contender."""
+    ours = next((way for way in WAYS if way.name == name), TARS)
+    return ours.samples(result.setup)
+
+
 def warm_ratio(result: RowResult, name: str) -> float | None:
     """The first epoch's rate over what memory allows, or the media rate where that is less."""
     rate, warm = result.value(name, "rate"), result.value(name, "warm_rate")
     media_s, disk_s = result.value(name, "media_s"), result.value(name, "disk_s")
     if not rate or not warm or not media_s or not disk_s:
         return None
-    allowed = float(result.setup["rotational"]) / media_s
+    allowed = _samples(result, name) / media_s
     return rate / min(warm, allowed)
 
 
@@ -94,7 +105,7 @@ def running_ratio(result: RowResult, name: str) -> float | None:
         per_second, waited = result.value(name, rate), result.value(name, wait)
         if not per_second or waited is None:
             return None
-        seconds.append(float(result.setup["rotational"]) / per_second - waited)
+        seconds.append(_samples(result, name) / per_second - waited)
     return seconds[1] / seconds[0]
 
 
@@ -103,7 +114,7 @@ def unemulated_ratio(result: RowResult, name: str) -> float | None:
     rate, cpu, whole = result.value(name, "rate"), result.value(name, "drive_cpu"), warm_ratio(result, name)
     if not rate or cpu is None or whole is None:
         return None
-    seconds = float(result.setup["rotational"]) / rate
+    seconds = _samples(result, name) / rate
     return whole * seconds / (seconds - cpu / CORES)
 
 
@@ -134,7 +145,7 @@ def bars(result: RowResult) -> list[list[str]]:
         read = result.ratio(way.name, IN_ORDER, "read_bytes")
         told = verdict(read, READ_BAR, at_most=True)
         lines.append([f"{way.name}: bytes read ÷ those of the photographs", number(read, 2, "×"), told])
-    for way in ALONE:
+    for way in (each for each in ALONE if each is not LONG or LONG.name in result.contenders()):
         bar = WARM_BAR if way is not FULL_SHUFFLE else None
         warm = warm_ratio(result, way.name)
         title = f"{way.name}: first epoch ÷ from memory, or the media rate where that is less"
@@ -170,6 +181,8 @@ def section(rows: Mapping[str, RowResult]) -> list[str]:
     if result is None or not result.contenders():
         return []
     text = TEXT.format(gib=SIZE >> 30, **result.setup)
+    if LONG.name in result.contenders():
+        text += "\n\n" + LONG_TEXT.format(long=LONG.samples(result.setup))
     lines = [_line(result, name) for name in result.contenders()]
     parts = [f"## {result.title}", text, table(HEAD, lines), *loader_repeats(result)]
     return [*parts, table(BARS_HEAD, bars(result)), COMMAND]

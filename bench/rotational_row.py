@@ -13,7 +13,7 @@ import random
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from os import POSIX_FADV_RANDOM, posix_fadvise, posix_fallocate, pread
 from statistics import quantiles
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bench import photo_dataset
 from bench.cold_epoch import Epoch, EpochError, run_epoch
 from bench.interleave import turns
-from bench.loader_timing import OURS, TRIES, Turn, argv_of
+from bench.loader_timing import OURS, TIMEOUT_S, TRIES, Turn, argv_of
 from bench.page_cache import read_files
 from bench.processes import Children, memory_bytes
 from bench.results import Figure
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 NAME: Final = "rotational"
-SIZE: Final = 8 << 30
+SIZE: Final = 12 << 30
 """Bytes of the drive. Its seeks are those of a full one, whatever its size."""
 JOBS: Final = 4
 PEERS: Final = ("webdataset", "streaming", "litdata", "s3torchconnector")
@@ -58,7 +58,8 @@ UNCOUNTED: Final = 99
 class Ours:
     """A way to read with meshsdk. `blocks`: shards of a window, 0 is a full shuffle; `jobs` share the epoch;
     `foreign`: other clients read too; `keeps`: the node may keep decoded images, as in an epoch before.
-    `seed`: apart, so that none finds batches of another."""
+    `seed`: apart, so that none finds batches of another. `long`: an epoch of more photographs, which are put
+    onto the drive before it."""
 
     name: str
     seed: int
@@ -67,6 +68,12 @@ class Ours:
     jobs: int = 1
     foreign: bool = False
     keeps: bool = False
+    long: bool = False
+
+    def samples(self, setup: Mapping[str, Any]) -> int:
+        """Return the samples of an epoch."""
+        rotational = int(setup["rotational"])
+        return -(-int(setup["rotational_long"]) // rotational) * rotational if self.long else rotational
 
     def flags(self, number: int) -> list[str]:
         """Of `bench.meshsdk_contender`, for round `number`."""
@@ -82,8 +89,9 @@ FULL_SHUFFLE: Final = Ours("full shuffle of loose objects", 7200, "raw", 0)
 FOUR: Final = Ours("four sharing jobs, Blocks over tar shards", 7300, "tar", 8, jobs=JOBS)
 BESIDE: Final = Ours("Blocks over tar shards, beside foreign GETs", 7400, "tar", 8, foreign=True)
 KEPT: Final = Ours("Blocks over loose objects, decoded once", 7500, "raw", 2, keeps=True)
-WAYS: Final = (TARS, LOOSE, FULL_SHUFFLE, FOUR, BESIDE, KEPT)
-ALONE: Final = (TARS, LOOSE, FULL_SHUFFLE)
+LONG: Final = Ours("Blocks over tar shards, a longer epoch", 7600, "long", 8, long=True)
+WAYS: Final = (TARS, LOOSE, FULL_SHUFFLE, FOUR, BESIDE, KEPT, LONG)
+ALONE: Final = (TARS, LOOSE, FULL_SHUFFLE, LONG)
 """Those that are run a second time, from the page cache."""
 IN_ORDER: Final = "a plain file, from beginning to end"
 AT_RANDOM: Final = "a plain file, a seek for each photograph"
@@ -104,6 +112,7 @@ class Site:
     servers: Mapping[str, Server]
     scale: Scale
     root: Path
+    album: Album
 
     def ours(self, way: Ours, number: int) -> Figure:
         """One of our ways, cold; those alone on the drive a second time, from memory, with another seed."""
@@ -113,19 +122,22 @@ class Site:
         if way.foreign:
             beside.append(partial(_get_until_done, photo_dataset.client(server), waits))
         try:
+            if way.long:
+                self._fill_long(server)
             if way.keeps:
                 before = self._commands(way, server, UNCOUNTED + 1 + number)
                 run_epoch(self.drive, before, server, cold=False)
             epoch = run_epoch(self.drive, commands, server, cold=True, beside=beside)
-            metrics, problem = epoch.metrics, self._short(epoch, way.jobs)
+            wanted = way.samples(asdict(self.scale))
+            metrics, problem = epoch.metrics, _short(epoch, way.jobs * wanted)
             if way in ALONE:
                 read_files(self.drive.path / "meshd")
                 again = self._commands(way, server, number + self.scale.rounds)
                 warm = run_epoch(self.drive, again, server, cold=False)
                 metrics["warm_rate"] = warm.samples / warm.seconds
                 metrics["warm_reads"], metrics["warm_wait"] = warm.drive.reads, warm.waited_s
-                problem = problem or self._short(warm, 1)
-        except (EpochError, subprocess.TimeoutExpired, OSError) as error:
+                problem = problem or _short(warm, wanted)
+        except (EpochError, subprocess.SubprocessError, OSError) as error:
             return Figure(way.name, number, {}, str(error)[:300])
         metrics["memory_mib"] = max(memory) / (1 << 20)
         return Figure(way.name, number, metrics | _waited(waits), problem)
@@ -150,11 +162,11 @@ class Site:
             epoch = run_epoch(self.drive, [[*argv, "--passes", "1"]], server, cold=True)
         except (EpochError, subprocess.TimeoutExpired, OSError) as error:
             return Figure(turn.name, number, {}, str(error)[:300])
-        return Figure(turn.name, number, epoch.metrics, self._short(epoch, 1))
+        return Figure(turn.name, number, epoch.metrics, _short(epoch, self.scale.rotational))
 
-    def plain(self, name: str, album: Album, number: int) -> Figure:
+    def plain(self, name: str, number: int) -> Figure:
         """A file that has all photographs, read by nobody but a few threads."""
-        places = _places(album)
+        places = _places(self.album)
         if name == AT_RANDOM:
             places = random.Random(number).sample(places, min(self.scale.rotational_reads, len(places)))
         self.drive.drop_caches()
@@ -172,9 +184,18 @@ class Site:
         argv = argv_of(Turn(OURS[0], server), self.scale, self.root, self.root, way.seed + number)
         return [[*argv, *way.flags(number)]] * way.jobs
 
-    def _short(self, epoch: Epoch, jobs: int) -> str:
-        wanted = jobs * self.scale.rotational
-        return "" if epoch.samples == wanted else f"{epoch.samples} samples instead of {wanted}"
+    def _fill_long(self, server: Server) -> None:
+        """Put the photographs of the longer epoch onto the drive, and open them once."""
+        photo_dataset.upload_long(server, self.album, self.scale.rotational_long)
+        argv = [*argv_of(Turn(OURS[0], server), self.scale, self.root, self.root, 0), "--layout", LONG.layout]
+        environment = photo_dataset.environment(server)
+        subprocess.run(
+            [*argv, "--open"], cwd=photo_dataset.ROOT, env=environment, check=True, timeout=TIMEOUT_S
+        )
+
+
+def _short(epoch: Epoch, wanted: int) -> str:
+    return "" if epoch.samples == wanted else f"{epoch.samples} samples instead of {wanted}"
 
 
 def _watch_memory(pid: int, found: list[int], done: threading.Event) -> None:
@@ -227,9 +248,9 @@ def _read_file(file: Path, places: Sequence[tuple[int, int]], *, at_random: bool
             list(pool.map(lambda place: pread(descriptor, place[1], place[0]), places))
 
 
-def fill(site: Site, album: Album, say: Callable[[str], None]) -> None:
+def fill(site: Site, say: Callable[[str], None]) -> None:
     """Put the photographs on the drive: into a plain file, in one piece, and into each server."""
-    files = album.files()
+    album, files = site.album, site.album.files()
     with (site.drive.path / FILE).open("wb") as file:
         posix_fallocate(file.fileno(), 0, sum(photograph.stat().st_size for photograph in files))
         for photograph in files:
@@ -238,19 +259,17 @@ def fill(site: Site, album: Album, say: Callable[[str], None]) -> None:
         photo_dataset.upload(server, album, say, photo_dataset.FORMATS if name != "meshd" else ())
 
 
-def measure_site(
-    site: Site, album: Album, peers: Sequence[str], say: Callable[[str], None]
-) -> Iterator[Figure]:
+def measure_site(site: Site, peers: Sequence[str], say: Callable[[str], None]) -> Iterator[Figure]:
     """Everybody in turns, the drive being filled."""
     if site.scale.warmed:
-        for way in ALONE:
+        for way in (TARS, LOOSE, FULL_SHUFFLE):
             say(f"{NAME}: {way.name}, once uncounted")
             site.warm_up(way)
     contenders: dict[str, Callable[[int], Figure]] = {way.name: partial(site.ours, way) for way in WAYS}
     for peer in peers:
         contenders[Turn(peer, site.servers["seaweedfs"]).name] = partial(site.peer, peer)
     for name in (IN_ORDER, AT_RANDOM):
-        contenders[name] = partial(site.plain, name, album)
+        contenders[name] = partial(site.plain, name)
     for number, name in turns(NAME, contenders, site.scale.loader_rounds, say):
         yield contenders[name](number)
 
@@ -266,6 +285,6 @@ def measure(
     ):
         names = ("meshd", *(("seaweedfs",) if peers else ()))
         servers = {name: SERVERS[name].start(children, drive.path / name, new_account()) for name in names}
-        site = Site(drive, servers, scale, root)
-        fill(site, album, say)
-        yield from measure_site(site, album, peers, say)
+        site = Site(drive, servers, scale, root, album)
+        fill(site, say)
+        yield from measure_site(site, peers, say)

@@ -42,6 +42,7 @@ class Scale:
     media_files: int = 256
     checkpoint: int = 256 * MIB
     rotational: int = 6_000
+    rotational_long: int = 36_000
     rotational_reads: int = 1_000
     foretold: int = 8_192
 
@@ -74,6 +75,7 @@ QUICK = Scale(
     media_files=32,
     checkpoint=4 * MIB,
     rotational=128,
+    rotational_long=256,
     rotational_reads=32,
     foretold=512,
 )

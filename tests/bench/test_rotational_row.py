@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.support.rotational_disk import RotationalDisk
 
 pytestmark = pytest.mark.timeout(300)
-SCALE = replace(QUICK, rotational=48, batch=8, rotational_reads=16, warmed=False)
+SCALE = replace(QUICK, rotational=48, rotational_long=90, batch=8, rotational_reads=16, warmed=False)
 
 
 class Counted:
@@ -62,17 +62,19 @@ def test_our_epochs_at_toy_size(tmp_path: Path) -> None:
         port = int(daemon.endpoint.rpartition(":")[2])
         child = SimpleNamespace(process=SimpleNamespace(pid=daemon.pid))
         server = Server("meshd", port, account, child)  # type: ignore[arg-type]
-        site = row.Site(Counted(disk), {"meshd": server}, SCALE, tmp_path)
-        row.fill(site, album, lambda _: None)
+        site = row.Site(Counted(disk), {"meshd": server}, SCALE, tmp_path, album)
+        row.fill(site, lambda _: None)
         stored = sum(file.stat().st_size for file in album.files())
         tars = site.ours(row.TARS, 0)
         kept = site.ours(row.KEPT, 0)
         shared = site.ours(replace(row.FOUR, jobs=2, foreign=True), 0)
-        in_order, at_random = (site.plain(name, album, 0) for name in (row.IN_ORDER, row.AT_RANDOM))
-    for figure in (tars, kept, shared, in_order, at_random):
+        in_order, at_random = (site.plain(name, 0) for name in (row.IN_ORDER, row.AT_RANDOM))
+        longer = site.ours(row.LONG, 0)
+    for figure in (tars, kept, shared, in_order, at_random, longer):
         assert not figure.problem, figure
         assert figure.metrics["rate"] > 0
     assert tars.metrics["read_bytes"] >= stored
+    assert longer.metrics["read_bytes"] >= 2 * stored
     assert tars.metrics["memory_mib"] > 10
     assert tars.metrics["warm_reads"] < tars.metrics["reads"]
     assert shared.metrics["foreign"] >= 2  # of the six that are asked for
@@ -95,7 +97,7 @@ def result(**rates: float) -> RowResult:
         Figure(row.BESIDE.name, 0, {**drive, "rate": 800.0, "p99_ms": 60.0, "p50_ms": 9.0, "foreign": 80.0}),
         *(Figure(name, 0, {**drive, "rate": rate}) for name, rate in rates.items()),
     ]
-    setup = {"rotational": 6000, "rotational_reads": 1000, "batch": 256}
+    setup = {"rotational": 6000, "rotational_long": 36_000, "rotational_reads": 1000, "batch": 256}
     return RowResult(row.NAME, "A disk", "2026-01-01T00:00:00+00:00", "abc", setup, tuple(figures), {})
 
 
@@ -123,6 +125,20 @@ def test_the_bars_are_of_the_best_peer_and_of_the_drive() -> None:
     assert "| First epoch over 6,000 photographs on a rotational disk | 1.50× | litdata |" in (
         headlines.headlines({row.NAME: found})
     )
+
+
+def test_a_longer_epoch_is_compared_by_its_own_samples() -> None:
+    metrics = {"disk_s": 14.0, "media_s": 12.0, "rate": 1800.0, "warm_rate": 1900.0}
+    figure = Figure(row.LONG.name, 0, {**metrics, "first_wait": 1.0, "warm_wait": 0.3})
+    found = result()
+    assert "longer epoch" not in "\n".join(rotational_report.section({row.NAME: found}))
+    found = replace(found, figures=(*found.figures, figure))
+    assert rotational_report.warm_ratio(found, row.LONG.name) == pytest.approx(1800 / 1900)
+    running = (36_000 / 1900 - 0.3) / (36_000 / 1800 - 1.0)
+    assert rotational_report.running_ratio(found, row.LONG.name) == pytest.approx(running)
+    text = "\n".join(rotational_report.section({row.NAME: found}))
+    assert "*A longer epoch* has 36,000 photographs" in text
+    assert f"{row.LONG.name}: first epoch ÷ from memory" in text
 
 
 def test_from_memory_is_bounded_by_the_media_rate() -> None:
