@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", default=None)
     parser.add_argument("--tcp", action="store_true", help="no shared memory")
+    parser.add_argument("--ahead", type=int, default=4, help="batches that are requested ahead")
     parser.add_argument("--open", action="store_true", help="no pass: open the data set alone")
     parser.add_argument("--layout", choices=LABELS, default="raw")
     parser.add_argument("--blocks", type=int, help="a shuffle in windows of so many shards; else a full one")
@@ -94,11 +95,21 @@ def main() -> None:
         """A loader of its own: connecting, pinning and planning count."""
         data = dataset(given.endpoint, given.bucket, given.layout)
         loaders.append(
-            mesh.Loader(data, global_batch=given.batch, seed=seed, shuffle=shuffle, share=share, cache=cache)
+            mesh.Loader(
+                data,
+                global_batch=given.batch,
+                seed=seed,
+                shuffle=shuffle,
+                share=share,
+                cache=cache,
+                connections=given.ahead,
+                prefetch_bytes=arena,
+            )
         )
         return loaders[-1]
 
     share = f"{given.share}-{given.seed}" if given.share else None
+    arena = None if given.ahead == 4 else (given.ahead + 1) * given.batch * 3 * SIDE**2
     shuffle = mesh.Blocks(given.blocks) if given.blocks else True
     alone = given.share or given.cold
     passes = (("first", fresh), ("again", fresh), ("second", lambda: loaders[-1]))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from bench.loader_report import loader_repeats
 from bench.machine import CORES
 from bench.rotational_row import (
+    AHEAD,
     ALONE,
     AT_RANDOM,
     BESIDE,
@@ -47,7 +48,8 @@ other, with pauses of 50 ms. *A plain file* has the photographs one after the ot
 without a server and without decoding: in order, and {rotational_reads:,} of them at random by 32 threads."""
 LONG_TEXT: Final = """*A longer epoch* has {long:,} photographs: the same shards in copies. Every epoch waits
 once for the first block of its order, of which the first batch needs a row from nearly every place; the
-longer the epoch, the less that counts."""
+longer the epoch, the less that counts. *Eight batches ahead* is `connections=8` and `prefetch_bytes` for nine
+batches: while that block is read, twice as many rows can be built as with the default of four."""
 COMMAND: Final = """<!-- not run: mounts a disk, and takes minutes -->
 ```bash
 apt-get install nbdkit nbdkit-plugin-python libnbd-bin fuse3
@@ -145,8 +147,9 @@ def bars(result: RowResult) -> list[list[str]]:
         read = result.ratio(way.name, IN_ORDER, "read_bytes")
         told = verdict(read, READ_BAR, at_most=True)
         lines.append([f"{way.name}: bytes read ÷ those of the photographs", number(read, 2, "×"), told])
-    for way in (each for each in ALONE if each is not LONG or LONG.name in result.contenders()):
-        bar = WARM_BAR if way is not FULL_SHUFFLE else None
+    measured = result.contenders()
+    for way in (each for each in ALONE if each not in (AHEAD, LONG) or each.name in measured):
+        bar = WARM_BAR if way not in (FULL_SHUFFLE, AHEAD) else None
         warm = warm_ratio(result, way.name)
         title = f"{way.name}: first epoch ÷ from memory, or the media rate where that is less"
         lines.append([title, number(warm, 2, "×"), verdict(warm, bar)])

@@ -58,8 +58,8 @@ UNCOUNTED: Final = 99
 class Ours:
     """A way to read with meshsdk. `blocks`: shards of a window, 0 is a full shuffle; `jobs` share the epoch;
     `foreign`: other clients read too; `keeps`: the node may keep decoded images, as in an epoch before.
-    `seed`: apart, so that none finds batches of another. `long`: an epoch of more photographs, which are put
-    onto the drive before it."""
+    `seed`: apart, so that none finds batches of another. `ahead`: batches that a loader requests at once;
+    `long`: an epoch of more photographs, which are put onto the drive before it."""
 
     name: str
     seed: int
@@ -68,6 +68,7 @@ class Ours:
     jobs: int = 1
     foreign: bool = False
     keeps: bool = False
+    ahead: int = 4
     long: bool = False
 
     def samples(self, setup: Mapping[str, Any]) -> int:
@@ -80,7 +81,7 @@ class Ours:
         shuffle = ["--blocks", str(self.blocks)] if self.blocks else []
         share = ["--share", f"{self.jobs}-{number}"] if self.jobs > 1 else []
         keep = ["--keep"] if self.keeps else []
-        return ["--layout", self.layout, *shuffle, *share, *keep]
+        return ["--layout", self.layout, "--ahead", str(self.ahead), *shuffle, *share, *keep]
 
 
 TARS: Final = Ours("Blocks over tar shards", 7000, "tar", 8)
@@ -89,9 +90,10 @@ FULL_SHUFFLE: Final = Ours("full shuffle of loose objects", 7200, "raw", 0)
 FOUR: Final = Ours("four sharing jobs, Blocks over tar shards", 7300, "tar", 8, jobs=JOBS)
 BESIDE: Final = Ours("Blocks over tar shards, beside foreign GETs", 7400, "tar", 8, foreign=True)
 KEPT: Final = Ours("Blocks over loose objects, decoded once", 7500, "raw", 2, keeps=True)
+AHEAD: Final = Ours("Blocks over tar shards, eight batches ahead", 7700, "tar", 8, ahead=8)
 LONG: Final = Ours("Blocks over tar shards, a longer epoch", 7600, "long", 8, long=True)
-WAYS: Final = (TARS, LOOSE, FULL_SHUFFLE, FOUR, BESIDE, KEPT, LONG)
-ALONE: Final = (TARS, LOOSE, FULL_SHUFFLE, LONG)
+WAYS: Final = (TARS, LOOSE, FULL_SHUFFLE, FOUR, BESIDE, KEPT, AHEAD, LONG)
+ALONE: Final = (TARS, LOOSE, FULL_SHUFFLE, AHEAD, LONG)
 """Those that are run a second time, from the page cache."""
 IN_ORDER: Final = "a plain file, from beginning to end"
 AT_RANDOM: Final = "a plain file, a seek for each photograph"
