@@ -32,11 +32,13 @@ _STEP = 64 << 10
 
 @dataclass
 class Faults:
-    """What the proxy does. `delay` seconds before an answer begins; `rate` bytes a second of a connection;
-    `refuse` connections; answer `fail` requests with 503; `cut` so many answers after `cut_after` bytes."""
+    """What the proxy does. `delay` seconds before an answer begins; `rate` bytes a second of an answer, and
+    `upload_rate` of a request's body; `refuse` connections; answer `fail` requests with 503; `cut` so many
+    answers after `cut_after` bytes."""
 
     delay: float = 0.0
     rate: float = 0.0
+    upload_rate: float = 0.0
     refuse: bool = False
     fail: int = 0
     cut: int = 0
@@ -132,11 +134,14 @@ class Proxy:
     async def _body(self, head: bytes, reader: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
         length = re.search(rb"\r\ncontent-length: *(\d+)", head, re.I)
         left = int(length[1]) if length else 0
+        rate = self.faults.upload_rate
         while left:
             data = await reader.read(min(left, _STEP))
             if not data:
                 raise ConnectionError
             left -= len(data)
+            if rate:
+                await asyncio.sleep(len(data) / rate)
             to.write(data)
             await to.drain()
 

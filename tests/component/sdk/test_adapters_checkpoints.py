@@ -154,7 +154,7 @@ def test_what_fails_leaves_nothing(daemon: Daemon, client: mesh.Client, bucket: 
 
 
 def test_written_back_it_waits_for_no_origin_and_survives_the_node(origin: Place, tmp_path: Path) -> None:
-    """The origin takes minutes for what is saved; the node is killed half way, and goes on."""
+    """The origin would take half an hour for what is saved; the node is killed half way, and goes on."""
     write_credentials(tmp_path, origin)
     place = "checkpoints/run"
 
@@ -167,7 +167,7 @@ def test_written_back_it_waits_for_no_origin_and_survives_the_node(origin: Place
 
     with Daemon.start(args=["--origin-credentials", str(tmp_path)]) as daemon:
         backed_bucket(daemon, origin, "checkpoints", write="back")
-        origin.proxy.faults = Faults(rate=50_000)
+        origin.proxy.faults = Faults(upload_rate=5_000)
         with sdk(daemon) as client:
             writer = CheckpointWriter(f"s3://{place}", client, tuning=TUNING, thread_count=2)
             checkpoint.save(model(1), storage_writer=writer)
