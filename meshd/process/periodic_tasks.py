@@ -34,7 +34,7 @@ from meshd.process.wiring.services import document_inventory, document_reference
 from meshd.store.disks.disk_type import RotationalDisks
 from meshd.store.disks.reserve_files import make_reserves
 from meshd.store.engine.checkpointer import LostSyncError
-from meshd.store.errors import StoreError
+from meshd.store.errors import ExhaustedError, StoreError, is_exhausted
 from meshd.telemetry import metrics
 from meshd.telemetry.activity import INTERVAL, ActivityHistory, collect_activity
 from meshd.util import shared_counters
@@ -209,9 +209,19 @@ async def _repeat(task: PeriodicTask) -> None:
                 "a periodic task is postponed: the control store cannot be used",
                 extra={"task": task.name, "why": str(error)},
             )
-        except Exception:
-            _log.exception("a periodic task failed; it will be retried", extra={"task": task.name})
+        except Exception as error:
+            if _lacks_resources(error):
+                _log.warning(
+                    "a periodic task is postponed: out of file descriptors or memory",
+                    extra={"task": task.name, "why": str(error)},
+                )
+            else:
+                _log.exception("a periodic task failed; it will be retried", extra={"task": task.name})
         await sleep_to_tick(task.every)
+
+
+def _lacks_resources(error: Exception) -> bool:
+    return isinstance(error, ExhaustedError) or (isinstance(error, OSError) and is_exhausted(error))
 
 
 def measure_store(node: NodeContext) -> None:

@@ -84,7 +84,7 @@ def test_more_uploads_than_descriptors(few_files: Daemon) -> None:
         for number in range(2 * _LIMIT):
             kept.append(f"u{number}")
             connections.append(_begin_upload(few_files, signer, f"u{number}"))
-        assert _reads_or_refuses(few_files)
+        assert _reads_or_refuses(few_files, signer)
     finally:
         for connection in connections:
             connection.close()
@@ -98,7 +98,7 @@ def test_more_uploads_than_descriptors(few_files: Daemon) -> None:
 
 def _begin_upload(daemon: Daemon, signer: Any, key: str) -> socket.socket:
     """The head of a PUT of 2 MiB and half of the body, presigned."""
-    url = urlsplit(signer.generate_presigned_url("put_object", {"Bucket": "b", "Key": key}))
+    url = urlsplit(signer.generate_presigned_url("put_object", {"Bucket": _BUCKET, "Key": key}))
     head = f"PUT {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Length: {2 << 20}\r\n\r\n"
     sock = socket.socket()
     sock.settimeout(5)
@@ -108,10 +108,14 @@ def _begin_upload(daemon: Daemon, signer: Any, key: str) -> socket.socket:
     return sock
 
 
-def _reads_or_refuses(daemon: Daemon) -> bool:
-    """It answers: with the object's absence, or that it has no room for another request."""
-    with suppress(OSError):
-        return daemon.request("GET", f"/{_BUCKET}/none").status in (404, 503)
+def _reads_or_refuses(daemon: Daemon, signer: Any) -> bool:
+    """It answers, with the object's absence or that it has no room for another request; or the connection
+    waits for a descriptor, which takes as long as the uploads do."""
+    url = urlsplit(signer.generate_presigned_url("get_object", {"Bucket": _BUCKET, "Key": "none"}))
+    with suppress(OSError), closing(daemon.connect()) as connection:
+        connection.timeout = 5
+        connection.request("GET", f"{url.path}?{url.query}")
+        return connection.getresponse().status in (404, 503)
     return daemon.running
 
 

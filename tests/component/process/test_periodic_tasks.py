@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+
 from meshd.config import StoreSettings
 from meshd.process.periodic_tasks import PeriodicTask, compact, start_periodic_tasks
+from meshd.store.errors import ExhaustedError
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.util.async_tasks import BackgroundTasks
@@ -15,8 +19,6 @@ from meshd.util.clock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 SIZE = 50_000
 
@@ -49,7 +51,9 @@ def test_compaction_wins_room_and_loses_nothing(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_a_failing_task_is_logged_and_retried(caplog: pytest.LogCaptureFixture) -> None:
+def _records(caplog: pytest.LogCaptureFixture, failure: Exception) -> list[Any]:
+    """What is logged while a task fails three times."""
+
     async def check() -> None:
         tries, again = [], asyncio.Event()
 
@@ -57,7 +61,7 @@ def test_a_failing_task_is_logged_and_retried(caplog: pytest.LogCaptureFixture) 
             tries.append(1)
             if len(tries) == 3:
                 again.set()
-            raise ValueError("broken")
+            raise failure
 
         tasks = BackgroundTasks("test")
         start_periodic_tasks([PeriodicTask("broken", 0.0, fail)], tasks)
@@ -65,6 +69,27 @@ def test_a_failing_task_is_logged_and_retried(caplog: pytest.LogCaptureFixture) 
             await again.wait()
         await tasks.aclose()
 
-    with caplog.at_level(logging.ERROR):
+    with caplog.at_level(logging.WARNING):
         asyncio.run(check())
-    assert cast("Any", caplog.records[0]).task == "broken"
+    return cast("list[Any]", caplog.records)
+
+
+def test_a_failing_task_is_logged_and_retried(caplog: pytest.LogCaptureFixture) -> None:
+    record = _records(caplog, ValueError("broken"))[0]
+    assert (record.levelname, record.task, record.message) == (
+        "ERROR",
+        "broken",
+        "a periodic task failed; it will be retried",
+    )
+    assert record.exc_info
+
+
+@pytest.mark.parametrize(
+    "failure", [OSError(errno.EMFILE, "Too many open files"), ExhaustedError("no memory")]
+)
+def test_a_task_without_descriptors_or_memory_is_postponed(
+    failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = _records(caplog, failure)[0]
+    assert (record.levelname, record.task, record.why) == ("WARNING", "broken", str(failure))
+    assert not record.exc_info
