@@ -17,7 +17,7 @@ import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from meshd.util.shared_counters import NICE_FAILPOINT
-from tests.support import fresh_fixtures, sampling, scheduling
+from tests.support import cpu_report, fresh_fixtures, sampling, scheduling
 from tests.support.daemon_cluster import running_nodes
 from tests.support.daemons import Daemon, live_daemons, with_failpoints
 from tests.support.fork_server import ForkServers, forked_from
@@ -134,8 +134,13 @@ def _command(pid: int) -> str:
         return "(gone)"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-report", metavar="FILE", help="append the CPU seconds of each test to a file")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(fresh_fixtures)
+    cpu_report.switch_on(config)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
+from tests.support.cpu_report import write_own
 from tests.support.fork_server_main import NodeForker, renew_shared_memory
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def run(request: Request) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     _flush()
+    write_own()
     os._exit(code)
 
 
