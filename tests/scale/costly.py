@@ -102,8 +102,8 @@ def _post(daemon: Daemon, target: str, document: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def crowd(daemon: Daemon, costly: Costly, clients: int) -> Iterator[dict[int, int]]:
-    """Meanwhile so many clients send a request again and again, each on a connection of its own. Filled at
-    the end: status → how many answers; 0 for a connection that broke."""
+    """Meanwhile so many clients send a request again and again, once at least, each on a connection of its
+    own. Filled at the end: status → how many answers; 0 for a connection that broke."""
     spawn, answers = multiprocessing.get_context("spawn"), dict[int, int]()
     stop, results = spawn.Event(), spawn.Queue()
     processes = max(1, clients // _CLIENTS)
@@ -134,10 +134,12 @@ def _work(
     results.put({})
 
     def ask() -> None:
-        while not stop.is_set():
+        while True:
             status = _ask(where, costly, next(numbers))
             with lock:
                 answers[status] = answers.get(status, 0) + 1
+            if stop.is_set():
+                return
 
     threads = [threading.Thread(target=ask) for _ in range(clients)]
     for thread in threads:

@@ -34,6 +34,7 @@ from tests.component.sdk.test_sdk_training import picture
 from tests.support.daemons import Daemon
 from tests.support.origin_fixtures import bucket, put, sdk, small_daemon
 from tests.support.origin_places import Proxy
+from tests.support.priority import preferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,11 +102,14 @@ T = TypeVar("T")
 
 
 def settled(measure: Callable[[], T], agrees: Callable[[T], bool], patience: float = 75.0) -> T:
-    """What was measured, again and again while it does not agree: a busy machine has delays of its own, and
-    for how long it is busy depends on what else runs, not on how often this was tried."""
+    """What was measured; if it does not agree, again and again before all others: a busy machine has delays
+    of its own."""
     until, found = time.monotonic() + patience, measure()
-    while not agrees(found) and time.monotonic() < until:
-        found = measure()
+    if agrees(found):
+        return found
+    with preferred():
+        while not agrees(found) and time.monotonic() < until:
+            found = measure()
     return found
 
 
