@@ -5,6 +5,7 @@ Law: the code comes from the history of this checkout, the libraries from its vi
 
 from __future__ import annotations
 
+import compileall
 import io
 import os
 import subprocess
@@ -24,7 +25,8 @@ BEFORE_PAGES: Final = "65f03ed6b348f40291963ce27d6e294f65b41c4c"
 
 
 def unpack(commit: str, place: Path, *parts: str) -> Path:
-    """Unpack folders of a commit at a place, and return it. Skips the test where there is no history."""
+    """Unpack folders of a commit at a place, compiled, and return it. Skips the test where there is no
+    history."""
     archive = ["git", "-C", str(ROOT), "archive", commit, *parts]
     done = subprocess.run(archive, capture_output=True, check=False, timeout=60)
     if done.returncode:
@@ -34,6 +36,7 @@ def unpack(commit: str, place: Path, *parts: str) -> Path:
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as files:
         files.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian's 3.11.2 has none
         files.extractall(place)
+    compileall.compile_dir(place, quiet=1)  # or each of its processes would, all at once
     return place
 
 
