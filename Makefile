@@ -47,9 +47,8 @@ JOBS ?= 4
 test: $(STAMP) $(BIN)/helm $(CONSOLE) ## every test that runs without foreign servers, JOBS=n files at a time
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-# Compiles what tests import: on a fresh checkout each of their processes would, as they start together.
+# What `test` needs beside the environment. What tests import is compiled by the one process that collects them.
 ready: $(STAMP) $(BIN)/helm $(CONSOLE)
-	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 || true
 
 check: $(STAMP)  ## lint, types, architecture
 	@$(BIN)/ruff check .
