@@ -24,7 +24,7 @@ from meshsdk import ops
 from meshsdk.client.http_connection import Connection
 from tests.component.sdk import test_sdk_scripted
 from tests.component.sdk.test_sdk_scripted import ORDER, labels, loader, sockets, threads
-from tests.support.bounded_wait import await_end
+from tests.support.bounded_wait import await_end, await_true
 from tests.support.shared_memory import await_no_more, segments
 
 if TYPE_CHECKING:
@@ -126,14 +126,20 @@ def held() -> tuple[int, int, int, int]:
     return process.memory_info().rss, process.num_fds(), threading.active_count(), len(gc.get_objects())
 
 
+def _at_most(now: tuple[int, ...], then: tuple[int, ...]) -> bool:
+    return all(one <= other for one, other in zip(now, then, strict=True))
+
+
 def test_nothing_grows_over_ten_thousand_steps(canned: CannedMesh) -> None:
     with canned_loader(canned, output="torch", prefetch_bytes=1 << 16) as one:
-        found, steps = [], 0
+        found, steps = list[tuple[int, int, int, int]](), 0
         for _ in range(EPOCHS):
             for batch in one:
                 steps += batch.rows == BATCH
             del batch
             canned.settle()
+            if len(found) > 2:  # threads that end take their time on a busy machine
+                await_true(lambda: _at_most(held()[1:3], found[2][1:3]))
             found.append(held())
         arena = one._arena
         assert steps == EPOCHS * STEPS
@@ -142,8 +148,8 @@ def test_nothing_grows_over_ten_thousand_steps(canned: CannedMesh) -> None:
         assert arena.allocated <= 1 << 16
     memory, descriptors, running, objects = zip(*found[2:], strict=True)  # all is warm by then
     assert max(memory) - memory[0] < 2 << 20
-    assert len(set(descriptors)) == 1
-    assert len(set(running)) == 1
+    assert max(descriptors) == descriptors[0]
+    assert max(running) == running[0]
     assert max(objects) - objects[0] < 100
 
 
