@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
+import time
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from botocore.exceptions import ClientError
 
 from meshd.control.etcd import sync_barrier
 from meshd.control.etcd.sync_barrier import may_answer_early
 from meshd.process.local_etcd import find_etcd
+from tests.powercuts import traffic
 from tests.powercuts.control_scene import ControlScene
 from tests.powercuts.history import Attempt, History
 from tests.powercuts.power_cut import recorded
@@ -26,6 +30,8 @@ from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.daemons import Daemon
 
 require_fuse()
 require_etcd()
@@ -119,3 +125,50 @@ def test_what_is_allowed() -> None:
     assert history.allowed(9.0) == {None, b"4"}
     assert history.allowed(2.5) == {b"2", None, b"4"}
     assert history.allowed(0.5) == {None, b"1", b"2", b"4"}
+
+
+def test_an_upload_that_was_ended_without_an_answer_is_in_doubt_beside_the_next_one() -> None:
+    """Until the nodes have compared. What is acknowledged of the next one says nothing of the one before."""
+
+    class Client:
+        """Its name has an upload with one part, which is aborted without an answer; then it has none."""
+
+        uploads = ("u1",)
+
+        def list_multipart_uploads(self, **asked: Any) -> dict[str, Any]:
+            return {"Uploads": [{"Key": "client0/0", "UploadId": each} for each in self.uploads]}
+
+        def list_parts(self, **asked: Any) -> dict[str, Any]:
+            return {"Parts": [{"PartNumber": 2, "ETag": '"a"'}] if asked["UploadId"] == "u1" else []}
+
+        def get_object(self, **asked: Any) -> Any:
+            raise ClientError({"Error": {"Code": "NoSuchKey"}}, "GetObject")
+
+        def abort_multipart_upload(self, **asked: Any) -> None:
+            raise ClientError({"Error": {"Code": "SlowDown"}}, "AbortMultipartUpload")
+
+        def create_multipart_upload(self, **asked: Any) -> None:
+            self.uploads = ("u2",)
+
+    class Chance(random.Random):
+        def random(self) -> float:
+            return 0.0
+
+        def randrange(self, *limits: int) -> int:  # type: ignore[override]
+            return 0
+
+    client, uploads, daemon = Client(), traffic.Uploads(), cast("Daemon", None)
+    with pytest.raises(ClientError):
+        uploads.change(daemon, client, 0, Chance())
+    client.uploads = ()
+    uploads.change(daemon, client, 0, Chance())
+    now = time.monotonic()
+    assert uploads.allows("client0/0", uploads.find(daemon, client, "client0/0"), now)
+    client.uploads = ("u1", "u2")
+    both = uploads.find(daemon, client, "client0/0")
+    assert uploads.allows("client0/0", both, now)
+    client.uploads = ("u1",)
+    assert not uploads.allows("client0/0", uploads.find(daemon, client, "client0/0"), now)
+    client.uploads = ("u2",)
+    uploads.settle("client0/0", uploads.find(daemon, client, "client0/0"))
+    assert not uploads.allows("client0/0", both, now)
