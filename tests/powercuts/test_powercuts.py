@@ -133,7 +133,7 @@ def test_an_upload_that_was_ended_without_an_answer_is_in_doubt_beside_the_next_
     class Client:
         """Its name has an upload with one part, which is aborted without an answer; then it has none."""
 
-        uploads = ("u1",)
+        uploads: tuple[str, ...] = ("u1",)
 
         def list_multipart_uploads(self, **asked: Any) -> dict[str, Any]:
             return {"Uploads": [{"Key": "client0/0", "UploadId": each} for each in self.uploads]}
