@@ -11,15 +11,14 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 from botocore.exceptions import ClientError
 
 import meshsdk as mesh
 from meshsdk import ops
 from meshsdk.admin import jobs
+from tests.monitoring.alert_watch import OF_THE_MACHINE, OF_TWO_POINTS, netloc, watched
 from tests.monitoring.node_work import work
-from tests.monitoring.scraping import prometheus
-from tests.monitoring.shipped_files import ALERTS, RULES
+from tests.monitoring.shipped_files import ALERTS
 from tests.support.bounded_wait import await_true
 from tests.support.certificates import Authority
 from tests.support.daemon_cluster import DaemonCluster
@@ -28,16 +27,11 @@ from tests.support.required import required_program
 from tests.support.s3_raw import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from tests.monitoring.scraping import Prometheus
+    from tests.monitoring.alert_watch import Watch
 
 pytestmark = required_program("prometheus", "apt install prometheus")
-_PATIENCE = 120.0  # 30 s were seen
-OF_THE_MACHINE = {"DiskFull", "DiskFills", "MemoryShort", "SlowDisk", "SlowReads"}
-"""What they say depends on where the test runs."""
-OF_TWO_POINTS = {"MapsDiffer", "TransformsQueue", "DisksSeek", "BatchesRefused", "TrainingStarves"}
-"""Without `for:` they fire for a moment in a mesh that is well."""
 
 
 @pytest.fixture(scope="module")
@@ -63,48 +57,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]
         yield found
 
 
-class Watch:
-    """Which alerts fire."""
-
-    def __init__(self, found: Prometheus) -> None:
-        self._prometheus = found
-
-    def firing(self, instance: str = "") -> set[str]:
-        """Return the names of those about one node, or about none, without `Shardmesh`."""
-        series = self._prometheus.query(f'ALERTS{{alertstate="firing", instance="{instance}"}}')
-        return {each["metric"]["alertname"].removeprefix("Shardmesh") for each in series}
-
-    def expect(self, *names: str, node: Daemon | None = None, again: Callable[[], object] = int) -> None:
-        """Wait until these fire about a node, or about the mesh; meanwhile do something `again`: a rate needs
-        failures in more than one second."""
-        instance = "" if node is None else netloc(node)
-
-        def fire() -> bool:
-            again()
-            return set(names) <= self.firing(instance)
-
-        await_true(fire, _PATIENCE, told=lambda: self.firing(instance))
-
-
-def netloc(daemon: Daemon) -> str:
-    return daemon.endpoint.partition("://")[2]
-
-
 @pytest.fixture(scope="module")
 def watch(
     nodes: dict[str, Daemon], cluster: DaemonCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Watch]:
-    place = tmp_path_factory.mktemp("prometheus")
-    groups = yaml.safe_load(RULES.read_text())["groups"]
-    for group in groups:
-        for rule in group["rules"]:
-            rule.pop("for", None)
-    rules = place / "rules.yaml"
-    rules.write_text(yaml.safe_dump({"groups": groups}))
-    targets = [daemon.endpoint for daemon in (*nodes.values(), *cluster.nodes.values())]
-    with prometheus(place, targets, rules) as found:
-        found.wait(f'count(up{{job="shardmesh"}} == 1) == {len(targets)}')
-        yield Watch(found)
+    with watched(tmp_path_factory.mktemp("prometheus"), [*nodes.values(), *cluster.nodes.values()]) as found:
+        yield found
 
 
 def test_all_is_silent_while_all_is_well(
