@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _LEASE: Final = "guardian"
 _STEP: Final = 0.25
+_CANDIDATES: Final = 32
 _GONE: Final = ("away", "down")
 
 
@@ -148,6 +150,7 @@ class FailureDetector:
     ) -> None:
         self._mesh, self._control, self._state_writer, self._clock = mesh, control, state_writer, clock
         self._fewest, self._ttl, self._down_after = fewest_copies, ttl, down_after
+        self._random = random.Random(mesh.node_id)
         self._lease: Lease | None = None
         self._silent: dict[str, float] = {}
         self._away: dict[tuple[str, int], float] = {}
@@ -175,9 +178,14 @@ class FailureDetector:
                 self._lease = await self._control.renew_lease(self._lease)
             except LeaseLostError:
                 self._lease = None
-        elif _LEASE not in await self._control.lease_holders(_LEASE):
+        elif self._is_turn() and _LEASE not in await self._control.lease_holders(_LEASE):
             self._lease = await self._control.acquire_lease(_LEASE, self._mesh.node_id, self._ttl)
         return self._lease is not None
+
+    def _is_turn(self) -> bool:
+        """Returns True if this node is to look for a free lease now. In a large mesh a few dozen nodes do,
+        others each time, so that the control store has no more to answer than in a small one."""
+        return self._random.random() * max(1, len(self._mesh.current_map().nodes)) < _CANDIDATES
 
     async def check_nodes(self) -> None:
         """Probes every node once. Raises ControlError."""

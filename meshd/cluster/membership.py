@@ -103,11 +103,16 @@ class Membership:
             await self._rest()
 
     async def _rest(self) -> None:
-        """Sleeps until the lease is to be renewed, or the node is told to end."""
-        pieces = ceil(self._ttl / 4 / _END_CHECK_SECONDS)
+        """Sleeps until the lease is to be renewed, or the node is told to end. After a failure that is sooner
+        in a large mesh, where nothing is left of a lease at the second next renewal."""
+        cluster = self._maps.current()
+        times = transitions.renewals_per_lease(
+            0 if cluster is None or self._control_lost else len(cluster.nodes)
+        )
+        pieces = ceil(self._ttl / times / _END_CHECK_SECONDS)
         for _ in range(pieces):
             if not shared_counters.is_ending():
-                await asyncio.sleep(self._ttl / 4 / pieces)
+                await asyncio.sleep(self._ttl / times / pieces)
 
     def _record_control_state(self, error: ControlError | None) -> None:
         metrics.cluster_lease_held.set(error is None and self._lease.held)

@@ -60,17 +60,17 @@ class NodeLease:
     async def renew(self) -> bool:
         """Renews or acquires the lease; returns False if another daemon holds it. Raises ControlError.
 
-        A renewed lease was never lost. So the map version read before the renewal is the newest that can
+        A renewed lease was never lost. So no map version that is newer than the one read with the renewal can
         exclude this node until the lease may expire.
         """
-        version = await self._maps.fetch_version()
         if self._lease is not None:
-            # Both are taken before the renewal: a slow answer must shorten the lease, never lengthen it.
+            # Taken before the renewal: a slow answer must shorten the lease, never lengthen it.
             began = self._clock.monotonic()
             with suppress(LeaseLostError):
-                self._lease = await self._control.renew_lease(self._lease)
+                self._lease, version = await self._maps.renew_lease(self._lease)
                 shared_counters.set_lease(began + self._ttl, version)
                 return True
+        await self._maps.fetch_version()
         self._lease = await self._control.acquire_lease(self._name, self._holder, self._ttl)
         return self.held
 

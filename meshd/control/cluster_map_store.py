@@ -19,7 +19,7 @@ from meshwire.cluster import parse_map
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.control.control_api import ControlStore, Versioned
+    from meshd.control.control_api import ControlStore, Lease, Versioned
     from meshwire.cluster import ClusterMap
 
 _log = logging.getLogger("meshd.cluster")
@@ -78,6 +78,16 @@ class ClusterMapStore:
             found = await self.update_map(_unchanged)
         return 0 if found is None else found.version
 
+    async def renew_lease(self, lease: Lease) -> tuple[Lease, int]:
+        """Renews a lease; returns it and the map version in the control store, which was read before the
+        renewal or, if it is not the known one, after it. Raises LeaseLostError and as `fetch_version`."""
+        known, restores, version = self.current(), self._control.restores, self._version
+        stored = known is not None and self._stored
+        renewed, found = await self._control.renew_lease_and_get_version(lease, _KEY)
+        if known is not None and stored and found == version and restores == self._control.restores:
+            return renewed, known.version
+        return renewed, await self.fetch_version()
+
     async def update_map(self, change: Callable[[ClusterMap | None], ClusterMap]) -> ClusterMap:
         """Replaces the map by what `change` returns, durably; calls `change` again with the newer map after a
         conflict. Raises what `change` raises (then nothing is written), ControlError, StoreChangedError."""
@@ -90,7 +100,7 @@ class ClusterMapStore:
                 return wanted
             try:
                 expect = ABSENT if entry is None else entry.version
-                await self._control.put(_KEY, wanted.to_json(short=True), expect=expect)
+                await self._control.put(_KEY, wanted.to_stored(), expect=expect)
             except VersionConflictError:
                 continue
             return wanted

@@ -155,6 +155,10 @@ class ControlStore(Protocol):
     async def renew_lease(self, lease: Lease) -> Lease:
         """Extends the lease to `ttl` seconds from now. Raises LeaseLostError."""
 
+    async def renew_lease_and_get_version(self, lease: Lease, key: str) -> tuple[Lease, int]:
+        """As `get_version` of the key and then `renew_lease`, for fewer calls where the engine can. All nodes
+        do it several times in each lease."""
+
     async def release_lease(self, lease: Lease) -> None:
         """Releases the lease early. Releasing a lost lease is not an error."""
 

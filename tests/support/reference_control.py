@@ -103,6 +103,10 @@ class MemoryControl:
     async def renew_lease(self, lease: Lease) -> Lease:
         return await self._leases.renew_lease(lease)
 
+    async def renew_lease_and_get_version(self, lease: Lease, key: str) -> tuple[Lease, int]:
+        version = await self.get_version(key)
+        return await self.renew_lease(lease), version
+
     async def release_lease(self, lease: Lease) -> None:
         await self._leases.release_lease(lease)
 

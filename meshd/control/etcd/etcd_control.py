@@ -368,6 +368,9 @@ class EtcdControl:
     async def renew_lease(self, lease: Lease) -> Lease:
         return await self._in_thread(lambda: self._leases.renew_lease(lease))
 
+    async def renew_lease_and_get_version(self, lease: Lease, key: str) -> tuple[Lease, int]:
+        return await self._in_thread(lambda: self._leases.renew_lease_and_get_version(lease, self._key(key)))
+
     async def release_lease(self, lease: Lease) -> None:
         await self._in_thread(lambda: self._leases.release_lease(lease))
 

@@ -10,6 +10,8 @@ from meshd.control.control_api import Lease, LeaseLostError
 from meshd.control.etcd.gateway import EtcdError, decoded, encoded, number
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from meshd.control.etcd.gateway import Gateway
     from meshd.control.etcd.sync_barrier import SyncBarrier
 
@@ -54,14 +56,31 @@ class EtcdLeases:
     def renew_lease(self, lease: Lease) -> Lease:
         """See ControlStore.renew_lease. While etcd accepts no writes, the lease is extended but an error is
         raised."""
-        found = self._read(lease.name)
+        self._keep_alive(lease, self._read(lease.name))
+        return lease
+
+    def renew_lease_and_get_version(self, lease: Lease, key: bytes) -> tuple[Lease, int]:
+        """See ControlStore.renew_lease_and_get_version: one read of both keys, which is linearizable."""
+        keys = [
+            {"request_range": {"key": encoded(self._prefix + lease.name.encode())}},
+            {"request_range": {"key": encoded(key), "keys_only": True}},
+        ]
+        while True:
+            answer = self._gateway.call("kv/txn", {"success": keys}, repeatable=True)
+            if self._barrier.is_kept(answer):
+                break
+        held, found = (response["response_range"].get("kvs") or [] for response in answer["responses"])
+        self._keep_alive(lease, next(map(_decoded_key, held), None))
+        return lease, next((number(kv["mod_revision"]) for kv in found), 0)
+
+    def _keep_alive(self, lease: Lease, found: tuple[int, dict[str, Any]] | None) -> None:
+        """Extends a lease whose key was found like this. Raises LeaseLostError."""
         if found is None or found[0] != lease.version:
             raise LeaseLostError(f"the lease {lease.name} is no longer held by {lease.holder}")
         answer = self._gateway.call("lease/keepalive", {"ID": found[1]["lease"]}, repeatable=True)
         if not number((answer.get("result") or {}).get("TTL")):
             raise LeaseLostError(f"the lease {lease.name} has expired")
         self._gateway.check_alarms()
-        return lease
 
     def release_lease(self, lease: Lease) -> None:
         """See ControlStore.release_lease."""
@@ -90,6 +109,10 @@ class EtcdLeases:
     def _read(self, name: str) -> tuple[int, dict[str, Any]] | None:
         """Returns (version, document) of a lease's key."""
         body = {"key": encoded(self._prefix + name.encode())}
-        for kv in self._gateway.call("kv/range", body, repeatable=True).get("kvs") or []:
-            return number(kv["mod_revision"]), json.loads(decoded(kv.get("value")))
-        return None
+        return next(
+            map(_decoded_key, self._gateway.call("kv/range", body, repeatable=True).get("kvs") or []), None
+        )
+
+
+def _decoded_key(kv: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    return number(kv["mod_revision"]), json.loads(decoded(kv.get("value")))

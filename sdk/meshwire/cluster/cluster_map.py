@@ -7,6 +7,8 @@ Law: a map is immutable and has one encoding; a change is a new map with the nex
 from __future__ import annotations
 
 import re
+import zlib
+from base64 import b85decode, b85encode
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
@@ -46,6 +48,8 @@ MAX_COPIES: Final = 8
 MAX_NODES: Final = 10_000
 """etcd takes values of 1.5 MiB."""
 MAX_MAP_BYTES: Final = 4 << 20
+_PART: Final = 1 << 15
+_PLAIN_NODES: Final = 4096  # the most that releases read which read no deflated map
 MAX_COUNTS: Final = 4096
 MAX_WEIGHT: Final = 1 << 20
 _GIVEN: Final = 16
@@ -214,6 +218,19 @@ class ClusterMap:
             }
         )
 
+    def to_stored(self) -> bytes:
+        """Encode the map for the control store, which sends each version to all nodes: short, and deflated
+        in a mesh that is too large for releases that read no deflated map."""
+        document = self.to_json(short=True)
+        if len(self.nodes) <= _PLAIN_NODES:
+            return document
+        text = b85encode(zlib.compress(document)).decode()
+        parts = [text[start : start + _PART] for start in range(0, len(text), _PART)]
+        return canonical_json({"deflated": parts})
+
+    def __hash__(self) -> int:
+        return hash((self.version, self.goal, len(self.nodes)))  # caches ask often; maps are large
+
     def __repr__(self) -> str:
         return f"ClusterMap(version={self.version}, nodes={len(self.nodes)})"
 
@@ -262,6 +279,8 @@ def shares_by_state(nodes: tuple[Node, ...]) -> tuple[Share, ...]:
 def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
     """Parse a map document. Raises PlanError."""
     value = read_json(source, at_most=MAX_MAP_BYTES) if isinstance(source, (bytes, str)) else dict(source)
+    if isinstance(value, dict) and isinstance(value.get("deflated"), list):
+        value = read_json(_inflated(value["deflated"]), at_most=MAX_MAP_BYTES)
     document = checked_object(value, "", _FIELDS)
     version = checked_integer(required_field(document, "version", ""), "version", 0, MAX_INTEGER)
     slots = _parse_slots(document.get("slots", DEFAULT_SLOTS), "slots", MAX_SLOTS)
@@ -279,6 +298,13 @@ def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
         _parse_counts(document.get("counts", [])),
         None if base_slots is None else _parse_slots(base_slots, "base_slots", slots // 2),
     )
+
+
+def _inflated(parts: list[Any]) -> bytes:
+    try:
+        return zlib.decompressobj().decompress(b85decode("".join(parts)), MAX_MAP_BYTES + 1)
+    except (TypeError, ValueError, zlib.error) as error:
+        raise PlanError("deflated", f"damaged: {error}") from None
 
 
 def _parse_slots(value: Any, path: str, most: int) -> int:

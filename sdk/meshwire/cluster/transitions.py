@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 _FEW: Final = 32
+_MANY: Final = 1000
 _NODES_PER_SECOND: Final = 200
 _LONGEST: Final = 5.0
 
@@ -50,6 +51,11 @@ def batch_seconds(nodes: int) -> float:
     """Return the seconds for which a change waits for those of other nodes, to be one version with them, in a
     mesh of so many nodes: none in a small one."""
     return 0.0 if nodes < _FEW else min(_LONGEST, nodes / _NODES_PER_SECOND)
+
+
+def renewals_per_lease(nodes: int) -> int:
+    """Return how many times a node renews its lease in the time of one, in a mesh of so many nodes."""
+    return 4 if nodes <= _MANY else 2
 
 
 def bootstrap_map(node: Node, slots: int = DEFAULT_SLOTS, copies: int = DEFAULT_COPIES) -> ClusterMap:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+from base64 import b85encode
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -342,3 +345,26 @@ def test_of_a_node_that_is_up_the_map_says_when_it_came_back_last() -> None:
     node = turn.mark_complete(turn.mark_complete(cluster, "n1"), "n2").node("n2")
     assert node is not None
     assert (node.state, node.since) == ("up", returned)
+
+
+def test_a_map_of_a_large_mesh_is_deflated_in_the_control_store() -> None:
+    nodes = [Node(f"node-{i:05}", f"http://node-{i:05}:9000", zone=f"zone-{i % 9}") for i in range(4097)]
+    large, small = ClusterMap(9, tuple(nodes)), ClusterMap(9, tuple(nodes[:-1]))
+    assert parse_map(large.to_stored()) == large
+    assert len(large.to_stored()) < len(large.to_json(short=True)) / 5
+    assert small.to_stored() == small.to_json(short=True), "releases that read no deflated map read this one"
+    for damaged in (
+        b'{"deflated": ["~"]}',
+        b'{"deflated": ["000"]}',
+        b'{"deflated": [1]}',
+        b'{"deflated": []}',
+    ):
+        with pytest.raises(PlanError):
+            parse_map(damaged)
+
+
+def test_a_deflated_map_does_not_inflate_without_end() -> None:
+    bomb = b85encode(zlib.compress(bytes(1 << 26))).decode()
+    parts = [bomb[start : start + 32_768] for start in range(0, len(bomb), 32_768)]
+    with pytest.raises(PlanError):
+        parse_map(json.dumps({"deflated": parts}).encode())

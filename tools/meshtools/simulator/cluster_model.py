@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 
-RENEWALS_PER_LEASE: Final = 4
-ETCD_SECONDS: Final = 1.36e-3
-ETCD_SECONDS_PER_MAP_BYTE: Final = 0.4e-9
+ETCD_SECONDS: Final = 1.26e-3
 """Processor time of etcd for a renewal of a lease, which asks for the version of the map: measured, see
 docs/simulator.md."""
 
@@ -48,7 +46,7 @@ class ClusterModel:
         self._numbers: dict[str, int] = {}
         self.changes, self.sent_bytes = 0, 0.0
         self._owners_of, self._owned = 0, np.empty((0, 0), np.int64)
-        self.map_bytes = len(self.map.to_json(short=True))
+        self.map_bytes = len(self.map.to_stored())
 
     def __repr__(self) -> str:
         return f"<ClusterModel of {self.map!r}>"
@@ -60,12 +58,13 @@ class ClusterModel:
     @property
     def renewals_per_second(self) -> float:
         """Renewals of leases of all nodes."""
-        return RENEWALS_PER_LEASE / self._mesh.lease_seconds * len(self.map.nodes)
+        nodes = len(self.map.nodes)
+        return transitions.renewals_per_lease(nodes) / self._mesh.lease_seconds * nodes
 
     @property
     def etcd_cores(self) -> float:
         """Cores of etcd's leader that the renewals keep busy."""
-        return self.renewals_per_second * (ETCD_SECONDS + ETCD_SECONDS_PER_MAP_BYTE * self.map_bytes)
+        return self.renewals_per_second * ETCD_SECONDS
 
     def number_of(self, name: str) -> int:
         """Return the number of a node."""
