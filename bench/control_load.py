@@ -26,7 +26,7 @@ from meshd.util.clock import SystemClock
 from meshwire.cluster import ClusterMap, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
 RENEWALS, LOOKS = 4, 5  # of a node, in each lease
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -66,7 +66,7 @@ async def measure(etcd: EtcdCluster, pid: int, mapped: int, count: int, leases: 
 
 
 async def measure_calls(
-    part: str, pid: int, times: int, leases: int, calls: list[Callable[[], Awaitable[bool]]]
+    part: str, pid: int, times: int, leases: int, calls: Sequence[Callable[[], Awaitable[bool]]]
 ) -> None:
     before = cpu_seconds(pid)
     for _ in range(leases * times):
