@@ -49,6 +49,7 @@ class Wire:
     ca_cert: str = ""
     sockets: list[socket.socket] = field(default_factory=list)
     session_token: str | None = None
+    timeout: float = 60.0
 
     @property
     def host(self) -> str:
@@ -60,7 +61,7 @@ class Wire:
         sock = socket.socket()
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        sock.settimeout(60)
+        sock.settimeout(self.timeout)
         sock.connect((parts.hostname, parts.port))
         if parts.scheme == "https":
             context = ssl.create_default_context(cafile=self.ca_cert)

@@ -61,6 +61,8 @@ def trap(data, *, how: str):
     return np.int64(len(data))
 '''
 PEOPLE = {"ann": "annsecret", "eve": "evesecret"}
+PATIENCE = 240.0
+"""Seconds: on a machine that is busy with other things, one of the crowd waits for minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @contextmanager
 def wire(node: Daemon, name: str) -> Iterator[Mesh]:
-    made = Mesh(node.endpoint, f"{name.upper()}KEY", PEOPLE[name])
+    made = Mesh(node.endpoint, f"{name.upper()}KEY", PEOPLE[name], timeout=PATIENCE)
     try:
         yield made
     finally:
@@ -185,9 +187,10 @@ class Crowd:
     def __exit__(self, *_: object) -> None:
         self.stop.set()
         for thread in self._threads:
-            await_end(thread)
+            await_end(thread, patience=PATIENCE)
 
 
+@pytest.mark.timeout(PATIENCE + 60)
 def test_an_honest_job_among_hostile_ones(node: Daemon) -> None:
     photographs = {f"p/{number:03d}.jpg": photograph(number) for number in range(SAMPLES)}
     stock(node, "ann", "anns", photographs)
@@ -230,9 +233,11 @@ def test_an_honest_job_among_hostile_ones(node: Daemon) -> None:
             with ThreadPoolExecutor(4) as threads:
                 asked = [threads.submit(honest, turn % 6) for turn in range(24)]
                 for number in (3, 15):
-                    asked[number].result(60)
+                    asked[number].result(PATIENCE)
                     _kill_a_transform(node)
-                assert [future.result(60) for future in asked] == [wanted[turn % 6] for turn in range(24)]
+                assert [future.result(PATIENCE) for future in asked] == [
+                    wanted[turn % 6] for turn in range(24)
+                ]
             ours, theirs = 24 * SAMPLES, crowd.rows - before
         assert not crowd.wrong, crowd.wrong[:3]
         # Four requests at a time against 12; between two of them nothing of ours waits.
