@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from lightkube.resources.apps_v1 import Deployment
-from lightkube.resources.core_v1 import Secret, Service
+from lightkube.resources.core_v1 import Event, Secret, Service
 from lightkube.types import PatchType
 
 from tests.e2e.cluster_client import EndToEndError
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 OF_FAILURES = {"ShardmeshNodeDown", "ShardmeshNodeAway"}
 """They fire where a daemon with a bad image, or on a lost node, is away for two minutes: on slow machines."""
+OF_KILLS = {"ShardmeshPodsNotAdmitted", "ShardmeshOriginFails"}
+"""They may fire where the operator is killed: for a pod without webhook, for a source without keys."""
 OF_A_FULL_DISK = {"ShardmeshDiskFull", "ShardmeshDiskFills", "ShardmeshErrors", "ShardmeshWritesRefused"}
 """They may fire in the second mesh, of which a disk is full for a while."""
 
@@ -116,23 +118,27 @@ def expect_alerts(stage: Stage, expected: str = "") -> None:
     second = f"{second_namespace(stage)}/"
     full = {each for each in fired if each[0] in OF_A_FULL_DISK and each[1].startswith(second)}
     names = {name for name, _ in fired - full}
-    if not {expected} - {""} <= names <= {expected, *OF_FAILURES}:
+    allowed = OF_FAILURES | (OF_KILLS if stage.options.kill_operator else set())
+    if not {expected} - {""} <= names <= {expected, *allowed}:
         raise EndToEndError(f"alerts that fired: {sorted(fired)}, expected: {expected or 'none'}")
 
 
 def lose_operator(stage: Stage) -> None:
-    """No operator runs while a training pod is created: alerts say so, then and when there is one again."""
+    """No operator runs while a training pod is created: an alert says so."""
     cluster = stage.cluster
-    with stage.step("no operator runs; a training pod is created, until alerts say so") as told:
+    with stage.step("no operator runs; a training pod is created, until an alert says so") as told:
         scale_operator(stage, 0)
         cluster.until(lambda: not cluster.pods(OPERATOR_PODS), "the operator is gone")
         cluster.run_script("unserved", "training_pod.py", ["0"], labels={"shardmesh.io/dataset": "photos"})
         cluster.until(lambda: "ShardmeshOperatorGone" in fired_at_once(stage), "an alert fires")
         stage.tell_load(told)
-    with stage.step("an operator runs again, until an alert names the pod") as told:
+    with stage.step("an operator runs again, until an event names the pod") as told:
         scale_operator(stage, 1)
         stage.until_operator()
-        cluster.until(lambda: "ShardmeshPodsNotAdmitted" in fired_at_once(stage), "an alert fires")
+        cluster.until(
+            lambda: any(each.reason == "NotAdmitted" for each in cluster.kube.list(Event)), "an event says so"
+        )
+        cluster.delete_pod("unserved")
         stage.tell_load(told)
 
 
@@ -156,7 +162,7 @@ def expect_alerts_at_once(stage: Stage) -> None:
     if options.crash or options.cut:
         expected |= {"ClusterDegraded", "NodeDown", "NodeAway", "CopiesMissing"}
     if options.kill_operator:
-        expected |= {"ClusterUnavailable", "OperatorGone", "PodsNotAdmitted"}
+        expected |= {"ClusterUnavailable", "OperatorGone"}
     if options.stop_api:
         expected |= {"ControlStoreLost"}
     with stage.step("alerts that fired until now, if they had no `for:`") as told:
