@@ -193,3 +193,21 @@ def test_no_node_has_much_more_than_its_share_after_a_split(nodes: int) -> None:
     assign_slots(shares, preference_lists(shares, LISTS // 4), table)
     loads = np.bincount(table.ravel(), minlength=nodes)
     assert loads.max() <= 2 * np.ceil((1 + SLACK) * LISTS / nodes)
+
+
+def test_the_repair_of_a_lost_rack_is_spread_over_all_others() -> None:
+    shares = tuple(Share(f"n{number:04}", f"r{number // 40:02}", 1) for number in range(800))
+    left = shares[:40] + shares[80:]
+    was, will = (np.full((LISTS, 2), -1, np.int16) for _ in range(2))
+    assign_slots(shares, preference_lists(shares, LISTS), was)
+    assign_slots(left, preference_lists(left, LISTS), will)
+    before = np.where(
+        was >= 80, was - 40, np.where(was >= 40, -1, was)
+    )  # as places among those that are left
+    assert not (before < 0).all(axis=1).any(), "a rack never has both copies"
+    new = will[(will[:, :, None] != before[:, None, :]).all(axis=2)]
+    lost = int((before < 0).sum())
+    racks = np.bincount(np.where(new >= 40, new + 40, new) // 40, minlength=20)
+    assert new.size < 3 * lost
+    assert (racks > 0).sum() == 19
+    assert racks.max() < 3 * racks.sum() / 19
