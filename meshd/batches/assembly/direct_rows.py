@@ -34,6 +34,10 @@ class NotDirectError(Exception):
     """The frame must be built piece by piece."""
 
 
+class NotCachedError(Exception):
+    """Some bytes are not in the page cache."""
+
+
 class _Read(NamedTuple):
     """Bytes of an object of `DirectRows.wanted`, and the bytes of a field's tensor that they become."""
 
@@ -100,16 +104,25 @@ class DirectRows:
         columns = (which + first, offsets, sizes, self._targets * width)
         return list(map(_Read, *(each.tolist() for each in columns)))
 
-    def tensors(self, opened: Sequence[Sequence[Span] | None]) -> dict[str, npt.NDArray[Any]]:
-        """Return the tensors of the rows (blocking). `opened`: the spans of `wanted`. Raises
-        NotDirectError."""
+    @property
+    def elements(self) -> int:
+        """Elements of a tensor."""
+        return self._shape[0] * self._shape[1]
+
+    def tensors(
+        self, opened: Sequence[Sequence[Span] | None], *, cached: bool
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the tensors of the rows. `opened`: the spans of `wanted`. Raises NotDirectError.
+
+        Blocking, except with `cached`, which raises NotCachedError for bytes that a disk must read.
+        """
         made: dict[str, npt.NDArray[Any]] = {}
-        spans = [_Spans(each or ()) for each in opened]
+        spans = [_Spans(each or (), os.RWF_NOWAIT if cached else 0) for each in opened]
         for name, dtype in self._dtypes.items():
             made[name] = np.full(self._shape, self._pack.value, dtype)
             room = made[name].reshape(-1).view(np.uint8).data
             for number, offset, length, at in self._reads[name]:
-                spans[number].read(offset, room[at : at + length])
+                spans[number].read(offset, length, room[at : at + length])
         first = self._pack.fields[0]
         made[f"{first}{SEGMENTS}"], made[f"{first}{POSITIONS}"] = self._numbers()
         return made
@@ -133,25 +146,43 @@ class DirectRows:
 
 
 class _Spans:
-    """The extents of one object, each a span of its file."""
+    """The extents of one object, each a span of its file, and the flags to read them with."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._spans = spans
+    def __init__(self, spans: Sequence[Span], flags: int) -> None:
+        self._spans, self._flags = spans, flags
+        only = spans[0] if len(spans) == 1 else None
+        self._fd, self._base, self._size = (-1, 0, 0) if only is None else (only.fd, only.offset, only.length)
 
-    def read(self, offset: int, room: memoryview) -> None:
-        """Read bytes of the object. Raises NotDirectError."""
+    def read(self, offset: int, length: int, room: memoryview) -> None:
+        """Read bytes of the object. Raises NotDirectError, NotCachedError."""
+        if offset + length > self._size or length == self._size:
+            self._read_extents(offset, room)
+            return
+        try:  # nearly always: a part of the only extent
+            got = os.preadv(self._fd, [room], self._base + offset, self._flags)
+        except OSError as error:
+            raise self._failed() from error
+        if got != length:
+            raise self._failed()
+
+    def _failed(self) -> NotDirectError | NotCachedError:
+        return NotCachedError() if self._flags else NotDirectError("some bytes cannot be read")
+
+    def _read_extents(self, offset: int, room: memoryview) -> None:
         for span in self._spans:
             if offset >= span.length:
                 offset -= span.length
                 continue
             part = room[: span.length - offset]
             try:
-                got = os.preadv(span.fd, [part], span.offset + offset)
+                got = os.preadv(span.fd, [part], span.offset + offset, self._flags)
             except OSError as error:
-                raise NotDirectError(str(error)) from error
+                raise self._failed() from error
+            if got != len(part):
+                raise self._failed()
             whole = span.extent if len(part) == span.length else None  # then its checksum is known
-            if got != len(part) or (whole is not None and crc32c(part) != whole.crc32c):
-                raise NotDirectError("some bytes are missing or damaged")
+            if whole is not None and crc32c(part) != whole.crc32c:
+                raise NotDirectError("some bytes are damaged")
             room, offset = room[len(part) :], 0
             if not room:
                 return

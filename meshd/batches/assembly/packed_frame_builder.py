@@ -7,11 +7,12 @@ that was deleted or replaced since the snapshot fails the frame, as far as this 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshd.batches.assembly.direct_rows import DirectRows, NotDirectError
+from meshd.batches.assembly.direct_rows import DirectRows, NotCachedError, NotDirectError
 from meshd.batches.assembly.direct_sequences import DirectPieces, direct_dtypes
 from meshd.batches.assembly.packed_frames import RenderedSamples
 from meshd.batches.assembly.stored_sequences import UnreadableChunkError
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from meshwire.dataset.build_snapshot import Snapshot
 
     RenderSamples = Callable[[RowsAddress], Awaitable[MemoryFrame]]
+
+
+_AT_ONCE: Final = 1 << 17
+"""Elements of a tensor up to which a frame of cached bytes is built on the event loop."""
 
 
 class PackedFrameBuilder:
@@ -114,9 +119,12 @@ class PackedFrameBuilder:
             if None in opened:
                 raise NotDirectError("an object cannot be opened")
 
-            def build() -> MemoryFrame:
-                return packing.write_frame(rows.tensors(opened), metadata, memory)
+            def build(*, cached: bool = False) -> MemoryFrame:
+                return packing.write_frame(rows.tensors(opened, cached=cached), metadata, memory)
 
+            if rows.elements <= _AT_ONCE:  # a thread would cost more than the copy
+                with suppress(NotCachedError):
+                    return build(cached=True)
             return await asyncio.to_thread(build)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from meshd.batches.assembly import packed_frame_builder
+from meshd.batches.assembly import direct_rows, packed_frame_builder
 from meshd.batches.assembly.direct_rows import NotDirectError
 from meshd.batches.assembly.direct_sequences import direct_dtypes, direct_lengths
 from meshd.batches.pack_plans import inner_spec
@@ -103,6 +104,27 @@ def test_rows_are_those_built_piece_by_piece(
     assert len(direct) > 3
     monkeypatch.setattr(packed_frame_builder, "DirectRows", refuse)
     assert asyncio.run(run(tmp_path / "apart")) == direct
+
+
+def test_bytes_that_are_not_cached_are_read_in_a_thread(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, waited = os.preadv, list[str]()
+
+    def uncached(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if flags & os.RWF_NOWAIT:
+            raise BlockingIOError
+        waited.append(threading.current_thread().name)
+        return read(fd, buffers, offset, flags)
+
+    async def run() -> None:
+        plan = await packed(node, "lines")
+        found = await frame(node, plan, 1, 0)
+        node.assembler._cache.clear()
+        monkeypatch.setattr(direct_rows.os, "preadv", uncached)
+        assert await frame(node, plan, 1, 0) == found
+
+    asyncio.run(run())
+    assert waited
+    assert threading.main_thread().name not in waited
 
 
 def test_a_batch_takes_few_calls(node: Node) -> None:
