@@ -20,6 +20,7 @@ from bench import (
     origins,
     owners,
     proxy_overhead,
+    raw_row,
     re_replication,
     reshard_row,
     rotational_drive,
@@ -146,6 +147,9 @@ ENTRIES: Final = (
     ),
     Entry(epochs.NAME, "hit ratios of the cache, replayed; no clock in it", 0.5, (), Bench.epochs),
     Entry(windows.NAME, "windows of a Zarr series, beside zarr in a Dataset", 1.5, (), Bench.windows),
+    Entry(
+        raw_row.NAME, "small samples without ops, beside the peers' formats", 2, (PEERS,), Bench.raw_samples
+    ),
     Entry(tokens.NAME, "stored tokens, packed, beside the peers' formats", 2, (PEERS,), Bench.tokens),
     Entry(long_texts.NAME, "packed rows of long documents, beside short ones", 2, (), Bench.long_texts),
     Entry(table_row.NAME, "batches of a table's rows, beside pyarrow and Ray Data", 3, (), Bench.tables),

@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ("mds", "lit")
 PEERS = (
     *("torch==2.13.0", "boto3", "s3torchconnector", "webdataset", "mosaicml-streaming"),
-    *("litdata", "grain", "pillow", "numpy"),
+    *("litdata", "grain", "datasets", "pillow", "numpy"),
 )
 
 

@@ -38,6 +38,7 @@ class Scale:
     restored: int = 1 << 30
     series_chunks: int = 4_096
     tokens: int = 1 << 24
+    raw_samples: int = 400_000
     table_rows: int = 2_000_000
     media_files: int = 256
     checkpoint: int = 256 * MIB
@@ -71,6 +72,7 @@ QUICK = Scale(
     restored=8 * MIB,
     series_chunks=256,
     tokens=1 << 22,
+    raw_samples=20_000,
     table_rows=160_000,
     media_files=32,
     checkpoint=4 * MIB,

@@ -32,6 +32,7 @@ from bench import (
     owners,
     photo_dataset,
     proxy_overhead,
+    raw_row,
     re_replication,
     reshard_row,
     residency,
@@ -47,6 +48,7 @@ from bench import (
 from bench.gather_timing import gather_rows
 from bench.interleave import turns
 from bench.load_generator import available
+from bench.peers import raw_rows
 from bench.presigned_requests import Account
 from bench.processes import ChildError, Children
 from bench.results import Figure
@@ -166,14 +168,26 @@ class Bench:
         server = self.server("meshd")
         if server is None:
             return tokens.title(self.scale), (), dict(self.absent)
-        peers, skipped = tuple(tokens.FORMATS), dict[str, str]()
+        peers, skipped = self._peers(tuple(tokens.FORMATS))
+        figures = tokens.measure(server, peers, self.scale, self.scratch, self.say)
+        return tokens.title(self.scale), figures, skipped
+
+    def raw_samples(self) -> Outcome:
+        server = self.server("meshd")
+        if server is None:
+            return raw_row.title(self.scale), (), dict(self.absent)
+        peers, skipped = self._peers(raw_rows.PEERS)
+        figures = raw_row.measure(server, peers, self.scale, self.scratch, self.say)
+        return raw_row.title(self.scale), figures, skipped
+
+    def _peers(self, names: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Make the peers' environment; return the peers, and why there are none."""
         try:
             self.say("making the peers' environment")
             photo_dataset.make_peers(self.scratch)
         except photo_dataset.PeersError as error:
-            peers, skipped = (), dict.fromkeys(peers, str(error))
-        figures = tokens.measure(server, peers, self.scale, self.scratch, self.say)
-        return tokens.title(self.scale), figures, skipped
+            return (), dict.fromkeys(names, str(error))
+        return names, {}
 
     def tables(self) -> Outcome:
         server = self.server("meshd")
