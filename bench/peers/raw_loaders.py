@@ -144,7 +144,7 @@ class _Shard:
         self._lines = lines
 
     def __call__(self, shard: int) -> Iterable[bytes]:
-        return samples(shard, self._lines)
+        yield from samples(shard, self._lines)
 
 
 def write_litdata(folder: Path, lines: int) -> None:
