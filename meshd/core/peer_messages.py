@@ -91,7 +91,7 @@ class IndexRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     rows: bool = False
     features: Annotated[list[_Text], Meta(max_length=64)] = []
     table: bool = False
-    slices: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
+    slices: Annotated[int, Meta(ge=0, lt=1 << 17)] = 0
 
 
 class PageRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -19,7 +19,6 @@ from meshd.datasets.snapshot_build_cache import BuildResults, request_name, resu
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
 from meshd.datasets.source_files import named_files, scanned_files
-from meshd.datasets.table_statistics import TablePart
 from meshd.datasets.tables import TableFiles, TableOptions, table_files
 from meshd.datasets.zarr_arrays import ZarrSources
 from meshd.telemetry import metrics
@@ -30,7 +29,7 @@ from meshwire.dataset.build_paged_snapshot import build_from_pages
 from meshwire.dataset.build_snapshot import EmptySnapshotError, build_from_objects
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source
-from meshwire.dataset.paged_snapshot import TABLE_SLICES, PagedSnapshot, PageParts
+from meshwire.dataset.paged_snapshot import TABLE_MEMBERS, TABLE_SLICES, PagedSnapshot, PageParts
 from meshwire.strict_json import (
     PlanError,
     checked_choice,
@@ -169,6 +168,8 @@ class DatasetService:
         paged = made_of is None or await self._objects.page_support.is_everywhere(made_of)
         if options.conditions and await self._objects.page_support.is_everywhere(TABLE_SLICES):
             options = replace(options, sliced=True)
+        if kind == "table" and await self._objects.page_support.is_everywhere(TABLE_MEMBERS):
+            options = replace(options, members=True)
         began = self._objects.revision([source.bucket])
         request = request_name(source, kind, fields, options, paged=paged)
         whole = self._readers.reads_whole_bucket(caller, source.bucket)
@@ -290,7 +291,7 @@ class DatasetService:
         if kind in _READ_THROUGH and scanned:
             await self._patiently(listing, source, kind, fields, options)
         if kind == "table":
-            parts = await self.tables.matching_parts(scanned, source, options)
+            parts = await self.tables.matching_parts(scanned, source, fields, options)
             return await self.tables.build_snapshot(parts, source, fields, options)
         if not fields:
             fields = parse_fields(await self.parquets.guess_fields(scanned, source))
@@ -313,7 +314,7 @@ class DatasetService:
             if _paged_kind(kind) is not None:
                 await self._page_facts(scanned, source, kind, fields, progress)
             else:
-                parts = await self.tables.matching_parts(scanned, source, options)
+                parts = await self.tables.matching_parts(scanned, source, fields, options)
                 await self.tables.index_files(parts, source, progress)
 
         try:
@@ -330,8 +331,10 @@ class DatasetService:
         fields: Mapping[str, FieldSpec],
     ) -> SnapshotBuild:
         if kind == "table":
-            parts = [TablePart(*entry) for entry in table_files(listing)]
-            return await self.tables.build_snapshot(parts, source, fields, _DEFAULTS)
+            members = await self._objects.page_support.is_everywhere(TABLE_MEMBERS)
+            options = TableOptions(members=members)
+            parts = await self.tables.matching_parts(table_files(listing), source, fields, options)
+            return await self.tables.build_snapshot(parts, source, fields, options)
         if kind == "zarr":
             return await self._zarrs.build_snapshot(listing, source, fields)
         scanned = scanned_files(listing, kind, fields)

@@ -16,7 +16,7 @@ from meshd.core.api_errors import BatchError
 from meshd.datasets.index_documents import IndexDocuments
 from meshd.peer_reads.remote_objects import BlockingObjects
 from meshd.transform.parquet.client import ParquetError, ParquetUnsupportedError, parquet_rows
-from meshwire.dataset.archive_keys import SLICES
+from meshwire.dataset.archive_keys import MEMBERS, SLICES
 from meshwire.dataset.snapshot import MAX_SAMPLES
 from meshwire.formats.table_rows import slice_of
 from meshwire.frame.columns import ColumnError
@@ -56,7 +56,7 @@ class GroupStatistics(msgspec.Struct, frozen=True):
 
     def row_numbers(self, slices: int) -> Integers:
         """Return int64[n], the numbers of the rows in these slices."""
-        ends, groups = np.cumsum([0, *self.rows]).tolist(), len(self.rows)
+        ends, groups, slices = np.cumsum([0, *self.rows]).tolist(), len(self.rows), slices % MEMBERS
         kept = [group for group in range(groups) if slices >> slice_of(group, groups) & 1]
         return np.concatenate([np.arange(ends[group], ends[group + 1], dtype=np.int64) for group in kept])
 

@@ -19,7 +19,14 @@ from meshd.datasets.index_documents import IndexDocuments, read_copy_document, s
 from meshd.datasets.table_statistics import TablePart, TableStatistics
 from meshd.peer_reads.remote_objects import BlockingObjects
 from meshd.util.async_tasks import CallProgress
-from meshwire.dataset.archive_keys import TABLE_ENDINGS, ArchiveError, is_table, pinned_size, table_kind
+from meshwire.dataset.archive_keys import (
+    MEMBERS,
+    TABLE_ENDINGS,
+    ArchiveError,
+    is_table,
+    pinned_size,
+    table_kind,
+)
 from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.dataset.fields import parse_fields
 from meshwire.formats.table_rows import FOOTER_BYTES, TableIndex, index_range
@@ -57,16 +64,19 @@ _AT_ONCE: Final = 2  # files converted at a time
 class TableOptions:
     """How a table is read. `conditions`: of its filter; `masks`: rows with nulls are kept, and a field has
     another one that says where it has a value; `ids`: text columns that are delivered as ids; `files`: the
-    names below the source of its files, which may have others, too; `sliced`: row groups may be left out."""
+    names below the source of its files, which may have others, too; `sliced`: row groups may be left out;
+    `members`: copies may have the members of structs in lists."""
 
     conditions: tuple[Condition, ...] = ()
     masks: bool = False
     ids: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     sliced: bool = False
+    members: bool = False
 
     def __repr__(self) -> str:
-        """A result of a snapshot is named by it: without the last two it is what it was without them."""
+        """A result of a snapshot is named by it: without `files` and `sliced` it is what it was without them,
+        and `members` changes no result."""
         told = f"TableOptions(conditions={self.conditions!r}, masks={self.masks!r}, ids={self.ids!r}"
         return f"{told}{f', files={self.files!r}' * bool(self.files)}{', sliced' * self.sliced})"
 
@@ -100,15 +110,27 @@ class TableFiles:
         return f"<TableFiles {self._indexes}>"
 
     async def matching_parts(
-        self, listing: Sequence[tuple[str, Record]], source: Source, options: TableOptions
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        fields: Mapping[str, FieldSpec],
+        options: TableOptions,
     ) -> list[TablePart]:
-        """Return the files without what the filter leaves out of them by their statistics. Ids are numbered
-        over all rows. Raises BatchError BadSample, NotImplemented."""
+        """Return the files without what the filter leaves out of them by their statistics; with the bit
+        MEMBERS, if a column is wanted that only such copies have. Ids are numbered over all rows. Raises
+        BatchError BadSample, NotImplemented."""
         if not options.conditions or options.ids or not listing:
-            return [TablePart(*entry) for entry in listing]
-        return await self._statistics.matching_parts(
-            listing, source.bucket, options.conditions, sliced=options.sliced
-        )
+            parts = [TablePart(*entry) for entry in listing]
+        else:
+            parts = await self._statistics.matching_parts(
+                listing, source.bucket, options.conditions, sliced=options.sliced
+            )
+        wanted = {spec.column for spec in fields.values() if spec.column is not None}
+        if parts and wanted and options.members:
+            first = (await self.read_table(source.bucket, *parts[0][:3])).index
+            if any(_is_within(column, first.refused) for column in wanted):
+                parts = [part._replace(slices=part.slices | MEMBERS) for part in parts]
+        return parts
 
     async def index_files(
         self, parts: Sequence[TablePart], source: Source, progress: CallProgress
@@ -200,6 +222,11 @@ class TableFiles:
             return others.read_part(ObjectRange(bucket, key, record.etag, size, offset, length))
 
         return await asyncio.to_thread(_matching, index, conditions, read)
+
+
+def _is_within(column: str, refused: Mapping[str, str]) -> bool:
+    """Return whether a column is one of these, or a member of one."""
+    return any(column == name or column.startswith(f"{name}.") for name in refused)
 
 
 def table_files(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record]]:

@@ -183,13 +183,27 @@ def _of_list(held: Any) -> tuple[Any, Integers]:
             held.values.slice(int(bounds[0]), int(bounds[-1] - bounds[0])) if len(held) else held.values[:0]
         )
         bounds = bounds - (bounds[0] if bounds.size else 0)
-    width = _width(values.type)
-    each = np.diff(bounds) * width
-    if not values.null_count:
-        return _bytes_of(values), each
-    nulls = np.concatenate(([0], np.cumsum(np.asarray(values.is_null()))))
+    numbers, missing, count = _numbers(values)
+    each = np.diff(bounds) * _width(numbers.type) * count
+    if missing is None:
+        return _bytes_of(numbers), each
+    nulls = np.concatenate(([0], np.cumsum(missing)))
     holding = nulls[bounds[1:]] > nulls[bounds[:-1]]
-    return _bytes_of(values.fill_null(0)), np.where(holding, -each, each)
+    return _bytes_of(numbers.fill_null(0)), np.where(holding, -each, each)
+
+
+def _numbers(values: Any) -> tuple[Any, Any, int]:
+    """Return the numbers in the elements of a list, which of these hold a null (None: none does), and the
+    numbers of an element: many if it is itself a list of a fixed size."""
+    if not types.is_fixed_size_list(values.type):
+        return values, np.asarray(values.is_null()) if values.null_count else None, 1
+    size = values.type.list_size
+    numbers, inner, count = _numbers(values.values.slice(values.offset * size, len(values) * size))
+    missing = np.asarray(values.is_null()) if values.null_count else None
+    if inner is not None:
+        within = inner.reshape(-1, size).any(axis=1)
+        missing = within if missing is None else missing | within
+    return numbers, missing, size * count
 
 
 def _width(found: pa.DataType) -> int:

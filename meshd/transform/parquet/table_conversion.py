@@ -7,6 +7,7 @@ blocks of rows, and of all rows the lengths, nulls and ids.
 from __future__ import annotations
 
 import io
+import math
 from array import array
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -17,8 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
+from meshd.transform.parquet.list_members import with_members
 from meshd.transform.parquet.messages import PIECE
 from meshd.transform.parquet.row_conversion import READING, RowsError, column_values, flat, is_plain
+from meshwire.dataset.archive_keys import MEMBERS
 from meshwire.formats.table_rows import (
     BLOCK_BYTES,
     DTYPES,
@@ -43,10 +46,12 @@ _TEMPORAL: Final = {32: "int32", 64: "int64"}
 
 
 class TableConverter:
-    """Converts one file, or those `slices` of its row groups whose bits are set."""
+    """Converts one file, or those `slices` of its row groups whose bits are set; with the bit MEMBERS, also
+    the members of structs in lists, and lists of lists of a fixed size."""
 
     def __init__(self, slices: int = 0) -> None:
-        self._slices = slices
+        self._members, self._slices = divmod(slices, MEMBERS)
+        self._flat = with_members if self._members else flat
         self._columns: dict[str, TableColumn] = {}
         self._lengths: dict[str, array[int]] = {}
         self._nulls: dict[str, list[Any]] = {}
@@ -62,7 +67,7 @@ class TableConverter:
         refused = self._look(schema)
         count = block_rows_of(row_bytes)
         total = 0
-        for block in _blocks(batches, count):
+        for block in _blocks(map(self._flat, batches), count):
             for data in self._block(block):
                 total += len(data)
                 for at in range(0, len(data), PIECE):
@@ -75,18 +80,18 @@ class TableConverter:
     def _look(self, schema: pa.Schema) -> dict[str, str]:
         """Select the columns to read and return the unsupported ones."""
         refused: dict[str, str] = {}
-        whole = flat(schema.empty_table()).schema
+        whole = self._flat(schema.empty_table()).schema
         if len(set(whole.names)) != len(whole.names) or not 1 <= len(whole.names) <= MAX_COLUMNS:
             raise RowsError(
                 f"it has {len(whole.names)} columns, or two of one name; at most {MAX_COLUMNS} are supported"
             )
         for found in whole:
-            column = _column(found)
+            column = _column(found, within=bool(self._members))
             if column is None:
                 refused[found.name] = str(found.type)[:200]
                 continue
             self._columns[found.name] = column
-            if column.shape is None:
+            if column.is_ragged:
                 self._lengths[found.name] = array("q")
             if column.nullable:
                 self._nulls[found.name] = []
@@ -108,7 +113,7 @@ class TableConverter:
                 self._ids[name].add(held)
             data, lengths = column_values(held.combine_chunks())
             missing = lengths < 0  # also lists that hold nulls
-            if column.shape is None:
+            if column.is_ragged:
                 self._lengths[name].frombytes(np.maximum(lengths, 0).tobytes())
                 ragged.append(data)
             else:
@@ -227,8 +232,7 @@ def _blocks(tables: Iterator[pa.Table], count: int) -> Iterator[pa.Table]:
     """Yield the rows in tables of `count` rows; the last one has the rest."""
     held: list[pa.Table] = []
     rows = 0
-    for found in tables:
-        table = flat(found)
+    for table in tables:
         at = 0
         while rows + table.num_rows - at >= count:
             taken = count - rows
@@ -241,8 +245,8 @@ def _blocks(tables: Iterator[pa.Table], count: int) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def _column(found: pa.Field) -> TableColumn | None:
-    """Return how a column is stored, None if its type is not supported."""
+def _column(found: pa.Field, *, within: bool) -> TableColumn | None:
+    """Return how a column is stored, None if its type is not supported; `within`: lists may be in lists."""
     kind, nullable, told = found.type, bool(found.nullable), str(found.type)[:200]
     if types.is_dictionary(kind):
         kind = kind.value_type
@@ -255,15 +259,36 @@ def _column(found: pa.Field) -> TableColumn | None:
     if types.is_fixed_size_binary(kind):
         return TableColumn(told, "uint8", (kind.byte_width,), nullable=nullable) if kind.byte_width else None
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        element = _dtype(kind.value_type)
         fixed = types.is_fixed_size_list(kind)
         nullable = nullable or bool(kind.value_field.nullable)  # a null in a list makes all of it one
+        inner, number = _inner_shape(kind.value_type) if within else ((), kind.value_type)
+        element = _dtype(number)
+        if inner:
+            return _nested(element, (kind.list_size if fixed else None, *inner))
         if not element or (fixed and not 0 < kind.list_size * np.dtype(element).itemsize <= BLOCK_BYTES):
             return None
         told = f"list<{element}>{[kind.list_size] if fixed else ''}"  # its elements have various names
         return TableColumn(told, element, (kind.list_size,) if fixed else None, nullable=nullable)
     dtype = _dtype(kind)
     return TableColumn(told, dtype, (), nullable=nullable) if dtype else None
+
+
+def _inner_shape(kind: pa.DataType) -> tuple[tuple[int, ...], pa.DataType]:
+    """Return the sizes of lists in a list, if they are fixed, and the type of the numbers in them."""
+    sizes: list[int] = []
+    while types.is_fixed_size_list(kind):
+        sizes.append(kind.list_size)
+        kind = kind.value_type
+    return tuple(sizes), kind
+
+
+def _nested(element: str, shape: tuple[int | None, ...]) -> TableColumn | None:
+    """Return the column of lists in lists; a null anywhere in one makes all of it a null."""
+    sizes = [size for size in shape if size is not None]
+    if not element or not 0 < math.prod(sizes) * np.dtype(element).itemsize <= BLOCK_BYTES:
+        return None
+    told = f"list<{element}>{['?' if size is None else size for size in shape]}".replace("'", "")
+    return TableColumn(told, element, shape, nullable=True)
 
 
 def _dtype(kind: pa.DataType) -> str:

@@ -34,8 +34,12 @@ TABLE_COPY_UNIT: Final = 4096
 """The size of the copy of a table's records is a multiple of it; that of another copy seldom is."""
 SLICES: Final = 16
 """Slices of a Parquet file at most: each row group is one, or has as many neighbours as that takes."""
+MEMBERS: Final = 1 << SLICES
+"""Beside the bits of slices: the copy has the members of structs in lists, too."""
 _SLICED: Final = 1 << 44
 """What snapshots add to the size of a copy of some slices, times their bits."""
+_WITH_MEMBERS: Final = 1 << 43
+"""What snapshots add to the size of a copy with members."""
 MEMBER_SEPARATOR: Final = "/-/"
 """Separates an archive's key from a member name: `shard.tar/-/a/b.jpg`."""
 _ENDINGS: Final = tuple(ARCHIVE_EXTENSIONS)
@@ -88,15 +92,17 @@ def slices_of(kind: str) -> tuple[str, int]:
 
 def pinned_size(slices: int, size: int) -> int:
     """Return the size under which a snapshot pins a copy of `size` bytes. Raises ArchiveError."""
-    if size >= _SLICED:
-        raise ArchiveError(f"its copy of records has {size} bytes; {_SLICED} are too many")
-    return slices * _SLICED + size
+    if size >= _WITH_MEMBERS:
+        raise ArchiveError(f"its copy of records has {size} bytes; {_WITH_MEMBERS} are too many")
+    members, bits = divmod(slices, MEMBERS)
+    return bits * _SLICED + members * _WITH_MEMBERS + size
 
 
 def pinned_table(pinned: int) -> tuple[CopyKind, int]:
     """Return the kind of the copy that a snapshot pins under a size, and its bytes."""
-    slices, size = divmod(pinned, _SLICED)
-    return table_kind(slices), size
+    bits, rest = divmod(pinned, _SLICED)
+    members, size = divmod(rest, _WITH_MEMBERS)
+    return table_kind(bits + members * MEMBERS), size
 
 
 def uncompressed_name(key: str) -> str:

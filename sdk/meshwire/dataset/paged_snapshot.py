@@ -47,8 +47,9 @@ HASH_BYTES: Final = 32
 PAGED_KINDS: Final[tuple[SnapshotKind, ...]] = ("lines", "tar", "tfrecord", "parquet", "mds", "tokens")
 BESIDE_KINDS: Final[tuple[SnapshotKind, ...]] = ("mds", "tokens")
 TABLE_SLICES: Final = "table-slices"
-READABLE: Final = (*PAGED_KINDS, TABLE_SLICES)
-"""What nodes say that they read: pages of these kinds, and copies of slices of a table."""
+TABLE_MEMBERS: Final = "table-members"
+READABLE: Final = (*PAGED_KINDS, TABLE_SLICES, TABLE_MEMBERS)
+"""What nodes say that they read: pages of these kinds, copies of slices of a table, of members of lists."""
 """Kinds whose shards are described by another file."""
 _BESIDE: Final = re.compile(r"[0-9a-f]{32}")
 

@@ -50,18 +50,26 @@ DTYPES: Final = frozenset(
 @dataclass(frozen=True, slots=True)
 class TableColumn:
     """A column. `kind`: its type in the file; `dtype`: of its elements as delivered; `shape`: of a value,
-    None if values differ in length; `text`: its values are UTF-8; `nullable`: it has a validity byte."""
+    None if values differ in length, and with None for its first extent if they are lists of fixed shapes;
+    `text`: its values are UTF-8; `nullable`: it has a validity byte."""
 
     kind: str
     dtype: str
-    shape: tuple[int, ...] | None
+    shape: tuple[int | None, ...] | None
     text: bool = False
     nullable: bool = True
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether values differ in length."""
+        return self.shape is None or None in self.shape
+
+    @property
     def width(self) -> int:
         """Bytes of a value in a record, 0 if values differ in length."""
-        return 0 if self.shape is None else int(np.dtype(self.dtype).itemsize) * math.prod(self.shape)
+        if self.shape is None or None in self.shape:
+            return 0
+        return int(np.dtype(self.dtype).itemsize) * math.prod(extent or 0 for extent in self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +95,7 @@ class TableIndex:
         """Return where in a record the value of each column of a fixed width is, and each validity byte."""
         at, values, valid = 0, dict[str, int](), dict[str, int]()
         for name, column in self.columns.items():
-            if column.shape is not None:
+            if not column.is_ragged:
                 values[name] = at
                 at += column.width
         for name, column in self.columns.items():
@@ -178,7 +186,7 @@ class TableIndex:
             0 <= rows <= MAX_SAMPLES and 1 <= block_rows <= MAX_BLOCK_ROWS and len(columns) <= MAX_COLUMNS
         ):
             raise ColumnError(f"{rows} rows of {len(columns)} columns exceed the limits")
-        ragged = [name for name, column in columns.items() if column.shape is None]
+        ragged = [name for name, column in columns.items() if column.is_ragged]
         lengths = {
             name: reader.read_integers(f"lengths.{number}", low=0, high=MAX_RECORD_BYTES, count=rows)
             for number, name in enumerate(ragged)
@@ -197,10 +205,13 @@ class TableIndex:
 def _column(kind: Any, dtype: Any, shape: Any, text: Any, nullable: Any) -> TableColumn:
     if dtype not in DTYPES:
         raise ValueError(f"the dtype {str(dtype)[:40]!r}")
-    extents = None if shape is None else tuple(int(extent) for extent in shape)
-    if extents is not None and not (all(extent > 0 for extent in extents) and math.prod(extents) < 1 << 24):
+    if shape is None:
+        return TableColumn(str(kind)[:200], dtype, None, bool(text), bool(nullable))
+    differ = shape[:1] == [None]
+    extents = tuple(int(extent) for extent in shape[differ:])
+    if not (all(extent > 0 for extent in extents) and math.prod(extents) < 1 << 24):
         raise ValueError("a shape that is too large")
-    return TableColumn(str(kind)[:200], dtype, extents, bool(text), bool(nullable))
+    return TableColumn(str(kind)[:200], dtype, (None,) * differ + extents, bool(text), bool(nullable))
 
 
 def block_rows_of(row_bytes: int) -> int:

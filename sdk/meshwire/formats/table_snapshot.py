@@ -85,6 +85,10 @@ def find_column(path: str, name: str, index: TableIndex, key: str) -> TableColum
             "number or a list of numbers",
         )
     if name not in index.columns:
+        members = [known for known in (*index.columns, *index.refused) if known.startswith(f"{name}.")]
+        if members:
+            told = ", ".join(members[:8]) + ", …" * (len(members) > 8)
+            raise PlanError(path, f"{name!r} has members: name those that you want, such as {told}")
         hint = suggestion(name, index.columns)
         raise PlanError(path, f"there is no column {name!r} in {shown_value(key)}{hint}")
     return index.columns[name]
@@ -220,7 +224,7 @@ class _Gathering:
             return self._ids(spec)
         first = self.taken[0][0].index
         column = first.columns[spec.column]
-        if column.shape is None and spec.view == "value":
+        if column.is_ragged and spec.view == "value":
             offsets = [file.index.value_offsets(spec.column)[rows] for file, rows, _ in self.taken]
             lengths = [file.index.lengths[spec.column][rows] for file, rows, _ in self.taken]
             return BytesColumn(which, np.concatenate(offsets), np.concatenate(lengths))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from meshd.transform.parquet.client import ParquetError, parquet_rows
 from meshsdk import ops
 from meshsdk.client.native_api import fetch_snapshot
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, NotFoundError
+from meshwire.dataset.archive_keys import MEMBERS, pinned_size, pinned_table, table_kind
 from meshwire.formats.table_rows import FOOTER_BYTES, TableIndex, index_range
 from tests.support.daemons import Daemon
 from tests.support.required import required_module
@@ -278,3 +280,98 @@ def test_hostile_files(client: Client) -> None:
     with pytest.raises(BadSampleError, match="cannot be read as a table"):
         mesh.open("s3://rows/bad", kind="table", client=client)
     assert len(mesh.open("s3://rows/v1", columns=["id"], kind="table", client=client)) == ROWS
+
+
+def scenes(numbers: range) -> Any:
+    """Rows as detection datasets have them: boxes beside what is in them, in structs or in lists."""
+    box = pa.list_(pa.float32(), 4)
+    objects = [
+        None
+        if n % 11 == 5
+        else [
+            {"box": [n, i, 2, 3.5], "kind": None if n % 7 == 3 else i, "at": {"day": n * i}, "name": "x"}
+            for i in range(n % 4)
+        ]
+        for n in numbers
+    ]
+    kind = pa.struct(
+        [("box", box), ("kind", pa.int64()), ("at", pa.struct([("day", pa.int16())])), ("name", pa.string())]
+    )
+    three = pa.list_(pa.struct([("x", pa.float64())]), 3)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int32()),
+            "objects": pa.array(objects, pa.list_(kind)),
+            "boxes": pa.array([[[n, i, 2, 3]] * (n % 3) for i, n in enumerate(numbers)], pa.list_(box)),
+            "corners": pa.array([[{"x": n}, {"x": 1}, {"x": 2}] for n in numbers], three),
+            "tally": pa.array([[(n, 2 * n)] * (n % 3) for n in numbers], pa.map_(pa.int32(), pa.int64())),
+            "deep": pa.array([[[1]] for _ in numbers], pa.list_(pa.list_(pa.int8()))),
+        }
+    )
+
+
+def test_members_of_structs_in_lists(client: Client) -> None:
+    count = 200
+    client.put("rows", "scenes/a.parquet", as_parquet(scenes(range(90)), row_group_size=40))
+    client.put("rows", "scenes/b.arrow", as_arrow(scenes(range(90, count))))
+    url = "s3://rows/scenes"
+    plain = mesh.open(url, columns=["id"], kind="table", client=client)
+    assert mesh.open(url, kind="table", client=client).fields == ("id",)  # as before there were members
+    names = ["id", "objects.box", "objects.kind", "objects.at.day", "boxes", "corners.x", "tally.value"]
+    ds = mesh.open(url, columns=names, nulls="mask", kind="table", client=client)
+    found = {
+        int(number): {name: batch[name][at] for name in ds.fields}
+        for batch in mesh.Loader(ds, 64, shuffle=True, seed=5, tail="ragged", output="numpy")
+        for at, number in enumerate(batch["id"])
+    }
+    assert sorted(found) == list(range(count))
+    for number, row in found.items():
+        length = 0 if number % 11 == 5 else number % 4
+        assert bool(row["objects_box_valid"]) == (number % 11 != 5)
+        assert (row["objects_box"].shape, row["objects_box"].dtype) == ((length, 4), np.float32)
+        assert row["objects_box"].tolist() == [[number, i, 2, 3.5] for i in range(length)]
+        assert row["objects_at_day"].tolist() == [number * i for i in range(length)]
+        has_null = number % 7 == 3 and length > 0
+        assert row["objects_kind"].tolist() == ([] if has_null else [*range(length)])
+        assert bool(row["objects_kind_valid"]) == (number % 11 != 5 and not has_null)
+        assert row["boxes"].shape == (number % 3, 4)
+        assert row["corners_x"].tolist() == [number, 1, 2]
+        assert row["tally_value"].tolist() == [2 * number] * (number % 3)
+    assert mesh.open(url, columns=["id"], kind="table", client=client).snapshot.hash == plain.snapshot.hash
+    some = mesh.open(
+        url, columns=["id", "boxes"], filter=[("id", ">=", 190)], nulls="mask", kind="table", client=client
+    )
+    assert [int(sample["id"]) for sample in some] == list(range(190, count))
+    for column, message in [
+        ("objects", r"has members: name those that you want, such as objects\.box"),
+        ("objects.name", "list<"),
+        ("objects.bix", r"no column 'objects\.bix'.*objects\.box"),
+        ("deep", "list<"),
+    ]:
+        with pytest.raises(InvalidPlanError, match=message):
+            mesh.open(url, columns=["id", column], kind="table", client=client)
+
+
+def test_copies_with_members_have_sizes_of_their_own() -> None:
+    for slices in (0, 5, (1 << 16) - 1):
+        for members in (0, MEMBERS):
+            pinned = pinned_size(slices | members, 4096 * 7)
+            assert pinned < 1 << 60
+            assert pinned % 4096 == 0
+            assert pinned_table(pinned) == (table_kind(slices | members), 4096 * 7)
+    whole = as_parquet(scenes(range(50)), row_group_size=20)
+    kinds = (table_kind(MEMBERS), table_kind(MEMBERS | 2))
+    copies = [b"".join(parquet_rows(partial(cut, whole), len(whole), kind=kind)) for kind in kinds]
+    indexes = [TableIndex.from_bytes(copy[slice(*bounds(copy))]) for copy in copies]
+    assert [index.rows for index in indexes] == [50, 20]
+    assert indexes[0].columns["objects.box"].shape == (None, 4)
+    assert indexes[0].refused.keys() == {"objects.name", "deep"}
+
+
+def cut(data: bytes, at: int, length: int) -> bytes:
+    return data[at : at + length]
+
+
+def bounds(copy: bytes) -> tuple[int, int]:
+    at, length = index_range(copy[-FOOTER_BYTES:], len(copy))
+    return at, at + length
