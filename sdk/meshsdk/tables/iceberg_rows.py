@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from meshsdk.errors import AccessError, ConfigurationError
+from meshsdk.tables.iceberg_deletes import DeletedValues
 from meshsdk.tables.stored_streams import StoredStreams
 from meshwire.dataset.fields import parse_source
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from meshsdk.client.s3_client import Client
+    from meshsdk.tables.iceberg_deletes import EqualityDeletes
     from meshwire.dataset.fields import Source
 
 FOLDER: Final = "_rows/"
@@ -28,9 +30,17 @@ class IcebergRows:
     """Streams of a table's rows with some of its columns."""
 
     def __init__(
-        self, client: Client, table: Source, found: Any, schema: Any, columns: Sequence[str]
+        self,
+        client: Client,
+        table: Source,
+        found: Any,
+        schema: Any,
+        columns: Sequence[str],
+        deletes: EqualityDeletes,
     ) -> None:
         self._table, self._found, self._schema = table, found, schema.select(*columns)
+        self._whole, self._columns, self._deletes = schema, list(columns), deletes
+        self._values = DeletedValues(found, schema)
         self._streams = StoredStreams(client, parse_source(f"s3://{table.bucket}/{table.prefix}{FOLDER}"))
 
     def __repr__(self) -> str:
@@ -46,6 +56,9 @@ class IcebergRows:
             [each.file_path, getattr(each, "content_offset", None)] for each in task.delete_files
         )
         made_of = [_FORM, path, deletes, str(self._schema)]
+        by_value = sorted([each.file.file_path, *each.columns] for each in self._deletes.of_file(path))
+        if by_value:  # without them, streams keep the names that they had
+            made_of.append(by_value)
         try:
             names = self._streams.names("rows", made_of, lambda: self._rows(task))
         except AccessError as error:
@@ -66,10 +79,15 @@ class IcebergRows:
                 f'pyarrow ({error}): pip install "shardmesh[iceberg,parquet]"'
             ) from error
         shape = schema_to_pyarrow(self._schema, include_field_ids=False)
-        scan = ArrowScan(self._found.metadata, self._found.io, self._schema, AlwaysTrue())
+        deletes = self._deletes.of_file(task.file.file_path)
+        read = self._whole.select(*self._columns, *self._values.columns(deletes)) if deletes else self._schema
+        scan = ArrowScan(self._found.metadata, self._found.io, read, AlwaysTrue())
         try:
             for batch in scan.to_record_batches([task]):
-                yield from pa.Table.from_batches([batch]).cast(shape).to_batches()
+                rows = pa.Table.from_batches([batch])
+                if deletes:
+                    rows = self._values.remaining(rows, deletes).select(shape.names)
+                yield from rows.cast(shape).to_batches()
         except (ValueError, TypeError, KeyError, IndexError, NotImplementedError) as error:
             raise ConfigurationError(
                 f"{task.file.file_path}: PyIceberg cannot read it as the table is now: {error!s:.200}; "

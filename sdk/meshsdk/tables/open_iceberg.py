@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from meshsdk.datasets.fields import check_source
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.open_dataset import open_table_files, table_options
+from meshsdk.tables.iceberg_deletes import (
+    EqualityDeletes,
+    has_equality_deletes,
+    plan_without_equality_deletes,
+)
 from meshsdk.tables.iceberg_rows import IcebergRows, changed_files
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.dataset.fields import parse_source
@@ -66,13 +71,14 @@ def open_iceberg(
         snapshot_id: the snapshot of the table. Default: the current one.
 
     Data files must lie below the table's folder, which may have been copied to another bucket or name. Those
-    of which rows were deleted (by position or deletion vector), or columns renamed, added or given another
-    type, are read by PyIceberg, here, once, and stored in `_rows/` below the table, which needs the right to
-    write there. Needs `pip install "shardmesh[iceberg]"`, where this is called, and pyarrow on the nodes;
-    for `_rows/`, here, too.
+    of which rows were deleted (by position, deletion vector or equality), or columns renamed, added or given
+    another type, are read by PyIceberg, here, once, and stored in `_rows/` below the table, which needs the
+    right to write there. Needs `pip install "shardmesh[iceberg]"`, where this is called, and pyarrow on the
+    nodes; for `_rows/`, here, too.
 
-    Raises ConfigurationError for rows deleted by equality, data files that are not Parquet, and unknown
-    columns and snapshots; NotFoundError if there is no table; AccessError; and as `mesh.open` does.
+    Raises ConfigurationError for data files that are not Parquet, rows deleted by a column that the table no
+    longer has, and unknown columns and snapshots; NotFoundError if there is no table; AccessError; and as
+    `mesh.open` does.
 
     Example:
         ds = mesh.open_iceberg("s3://lake/db/sales", columns=["price"], filter=[("day", ">=", 20000)])
@@ -90,18 +96,19 @@ def open_iceberg(
     chosen = _columns(leaves, columns, str(source))
     options = table_options("table", filter, nulls, ids)
     conditions: list[list[Any]] = options.get("filter", [])
-    tasks = _planned(scan, conditions if ids is None else None, str(source))
+    deletes, tasks = _planned(found, scan, conditions if ids is None else None, str(source))
     by_path = {task.file.file_path: task for task in tasks}
     read = list(dict.fromkeys([*chosen, *(name for name, *_ in conditions if name in leaves)]))
     changed = changed_files(found, scan, read, by_path) if by_path else set()
-    changed |= {path for path, task in by_path.items() if task.delete_files}
-    rows = IcebergRows(client, source, found, schema, read) if changed else None
+    changed |= {path for path, task in by_path.items() if task.delete_files or deletes.of_file(path)}
+    rows = IcebergRows(client, source, found, schema, read, deletes) if changed else None
     files: list[str] = []
     for path, task in sorted(by_path.items()):
         key = _data_file(task, found.metadata.location, source)
         files += rows.names(task) if rows and path in changed else [key.removeprefix(source.prefix)]
     if not files:
-        raise NotFoundError(f"{source} has no row in this snapshot that matches the filter")
+        matches = " that matches the filter" * bool(conditions)
+        raise NotFoundError(f"{source} has no row in this snapshot{matches}")
     return open_table_files(
         str(source),
         files,
@@ -185,17 +192,36 @@ def _leaves(fields: Iterable[Any], prefix: str) -> Iterator[tuple[str, bool]]:
         yield name, numbers or (kind.is_primitive and not told.startswith(("decimal", "unknown")))
 
 
-def _planned(scan: Any, conditions: list[list[Any]] | None, table: str) -> list[Any]:
-    """Return the files of a scan, without those that cannot match. Raises ConfigurationError."""
+def _planned(
+    found: Any, scan: Any, conditions: list[list[Any]] | None, table: str
+) -> tuple[EqualityDeletes, list[Any]]:
+    """Return what deletes rows by equality, and the files of a scan, without those that cannot match. Raises
+    ConfigurationError."""
+    snapshot = scan.snapshot()
+    if snapshot is None:
+        return EqualityDeletes({}), []
+    by_value = has_equality_deletes(found, snapshot)
     if conditions:
         try:
-            return list(scan.filter(_expression(conditions)).plan_files())
+            return _plan(found, scan.filter(_expression(conditions)), by_value=by_value)
         except (TypeError, ValueError):  # the node compares values, and says which it cannot
             pass
     try:
-        return list(scan.plan_files())
+        return _plan(found, scan, by_value=by_value)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ConfigurationError(f"{table}: {error}; compact the table (rewrite_data_files)") from error
+
+
+def _plan(found: Any, scan: Any, *, by_value: bool) -> tuple[EqualityDeletes, list[Any]]:
+    """`by_value`: whether rows are deleted by equality; some writers name such files among the data."""
+    if not by_value:
+        try:
+            return EqualityDeletes({}), list(scan.plan_files())
+        except (ValueError, NotImplementedError) as error:
+            if "equality" not in str(error):
+                raise
+    tasks = plan_without_equality_deletes(scan, found)
+    return EqualityDeletes.of_snapshot(found, scan.snapshot()), tasks
 
 
 def _expression(conditions: list[list[Any]]) -> Any:

@@ -136,7 +136,9 @@ def expected(table: Any, *names: str, **scan: Any) -> list[tuple[Any, ...]]:
     return sorted(zip(*columns, strict=True))
 
 
-def add_deletes(client: Client, table: Any, content: Any, number: int, deleted: Any) -> None:
+def add_deletes(
+    client: Client, table: Any, content: Any, number: int, deleted: Any, **described: Any
+) -> None:
     """Add a file of deletes, as other writers of Iceberg do: a table, or the bytes of a Puffin file."""
     from pyiceberg.manifest import DataFile, FileFormat
     from pyiceberg.typedef import Record
@@ -152,9 +154,9 @@ def add_deletes(client: Client, table: Any, content: Any, number: int, deleted: 
         content=content,
         file_path=f"s3://lake/{key}",
         file_format=FileFormat.PUFFIN if vector else FileFormat.PARQUET,
-        partition=Record(),
         record_count=1 if vector else deleted.num_rows,
         file_size_in_bytes=len(data),
+        **{"partition": Record(), **described},
     )
     file.spec_id = table.spec().spec_id
     with table.transaction() as change, change.update_snapshot().fast_append() as append:
@@ -237,9 +239,86 @@ def test_deleted_rows_of_an_iceberg_table(client: Client, catalog: Any) -> None:
     everything = pa.table({"file_path": [first] * DAY, "pos": pa.array(range(DAY), pa.int64())})
     add_deletes(client, table, DataFileContent.POSITION_DELETES, 2, everything)
     assert {day for _, day in seen(mesh.open_iceberg(url, columns=names, client=client), *names)} == {1}
-    add_deletes(client, table, DataFileContent.EQUALITY_DELETES, 3, pa.table({"id": [401]}))
-    with pytest.raises(ConfigurationError, match=r"equality deletes.*compact the table"):
+
+
+def keyed(columns: dict[str, tuple[Any, int, Any]]) -> Any:
+    """A file of equality deletes: by column its values, its field's id and its type."""
+    fields = [
+        pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})
+        for name, (_, number, kind) in columns.items()
+    ]
+    arrays = [pa.array(values, kind) for values, _, kind in columns.values()]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def test_rows_of_an_iceberg_table_deleted_by_equality(client: Client, catalog: Any) -> None:
+    from pyiceberg.manifest import DataFileContent
+
+    table = catalog.create_table("db.upserted", schema=rows(0).schema)
+    url, names = "s3://lake/house/db/upserted", ("id", "price")
+    number_of = {field.name: field.field_id for field in table.schema().fields}
+    age = table.schema().find_field("user.age").field_id
+
+    def delete(number: int, ids: list[int], columns: dict[str, tuple[Any, int, Any]]) -> None:
+        add_deletes(client, table, DataFileContent.EQUALITY_DELETES, number, keyed(columns), equality_ids=ids)
+
+    def left(**how: Any) -> list[int]:
+        ds = mesh.open_iceberg(url, columns=names, nulls="mask", client=client, **how)
+        return sorted(int(sample["id"]) for sample in ds)
+
+    for day in range(2):
+        table.append(rows(day))
+    first = table.current_snapshot().snapshot_id
+    delete(1, [number_of["id"]], {"id": ([3, 401, 9999], number_of["id"], pa.int64())})
+    gone = {3, 401}
+    assert left() == [n for n in range(2 * DAY) if n not in gone]
+    assert left(filter=[("id", "<", 10)]) == [n for n in range(10) if n not in gone]
+    table.append(rows(0).slice(3, 1))  # written after the delete, so it stays
+    assert left() == sorted([n for n in range(2 * DAY) if n not in gone] + [3])
+    both = {
+        "price": ([None, 7.5, 8.0], number_of["price"], pa.float64()),
+        "city": (["Oslo", "Rome", "Rome"], number_of["city"], pa.string()),
+    }
+    delete(
+        2, [number_of["price"], number_of["city"]], both
+    )  # a null price equals a null price; id 16 is Oslo
+    gone |= {n for n in range(2 * DAY) if n % 10 == 0} | {15}
+    assert left() == sorted([n for n in range(2 * DAY) if n not in gone] + [3])
+    assert len(left(snapshot_id=first)) == 2 * DAY
+    places = min(
+        task.file.file_path for task in table.scan(snapshot_id=first, row_filter="day == 1").plan_files()
+    )
+    deleted = pa.table({"file_path": [places], "pos": pa.array([5], pa.int64())})
+    add_deletes(client, table, DataFileContent.POSITION_DELETES, 3, deleted)
+    assert left() == sorted([n for n in range(2 * DAY) if n not in gone | {405}] + [3])
+    struct = pa.struct([pa.field("age", pa.int64(), metadata={"PARQUET:field_id": str(age)})])
+    delete(4, [age], {"user": ([{"age": 7}], number_of["user"], struct)})
+    gone |= {n for n in range(2 * DAY) if n % 90 == 7} | {405}
+    assert left() == sorted([n for n in range(2 * DAY) if n not in gone] + [3])
+    stored = {entry.key for entry in client.list("lake", "house/db/upserted/_rows/")}
+    left()
+    assert {entry.key for entry in client.list("lake", "house/db/upserted/_rows/")} == stored
+    with table.update_schema() as change:
+        change.delete_column("price")
+    with pytest.raises(ConfigurationError, match="a column that the table has no longer"):
         mesh.open_iceberg(url, columns=["id"], client=client)
+
+
+def test_equality_deletes_are_of_their_partition(client: Client, catalog: Any) -> None:
+    from pyiceberg.manifest import DataFileContent
+    from pyiceberg.typedef import Record
+
+    table = catalog.create_table("db.parts", schema=rows(0).schema)
+    with table.update_spec() as spec:
+        spec.add_identity("day")
+    for day in range(2):
+        table.append(rows(day))
+    city = table.schema().find_field("city").field_id
+    deleted = keyed({"city": (["Rome"], city, pa.string())})
+    content = DataFileContent.EQUALITY_DELETES
+    add_deletes(client, table, content, 1, deleted, equality_ids=[city], partition=Record(1))
+    ds = mesh.open_iceberg("s3://lake/house/db/parts", columns=["id", "day"], client=client)
+    assert sorted(int(sample["id"]) for sample in ds) == [n for n in range(2 * DAY) if n < DAY or n % 2 == 0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lance") is None, reason="pip install --group adapters")
