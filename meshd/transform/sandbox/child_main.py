@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import ctypes.util
 import faulthandler
 import functools
 import importlib
@@ -370,6 +371,7 @@ class _Nowhere(io.TextIOBase):
 def _accommodate_imports() -> None:
     """Let `os.devnull` be opened in every mode, and name a temporary folder: libraries ask for both while
     they are imported (dill, which torch imports), and the system call filter refuses all opens for writing.
+    `ctypes.util.find_library` runs no programs, which would raise: torch with CUDA looks for libraries by it.
     Grants no right: the folder cannot be written."""
     null = 0  # subprocess.DEVNULL is open for both
     plain_open, plain_os_open = builtins.open, os.open
@@ -384,6 +386,8 @@ def _accommodate_imports() -> None:
 
     builtins.open = io.open = opened
     os.open = descriptor
+    for search in ("_findSoname_ldconfig", "_findLib_gcc", "_findLib_ld"):
+        setattr(ctypes.util, search, lambda name: None)
     tempfile.tempdir = "/tmp"  # libraries ask for its name, and would find no folder that can be written
 
 

@@ -364,6 +364,24 @@ def write(data):
         assert call(process, "write") == b"refused"
 
 
+def test_a_library_that_looks_for_others_as_it_is_imported() -> None:
+    """As torch does if it is built with CUDA. `find_library` would run programs, and raise where there is no
+    folder for their output."""
+    source = b"""
+import ctypes.util
+from meshsdk.userops import BYTES, op
+
+FOUND = ctypes.util.find_library("dl")
+
+@op(input=BYTES, output=BYTES)
+def found(data):
+    return repr((FOUND, ctypes.util.find_library("cuda"))).encode()
+"""
+    for sealed in (False, True):
+        with confined(SandboxPolicy(sealed=sealed), source) as process:
+            assert call(process, "found") == b"(None, None)"
+
+
 def wheel(init: str = "from .deep.parts import double\n") -> bytes:
     """A wheel of pure Python with a package in a package, a file beside it, and metadata."""
     out = io.BytesIO()
