@@ -10,6 +10,7 @@ import io
 import logging
 import re
 import warnings
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -19,7 +20,7 @@ from meshd.transform.builtin import dicom_jpeg
 from meshd.transform.errors import BadSampleError, MissingLibraryError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -57,15 +58,9 @@ class DicomReader:
             raise BadSampleError("not a DICOM file: it does not begin with 128 bytes and DICM")
         if _DEFLATED in data[:4096]:
             raise BadSampleError("a deflated DICOM file: store it in another transfer syntax")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self._file: Any = library.dcmread(io.BytesIO(data))
-                self._describe()
-        except BadSampleError:
-            raise
-        except Exception as error:  # the parser of a foreign format: whatever it raises, the file is at fault
-            raise BadSampleError(f"not a readable DICOM file: {_told(error)}") from error
+        with _blame_file("not a readable DICOM file"):
+            self._file: Any = library.dcmread(io.BytesIO(data))
+            self._describe()
 
     def __repr__(self) -> str:
         return f"<DicomReader {self.frames} × {self.rows} × {self.columns}>"
@@ -99,15 +94,11 @@ class DicomReader:
     def stored(self, frame: int) -> Numbers:
         """Return a frame as stored, [rows, columns, channels]; colours as RGB. Raises BadSampleError."""
         library = load_library()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = library.pixels.pixel_array(self._file, index=frame)
-                if self._palette:
-                    found = library.pixels.apply_color_lut(found, self._file)
-                    found = (found >> 8).astype(np.uint8) if found.dtype != np.uint8 else found
-        except Exception as error:  # likewise
-            raise BadSampleError(f"its pixels cannot be decoded: {_told(error)}") from error
+        with _blame_file("its pixels cannot be decoded"):
+            found = library.pixels.pixel_array(self._file, index=frame)
+            if self._palette:
+                found = library.pixels.apply_color_lut(found, self._file)
+                found = (found >> 8).astype(np.uint8) if found.dtype != np.uint8 else found
         shape = (self.rows, self.columns, self.channels)
         native = found.dtype.newbyteorder("=")
         if native != self.dtype or found.size != np.prod(shape):
@@ -124,14 +115,13 @@ class DicomReader:
             return stored
         file = self._file
         if "ModalityLUTSequence" in file:
-            try:
+            with _blame_file("its modality LUT is damaged"):
                 return np.asarray(load_library().pixels.apply_modality_lut(stored, file), np.float64)
-            except Exception as error:  # likewise
-                raise BadSampleError(f"its modality LUT is damaged: {_told(error)}") from error
-        slope = self._number(frame, "PixelValueTransformationSequence", "RescaleSlope")
-        offset = self._number(frame, "PixelValueTransformationSequence", "RescaleIntercept")
-        if slope is None and "DoseGridScaling" in file:
-            slope = float(file.DoseGridScaling)
+        with _blame_file("its rescale slope or intercept cannot be read"):
+            slope = self._number(frame, "PixelValueTransformationSequence", "RescaleSlope")
+            offset = self._number(frame, "PixelValueTransformationSequence", "RescaleIntercept")
+            if slope is None and "DoseGridScaling" in file:
+                slope = float(file.DoseGridScaling)
         found = stored.astype(np.float64)
         return found if slope is None else found * slope + (offset or 0.0)
 
@@ -141,6 +131,10 @@ class DicomReader:
         values = self.modality(frame)
         if self.channels == 3:
             return values
+        with _blame_file("its window cannot be read"):
+            return self._shown(values, frame, window)
+
+    def _shown(self, values: Numbers, frame: int, window: Sequence[float] | None) -> Numbers:
         function = str(self._file.get("VOILUTFunction") or "LINEAR")
         if window is None:
             center = self._number(frame, "FrameVOILUTSequence", "WindowCenter")
@@ -186,6 +180,20 @@ class DicomReader:
         if not np.isfinite(number):
             raise BadSampleError(f"its {name} is {number}")
         return number
+
+
+@contextmanager
+def _blame_file(what: str) -> Iterator[None]:
+    """Whatever pydicom raises means a bad file: it parses elements as they are asked for, in code for many
+    formats. Raises BadSampleError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (BadSampleError, MemoryError):
+        raise
+    except Exception as error:
+        raise BadSampleError(f"{what}: {_told(error)}") from error
 
 
 def _told(error: Exception) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +297,17 @@ def test_damaged_dicom_files_are_bad_samples() -> None:
         dicom(content_of("examples_rgb_color.dcm"))
     with pytest.raises(BadSampleError, match="frames=True"):
         dicom(content_of("rtdose.dcm"))
+    for tag in (b"\x28\0\x52\x10", b"\x28\0\x53\x10", b"\x28\0\x04\0"):  # parsed as they are asked for
+        where = data.index(tag)
+        for representation in (b"Db", b"\0\0", b"SQ", b"AT"):
+            changed = bytearray(data)
+            changed[where + 4 : where + 6] = representation
+            for asked in (
+                partial(DicomReader.modality, frame=0),
+                partial(DicomReader.display, frame=0, window=None),
+            ):
+                with contextlib.suppress(BadSampleError):
+                    assert asked(DicomReader(bytes(changed))).size == 128 * 128
     draws = np.random.default_rng(4)
     for _ in range(60):
         changed = bytearray(content_of("MR_small_jp2klossless.dcm"))
