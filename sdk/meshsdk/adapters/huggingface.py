@@ -54,7 +54,19 @@ class InputLoader(PlainLoader):
         self.inputs = inputs
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(self.inputs, super().__iter__())
+        return map(self._arguments, super().__iter__())
+
+    def _arguments(self, batch: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self.inputs(batch)
+        except KeyError as error:
+            name = str(error.args[0])
+            if f"{name}.data" not in batch:
+                raise
+            raise ConfigurationError(
+                f"the rows of {name!r} may differ in shape: give them one in the plan (ops.resize, "
+                f"ops.window, ops.pad_to), or let `inputs` take '{name}.data' and '{name}.offsets'"
+            ) from error
 
 
 class EvaluationLoader(InputLoader):

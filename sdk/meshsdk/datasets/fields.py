@@ -220,10 +220,14 @@ def _other_kind(keys: Sequence[str], prefix: str, source: str) -> str:
     if arrays:
         return (
             f"{source} contains Zarr arrays: pass their names and a kind. fields={{'x': {max(arrays)!r}}} "
-            "with kind='chunks' makes a sample of every whole chunk, kind='zarr' of every row"
+            "with kind='chunks' makes a sample of every whole chunk, kind='zarr' of every row; windows over "
+            "several arrays: mesh.open_zarr"
         )
     if any(name in _ZARR_BEFORE for name in last.values()):
-        return f"{source} contains Zarr arrays of version 2: write them as version 3 (zarr_format=3)"
+        return (
+            f"{source} contains Zarr arrays of version 2: mesh.open_zarr(URL, ['t2m'], window={{'time': 8}}) "
+            "makes windows over them"
+        )
     if packed := next((key for key in keys if key.endswith(_UNREAD)), None):
         return (
             f"{source} contains {packed}: this kind of archive is not supported; repack it as .tar, "

@@ -77,7 +77,7 @@ def test_shards_whose_names_make_no_sample_have_a_kind(client: mesh.Client, buck
             r"contains Zarr arrays.*'x': 'heat'.*kind='chunks'.*'zarr'",
         ),
         (("zarr.json", "c/0"), r"fields=\{'x': ''\}"),
-        ((".zgroup", "heat/.zarray", "heat/0.0"), "contains Zarr arrays of version 2"),
+        ((".zgroup", "heat/.zarray", "heat/0.0"), r"contains Zarr arrays of version 2: mesh\.open_zarr"),
         (("0.tar.xz", "1.tar.xz"), r"0\.tar\.xz: this kind of archive is not supported; repack it as \.tar"),
         (("train-00000-of-00002", "train-00001-of-00002"), "kind='tfrecord' makes a sample of every record"),
     ],
