@@ -264,6 +264,28 @@ def test_disk_space_is_reserved_for_many_entries_at_once(
     files.close()
 
 
+def test_an_entry_is_one_write_and_no_sync(
+    node: DecodedCacheNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can be made again is not worth a sync; nor are copies, or a transaction for each sample."""
+    writes, synced, pwritev = list[tuple[int, int]](), list[int](), os.pwritev
+
+    def counted(fd: int, buffers: Any, offset: int) -> int:
+        writes.append((sum(map(len, buffers)), len(buffers)))
+        return pwritev(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "pwritev", counted)
+    for name in ("fsync", "fdatasync", "sync"):
+        monkeypatch.setattr(os, name, lambda *_: synced.append(1))
+    for epoch in range(3):
+        hits(node, epoch)
+    assert len(writes) == len(kept(node)) == SAMPLES
+    assert {parts for _, parts in writes} == {2}, "the header, and the pixels from where they were decoded to"
+    assert sum(size for size, _ in writes) <= SAMPLES * (BYTES + 4 * 64)
+    assert node.cache.bytes <= SAMPLES * (BYTES + 5 * 64)
+    assert not synced
+
+
 def test_what_is_in_memory_is_not_read_ahead(node: DecodedCacheNode, monkeypatch: pytest.MonkeyPatch) -> None:
     for epoch in range(2):
         hits(node, epoch)
