@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import threading
 from collections import OrderedDict
 from contextlib import suppress
@@ -52,15 +53,21 @@ if TYPE_CHECKING:
     from meshwire.dataset.snapshot import SnapshotKind
     from meshwire.frame.tensor_frame import Buffer
 
-_KEPT: Final = 8192
-"""Pages that a process keeps open."""
-_COPIED: Final = 4096
-"""Bytes up to which a page is copied instead of mapped."""
+KEPT_PAGES: Final = 131_072
+_KEPT_COLUMNS: Final = 2 * KEPT_PAGES
+"""Pages that a process keeps open, and columns of them, which take about 600 bytes each. To open a page costs
+as much as to use it 25 times."""
 _CHECKED: Final = 256
 """Pages of a snapshot that are opened before it is used; further ones when a sample of them is asked for."""
+_OPENED_AT_ONCE: Final = 2  # threads that compare pages with their hashes, most of the time without the GIL
 _AT_ONCE: Final = 8
 _MADE_AT_ONCE: Final = 2
 _ASKED_AT_ONCE: Final = 4  # of other nodes, which make them
+
+
+def _columns_of(page: Page) -> int:
+    """Return the number of arrays of a page."""
+    return 2 * len(page.offsets) + 2 * (page.names is not None) + (page.classes is not None)
 
 
 def _hash_of(document: bytes) -> bytes:
@@ -95,6 +102,7 @@ class SnapshotPages:
         }
         self._for_peers: LongRunningCalls[None] = LongRunningCalls("pages", limit=_AT_ONCE)
         self._open: OrderedDict[bytes, Page] = OrderedDict()
+        self._columns = 0  # of the open pages
         self._gone: dict[bytes, str] = {}  # what became of the objects of pages that cannot be made
         self._damaged: set[bytes] = set()
         self._lock = threading.Lock()  # pages are opened by the event loop and by threads
@@ -108,7 +116,9 @@ class SnapshotPages:
         BadSample, Busy."""
         snapshot = await asyncio.to_thread(self._decoded, digest, document)
         if isinstance(snapshot, PagedSnapshot):
-            lacking = await asyncio.to_thread(self._unusable, snapshot)
+            runs = [range(first, len(snapshot.table), _OPENED_AT_ONCE) for first in range(_OPENED_AT_ONCE)]
+            found = [asyncio.to_thread(self._unusable, snapshot, run) for run in runs]
+            lacking = sorted(itertools.chain.from_iterable(await asyncio.gather(*found)))
             objects = snapshot.objects
             names = [(objects.bucket_of(number), objects.keys[number]) for number in lacking]
             records = await self._objects.find_many(names)
@@ -232,7 +242,7 @@ class SnapshotPages:
         digest = snapshot.table.hash_of(number)
         page = self._open.get(digest)
         if page is not None:
-            if len(self._open) > _KEPT // 2:  # their order matters only where pages are closed
+            if self._columns > _KEPT_COLUMNS // 2:  # their order matters only where pages are closed
                 with self._lock:
                     if digest in self._open:
                         self._open.move_to_end(digest)
@@ -261,10 +271,10 @@ class SnapshotPages:
                     return snapshot
         return read_snapshot(document, self.open_page)
 
-    def _unusable(self, snapshot: PagedSnapshot) -> list[int]:
-        """Return the numbers of the pages that are missing, or damaged as far as they are looked at."""
+    def _unusable(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
+        """Return those of some pages that are missing, or damaged as far as they are looked at (blocking)."""
         found = []
-        for number in range(len(snapshot.table)):
+        for number in numbers:
             if snapshot.table.hash_of(number) in self._open:
                 continue
             if number >= _CHECKED and snapshot.table.hash_of(number) not in self._damaged:
@@ -314,9 +324,11 @@ class SnapshotPages:
         digest = snapshot.table.hash_of(number)
         self._damaged.discard(digest)
         with self._lock:
+            before = self._open.pop(digest, None)
             self._open[digest] = page
-            if len(self._open) > _KEPT:
-                self._open.popitem(last=False)
+            self._columns += _columns_of(page) - (0 if before is None else _columns_of(before))
+            while len(self._open) > KEPT_PAGES or (self._columns > _KEPT_COLUMNS and len(self._open) > 1):
+                self._columns -= _columns_of(self._open.popitem(last=False)[1])
         return page
 
     def _document(self, name: str) -> Buffer:
@@ -324,7 +336,7 @@ class SnapshotPages:
         if record is None:
             raise ColumnError("it is not on this node")
         places = self._store.locate(record)
-        if len(places) != 1 or record.size <= _COPIED:
+        if len(places) != 1:
             return self._store.read_range(record, 0, record.size)
         return map_file(places[0].path, places[0].offset, places[0].length)
 

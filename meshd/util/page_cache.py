@@ -9,6 +9,7 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
 import weakref
 from typing import Final
 
@@ -22,25 +23,37 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 _malloc_trim = getattr(_libc, "malloc_trim", None)  # glibc
 _FAILED: Final = ctypes.c_void_p(-1).value
+_maps: weakref.WeakValueDictionary[str, ctypes.Array[ctypes.c_char]] = weakref.WeakValueDictionary()
+_lock: Final = threading.Lock()
 
 
 def map_file(path: str, offset: int, length: int) -> memoryview:
-    """Return bytes of a file as a read-only map, which lasts as long as views of it and keeps no descriptor
-    open. The file must never become shorter. Raises OSError."""
+    """Return bytes of a file as a read-only view of a map of all of it, which lasts as long as views of it
+    and keeps no descriptor open: a process may have some 65,000 maps, and views of many more parts of files.
+    Nothing of these bytes may be cut off the file, and its name must not be given to another. Raises
+    OSError."""
+    with _lock:
+        memory = _maps.get(path)
+        if memory is None or len(memory) < offset + length:
+            memory = _maps[path] = _map_all(path, offset + length)
+    return memoryview(memory).cast("B")[offset : offset + length].toreadonly()
+
+
+def _map_all(path: str, least: int) -> ctypes.Array[ctypes.c_char]:
+    """Map a file that has `least` bytes or more. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if os.fstat(fd).st_size < offset + length:
+        size = os.fstat(fd).st_size
+        if size < least:
             raise OSError(errno.EIO, "the file is shorter than it was written", path)
-        start = offset // _PAGE * _PAGE
-        size = offset + length - start
-        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, start)
+        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
     finally:
         os.close(fd)
     if address == _FAILED:
         raise _error()
     memory = (ctypes.c_char * size).from_address(address)
     weakref.finalize(memory, _libc.munmap, address, size).atexit = False
-    return memoryview(memory).cast("B")[offset - start :].toreadonly()
+    return memory
 
 
 def release_free_memory() -> None:

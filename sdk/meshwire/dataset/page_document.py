@@ -71,8 +71,9 @@ def page_document_facts(document: Buffer, stored: int) -> PageFacts:
 def open_page_document(
     document: Buffer, facts: PageFacts, read_page: Callable[[Buffer], Page] | None = None
 ) -> Page:
-    """Return a page, a view of its document, which `read_page` decodes if it is of another format. Raises
-    ColumnError unless that is the document that a snapshot describes by `facts`."""
+    """Return a page, a view of its document, which `read_page` decodes if it is of another format, whose
+    samples are in order and do not overlap. Raises ColumnError unless that is the document that a snapshot
+    describes by `facts`."""
     if hashlib.sha256(document).digest() != facts.digest:
         raise ColumnError("its bytes do not have the hash that the snapshot names")
     if read_page is not None:
@@ -89,7 +90,9 @@ def open_page_document(
     if classes != facts.classes:
         raise ColumnError(f"it has {len(classes)} classes; the snapshot says {len(facts.classes)}, or others")
     for offsets, lengths in zip(page.offsets, page.lengths, strict=True):
-        if _last_end(offsets, lengths) > facts.size:
+        # Those of another format are known to be in order and apart.
+        end = _last_end(offsets, lengths) if read_page is None else int(offsets[-1]) + int(lengths[-1])
+        if end > facts.size:
             raise ColumnError(f"its samples extend beyond the {facts.size} bytes of its file")
     return page
 

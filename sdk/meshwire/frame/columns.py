@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
 
 _NARROW = ((np.uint8, 1 << 8), (np.uint16, 1 << 16), (np.uint32, 1 << 32))
+_INTEGERS = {np.dtype(kind): int(np.iinfo(kind).max) for kind in (np.uint8, np.uint16, np.uint32, np.int64)}
 _DIGITS, _BLOCK = 9, 1 << 16  # minimum digits of a number; numbers written per block
 _RUN, _NOT_ASCII = 64, 0x80  # strings whose place is found by one sum; the first byte that is not ASCII
 
@@ -284,11 +285,14 @@ class ColumnReader:
     def view_integers(self, name: str, *, low: int, high: int, count: int | None = None) -> npt.NDArray[Any]:
         """Return integers as `read_integers` does, but as they are stored, in the memory of the document."""
         values = self._array(name)
-        if values.dtype.name not in ("uint8", "uint16", "uint32", "int64"):
+        most = _INTEGERS.get(values.dtype)
+        if most is None:
             raise ColumnError(f"the column {name!r} does not contain integers")
         if count is not None and values.size != count:
             raise ColumnError(f"the column {name!r} has {values.size} values instead of {count}")
-        if values.size and (int(values.min()) < low or int(values.max()) > high):
+        # Only what the type allows has to be looked at.
+        small = values.size and (low > 0 or values.dtype == np.int64) and int(values.min()) < low
+        if small or (values.size and most > high and int(values.max()) > high):
             raise ColumnError(f"a value of the column {name!r} is outside {low}…{high}")
         return values
 

@@ -461,6 +461,24 @@ def test_a_snapshot_of_a_later_release_is_refused_by_name(node: Node) -> None:
     asyncio.run(run())
 
 
+def test_open_pages_are_bounded_by_their_columns(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_pages, "_KEPT_COLUMNS", 8)  # two for each page of lines
+
+    async def run() -> None:
+        for number in range(9):
+            await node.put_shard("lines", str(number), [b"line"] * (number + 1))
+        made = await node.scan("lines")
+        node.restart()
+        found = await node.catalog.snapshot(made.hash)
+        pages = node.datasets.pages
+        for _ in range(2):
+            assert lengths(found) == [4] * 45
+            assert len(pages._open) == 4
+            assert pages._columns == 8
+
+    asyncio.run(run())
+
+
 def test_large_documents_are_mapped(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (document_store, "MAPPED_BYTES"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.util.page_cache import missing_bytes
+from meshd.util import page_cache
+from meshd.util.page_cache import map_file, missing_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,3 +49,33 @@ def test_bytes_beyond_the_end_are_missing(tmp_path: Path) -> None:
         os.close(fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
         missing_bytes(fd, 0, 10)
+
+
+def test_parts_of_a_file_share_one_map(tmp_path: Path) -> None:
+    path = str(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"0123456789")
+    views = [map_file(path, at, 3) for at in range(5)]
+    assert [bytes(view) for view in views] == [b"012", b"123", b"234", b"345", b"456"]
+    assert all(view.readonly for view in views)
+    first = page_cache._maps[path]
+    with (tmp_path / "file").open("ab") as file:
+        file.write(b"abc")
+    assert bytes(map_file(path, 5, 5)) == b"56789"
+    assert page_cache._maps[path] is first
+    more = map_file(path, 8, 5)
+    assert bytes(more) == b"89abc"
+    assert page_cache._maps[path] is not first
+    (tmp_path / "file").unlink()
+    assert bytes(views[0]) == b"012"
+    del first, more
+    views.clear()
+    gc.collect()
+    assert path not in page_cache._maps
+
+
+def test_a_file_that_is_too_short_is_not_mapped(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    with pytest.raises(OSError, match="shorter than it was written"):
+        map_file(str(tmp_path / "file"), 8, 3)
+    with pytest.raises(FileNotFoundError):
+        map_file(str(tmp_path / "none"), 0, 1)
