@@ -119,7 +119,7 @@ def test_bytes_that_are_not_cached_are_read_in_a_thread(node: Node, monkeypatch:
         plan = await packed(node, "lines")
         found = await frame(node, plan, 1, 0)
         node.assembler._cache.clear()
-        monkeypatch.setattr(direct_rows.os, "preadv", uncached)
+        monkeypatch.setattr(os, "preadv", uncached)
         assert await frame(node, plan, 1, 0) == found
 
     asyncio.run(run())
