@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from meshd.batches.assembly import direct_rows, packed_frame_builder
+from meshd.batches.assembly import packed_frame_builder
 from meshd.batches.assembly.direct_rows import NotDirectError
 from meshd.batches.assembly.direct_sequences import direct_dtypes, direct_lengths
 from meshd.batches.pack_plans import inner_spec
