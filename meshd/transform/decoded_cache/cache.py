@@ -424,11 +424,17 @@ class DecodedCache:
             quota = self._quota(bucket)
             if quota is not None:
                 own = [table for table in self._by_number.values() if table.bucket == bucket]
-                entry = max(table.size.value for table in own)
-                at_quota += find_room([Limit(quota, size, 0, BUCKET_QUOTA)], entry)[0] < entry
+                at_quota += self._exceeds(quota, size, own)
                 self._drop_least(own, size - quota)
         metrics.decoded_cache_limit.set(self._most)
         metrics.decoded_cache_at_quota.set(at_quota)
+
+    @staticmethod
+    def _exceeds(quota: int, taken: int, tables: Sequence[Table]) -> bool:
+        """Whether a quota leaves out results: it is used up, or the results of all samples are larger."""
+        entry = max(table.size.value for table in tables)
+        whole = sum(table.size.value * table.samples for table in tables if table.segments)
+        return Limit(quota, taken, 0, BUCKET_QUOTA).usable(entry) < max(whole, taken + entry)
 
     def _drop_least(self, tables: Sequence[Table], size: int) -> None:
         """Drop segments of these tables until `size` bytes are free, those of least value first."""

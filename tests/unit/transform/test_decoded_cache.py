@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from meshd.batches.warm_up.session import RANDOM_FIRST, why_nothing
+from meshd.telemetry import metrics
 from meshd.transform.decoded_cache import policy, segment_files
 from meshd.transform.decoded_cache.entry_format import (
     EntryError,
@@ -237,6 +238,10 @@ def test_a_quota_smaller_than_a_file_is_used_and_lowering_it_drops_little(
         first = kept(node)
         node.cache.fit(1 << 40, 1 << 39)
         assert kept(node) == first, "what is within its quota stays"
+        assert metrics.decoded_cache_at_quota._value.get() == 1, "the quota leaves results out"
+        node.quota = 1 << 30
+        node.cache.fit(1 << 40, 1 << 39)
+        assert metrics.decoded_cache_at_quota._value.get() == 0
         node.quota = 11 * MIB
         node.cache.fit(1 << 40, 1 << 39)
         assert 9 * MIB <= node.cache.bytes <= 11 * MIB
