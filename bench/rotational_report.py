@@ -183,7 +183,8 @@ def section(rows: Mapping[str, RowResult]) -> list[str]:
     result = rows.get(NAME)
     if result is None or not result.contenders():
         return []
-    text = TEXT.format(gib=SIZE >> 30, **result.setup)
+    size = SIZE if "rotational_long" in result.setup else 8 << 30  # figures of before have no longer epoch
+    text = TEXT.format(gib=size >> 30, **result.setup)
     if LONG.name in result.contenders():
         text += "\n\n" + LONG_TEXT.format(long=LONG.samples(result.setup))
     lines = [_line(result, name) for name in result.contenders()]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.argument("count", type=click.IntRange(2, 1 << 20))
 @shared_options
 def slots(session: Session, count: int) -> None:
-    """Split the slots into which names hash until there are COUNT, a power of two.
+    """Split the slots of names until there are COUNT, a power of two.
 
     A mesh begins with 16384, which are enough for 1,000 nodes. With more nodes, some have far more than
     their share: take 16 or more for each node. The parts of a slot stay where it was; then a part of the
