@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from tests.powercuts import job_traffic
 from tests.powercuts.control_scene import ControlScene
+from tests.powercuts.derived_traffic import Derived
 from tests.powercuts.mesh_scene import ManyNodesScene, MeshScene
 from tests.powercuts.movement_scene import MovementScene, RollingScene
 from tests.powercuts.operator_scene import OperatorScene
 from tests.powercuts.origin_traffic import Loads, WriteBack, WriteThrough
 from tests.powercuts.scene import Scene
+from tests.powercuts.settings_traffic import Settings
 from tests.powercuts.store_scene import StoreScene, Worker
-from tests.powercuts.traffic import KINDS
+from tests.powercuts.traffic import Conditional, Objects, Stock, Uploads, Versions
 from tests.powercuts.usage_traffic import Usage
 from tests.support.fork_server import ForkServers, forked_from
 from tests.support.origin_fixtures import write_credentials
@@ -65,7 +67,17 @@ BUG_CUTS: Final = 20
 _OPERATOR: Final = "operator"
 _CONTROL: Final = "control"
 SCENES: Final = (*_DAEMONS, *_STORES, *_MESHES, _OPERATOR, _CONTROL)
-_KINDS: Final = {**KINDS, "usage": Usage, "jobs": job_traffic.Jobs}
+KINDS: Final[dict[str, Callable[[], Traffic]]] = {
+    "objects": Objects,
+    "stock": Stock,
+    "conditional": Conditional,
+    "versions": Versions,
+    "uploads": Uploads,
+    "settings": Settings,
+    "derived": Derived,
+    "usage": Usage,
+    "jobs": job_traffic.Jobs,
+}
 _AT_ORIGIN: Final[dict[str, Callable[[Place], Traffic]]] = {
     "write-back": WriteBack,
     "write-through": WriteThrough,
@@ -123,7 +135,7 @@ class Stage:
 
     def _traffic(self, kinds: Sequence[str]) -> list[Traffic]:
         return [
-            _AT_ORIGIN[kind](self._at_origin()) if kind in _AT_ORIGIN else _KINDS[kind]() for kind in kinds
+            _AT_ORIGIN[kind](self._at_origin()) if kind in _AT_ORIGIN else KINDS[kind]() for kind in kinds
         ]
 
     def _arguments(self, kinds: Sequence[str]) -> list[str]:

@@ -20,10 +20,9 @@ from tests.powercuts.control_scene import ControlScene
 from tests.powercuts.history import Attempt, History
 from tests.powercuts.power_cut import recorded
 from tests.powercuts.scene import Scene
-from tests.powercuts.scenes import BUG_CUTS, BUGS
+from tests.powercuts.scenes import BUG_CUTS, BUGS, KINDS
 from tests.powercuts.shrink import keep, minimal
 from tests.powercuts.store_scene import StoreScene, Worker
-from tests.powercuts.traffic import KINDS
 from tests.powercuts.usage_traffic import Usage
 from tests.support.fuse_mount import require_fuse
 from tests.support.required import require_etcd

@@ -1,5 +1,5 @@
-"""What writers do to a daemon before the power fails, by kind: objects, versions, uploads in parts, settings
-and accounts, and what is made of stored data.
+"""What writers do to a daemon before the power fails, by kind: objects, versions and uploads in parts. Other
+kinds lie beside it.
 
 Law: each name has one writer. A kind notes each change before it is asked for and after it was acknowledged,
 and says later what it finds.
@@ -18,11 +18,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.powercuts.history import Attempt, History
 from tests.support.archives import UNPACK, tar_of
-from tests.support.job_fixtures import ended, members, objects
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from collections.abc import Hashable, Iterator, Mapping
 
     from tests.support.daemons import Daemon
 
@@ -92,7 +91,7 @@ class Traffic:
         try:
             yield
         except ClientError as error:
-            if _code(error) == "PreconditionFailed":
+            if error_code(error) == "PreconditionFailed":
                 attempts.remove(attempt)
             raise
         attempt.acknowledged = time.monotonic()
@@ -106,7 +105,7 @@ class Traffic:
             return
 
 
-def _code(error: ClientError) -> str:
+def error_code(error: ClientError) -> str:
     return str(error.response["Error"]["Code"])
 
 
@@ -115,9 +114,17 @@ def _read(client: Any, **asked: Any) -> str | None:
     try:
         return digest(client.get_object(**asked)["Body"].read())
     except ClientError as error:
-        return None if _code(error) == "NoSuchKey" else DAMAGED + str(error)
+        return None if error_code(error) == "NoSuchKey" else DAMAGED + str(error)
     except BotoCoreError as error:
         return DAMAGED + str(error)
+
+
+def ask(daemon: Daemon, method: str, target: str, document: Any = None) -> Any:
+    """The answer to a request of the JSON APIs. Raises OSError when it is an error."""
+    answer = daemon.request(method, target, b"" if document is None else json.dumps(document).encode())
+    if answer.status >= 300:
+        raise OSError(f"{method} {target}: {answer.status} {answer.body[:200]!r}")
+    return json.loads(answer.body) if answer.body else None
 
 
 class Objects(Traffic):
@@ -217,7 +224,7 @@ class Conditional(Traffic):
         try:
             condition = {"IfMatch": client.head_object(**name)["ETag"]}
         except ClientError as error:
-            if _code(error) != "404":
+            if error_code(error) != "404":
                 raise
             condition = {"IfNoneMatch": "*"}
         with self.changing(name["Key"], digest(body)):
@@ -391,227 +398,3 @@ def _told(content: str | None, parts: Mapping[int, tuple[str, str]] | None) -> s
     if content is None and parts is None:
         return None
     return json.dumps([content, None if parts is None else {n: parts[n][0] for n in sorted(parts)}])
-
-
-class Settings(Traffic):
-    """What the control store keeps: buckets with their settings, users, keys and policies; and the tags and
-    grants of objects."""
-
-    def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
-        kind = chance.choice(list(_SETTINGS))
-        _SETTINGS[kind](self, daemon, client, f"client{number}", str(chance.randrange(1 << 30)))
-
-    def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
-        kind, _, whose = name.partition(" ")
-        try:
-            return str(found) if (found := _FOUND[kind](daemon, client, whose)) is not None else None
-        except ClientError as error:
-            if _code(error).startswith("NoSuch"):
-                return None
-            raise
-
-    def bucket_tags(self, daemon: Daemon, client: Any, who: str, value: str) -> None:
-        self._create_bucket(client, f"{who}-settings")
-        with self.changing(f"tags {who}", value):
-            tags = {"TagSet": [{"Key": "k", "Value": value}]}
-            client.put_bucket_tagging(Bucket=f"{who}-settings", Tagging=tags)
-
-    def bucket_policy(self, daemon: Daemon, client: Any, who: str, value: str) -> None:
-        self._create_bucket(client, f"{who}-settings")
-        with self.changing(f"policy {who}", value):
-            client.put_bucket_policy(Bucket=f"{who}-settings", Policy=json.dumps(_policy(who, value)))
-
-    def object_tags(self, daemon: Daemon, client: Any, who: str, value: str) -> None:
-        self._create_bucket(client, f"{who}-settings")
-        name = {"Bucket": f"{who}-settings", "Key": "tagged"}
-        try:
-            client.head_object(**name)
-        except ClientError:
-            with self.changing(f"object {who}", "k= private"):
-                client.put_object(**name, Body=b"x", Tagging="k=")
-            return
-        grant = "public-read" if int(value) % 2 else "private"
-        before = self.histories[f"object {who}"].attempts[-1]
-        tag = str(before.value).partition(" ")[0]
-        if before.acknowledged and int(value) % 3 == 0:
-            with self.changing(f"object {who}", f"{tag} {grant}"):
-                client.put_object_acl(**name, ACL=grant)
-        elif before.acknowledged:
-            with self.changing(f"object {who}", f"k={value} {str(before.value).rpartition(' ')[2]}"):
-                tags = {"TagSet": [{"Key": "k", "Value": value}]}
-                client.put_object_tagging(**name, Tagging=tags)
-
-    def bucket(self, daemon: Daemon, client: Any, who: str, value: str) -> None:  # type: ignore[override]
-        """A bucket comes and goes."""
-        there = _bucket_there(daemon, client, who)
-        with self.changing(f"bucket {who}", None if there else "there"):
-            (client.delete_bucket if there else client.create_bucket)(Bucket=f"{who}-bucket")
-
-    def user(self, daemon: Daemon, client: Any, who: str, value: str) -> None:
-        if daemon.request("GET", f"/-/admin/users/{who}").status == 404:
-            with self.changing(f"user {who}", f"{value}@x.y"):
-                asked = {"user_id": who, "policies": [], "email": f"{value}@x.y"}
-                ask(daemon, "POST", "/-/admin/users", asked)
-        else:
-            with self.changing(f"user {who}", None):
-                ask(daemon, "DELETE", f"/-/admin/users/{who}")
-
-    def rights(self, daemon: Daemon, client: Any, who: str, value: str) -> None:
-        with self.changing(f"rights {who}", value):
-            ask(daemon, "PUT", f"/-/admin/policies/{who}", _rights(value))
-
-
-_SETTINGS: Final[dict[str, Callable[..., None]]] = {
-    "tags": Settings.bucket_tags,
-    "policy": Settings.bucket_policy,
-    "object": Settings.object_tags,
-    "bucket": Settings.bucket,
-    "user": Settings.user,
-    "rights": Settings.rights,
-}
-
-
-def _policy(who: str, value: str) -> dict[str, Any]:
-    resource = f"arn:aws:s3:::{who}-settings/{value}"
-    allowed = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": resource}
-    return {"Version": "2012-10-17", "Statement": [allowed]}
-
-
-def _rights(value: str) -> dict[str, Any]:
-    allowed = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::a/{value}"}
-    return {"Version": "2012-10-17", "Statement": [allowed]}
-
-
-def ask(daemon: Daemon, method: str, target: str, document: Any = None) -> Any:
-    """The answer to a request of the JSON APIs. Raises OSError when it is an error."""
-    answer = daemon.request(method, target, b"" if document is None else json.dumps(document).encode())
-    if answer.status >= 300:
-        raise OSError(f"{method} {target}: {answer.status} {answer.body[:200]!r}")
-    return json.loads(answer.body) if answer.body else None
-
-
-def _bucket_tags(daemon: Daemon, client: Any, who: str) -> Any:
-    return client.get_bucket_tagging(Bucket=f"{who}-settings")["TagSet"][0]["Value"]
-
-
-def _bucket_policy(daemon: Daemon, client: Any, who: str) -> Any:
-    found = json.loads(client.get_bucket_policy(Bucket=f"{who}-settings")["Policy"])
-    return found["Statement"][0]["Resource"].rpartition("/")[2]
-
-
-def _object(daemon: Daemon, client: Any, who: str) -> Any:
-    name = {"Bucket": f"{who}-settings", "Key": "tagged"}
-    tags = client.get_object_tagging(**name)["TagSet"]
-    public = any(
-        "AllUsers" in grant["Grantee"].get("URI", "") for grant in client.get_object_acl(**name)["Grants"]
-    )
-    return f"k={tags[0]['Value']} {'public-read' if public else 'private'}"
-
-
-def _bucket_there(daemon: Daemon, client: Any, who: str) -> Any:
-    names = {each["Name"] for each in client.list_buckets()["Buckets"]}
-    return "there" if f"{who}-bucket" in names else None
-
-
-def _user(daemon: Daemon, client: Any, who: str) -> Any:
-    answer = daemon.request("GET", f"/-/admin/users/{who}")
-    return None if answer.status == 404 else json.loads(answer.body)["email"]
-
-
-def _right(daemon: Daemon, client: Any, who: str) -> Any:
-    answer = daemon.request("GET", f"/-/admin/policies/{who}")
-    if answer.status == 404:
-        return None
-    found = json.loads(answer.body)
-    return json.dumps(found).rpartition("arn:aws:s3:::a/")[2].partition('"')[0]
-
-
-_FOUND: Final[dict[str, Callable[[Daemon, Any, str], Any]]] = {
-    "tags": _bucket_tags,
-    "policy": _bucket_policy,
-    "object": _object,
-    "bucket": _bucket_there,
-    "user": _user,
-    "rights": _right,
-}
-
-_SAMPLES: Final = {f"{number:03}.txt": b"sample %d" % number * 400 for number in range(24)}
-
-
-class Derived(Traffic):
-    """What is made of stored samples: snapshots, plans, views, and jobs with their outputs, which go on after
-    the cut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._prepared = False
-        self._made = 0
-
-    def prepare(self, daemon: Daemon, client: Any) -> None:
-        if self._prepared:
-            return
-        for bucket in ("samples", "made"):
-            self._create_bucket(client, bucket)
-        for key, body in _SAMPLES.items():
-            client.put_object(Bucket="samples", Key=f"in/{key}", Body=body)
-        time.sleep(3.0)  # relaxed stores keep what is that old
-        self._prepared = True
-
-    def change(self, daemon: Daemon, client: Any, number: int, chance: random.Random) -> None:
-        asked: dict[str, Any]
-        with self._counting:
-            self._made += 1
-            made = self._made
-        match chance.choice(("view", "job", "plan")):
-            case "view":
-                count = chance.randrange(2, 9)
-                view = {"kind": "shards", "prefix": "in/", "count": count}
-                asked = {"bucket": "samples", "name": f"v{made}", "view": view}
-                with self.changing(f"view v{made}", f"{-(-len(_SAMPLES) // count)} shards"):
-                    ask(daemon, "POST", "/-/views", asked)
-                time.sleep(chance.uniform(0.1, 0.4))
-            case "job":
-                target = f"s3://made/j{made}"
-                asked = {"kind": "shard", "source": "s3://samples/in", "target": target, "count": 5}
-                with self.changing(f"job j{made}", "done"):
-                    ask(daemon, "POST", "/-/jobs", asked)
-                time.sleep(chance.uniform(0.0, 1.0))
-            case _:
-                seed = chance.randrange(1000)
-                fields = {"source": "s3://samples/in/", "fields": {"text": "txt"}}
-                snapshot = ask(daemon, "POST", "/-/snapshots", fields)["snapshot"]
-                asked = {"snapshot": snapshot, "spec": {"seed": seed, "ops": []}, "batch": 4}
-                plan = ask(daemon, "POST", "/-/plans", asked)["plan"]
-                # It is known by its content, and may have been there before.
-                with self.changing(f"plan {plan}", "200"):
-                    ask(daemon, "POST", "/-/plans", asked)
-
-    def find(self, daemon: Daemon, client: Any, name: str) -> Hashable:
-        kind, _, which = name.partition(" ")
-        if kind == "plan":
-            status = daemon.request("GET", f"/-/plans/{which}/0/1?batch=4").status
-            return None if status == 404 else str(status)
-        if kind == "view":
-            try:
-                found = objects(client, f"samples--{which}")
-            except ClientError as error:
-                return None if _code(error) == "NoSuchBucket" else str(error)
-            return f"{len(found)} shards" if members(*found.values()) == _SAMPLES else "other samples"
-        asked = ask(daemon, "GET", "/-/jobs")["jobs"]
-        jobs = [each for each in asked if each["spec"].get("target") == f"s3://made/{which}/"]
-        if not jobs:
-            return None
-        state = ended(daemon, jobs[0])["state"]
-        made = members(*objects(client, "made", f"{which}/").values())
-        return state if made == _SAMPLES else f"{state}, {len(made)} of {len(_SAMPLES)} samples"
-
-
-KINDS: Final[dict[str, Callable[[], Traffic]]] = {
-    "objects": Objects,
-    "stock": Stock,
-    "conditional": Conditional,
-    "versions": Versions,
-    "uploads": Uploads,
-    "settings": Settings,
-    "derived": Derived,
-}
