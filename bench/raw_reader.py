@@ -6,7 +6,6 @@ Law: the first sample of each batch is looked at. PID: the server, whose CPU tim
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from itertools import count
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.peers.raw_loaders import LOADERS, WRITERS
 from bench.peers.raw_rows import BATCH, BUCKET, OURS, WIDTH
-from bench.timing import time_pass
+from bench.timing import answer_rounds, time_pass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,10 +49,10 @@ def look(batch: Any) -> int:
 
 
 def server_cpu(pid: int) -> float:
-    """User and system seconds of a process and its descendants."""
-    used, place = 0, Path("/proc", str(pid))
+    """User and system seconds of a process and its descendants; by `/proc`, as peers have no psutil."""
+    place = Path("/proc", str(pid))
     fields = (place / "stat").read_text().rpartition(")")[2].split()
-    used += int(fields[11]) + int(fields[12])
+    used = int(fields[11]) + int(fields[12])
     children = [
         int(child) for task in (place / "task").iterdir() for child in (task / "children").read_text().split()
     ]
@@ -73,18 +72,17 @@ def main() -> None:
         return ours(endpoint) if name == OURS else LOADERS[name](endpoint, place)
 
     time_pass("warm up", epoch, look)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    for _ in iter(sys.stdin.readline, ""):
+
+    def measure() -> dict[str, float]:
         before = server_cpu(int(pid))
         done = time_pass("round", epoch, look)
-        figures = {
+        return {
             "rate": done.samples / done.seconds,
             "client_us": 1e6 * done.cpu_s / done.samples,
             "server_us": 1e6 * (server_cpu(int(pid)) - before) / done.samples,
         }
-        sys.stdout.write(json.dumps(figures) + "\n")
-        sys.stdout.flush()
+
+    answer_rounds(measure)
     os._exit(0)  # workers that wait for a batch nobody takes
 
 

@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from bench.processes import cpu_seconds
+from bench.timing import answer_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -49,10 +48,5 @@ def serve_rounds(
     workers that wait for a batch nobody takes."""
     with closing(rounds):
         measure_steady_rate(next(rounds), look, seconds / 4, server)
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
-        for _ in iter(sys.stdin.readline, ""):
-            figures = measure_steady_rate(next(rounds), look, seconds, server)
-            sys.stdout.write(json.dumps(figures) + "\n")
-            sys.stdout.flush()
+        answer_rounds(lambda: measure_steady_rate(next(rounds), look, seconds, server))
     os._exit(0)

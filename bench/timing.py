@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,15 @@ def await_others() -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
+
+
+def answer_rounds(measure: Callable[[], Mapping[str, float]]) -> None:
+    """Say that everything is warm, then measure a round for each line of the standard input."""
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for _ in iter(sys.stdin.readline, ""):
+        sys.stdout.write(json.dumps(measure()) + "\n")
+        sys.stdout.flush()
 
 
 def say(timed: Pass) -> None:

@@ -6,7 +6,6 @@ the shards of a peer.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from itertools import count
@@ -16,7 +15,7 @@ import torch
 
 from bench.peers.token_loaders import LOADERS, WRITERS
 from bench.peers.token_rows import BATCH, BUCKET, LENGTH, OURS, VALUES
-from bench.timing import time_pass
+from bench.timing import answer_rounds, time_pass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,13 +62,12 @@ def main() -> None:
         return ours(endpoint) if name == OURS else LOADERS[name](endpoint, folder)
 
     time_pass("warm up", epoch, look)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    for _ in iter(sys.stdin.readline, ""):
+
+    def measure() -> dict[str, float]:
         done = time_pass("round", epoch, look)
-        figures = {"rate": done.samples / done.seconds, "client_us": 1e9 * done.cpu_s / done.samples}
-        sys.stdout.write(json.dumps(figures) + "\n")
-        sys.stdout.flush()
+        return {"rate": done.samples / done.seconds, "client_us": 1e9 * done.cpu_s / done.samples}
+
+    answer_rounds(measure)
     os._exit(0)  # workers that wait for a batch nobody takes
 
 

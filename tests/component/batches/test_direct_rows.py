@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from meshwire.frame import tensor_frame
 from meshwire.plan.plan_spec import parse_spec, plan_hash
 from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, pack_rows
 from tests.component.batches.test_raw_rows import FILES, ROWS, Node
+from tests.support.call_counts import Calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,18 +131,10 @@ def test_a_batch_takes_few_calls(node: Node) -> None:
     async def run() -> int:
         plan = await packed(node, "lines")
         await frame(node, plan, 0, 0)
-        calls = 0
-
-        def count(called: Any, event: str, argument: Any) -> None:
-            nonlocal calls
-            calls += event in ("call", "c_call")
-
-        sys.setprofile(count)
-        try:
+        calls = Calls()
+        with calls:
             await frame(node, plan, 0, 1)
-        finally:
-            sys.setprofile(None)
-        return calls
+        return calls.count
 
     calls = asyncio.run(run())
     assert 100 < calls < MOST_CALLS, calls

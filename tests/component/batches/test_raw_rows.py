@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +44,7 @@ from meshwire.formats.tar import scan_tar
 from meshwire.frame import tensor_frame
 from meshwire.plan.plan_spec import parse_spec, plan_hash
 from tests.support.archive_files import tar_of
+from tests.support.call_counts import Calls
 from tests.support.paged_snapshots import MemoryPages
 from tests.support.single_node_objects import single_node_objects
 
@@ -195,18 +195,10 @@ def counted(node: Node, plan: str, rows: int) -> int:
 
     async def run() -> int:
         await node.batch(plan, 0)  # maps files, finds the places of all samples
-        calls = 0
-
-        def count(frame: Any, event: str, argument: Any) -> None:
-            nonlocal calls
-            calls += event in ("call", "c_call")
-
-        sys.setprofile(count)
-        try:
+        calls = Calls()
+        with calls:
             await node.batch(plan, 1, rows)
-        finally:
-            sys.setprofile(None)
-        return calls
+        return calls.count
 
     return asyncio.run(run())
 

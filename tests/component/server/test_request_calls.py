@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
+from tests.support.call_counts import Calls
 from tests.support.hot_servers import BODY, NOW, ROOT, Pair
 from tests.support.walks import ROOT as CHECKOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
 WARM, TIMES = 20, 20
 HOST = "127.0.0.1:9000"
@@ -62,23 +61,6 @@ class Kept(asyncio.Transport):
         return
 
 
-class Calls:
-    """Counts calls of Python and C functions by code of ours, in this thread, while it is entered."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_call") and frame.f_code.co_filename.startswith(OURS):
-            self.count += 1
-
-    def __enter__(self) -> None:
-        sys.setprofile(self)
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-
-
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     pair = Pair(embedded=True)
@@ -102,7 +84,7 @@ def calls_of(pair: Pair, requests: list[bytes]) -> float:
     """Calls for one of the last TIMES requests, the others being for warmth."""
 
     async def main() -> int:
-        connection, transport, calls = pair.hot.server(), Kept(), Calls()
+        connection, transport, calls = pair.hot.server(), Kept(), Calls(OURS)
         connection.connection_made(transport)
         for number, request in enumerate(requests):
             if number == WARM:
