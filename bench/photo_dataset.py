@@ -36,8 +36,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ("mds", "lit")
 PEERS = (
     *("torch==2.13.0", "boto3", "s3torchconnector", "webdataset", "mosaicml-streaming"),
-    *("litdata", "grain", "datasets", "pillow", "numpy"),
+    *("litdata", "grain", "datasets==4.4.2", "pillow", "numpy"),
 )
+"""`datasets` has a version, because pip looks for one that fits the others by trying all for many minutes."""
 
 
 class PeersError(RuntimeError):
