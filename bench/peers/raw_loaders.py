@@ -71,9 +71,14 @@ def litdata(endpoint: str, folder: str) -> Iterable[list[Any]]:
         storage_options={"endpoint_url": endpoint},
     )
     made: Iterable[list[Any]] = package.StreamingDataLoader(
-        rows, batch_size=BATCH, num_workers=WORKERS, collate_fn=list
+        rows, batch_size=BATCH, num_workers=WORKERS, collate_fn=_bytes
     )
     return made
+
+
+def _bytes(rows: list[memoryview]) -> list[bytes]:
+    """The samples, which come as views of a chunk: a worker cannot send those."""
+    return [bytes(row) for row in rows]
 
 
 def datasets(endpoint: str, folder: str) -> Iterable[list[Any]]:
