@@ -1,7 +1,8 @@
 """Job sessions: the part of a job that one node does in its coordinator, at its own pace.
 
 Law: a session runs as long as its job asks for it, and ends soon after the last request. A request is
-repeated as long as the job runs; the first one begins the session, and each answer has its totals so far.
+repeated as long as the job runs; the first one begins the session, and each answer has its totals so far. A
+request that ends a session is answered when it has ended, or after STOP_SECONDS.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ POLL_SECONDS: Final = 1.0
 """Seconds after which a request is answered, if its session has not ended before."""
 IDLE_SECONDS: Final = 10.0
 """Seconds without a request after which a session is ended."""
+STOP_SECONDS: Final = 8.0
+"""Seconds after which a request that ends a session is answered, if the session has not ended before."""
 MAX_SESSIONS: Final = 16
 RPC_ERRORS: Final = ErrorTypes(
     [BatchError],
@@ -104,7 +107,8 @@ class JobSessions(Generic[RequestT, StatusT]):
         """
         name = request.session
         if request.stop:
-            self._end(name)
+            if (ending := self._end(name)) is not None:
+                await asyncio.wait((ending,), timeout=STOP_SECONDS)
             return self._stopped
         found = self._sessions.get(name)
         if found is None or _differs(found[0].request, request):
@@ -146,12 +150,15 @@ class JobSessions(Generic[RequestT, StatusT]):
             timer.cancel()
         self._expiry[name] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end, name)
 
-    def _end(self, name: str) -> None:
+    def _end(self, name: str) -> asyncio.Task[None] | None:
+        """Cancel a session. Returns its task, which may take a moment to end; None if there is none."""
         if (timer := self._expiry.pop(name, None)) is not None:
             timer.cancel()
         found = self._sessions.pop(name, None)
-        if found is not None:
-            found[1].cancel()
+        if found is None:
+            return None
+        found[1].cancel()
+        return found[1]
 
     async def aclose(self) -> None:
         """End all sessions."""

@@ -1,7 +1,8 @@
 """The interface of a job kind, and what a running job receives: services, specification, progress counter.
 
 Law: a job kind plans and writes; state, queueing and persistence belong to the runner. A kind may be
-cancelled at any await and restarted from the beginning: it skips outputs that already exist.
+cancelled at any await and restarted from the beginning: it skips outputs that already exist. When it has
+ended, nothing of the run is written any more: commits in progress end before it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from meshd.store.api import ObjectStore
     from meshwire.jobs.job_spec import JobSpec
 
+COMMIT_SECONDS: Final = 100.0
+"""Seconds that a run which is to end waits for its commits in progress: longer than these wait for a node."""
 FAILURES: Final = 100
 _TEXT: Final = 300
 

@@ -4,6 +4,7 @@ Law: an output is written completely or not at all, under the current settings o
 or a lookup returns, what it wrote or found is durable on every required replica. Unreachable or disagreeing
 nodes raise Busy, and the job retries. Another node writes and looks up only names that it owns; otherwise the
 response is 421 with its map version, and nothing was changed. The node that runs the job has authorized it.
+A write that is cancelled before its commit leaves nothing; a commit or removal in progress ends first.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import msgspec
 
 from meshd.cluster.replication.primary_writes import WriteNotTakenError
 from meshd.core.api_errors import BatchError, busy
+from meshd.jobs.job_kind import COMMIT_SECONDS
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, QueryTarget, decode_message, handler
 from meshd.store.errors import CorruptExtentError
 from meshd.store.records import INTERNAL_WRITE, NULL, Meta
 from meshd.util import failpoints
+from meshd.util.async_tasks import finish_before_cancel
 from meshwire.errors import CODES, S3Error
 from meshwire.http_values.conditional_requests import Conditions
 
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.rpc.peer_client import PeerRefusedError
     from meshd.rpc.peer_rpc import CallContext
-    from meshd.store.api import StoreReader, StoreWriter
+    from meshd.store.api import ObjectWriter, StoreReader, StoreWriter
     from meshd.store.records import Page, Record
     from meshwire.cluster import Node
 
@@ -202,14 +205,17 @@ class LocalOutputStore:
             async for piece in body:
                 await (writer.write(piece) if isinstance(piece, bytes) else writer.write_borrowed(piece))
             failpoints.hit("jobs.output.written")
-            setting = self._versions.versioning_of(target.bucket)
-            try:
-                record = await writer.commit(facts().meta(), versioning=setting)
-            except CorruptExtentError as error:  # read for the other nodes, which do not have it yet
-                raise busy(f"an output is damaged and will be made again: {error}") from error
+            await finish_before_cancel(self._commit(target, writer, facts().meta()), COMMIT_SECONDS)
         except BaseException:
             await writer.abort()
             raise
+
+    async def _commit(self, target: OutputTarget, writer: ObjectWriter, meta: Meta) -> None:
+        setting = self._versions.versioning_of(target.bucket)
+        try:
+            record = await writer.commit(meta, versioning=setting)
+        except CorruptExtentError as error:  # read for the other nodes, which do not have it yet
+            raise busy(f"an output is damaged and will be made again: {error}") from error
         failpoints.hit("jobs.output.committed")
         await self._settle(target, record)
 
@@ -225,7 +231,9 @@ class LocalOutputStore:
 
     async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
         """See `OutputStore.remove_outputs`."""
-        await self._replicated.delete_many(bucket, keys, versioning=self._versions.versioning_of(bucket))
+        setting = self._versions.versioning_of(bucket)
+        removal = self._replicated.delete_many(bucket, keys, versioning=setting)
+        await finish_before_cancel(removal, COMMIT_SECONDS)
 
 
 class ClusterOutputStore:
@@ -273,7 +281,9 @@ class ClusterOutputStore:
             await self._own.write_output(target, body, facts)
             return
         name = OutputName(target.bucket, target.key, -1 if target.size is None else target.size)
-        await self._send(node, WRITE_OUTPUT, name, _body_with_metadata(body, facts))
+        sent = asyncio.Event()  # all of it: the other node may commit
+        send = self._send(node, WRITE_OUTPUT, name, _body_with_metadata(body, facts, sent))
+        await finish_before_cancel(send, COMMIT_SECONDS, sent.is_set)
         failpoints.hit("jobs.output.committed")
 
     async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
@@ -294,7 +304,8 @@ class ClusterOutputStore:
         if node is None:
             await self._own.remove_outputs(bucket, keys)
             return
-        await self._send(node, REMOVE_OUTPUTS, RemoveOutputs(bucket, list(keys)))
+        removal = self._send(node, REMOVE_OUTPUTS, RemoveOutputs(bucket, list(keys)))
+        await finish_before_cancel(removal, COMMIT_SECONDS)
 
     async def _send(
         self,
@@ -320,13 +331,14 @@ def _refusal(_: Node, refused: PeerRefusedError) -> Exception:
 
 
 async def _body_with_metadata(
-    body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
+    body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata], sent: asyncio.Event
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes, the encoded metadata, and its length."""
+    """Yield the bytes, the encoded metadata, and its length; `sent` is set before these two."""
     async with aclosing(body):
         async for piece in body:
             yield bytes(piece)
     told = msgspec.msgpack.encode(facts())
+    sent.set()
     yield told + len(told).to_bytes(_LENGTH, "big")
 
 

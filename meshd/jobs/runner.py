@@ -2,7 +2,8 @@
 
 Law: the job table is authoritative, also for which node runs a job. The runner starts every queued or
 running job of its node that is not in progress, and takes over jobs of lost nodes as new runs. It
-retries when other nodes do not answer. Invariant: a failing job ends only itself.
+retries when other nodes do not answer. A job's end is recorded when nothing of its run is written any more.
+Invariant: a failing job ends only itself.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ _TRIES: Final = 12
 """Attempts without a byte written in between. The last ones wait longest: up to `_LONGEST` seconds."""
 _LONGEST: Final = 8.0
 _PASSING: Final = frozenset({"Busy", "SlowDown", "ServiceUnavailable"})
+_STOP_SECONDS: Final = 2.0
+"""Seconds that a node which stops waits for commits in progress: its jobs are not told to have ended."""
 _SERVING: Final = ("up", "draining", "joining", "returning")
 
 
@@ -81,6 +84,8 @@ class JobRunner:
         self._tasks = BackgroundTasks("jobs")
         self._running: dict[str, asyncio.Task[None]] = {}
         self._freed, self._looking = asyncio.Event(), asyncio.Lock()
+        self._ending: set[str] = set()  # runs that were cancelled
+        self._stopping = False
 
     def __repr__(self) -> str:
         return f"<JobRunner of {sorted(self._running)}>"
@@ -94,7 +99,10 @@ class JobRunner:
                 async for _ in changes:
                     await self._reconcile()
         finally:
-            await self._tasks.aclose()
+            self._stopping = True
+            with suppress(TimeoutError):
+                async with timeout(_STOP_SECONDS):
+                    await self._tasks.aclose()
 
     async def _clear_ended(self) -> None:
         """Delete the scratch objects of jobs that ended as the node stopped."""
@@ -153,11 +161,11 @@ class JobRunner:
             task = self._running.get(job.job_id)
             if not self._is_mine(job):
                 if task is not None:
-                    task.cancel()
+                    self._cancel_run(job.job_id, task)
                 elif self._is_orphan(job):
                     await self._take_over(job)
             elif job.cancel and task is not None:
-                task.cancel()
+                self._cancel_run(job.job_id, task)
             elif job.cancel:
                 await self._end(job.job_id, _stopped(job))
             elif task is None and len(self._running) < AT_A_TIME:
@@ -173,8 +181,15 @@ class JobRunner:
         # Not at the end of `_run`: a task that is cancelled before its first step never gets there.
         task.add_done_callback(lambda _: self._let_go(job.job_id))
 
+    def _cancel_run(self, job_id: str, task: asyncio.Task[None]) -> None:
+        """Cancel a run, once: a second cancellation would end its wait for commits in progress."""
+        if job_id not in self._ending:
+            self._ending.add(job_id)
+            task.cancel()
+
     def _let_go(self, job_id: str) -> None:
         self._running.pop(job_id, None)
+        self._ending.discard(job_id)
         self._freed.set()
 
     async def _run(self, job: Job) -> None:
@@ -187,10 +202,12 @@ class JobRunner:
                 saver.cancel()
         except asyncio.CancelledError:
             present = self._table.get(job.job_id)
-            if present is None or not present.cancel or not self._is_mine(present):
+            if self._stopping or present is None or not present.cancel or not self._is_mine(present):
                 raise  # the node stops and resumes the job at its next start; or another node has the job
             await self._end(job.job_id, _stopped(present), tally)
         except Exception as error:
+            if self._stopping:
+                return  # it was broken off in the middle; the next start runs it again
             await self._end(job.job_id, "failed", tally, _explained(error, job.job_id))
         else:
             if self._sync_outputs is not None:  # before the record, which is durable at once

@@ -2,7 +2,8 @@
 
 Law: a plan is durable before the first output is written, and an interrupted run resumes with the same
 plan: source changes apply to the next run only. An archive is decompressed once per run, and the copy
-is used only together with its index. The scratch objects of a run are deleted when the run ends.
+is used only together with its index. The scratch objects of a run are deleted when the run ends; none is
+written afterwards.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshd.core.document_store import RESERVED_BUCKET, find_intact
+from meshd.jobs.job_kind import COMMIT_SECONDS
 from meshd.store.records import Meta
 from meshd.util import failpoints
+from meshd.util.async_tasks import finish_before_cancel
 from meshwire.dataset.archive_index import ArchiveIndex, index_tar
 from meshwire.dataset.archive_keys import archive_kind
 from meshwire.frame.columns import ColumnError
@@ -56,7 +59,8 @@ class PlanStore:
             except ColumnError:  # written by another release: rebuilt
                 pass
         plan = await make()
-        await self._catalog.write_document(name, await asyncio.to_thread(plan.to_bytes))
+        document = await asyncio.to_thread(plan.to_bytes)
+        await finish_before_cancel(self._catalog.write_document(name, document), COMMIT_SECONDS)
         failpoints.hit("jobs.planned")
         return plan
 
@@ -142,7 +146,8 @@ class ArchiveDecompressor:
                     async for piece in file.pieces:
                         await writer.write(piece)
                         running.tally.unpacked += len(piece)
-            await writer.commit(Meta(f"{record.etag}-{record.size:x}"))
+            commit = writer.commit(Meta(f"{record.etag}-{record.size:x}"))
+            await finish_before_cancel(commit, COMMIT_SECONDS)
         except BaseException:
             await writer.abort()
             raise
@@ -150,6 +155,7 @@ class ArchiveDecompressor:
         kind = archive_kind(key)
         assert kind is not None
         index = ArchiveIndex(kind, await asyncio.to_thread(index_tar, found), at, inflated=True)
-        await self._catalog.write_document(f"{name}.files", await asyncio.to_thread(index.to_bytes))
+        document = await asyncio.to_thread(index.to_bytes)
+        await finish_before_cancel(self._catalog.write_document(f"{name}.files", document), COMMIT_SECONDS)
         failpoints.hit("jobs.unpacked.listed")
         return index

@@ -4,7 +4,8 @@ Law: every background task belongs to a group that logs its failure and cancels 
 `SingleFlight` runs one computation per key as a task of its own: a cancelled caller does not cancel it
 for the others; it is cancelled when its last caller leaves. `LongRunningCalls` runs at most one call per
 key; a caller that stops waiting does not cancel it, and the last few results are kept for callers that
-come back. `CooperativeYield` yields by elapsed time, not by count, because users control what one item
+come back. `finish_before_cancel` lets what cannot be taken back end before its caller does.
+`CooperativeYield` yields by elapsed time, not by count, because users control what one item
 costs. Loops that wait for the next tick wake their process together.
 """
 
@@ -129,6 +130,34 @@ class SingleFlight(Generic[K, V]):
 
 R = TypeVar("R")
 _MAX_RESULTS = 64
+
+
+async def finish_before_cancel(
+    work: Awaitable[R], patience: float, has_begun: Callable[[], bool] = lambda: True
+) -> R:
+    """Awaits `work`. If the caller is cancelled once it `has_begun`, the cancellation is raised when `work`
+    has ended, `patience` seconds later at most; work that has not begun is cancelled, too.
+
+    A second cancellation ends the wait at once. Work that is not waited for any longer goes on by itself.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_retrieve)
+        if not task.done():
+            if not has_begun():
+                task.cancel()
+            await asyncio.wait((task,), timeout=patience)
+            if not task.done():
+                _log.warning("work goes on though its caller has ended", extra={"seconds": patience})
+        raise
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    """Take note of an error that nobody is left to be told."""
+    if not task.cancelled():
+        task.exception()
 
 
 class StillRunningError(Exception):

@@ -13,6 +13,7 @@ import msgspec
 
 from meshd.control.jobs import Failure
 from meshd.core.api_errors import BatchError, busy
+from meshd.core.job_sessions import IDLE_SECONDS
 from meshd.jobs.relayout.messages import MAX_FAILURES, RELAYOUT, LayoutCost, RelayoutRequest
 from meshd.rpc.peer_client import PeerRefusedError
 from meshd.util.timeouts import timeout
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_client import PeerClient
     from meshwire.cluster import Node
 
-_STOP_SECONDS: Final = 2.0
+_STOP_SECONDS: Final = IDLE_SECONDS + 2.0  # a node that cannot be asked has ended its session by then
 _EARLIER: Final = (404, 405)  # answers of nodes of an earlier release
 
 

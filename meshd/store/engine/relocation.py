@@ -25,6 +25,7 @@ from meshd.store.errors import DiskFullError, MetadataTooLargeError
 from meshd.store.index.index import object_key
 from meshd.store.index.ordered_table import slot_filter
 from meshd.store.index.versions import decode
+from meshd.util.async_tasks import finish_before_cancel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -41,6 +42,7 @@ LARGE: Final = "in a file of its own"
 IN_PARTS: Final = "uploaded in parts"
 LONG_TAGS: Final = "tags too long for its header"
 DAMAGED: Final = "damaged"
+_COMMIT_SECONDS: Final = 100.0  # that a cancelled move waits for its commit
 
 
 class PlacedObject(NamedTuple):
@@ -116,7 +118,7 @@ class Relocator:
 
     async def move(self, bucket: str, objects: Sequence[PlacedObject]) -> tuple[int, list[str]]:
         """Writes objects again, one behind the other in the order given, and waits until they are durable.
-        All their bytes are in memory meanwhile.
+        All their bytes are in memory meanwhile. Cancelled, it ends with the commit in progress.
 
         Returns the bytes written and the keys of damaged objects, which stay where they are. Raises
         DiskFullError, DiskFailedError.
@@ -131,7 +133,8 @@ class Relocator:
             async with self._turn:
                 for group in commit_groups(moves):
                     await self._run(lambda group=group: self._require_space(group))
-                    await asyncio.gather(*[self._committer.submit(move) for move in group])
+                    commits = asyncio.gather(*[self._committer.submit(move) for move in group])
+                    await finish_before_cancel(commits, _COMMIT_SECONDS)
         except OSError as error:
             raise store_error_from(error) from error
         damaged = [each.key for each in objects if found.get(each.extent, b"") is None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import AsyncMock
 
@@ -400,6 +401,26 @@ def test_an_output_that_is_damaged_before_the_other_owner_has_it_is_written_agai
         assert (await error_of(BatchError, written)).code == "Busy"
         await put_object(pair.store, "k", b"made")
         pair.same()
+
+    _pair(test)
+
+
+def test_an_output_whose_commit_is_in_progress_is_everywhere_before_its_job_ends() -> None:
+    """The job is cancelled while the other owner does not have it; what is told afterwards is final."""
+
+    async def test(pair: Pair) -> None:
+        settings: Any = SimpleNamespace(has_bucket=lambda name: True, versioning_of=lambda name: "")
+        outputs = LocalOutputStore(pair.here, pair.store, settings, AsyncMock())
+        await pair.refuse()
+        target, facts = OutputTarget("b", "k", 4), OutputMetadata(fake_etag(b"made"), {}, {}, {}, "")
+        written = await pair.begin(outputs.write_output(target, _pieces(b"made"), lambda: facts))
+        written.cancel()
+        await _none_returns(written)
+        await pair.accept()
+        with pytest.raises(asyncio.CancelledError):
+            await written
+        pair.same()
+        assert pair.there.get("b", "k") is not None
 
     _pair(test)
 

@@ -229,6 +229,39 @@ def test_a_draft_is_not_closed_under_the_thread_that_writes_it(settings: StoreSe
     assert [draft.exists() for draft in drafts] == [False]
 
 
+def test_a_cancelled_move_ends_with_the_commit_in_progress(settings: StoreSettings) -> None:
+    """What waits for its turn, compaction, finds nothing half done."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        begun.set()
+        assert go_on.wait(WAIT_TIMEOUT)
+
+    async def doing(store: Store) -> None:
+        for key in ("k1", "k2"):
+            await put_object(store, key, b"data")
+        placed = store.relocator.page("b", "", "", 10)
+        failpoints.set_callback("store.data.before_sync", pause)
+        moving = asyncio.ensure_future(store.relocator.move("b", placed))
+        assert await asyncio.to_thread(begun.wait, WAIT_TIMEOUT)
+        moving.cancel()
+        await asyncio.wait([moving], timeout=0.1)
+        assert (moving.done(), store.compactor.turn.locked()) == (False, True)
+        go_on.set()
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            await asyncio.wait([moving])
+        assert (moving.cancelled(), store.compactor.turn.locked()) == (True, False)
+        moved = store.relocator.page("b", "", "", 10)
+        assert [each.key for each in moved] == ["k1", "k2"]
+        assert not {each.extent for each in moved} & {each.extent for each in placed}
+
+    try:
+        run(settings, doing)
+    finally:
+        go_on.set()
+        failpoints.configure("")
+
+
 def test_a_file_that_is_not_closed_well_does_not_end_all_writing(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
         await put_object(store, "k", bytes(LARGE))

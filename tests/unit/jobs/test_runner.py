@@ -1,17 +1,29 @@
-"""The coordinator's jobs: in whatever order its looks come, each job ends and each run frees its place."""
+"""The coordinator's jobs: in whatever order its looks come, each job ends, which is told after its last
+commit, and each run frees its place."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 
+from meshd.control.buckets import BucketTable
+from meshd.control.identities import Account, IdentityTable, Key, User
 from meshd.control.jobs import Job, JobTable, Principal
+from meshd.jobs import runner as runner_module
 from meshd.jobs.runner import AT_A_TIME, JobRunner
+from meshd.util.async_tasks import finish_before_cancel
 from meshd.util.clock import ManualClock
 from tests.support.reference_control import MemoryControl
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from meshd.jobs.job_kind import JobRun
 
 
 class Shelf:
@@ -58,5 +70,89 @@ def test_a_run_cancelled_before_its_first_step_ends_and_leaves_its_place() -> No
         assert await until_ended(table, later.job_id) == ["failed"]  # it came to its turn; it is no job
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(check())
+
+
+class SlowCommits:
+    """A kind of job whose one output is committed when the test says."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on, self.committed = asyncio.Event(), asyncio.Event(), False
+
+    async def run_job(self, running: JobRun) -> None:
+        async def commit() -> None:
+            self.begun.set()
+            await self.go_on.wait()
+            self.committed = True
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(finish_before_cancel(commit(), 60))
+
+
+@asynccontextmanager
+async def running_job(kind: SlowCommits) -> AsyncIterator[tuple[JobRunner, JobTable, str]]:
+    """A job whose commit is in progress."""
+    clock = ManualClock()
+    control = MemoryControl(clock)
+    table = JobTable(control)
+    lonely: Any = SimpleNamespace(single_node=True, node_id="n1")
+    identities, buckets = IdentityTable(control), BucketTable(control)
+    account = Account(
+        User(user_id="root", display_name="root", root=True, origin="root"),
+        Key(access_key="root", user_id="root", secret_key="root-secret", origin="root"),
+    )
+    await identities.replace_accounts(frozenset({"root"}), [account], clock.now_ms())
+    shelf: Any = Shelf()
+    kinds: Any = {"shard": kind}
+    runner = JobRunner(table, control, identities, buckets, kinds, shelf, clock, lonely)
+    following = asyncio.ensure_future(runner.run())
+    spec = '{"kind": "shard", "source": "s3://photos/a", "target": "s3://made/b", "count": 1}'
+    job = Job("a" * 16, "shard", spec, Principal("root", "root"), clock.now_ms())
+    await table.update_job(job.job_id, lambda _: job)
+    async with asyncio.timeout(60):
+        await kind.begun.wait()
+    try:
+        yield runner, table, job.job_id
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def ask_to_end(table: JobTable, job_id: str, *, pause: bool = False) -> None:
+    await table.update_job(job_id, lambda job: job and msgspec.structs.replace(job, cancel=True, pause=pause))
+
+
+@pytest.mark.parametrize(("pause", "told"), [(False, "cancelled"), (True, "paused")])
+def test_the_end_is_told_after_the_last_commit(pause: bool, told: str) -> None:
+    async def check() -> None:
+        kind = SlowCommits()
+        async with running_job(kind) as (runner, table, job_id):
+            await ask_to_end(table, job_id, pause=pause)
+            for _ in range(3):  # each look finds a run that is to end
+                await runner._reconcile()
+                await asyncio.sleep(0.01)
+                job = table.get(job_id)
+                assert (job and job.state, kind.committed) == ("running", False)
+            kind.go_on.set()
+            assert await until_ended(table, job_id) == [told]
+            assert kind.committed
+
+    asyncio.run(check())
+
+
+def test_a_node_that_stops_tells_no_end_of_what_may_still_be_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner_module, "_STOP_SECONDS", 0.05)
+
+    async def check() -> None:
+        kind = SlowCommits()
+        async with running_job(kind) as (runner, table, job_id):
+            await ask_to_end(table, job_id)
+            await runner._reconcile()
+        job = table.get(job_id)
+        assert (job and job.state, job and job.cancel) == ("running", True)  # the next start ends it
+        kind.go_on.set()
 
     asyncio.run(check())

@@ -1,15 +1,16 @@
-"""Single flight, budgets and task groups."""
+"""Single flight, budgets, task groups, and work that ends before its caller."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from meshd.util.admission import ByteSemaphore
-from meshd.util.async_tasks import BackgroundTasks, SingleFlight
+from meshd.util.async_tasks import BackgroundTasks, SingleFlight, finish_before_cancel
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -216,3 +217,88 @@ def test_failed_tasks_are_logged_and_the_rest_ends_with_the_group(caplog: pytest
         run(check())
     (record,) = caplog.records
     assert record.__dict__["task"] == "unit:failing"
+
+
+# --- work that ends before its caller ---
+
+
+async def cancelled(caller: asyncio.Future[int]) -> bool:
+    """Whether it has ended, as what was cancelled."""
+    await turns(10)
+    return caller.done() and caller.cancelled()
+
+
+def test_a_cancelled_caller_ends_after_work_that_has_begun() -> None:
+    async def check() -> None:
+        work = Work()
+        caller = asyncio.ensure_future(finish_before_cancel(work(), 60))
+        await turns()
+        caller.cancel()
+        assert not await cancelled(caller)
+        work.gate.set()
+        assert await cancelled(caller)
+        assert (work.runs, work.cancelled) == (1, 0)
+
+    run(check())
+
+
+def test_work_that_fails_after_its_caller_was_cancelled_says_nothing() -> None:
+    async def check() -> None:
+        said = list[dict[str, Any]]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        work = Work()
+        work.error = OSError("full")
+        caller = asyncio.ensure_future(finish_before_cancel(work(), 60))
+        await turns()
+        caller.cancel()
+        work.gate.set()
+        assert await cancelled(caller)
+        gc.collect()
+        assert said == []
+
+    run(check())
+
+
+def test_work_that_has_not_begun_is_cancelled_with_its_caller() -> None:
+    async def check() -> None:
+        work = Work()
+        caller = asyncio.ensure_future(finish_before_cancel(work(), 60, lambda: False))
+        await turns()
+        caller.cancel()
+        assert await cancelled(caller)
+        assert work.cancelled == 1
+
+    run(check())
+
+
+def test_the_wait_ends_at_a_second_cancellation_or_after_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        work = Work()
+        hurried = asyncio.ensure_future(finish_before_cancel(work(), 60))
+        patient = asyncio.ensure_future(finish_before_cancel(work(), 0.01))
+        await turns()
+        hurried.cancel()
+        patient.cancel()
+        await turns()
+        hurried.cancel()
+        assert await cancelled(hurried)
+        await asyncio.wait([patient])
+        assert patient.cancelled()
+        assert work.cancelled == 0
+        work.gate.set()
+
+    with caplog.at_level(logging.WARNING):
+        run(check())
+    assert "work goes on though its caller has ended" in caplog.text
+
+
+def test_what_work_returns_or_raises_is_its_callers() -> None:
+    async def check() -> None:
+        work = Work()
+        work.gate.set()
+        assert await finish_before_cancel(work(), 60) == 1
+        work.error = OSError("full")
+        with pytest.raises(OSError, match="full"):
+            await finish_before_cancel(work(), 60)
+
+    run(check())
