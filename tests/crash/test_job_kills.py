@@ -19,7 +19,8 @@ from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.util.clock import SystemClock
 from tests.support.archive_files import archive_of
-from tests.support.daemons import Daemon
+from tests.support.bounded_wait import await_true
+from tests.support.daemons import FAILPOINTS, Daemon
 from tests.support.job_fixtures import done, ended, members, objects, start
 
 if TYPE_CHECKING:
@@ -154,19 +155,30 @@ def test_killed_at_random(filled: Path, tmp_path: Path, kind: str, seed: int) ->
         daemon.close()
 
 
+def stands_still(daemon: Daemon) -> bool:
+    """Whether some outputs are there and no more come."""
+    before = objects(daemon.client(), "made", "out/")
+    threading.Event().wait(0.5)
+    return bool(before) and objects(daemon.client(), "made", "out/").keys() == before.keys()
+
+
 @pytest.mark.timeout(120)
 def test_a_job_cancelled_and_killed_stays_cancelled(filled: Path, tmp_path: Path) -> None:
-    slow = {"MESHD_FAILPOINTS": "jobs.output.written=sleep(50)"}
-    daemon = Daemon(copied(filled, tmp_path), (), KEYS | slow, 2)
+    """It is killed before it knows of the cancellation: its event loop stands still, but none of its threads
+    does, and what they hold the others need."""
+    stuck = {FAILPOINTS: "jobs.output.written=sleep(20000):after 60"}
+    daemon = Daemon(copied(filled, tmp_path), (), KEYS | stuck, 2)
     try:
         daemon.up()
         job = start(daemon, **JOBS["extract"], target="s3://made/out")
-        daemon.signal_child("coordinator-0", signal.SIGSTOP)
-        daemon.request("DELETE", f"/-/jobs/{job['id']}")
+        await_true(lambda: stands_still(daemon))
+        assert daemon.request("DELETE", f"/-/jobs/{job['id']}").status == 200
         daemon.kill()
+        del daemon.env[FAILPOINTS]
         daemon.up()
         assert ended(daemon, job)["state"] == "cancelled"
         some = objects(daemon.client(), "made", "out/")
+        assert 0 < len(some) < len(FILES)
         assert some.items() <= FILES.items()
         again = done(daemon, **JOBS["extract"], target="s3://made/out")
         assert again["progress"]["there"] == len(some)
