@@ -172,6 +172,11 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 @click.option(
     "--copies", metavar="N", help="Nodes that store each object; set when the mesh is founded.  [2]"
 )
+@click.option(
+    "--slots",
+    metavar="N",
+    help="Slots of names, 131072 for 10,000 nodes; set when the mesh is founded.  [16384]",
+)
 @click.option("--advertise", metavar="URL", help="URL of this node for others.  [the listen address]")
 @click.option("--lease", metavar="SECONDS", help="Silence after which a node counts as away.  [5]")
 @click.option(

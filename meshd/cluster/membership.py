@@ -55,7 +55,8 @@ class Membership:
         settings: ClusterSettings,
     ) -> None:
         self._control, self._maps, self._me = control, maps, me
-        self._clock, self._ttl, self._copies = clock, settings.lease, settings.copies
+        self._clock, self._ttl = clock, settings.lease
+        self._copies, self._slots = settings.copies, settings.slots
         self._weighed = settings.weight > 0
         self._lease = NodeLease(control, maps, me.node_id, holder, clock, settings.lease)
         self._control_lost = False
@@ -78,6 +79,12 @@ class Membership:
             raise StartupError(str(error)) from error
         await self._lease.renew()
         _log.info("joined the cluster", extra={"node": self._me.node_id, "map": cluster.version})
+        if cluster.slots < self._slots:
+            _log.warning(
+                "the mesh has fewer slots than this node's setting `slots`, which counts when a mesh is "
+                "founded; `mesh cluster slots` splits those of a mesh that exists",
+                extra={"slots": cluster.slots, "setting": self._slots},
+            )
         await self._settle_empty()
 
     async def run(self) -> None:
@@ -146,7 +153,7 @@ class Membership:
 
     def _with_own_node(self, present: ClusterMap | None) -> ClusterMap:
         if present is None:
-            return transitions.bootstrap_map(self._me, copies=self._copies)
+            return transitions.bootstrap_map(self._me, self._slots, self._copies)
         return transitions.join_node(present, self._as_known(present))
 
     def _as_known(self, cluster: ClusterMap) -> Node:

@@ -269,6 +269,7 @@ def _cluster(value: Mapping[str, Any]) -> ClusterSettings:
         value["peer-ca"],
         value["repair-interval"],
         value["machine"],
+        value["slots"],
     )
 
 

@@ -245,6 +245,13 @@ def parse_copies(text: object) -> int:
     return value
 
 
+def parse_slots(text: object) -> int:
+    value = _whole(text)
+    if value & (value - 1) or not 1 << 14 <= value <= 1 << 20:
+        raise ValueError("expected a power of two from 16384 to 1048576, such as 131072")
+    return value
+
+
 def parse_weight(text: object) -> int:
     value = _whole(text)
     if not 0 <= value <= 1 << 20:
@@ -355,6 +362,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("role", parse_roles, lambda: ("store", "cache", "compute")),
         Option("weight", parse_weight, lambda: 0),
         Option("copies", parse_copies, lambda: 2),
+        Option("slots", parse_slots, lambda: 1 << 14),
         Option("advertise", parse_url, str),
         Option("lease", parse_seconds, lambda: 5.0),
         Option("down-after", parse_seconds, lambda: 900.0),

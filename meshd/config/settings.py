@@ -214,6 +214,8 @@ class ClusterSettings:
     machine: str = ""
     """The machine whose disks have the node's directories, if it may start on another one; recorded in the
     control store."""
+    slots: int = 1 << 14
+    """Parts into which names hash, a power of two. Used when a cluster is founded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,7 @@ def test_what_makes_no_sense_is_refused(
 
 KEPT: list[tuple[str, Path, Any, str]] = [
     ("MeshCluster", ("spec", "copies"), 3, "copies cannot be changed"),
+    ("MeshCluster", ("spec", "slots"), 32_768, "slots cannot be changed"),
     ("MeshCluster", (*_TIER, "hostPath"), "/mnt/other", "hostPath cannot be changed"),
     ("MeshCluster", (*_TIER, "class"), "ssd", "class cannot be changed"),
     ("MeshNode", ("spec", "pool"), "gpu", "pool cannot be changed"),

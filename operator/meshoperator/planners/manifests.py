@@ -20,6 +20,7 @@ from meshoperator.planners.service_manifests import (
     service_monitor,
 )
 from meshoperator.resources.spec_types import parse_quantity
+from meshwire.cluster.cluster_map import DEFAULT_SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,6 +85,8 @@ def daemon_settings(cluster: Cluster) -> dict[str, Any]:
     if spec.upkeep.remember_removals_seconds != type(spec.upkeep)().remember_removals_seconds:
         # By its earlier name: an operator is upgraded before its daemons, and those may restart meanwhile.
         found["remember-removals"] = spec.upkeep.remember_removals_seconds
+    if spec.slots != DEFAULT_SLOTS:  # which daemons of an earlier release, that do not know it, have too
+        found["slots"] = spec.slots
     if spec.console.enabled:
         found["console"] = "on"
         found |= {"console-grafana": spec.console.grafana} if spec.console.grafana else {}

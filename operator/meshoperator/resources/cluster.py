@@ -29,6 +29,7 @@ from meshoperator.resources.spec_types import (
     immutable,
     keyed,
 )
+from meshwire.cluster.cluster_map import DEFAULT_SLOTS
 
 Role = Literal["store", "cache", "compute"]
 DiskClass = Literal["nvme", "ssd", "hdd", "mem"]
@@ -318,6 +319,14 @@ class MeshClusterSpec(Part, frozen=True, kw_only=True):
             extra_json_schema=immutable("copies"),
         ),
     ] = 2
+    slots: Annotated[
+        Literal[16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576],
+        Meta(
+            description="Slots of a new mesh, 16 or more for each daemon that it is to have; "
+            "`mesh cluster slots` splits those of a mesh that exists.",
+            extra_json_schema=immutable("slots"),
+        ),
+    ] = DEFAULT_SLOTS
     s3: Annotated[S3Endpoint, Meta(description="The endpoint.")] = S3Endpoint()
     auth: Annotated[Auth, Meta(description="Keys and users, by reference only.")] = Auth()
     topology: Annotated[Topology, Meta(description="Topology labels of Kubernetes nodes.")] = Topology()

@@ -209,6 +209,27 @@ def test_slots_are_split_while_objects_are_written(mesh: DaemonCluster) -> None:
     assert "a greater power of two" in command(mesh, "slots", "16384").stderr
 
 
+def test_a_mesh_is_founded_with_the_slots_of_its_first_node() -> None:
+    """The setting counts then alone; a node that joins with another number takes those of the mesh, and a
+    larger number is logged."""
+    require_etcd()
+    with DaemonCluster.start(1, own={"n1": ("--slots", "131072")}) as two:
+        s3, body = two["n1"].client(), {f"{number:02}": secrets.token_bytes(2048) for number in range(40)}
+        s3.create_bucket(Bucket="many")
+        for key, value in body.items():
+            s3.put_object(Bucket="many", Key=key, Body=value)
+        two.add("n2", "--slots", "262144")
+        found = two.await_map(lambda found: len(found.nodes) == 2 and not found.is_rebalancing)
+        assert (found.slots, found.base_slots) == (131_072, None)
+        there = two["n2"].client()
+        for key, value in body.items():
+            assert there.get_object(Bucket="many", Key=key)["Body"].read() == value
+        assert "`mesh cluster slots` splits those of a mesh that exists" in two["n2"].output()
+        assert "`mesh cluster slots` splits" not in two["n1"].output()
+        refused = command(two, "slots", "131072")
+        assert "the mesh has 131072 slots" in refused.stderr
+
+
 def test_slots_are_not_split_while_a_node_is_away() -> None:
     require_etcd()
     with DaemonCluster.start(2) as two:

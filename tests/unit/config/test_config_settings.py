@@ -109,6 +109,18 @@ def test_removals_are_remembered_for_longer_than_a_node_may_be_away() -> None:
             load_settings(mesh | wrong, env={})
 
 
+@pytest.mark.parametrize(("text", "slots"), [("16384", 16_384), ("131072", 131_072), ("1048576", 1 << 20)])
+def test_slots_of_a_new_mesh(text: str, slots: int) -> None:
+    assert load_settings({"data_dir": "/d", "slots": text}, env={}).cluster.slots == slots
+    assert load_settings({"data_dir": "/d"}, env={}).cluster.slots == 16_384
+
+
+@pytest.mark.parametrize("text", ["8192", "100000", "2097152", "0", "-16384", "many", "16384.0"])
+def test_other_numbers_of_slots_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"slots: expected a (power of two from 16384|whole number)"):
+        load_settings({"data_dir": "/d", "slots": text}, env={})
+
+
 def test_connections_are_shared_by_the_workers() -> None:
     told = {"data_dir": "/d", "workers": "3"}
     assert load_settings({**told, "max_connections": "11"}, env={}).http.max_connections == 3

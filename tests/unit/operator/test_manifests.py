@@ -184,6 +184,13 @@ def test_daemons_send_traces_where_the_mesh_says() -> None:
     assert "trace-endpoint" not in yaml.safe_load(settings["data"]["k0"])
 
 
+def test_a_mesh_is_founded_with_the_slots_that_it_says() -> None:
+    (settings,) = found(cluster(slots=131_072), "ConfigMap")
+    assert yaml.safe_load(settings["data"]["k0"])["slots"] == 131_072
+    (settings,) = found(cluster(), "ConfigMap")
+    assert "slots" not in yaml.safe_load(settings["data"]["k0"])
+
+
 def test_daemons_serve_the_console_if_the_mesh_says_so() -> None:
     grafana = "https://grafana.example.org"
     (settings,) = found(cluster(console={"enabled": True, "grafana": grafana}), "ConfigMap")

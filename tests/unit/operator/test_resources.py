@@ -75,6 +75,8 @@ def test_errors_name_the_field() -> None:
     spec = example(MeshCluster)["spec"]
     with pytest.raises(ResourceError, match=r"Expected `int` <= 8.*clusterspec\.copies"):
         parse(MeshClusterSpec, spec | {"copies": 9})
+    with pytest.raises(ResourceError, match=r"Invalid enum value 40000.*clusterspec\.slots"):
+        parse(MeshClusterSpec, spec | {"slots": 40_000})
     with pytest.raises(ResourceError, match="missing required field `nodePools`"):
         parse(MeshClusterSpec, {"image": "x"})
 
