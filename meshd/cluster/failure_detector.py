@@ -13,7 +13,7 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.node_lease import live_nodes
+from meshd.cluster.node_lease import live_nodes, node_lease_name
 from meshd.cluster.peer_checks import probe_map_version
 from meshd.cluster.replica_counts import replica_shortfall
 from meshd.control.control_api import ControlError, LeaseLostError
@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _LEASE: Final = "guardian"
 _STEP: Final = 0.25
 _CANDIDATES: Final = 32
+_WITNESSES: Final = 32
 _GONE: Final = ("away", "down")
 
 
@@ -46,6 +47,11 @@ class NodeStateWriter:
     async def live_nodes(self) -> set[str]:
         """Returns the ids of the nodes that hold their leases. Raises ControlError."""
         return await live_nodes(self._control)
+
+    async def is_alive(self, node_id: str) -> bool:
+        """Returns whether a node holds its lease. Raises ControlError."""
+        name = node_lease_name(node_id)
+        return name in await self._control.lease_holders(name)
 
     async def mark_away(self, silent: Mapping[str, int]) -> None:
         """Marks silent nodes away in one write of the map: each by its id, unless it has changed state since
@@ -108,10 +114,14 @@ class SuspectProbe:
                             return
                         probe = asyncio.ensure_future(self._probe_later(node))
                     late = self._clock.monotonic() > until
-                    if node_id not in await self._state_writer.live_nodes() or (
+                    if not await self._state_writer.is_alive(node_id) or (
                         late and await self._reaches(mesh, node)
                     ):
-                        await self._state_writer.mark_away({node_id: node.turned})
+                        # Many processes may wait for it; one write of the map is enough.
+                        nodes = len(mesh.current_map().nodes)
+                        await asyncio.sleep(random.uniform(0.0, transitions.batch_seconds(nodes)))
+                        if mesh.current_map().version <= version:
+                            await self._state_writer.mark_away({node_id: node.turned})
                         return
                     if late:
                         return
@@ -129,6 +139,8 @@ class SuspectProbe:
         is cut off."""
         others = [n for n in mesh.current_map().nodes if n.node_id not in (mesh.node_id, node.node_id)]
         others = [n for n in others if n.state not in _GONE]
+        if len(others) > _WITNESSES:  # each of many nodes that wait for a lost one asks so many
+            others = random.sample(others, _WITNESSES)
         found = await asyncio.gather(*[probe_map_version(other) for other in others])
         return not others or any(answer is not None for answer in found)
 

@@ -10,6 +10,7 @@ appear in the log and in the status, but are not refused: an operator changes th
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
 from collections import Counter
 from contextlib import suppress
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 
 PROBE_TIMEOUT: Final = 1.5
+SURVEYED_AT_ONCE: Final = 256
 MAP_VERSION_HEADER: Final = "x-mesh-map"
 MAP_FORMAT_HEADER: Final = "x-mesh-map-format"
 MAP_FORMAT: Final = 2
@@ -124,18 +126,32 @@ class PeerSurvey:
 
 
 async def survey_peers(
-    mesh: ClusterView, peers: PeerClient, clock: Clock, max_wait: float = PROBE_TIMEOUT
+    mesh: ClusterView,
+    peers: PeerClient,
+    clock: Clock,
+    max_wait: float = PROBE_TIMEOUT,
+    most: int | None = None,
 ) -> PeerSurvey:
-    """Surveys all other nodes that are not known to be gone, in parallel; each may take `max_wait`
-    seconds."""
+    """Surveys all other nodes that are not known to be gone, SURVEYED_AT_ONCE of them in parallel; each may
+    take `max_wait` seconds. `most`: how many at most, others each time."""
     others = [
         node
         for node in mesh.current_map().nodes
         if node.node_id != mesh.node_id and node.state not in ("away", "down")
     ]
-    refusals = asyncio.gather(*[peers.connector.certificate_error(node, max_wait) for node in others])
-    looks = asyncio.gather(*[_look_at(node, clock, max_wait) for node in others])
-    why, found = await refusals, dict(zip((node.node_id for node in others), await looks, strict=True))
+    if most is not None and len(others) > most:
+        others = random.sample(others, most)
+    turns = asyncio.Semaphore(SURVEYED_AT_ONCE)
+
+    async def survey(node: Node) -> tuple[str, _Look]:
+        async with turns:
+            return await asyncio.gather(
+                peers.connector.certificate_error(node, max_wait), _look_at(node, clock, max_wait)
+            )
+
+    answers = await asyncio.gather(*map(survey, others))
+    why = [refusal for refusal, _ in answers]
+    found = {node.node_id: look for node, (_, look) in zip(others, answers, strict=True)}
     return PeerSurvey(
         {node.node_id: said for node, said in zip(others, why, strict=True) if said},
         {mesh.node_id: 0.0}

@@ -73,6 +73,11 @@ class Progress(msgspec.Struct, frozen=True):
         return sum(size for under, size in came if under >= version)
 
 
+def publish_interval(nodes: int) -> float:
+    """Returns the seconds between two reports of a node on what goes on, in a mesh of so many nodes."""
+    return max(_PUBLISH_INTERVAL, nodes / _PUBLISHING_NODES)
+
+
 class ProgressReporter:
     """Publishes the progress of one rebalancer. The sync in progress updates `stats`."""
 
@@ -114,7 +119,7 @@ class ProgressReporter:
 
     def adapt_to(self, nodes: int) -> None:
         """Sets how often to publish in a mesh of so many nodes."""
-        self._interval = max(_PUBLISH_INTERVAL, nodes / _PUBLISHING_NODES)
+        self._interval = publish_interval(nodes)
 
     async def publish_if_due(self) -> None:
         """Publishes at intervals."""

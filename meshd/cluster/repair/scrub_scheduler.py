@@ -33,7 +33,6 @@ REQUEST_TOPIC: Final = "scrub"
 STATUS_TOPIC: Final = "scrubs"
 _POLL_INTERVAL: Final = 0.5  # seconds between checks for requests and damage
 _SLICE: Final = 1.0  # seconds of scrubbing between such checks
-_PUBLISH_INTERVAL: Final = 1.0
 _DISKS_INTERVAL: Final = 5.0  # seconds between two looks at how full disks are that all serve
 _COUNT_INTERVAL: Final = 60.0
 _RETRY_INTERVAL: Final = 30.0  # seconds until a failed repair is retried
@@ -125,7 +124,8 @@ def _is_over(task: asyncio.Task[Any] | None) -> bool:
 class ScrubScheduler:
     """Schedules scrubs; see the module. `repair` tries to restore what is in quarantine and calls its
     argument with the number of restored versions as it goes; `compare` compares the node with the other
-    owners; `every`: seconds between the starts of two passes."""
+    owners; `every`: seconds between the starts of two passes; `publish_interval`: seconds for which a report
+    waits in which nothing but amounts has changed."""
 
     def __init__(
         self,
@@ -139,6 +139,7 @@ class ScrubScheduler:
         throttle: Callable[[int], Awaitable[None]],
         every: float,
         count_under_replicated: Callable[[], Awaitable[int]] | None = None,
+        publish_interval: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._node_id, self._store, self._control, self._clock = node_id, store, control, clock
         self._repair, self._compare, self._throttle, self._every = repair, compare, throttle, every
@@ -156,6 +157,7 @@ class ScrubScheduler:
         self._disks: tuple[DiskState, ...] = ()
         self._disks_at = -_DISKS_INTERVAL
         self._count_under_replicated, self._under_replicated = count_under_replicated, 0
+        self._publish_interval = publish_interval
         self._counting: asyncio.Task[int] | None = None
 
     def __repr__(self) -> str:
@@ -304,10 +306,18 @@ class ScrubScheduler:
             self._under_replicated,
         )
         now = self._clock.monotonic()
-        if status == self._published or (state.running and now - self._published_at < _PUBLISH_INTERVAL):
+        if status == self._published or now < self._published_at + self._wait_of(status):
             return
         if await self._put(f"{STATUS_TOPIC}/{self._node_id}", msgspec.json.encode(status)):
             self._published, self._published_at = status, now
+
+    def _wait_of(self, status: ScrubStatus) -> float:
+        """Returns the seconds between the last report and this one. Every process of every node gets each
+        report, so in a large mesh amounts, which change all the time, are reported less often."""
+        wait = self._publish_interval()
+        if self._published is None or (wait > 1 and _events(status) != _events(self._published)):
+            return 0.0
+        return wait if wait > 1 or status.running else 0.0
 
     async def _put(self, key: str, status: bytes) -> bool:
         """Writes the report unless another process has written one meanwhile: the final report of a node that
@@ -322,3 +332,9 @@ class ScrubScheduler:
         except VersionConflictError:
             return False
         return True
+
+
+def _events(status: ScrubStatus) -> ScrubStatus:
+    """Returns the report without the amounts that change while nothing is wrong."""
+    disks = tuple(msgspec.structs.replace(disk, size=0, full=disk.full // 10) for disk in status.disks)
+    return msgspec.structs.replace(status, bytes=0, total=0, lacking=0, eta=None, debt=0, disks=disks)

@@ -19,6 +19,7 @@ from meshd.cluster.failure_detector import FailureDetector, NodeStateWriter
 from meshd.cluster.membership import Membership
 from meshd.cluster.peer_checks import domain_mismatches, publish_domains
 from meshd.cluster.rebalance.peer_handlers import RebalanceHandlers
+from meshd.cluster.rebalance.progress import publish_interval
 from meshd.cluster.rebalance.rebalancer import Rebalancer, RebalancerDeps
 from meshd.cluster.rebalance.sync_source import RemoteSyncPeer, SyncSource
 from meshd.cluster.repair.repairer import Repairer, UnderReplication
@@ -261,6 +262,7 @@ def scrub_scheduler(node: NodeContext, own_rebalancer: Rebalancer | None) -> Scr
         count_under_replicated=UnderReplication(
             node.mesh, sync_source(node), lambda: replica_counts_in_use(node), node.clock
         ).refresh_count,
+        publish_interval=lambda: publish_interval(len(node.mesh.current_map().nodes)),
     )
 
 

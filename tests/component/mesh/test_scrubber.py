@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Node:
     """A store with a scrubber whose mending and comparing are counted."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, publish_interval: float = 1.0) -> None:
         self.clock = ManualClock()
         self.store = Store.open(StoreSettings.at(place), writer="s", clock=self.clock)
         self.control = MemoryControl(self.clock)
@@ -50,6 +50,7 @@ class Node:
             compare=self._compare,
             throttle=self._rest,
             every=1000.0,
+            publish_interval=lambda: publish_interval,
         )
 
     def close(self) -> None:
@@ -108,6 +109,24 @@ def test_a_pass_begins_in_its_time_and_when_it_is_asked_for(tmp_path: Path) -> N
             assert (again.asked, again.began > told.began, node.compared) == (1, True, 2)
             node.clock.advance(2)
             assert (await node.turn()).began == again.began
+
+    asyncio.run(run())
+
+
+def test_in_a_large_mesh_amounts_are_reported_at_intervals_and_damage_at_once(tmp_path: Path) -> None:
+    """Every process of every node gets each report."""
+
+    async def run() -> None:
+        with closing(Node(tmp_path, publish_interval=100.0)) as node:
+            first = await node.turn()
+            await put_object(node.store, "k", b"k" * 5000)
+            node.clock.advance(61)  # bytes in use are counted once a minute
+            assert (await node.turn()).total == first.total
+            node.clock.advance(60)
+            assert (await node.turn()).total == first.total + 5000
+            node.damage("k")
+            assert await node.store.quarantine.process_damage_reports() == 1
+            assert (await node.turn()).quarantined == 1
 
     asyncio.run(run())
 
