@@ -122,6 +122,19 @@ class Session:
             yield _Bar(bar, what, total)
 
     @contextmanager
+    def share_bar(self, what: str) -> Iterator[Callable[[float], None]]:
+        """Show a bar on stderr for something that takes long; the callable sets the completed share, 0…1."""
+        if not self.has_bar:
+            yield lambda _: None
+            return
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        with progress_bar(*columns) as bar:
+            task = bar.add_task(what, total=1.0)
+            yield lambda share: bar.update(task, completed=share)
+
+    @contextmanager
     def logged_steps(self, what: str, total: int) -> Iterator[Steps]:
         """Like `steps`, for operations with few steps: without a terminal, each is a line on stderr."""
         if self.has_bar:

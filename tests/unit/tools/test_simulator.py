@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from meshd.batches.read_ahead.read_cost import SEEK_SECONDS
@@ -16,13 +18,23 @@ from meshsdk.cli import run
 from meshsdk.errors import ConfigurationError
 from meshtools.simulator.durability import expected_losses, simulate_failures
 from meshtools.simulator.epoch import EpochSimulation
+from meshtools.simulator.repairs import plan_copies
 from meshtools.simulator.report import epoch_figures
-from meshtools.simulator.scenario import parse_scenario, read_scenario, shipped_scenarios
+from meshtools.simulator.scenario import (
+    Data,
+    Disks,
+    Fault,
+    Jobs,
+    Mesh,
+    Origin,
+    Writes,
+    parse_scenario,
+    read_scenario,
+    shipped_scenarios,
+)
 from meshwire.cluster.cluster_map import ClusterMap, Node
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = 60_000
 SMALL = """
 [mesh]
@@ -212,6 +224,38 @@ def test_repair_copies_what_a_node_had() -> None:
     assert found["repairs"][0]["bytes"] == pytest.approx(SAMPLES * 70_000 * 2 / 6, rel=0.15)
 
 
+def test_how_long_copies_are_missing() -> None:
+    """Two copies on six nodes: a node has a third of the data, of which a copy is missing for a lease of
+    10 s, the 7 s until it is given up, and the repair."""
+    text = SMALL.replace("nodes = 6", "nodes = 6\nstored_bytes = 1e12")
+    text = text.replace("lost_seconds = 5", "lost_seconds = 7")
+    fault = '[[fault]]\nkind = "lose"\nat_seconds = 0.5\nfirst = 2\ncount = 1\n'
+    found = figures(text.replace("step_seconds = 0.02", "step_seconds = 1000") + fault)
+    [repair], whole = found["repairs"], SAMPLES * 70_000 + 1e12
+    assert repair["short_bytes"] == pytest.approx(whole / 3, rel=0.12)  # within a tenth, by whole slots
+    assert repair["short_bytes"] <= repair["bytes"] <= 2 * repair["short_bytes"]
+    assert repair["bytes"] == pytest.approx(repair["slots"] * whole / 1024, rel=1e-6)
+    slowest = repair["most"] * whole / 1024 / 50e6
+    assert slowest <= repair["seconds"] + 0.1 <= 3 * slowest
+    assert repair["short_seconds"] == pytest.approx(10 + 7 + repair["seconds"], abs=0.2)
+
+
+def test_a_repair_is_as_slow_as_its_slowest_sender_and_uplink() -> None:
+    mesh = parse_scenario(SMALL.replace("nodes_per_rack = 2", "nodes_per_rack = 1"), "test").mesh
+    before = np.array([[0, 1], [0, 1], [0, 2], [3, 1]])
+    after = np.array([[0, 4], [0, 5], [0, 4], [3, -1]])
+    gone = np.zeros(7, np.bool_)
+    gone[[1, 2, 6]] = True  # and 6 for nobody
+    plan = plan_copies(before, after, gone)
+    assert (plan.receivers.tolist(), plan.senders.tolist()) == ([4, 5, 4], [0, 0, 0])
+    # Node 0 sends three slots, of 100 MB at 50 MB/s.
+    assert plan.seconds(mesh, 100e6).tolist() == [0, 0, 0, 0, 6, 6]
+    narrow = replace(mesh, rack_oversubscription=125.0)  # 25 MB/s
+    assert plan.seconds(narrow, 100e6).tolist() == [0, 0, 0, 0, 12, 12]
+    nothing = plan_copies(before, after, np.array([1, 1, 1, 0, 0, 0, 1], np.bool_))
+    assert nothing.receivers.size == 0  # all copies of these are lost
+
+
 def test_nodes_that_join_get_their_share() -> None:
     fault = '[[fault]]\nkind = "join"\nat_seconds = 0.3\ncount = 3\n'
     found = figures(SMALL.replace("step_seconds = 0.02", "step_seconds = 1") + fault)
@@ -291,11 +335,28 @@ def test_scenarios_that_ship_can_be_read() -> None:
         assert read_scenario(name).name == name
 
 
+@pytest.mark.parametrize("table", [Mesh, Data, Jobs, Fault, Origin, Writes, Disks])
+def test_the_page_of_the_simulator_has_every_name(table: type[Any]) -> None:
+    page = (ROOT / "docs" / "simulator.md").read_text()
+    names = page[page.index("### Names in a scenario") : page.index("## What is simulated")]
+    for each in fields(table):
+        assert re.search(rf"^\|[^|]*\b{each.name}`", names, re.MULTILINE), each.name
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("nodes = 6", "nods = 6", "there is no 'nods'; did you mean 'nodes'?"),
-        ("nodes = 6", "nodes = 6.5", "nodes = 6.5: expected int"),
+        ("nodes = 6", "nodes = 6.5", "nodes = 6.5: expected a whole number"),
+        ("nodes = 6\n", "", "[mesh]: nodes missing"),
+        ("[mesh]", "seed = -1\n[mesh]", "seed = -1: expected a whole number"),
+        ("[mesh]", "fault = 1\n[mesh]", "write [[fault]]"),
+        ("[jobs]", "[fault]\nkind = 'lose'\nat_seconds = 1\n[jobs]", "write [[fault]]"),
+        (
+            "[jobs]",
+            "[[fault]]\nkind = 'lose'\nat_seconds = 1\nfirst = 6\n[jobs]",
+            "the mesh has nodes 0 to 5",
+        ),
         ("slots = 1024", "slots = 1000", "slots is a power of two"),
         ("[data]", "[dta]", "no table 'dta'"),
         ("batch = 1024", "batch = 0", "at least 1"),
@@ -317,6 +378,14 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert len(computed) == 59
     assert all(event["dur"] == pytest.approx(20_000) for event in computed)
     assert plot.read_text().startswith("<svg ")
+    assert run(["simulate", str(tmp_path / "absent.toml")]) == 3
+    assert "there is no file" in capsys.readouterr().err
+    assert run(["simulate", "--list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == shipped_scenarios()
+    assert all(len(line) > 40 for line in listed), "each says what it shows"
+    assert run(["simulate", "mission", "--show"]) == 0
+    assert parse_scenario(capsys.readouterr().out, "mission") == read_scenario("mission")
     assert run(["simulate", "ten-years"]) == 0
     assert "nines by the formula" in capsys.readouterr().out
     assert run(["simulate", "no-such"]) == 3

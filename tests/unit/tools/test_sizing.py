@@ -59,13 +59,14 @@ def test_a_petabyte_in_ten_days_by_hand() -> None:
 
 def test_nvme_against_disks_by_hand() -> None:
     # One copy of 100 TB on NVMe: 100 / (7.68 × 0.85) = 15.3, so 16 drives of $2,688; on full drives, 13.02
-    # of them are $35,000. Disks for the same 3.2 GB/s: 26 × $320 = $8,320.
+    # of them are $35,000, and 14 whole ones $37,632. Disks for the same 3.2 GB/s: 26 × $320 = $8,320.
     nvme = estimate(SIXTEEN, replace(NVME, copies=1), ASSUMED)
     disks = estimate(SIXTEEN, replace(ROTATIONAL, copies=1), ASSUMED)
     assert drives_usd(nvme.hardware, ASSUMED) == pytest.approx(16 * 2688, rel=0.05)
     assert drives_usd(disks.hardware, ASSUMED) == pytest.approx(26 * 320, rel=0.05)
     full = estimate(SIXTEEN, replace(NVME, copies=1), ASSUMED.changed({"limits.fill": 1.0}, "test"))
-    assert drives_usd(full.hardware, ASSUMED) == pytest.approx(35_000, rel=0.08)  # 14 whole drives
+    assert drives_usd(full.hardware, ASSUMED) == pytest.approx(14 * 2688, rel=0.05)
+    assert 100e12 / ASSUMED["nvme.bytes_per_drive"] * 2688 == pytest.approx(35_000, rel=0.05)
     assert load(nvme, "NVMe") < 0.05  # its rate is not needed
 
 
@@ -150,6 +151,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert first["rotational_drives"] == 26
     labels = {text.text for text in ET.parse(tmp_path / "job.svg").iter("{http://www.w3.org/2000/svg}text")}
     assert {"rotational", "NVMe, decoded kept", "Hardware, USD"} <= labels
+    assert run(["sizing", str(job), *options[:-1], str(tmp_path / "job.png")]) == 2
+    assert "charts are SVG, which browsers show: job.svg" in capsys.readouterr().err
+    assert run(["sizing", str(job), *options[:4], "--set", "node.nic_bytes_per_second=12.5e9"]) == 0
+    assert "100 GbE" in capsys.readouterr().out
     assert run(["sizing", "--assumptions", "--set", "rotational.usd_per_drive=99"]) == 0
     assert re.search(r"rotational.usd_per_drive +99 +--set", capsys.readouterr().out)
     assert run(["sizing", str(job), "--ops", "photos", "--gpus", "1", "--gpu-rate", "1GB/s"]) == 2

@@ -13,6 +13,7 @@ from meshsdk.cli.bench import OP_HELP, parse_op
 from meshsdk.cli.command_base import shared_options
 from meshsdk.cli.path_arguments import RemoteType
 from meshsdk.errors import ConfigurationError
+from meshtools.cli.chart_file import ChartFile
 from meshtools.sizing.estimate import Design, estimate
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class _Seconds(click.ParamType[float]):
 @click.command()
 @click.argument("description", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
 @click.option("--data", "data_bytes", type=_Bytes(), help="Bytes of one copy, such as 100TB.")
-@click.option("--samples", type=click.FloatRange(1), help="Number of samples.")
+@click.option("--samples", type=click.FloatRange(1), help="Number of samples, such as 1.4e9.")
 @click.option("--sample-bytes", type=_Bytes(), help="Bytes of a sample, instead of their number.")
 @click.option("--like", type=RemoteType(), help="Measure a dataset: URL of its samples.")
 @click.option("--like-op", "like_ops", multiple=True, help=f"Ops to measure there: {OP_HELP}")
@@ -77,28 +78,39 @@ class _Seconds(click.ParamType[float]):
 @click.option("--op-ms", type=click.FloatRange(0), help="CPU milliseconds of the ops for a sample.")
 @click.option("--delivered-bytes", type=_Bytes(), help="Bytes of a sample after the ops.")
 @click.option("--gpus", type=click.IntRange(1), help="GPUs of a job.")
-@click.option("--gpu-rate", type=_Bytes(), help="Stored bytes that a GPU consumes, such as 200MB/s.")
-@click.option("--gpu-samples", type=click.FloatRange(0), help="The same in samples a second.")
+@click.option("--gpu-rate", type=_Bytes(), help="Stored bytes that each GPU consumes, such as 200MB/s.")
+@click.option("--gpu-samples", type=click.FloatRange(0), help="The same in samples a second, instead.")
 @click.option("--epochs", type=click.IntRange(1), help="Epochs of a job [1].")
 @click.option("--jobs", type=click.IntRange(1), help="Jobs at the same time [1].")
 @click.option("--share/--no-share", "sharing", default=None, help="The jobs share prepared samples.")
 @click.option("--order", type=click.Choice(["blocks", "full"]), help="Blocks, or a full shuffle [blocks].")
-@click.option("--within", "deadline_seconds", type=_Seconds(), help="All epochs end by then: 10d, 8h.")
-@click.option("--budget", "budget_usd", type=click.FloatRange(0), help="USD for hardware.")
+@click.option("--within", "deadline_seconds", type=_Seconds(), help="Time for all epochs: 10d, 8h.")
+@click.option(
+    "--budget",
+    "budget_usd",
+    type=click.FloatRange(0),
+    help="Most USD for hardware; alternatives over it are marked.",
+)
 @click.option("--copies", type=click.IntRange(1, 7), default=2, show_default=True, help="Copies of the data.")
 @click.option(
     "--cache-share",
     type=click.FloatRange(0.01, 1),
     default=0.3,
     show_default=True,
-    help="NVMe share, tiered.",
+    help="Share of the data on NVMe in the alternative `tiered`.",
 )
 @click.option(
-    "--assume", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML of prices and rates."
+    "--assume",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML of other prices and rates.",
 )
-@click.option("--set", "changes", multiple=True, metavar="NAME=NUMBER", help="One of them; repeatable.")
-@click.option("--assumptions", "show_assumptions", is_flag=True, help="Print all of them, with sources.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a chart as SVG.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="NAME=NUMBER", help="Another price or rate; repeatable."
+)
+@click.option(
+    "--assumptions", "show_assumptions", is_flag=True, help="Print all prices and rates, with sources."
+)
+@click.option("--plot", type=ChartFile(), help="Write a chart (SVG).")
 @shared_options
 def sizing(
     session: Session,
@@ -142,7 +154,7 @@ def sizing(
             session.show("", **report.record(each, assumed))
     else:
         lines = [report.head(workload), "", *report.table(estimates, assumed), ""]
-        lines += report.loads_text(estimates[0])
+        lines += report.loads_text(estimates[0], assumed)
         click.echo("\n".join(lines))
         session.tell("prices and rates are assumptions: mesh sizing --assumptions shows them with sources")
     if plot is not None:

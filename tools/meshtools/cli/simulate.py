@@ -10,6 +10,7 @@ import click
 
 from meshsdk.cli.command_base import shared_options
 from meshsdk.errors import ConfigurationError
+from meshtools.cli.chart_file import ChartFile
 
 if TYPE_CHECKING:
     from meshsdk.cli.command_base import Session
@@ -19,26 +20,29 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("scenario", required=False)
-@click.option("--list", "listed", is_flag=True, help="List the scenarios that ship.")
-@click.option("--seed", type=click.IntRange(0), help="Instead of the scenario's.")
+@click.option("--list", "listed", is_flag=True, help="List the scenarios that ship, and what each shows.")
+@click.option("--show", is_flag=True, help="Print the scenario as TOML, to change it, and simulate nothing.")
+@click.option("--seed", type=click.IntRange(0), help="Seed instead of the scenario's.")
 @click.option("--trace", type=_FILE, help="Write a trace that Perfetto opens (JSON).")
-@click.option("--plot", type=_FILE, help="Write a chart as SVG.")
+@click.option("--plot", type=ChartFile(), help="Write a chart (SVG).")
 @shared_options
 def simulate(
     session: Session,
     scenario: str | None,
     listed: bool,
+    show: bool,
     seed: int | None,
     trace: Path | None,
     plot: Path | None,
 ) -> int:
-    """Simulates training on a mesh, with faults, or years of disk failures. SCENARIO is a TOML file
-    (docs/simulator.md), or the name of one that ships. The same seed gives the same result; nothing is
-    contacted.
+    """Simulates training on a mesh, with faults, or years of disk failures. SCENARIO is the name of one that
+    ships, or a TOML file, whose names docs/simulator.md explains. The same seed gives the same result; no
+    mesh is needed.
 
     \b
     mesh simulate --list
     mesh simulate mission --plot mission.svg
+    mesh simulate mission --show > mine.toml
     mesh simulate mine.toml --trace mine.json
     """
     from dataclasses import replace
@@ -46,26 +50,31 @@ def simulate(
     from meshtools.simulator import report
     from meshtools.simulator.durability import simulate_failures
     from meshtools.simulator.epoch import EpochSimulation
-    from meshtools.simulator.scenario import read_scenario, shipped_scenarios
+    from meshtools.simulator.scenario import parse_scenario, scenario_text, shipped_scenarios, summary
 
     if listed:
         for name in shipped_scenarios():
-            session.show(name, scenario=name)
+            about = summary(scenario_text(name))
+            session.show(f"{name:16} {about}", scenario=name, about=about)
         return 0
     if scenario is None:
-        raise ConfigurationError("which scenario? --list shows those that ship")
-    found = read_scenario(scenario)
+        raise ConfigurationError("which scenario? Name one that ships (--list shows them), or a TOML file")
+    text = scenario_text(scenario)
+    if show:
+        click.echo(text, nl=False)
+        return 0
+    found = parse_scenario(text, Path(scenario).stem)
     if seed is not None:
         found = replace(found, seed=seed)
     began = time.process_time()
-    with session.steps(f"simulating {found.name}", 1) as done:
+    with session.share_bar(f"simulating {found.name}") as reached:
         if found.disks is not None:
             if trace is not None or plot is not None:
-                raise ConfigurationError("years of failures have no trace and no chart")
-            figures = report.durability_figures(found.name, simulate_failures(found, done.reached))
+                raise ConfigurationError("a scenario with [disks] has neither a trace nor a chart")
+            figures = report.durability_figures(found.name, simulate_failures(found, reached))
             lines = list(report.durability_text(figures))
         else:
-            run = EpochSimulation(found, done.reached)
+            run = EpochSimulation(found, reached)
             run.run()
             figures = report.epoch_figures(run)
             lines = list(report.epoch_text(figures))

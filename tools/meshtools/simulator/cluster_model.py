@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 
+WATCHES: Final = 5
+"""Processes of a node that follow the control store: four workers and the coordinator."""
 ETCD_SECONDS: Final = 1.26e-3
 """Processor time of etcd for a renewal of a lease, which asks for the version of the map: measured, see
 docs/simulator.md."""
@@ -34,7 +36,7 @@ class ClusterModel:
     """The map of `mesh`, or of one that exists, `cluster`. Nodes have numbers in order of their ids, and keep
     them; new ones come last.
 
-    changes, sent_bytes: of the map so far; each node gets every map whole.
+    changes, sent_bytes: of the map so far; each process of each node gets every map whole, in base64.
     """
 
     def __init__(self, mesh: Mesh, cluster: ClusterMap | None = None) -> None:
@@ -147,15 +149,9 @@ class ClusterModel:
         self.map = cluster
         count = len(cluster.nodes)
         self.changes += 1
-        self.sent_bytes += self.map_bytes * count / self._mesh.nodes * count
+        self.sent_bytes += self.map_bytes * count / self._mesh.nodes * count * WATCHES * 4 / 3
 
 
 def node_name(number: int) -> str:
     """Return the id of a node; ids are in the order of numbers."""
     return f"n{number:05}"
-
-
-def added_slots(before: Integers, after: Integers, nodes: int) -> Integers:
-    """Return int64[nodes]: how many slots each node gets that it did not own (owners as int64[slots, k])."""
-    fresh = ~(after[:, :, None] == before[:, None, :]).any(axis=2) & (after >= 0)
-    return np.bincount(after[fresh], minlength=nodes).astype(np.int64)

@@ -7,17 +7,18 @@ arrived.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
 
 from meshsdk.errors import ConfigurationError
-from meshtools.simulator.cluster_model import ClusterModel, added_slots
+from meshtools.simulator.cluster_model import ClusterModel
 from meshtools.simulator.object_writes import ObjectWrites
 from meshtools.simulator.origin_caches import OriginCaches
 from meshtools.simulator.read_ahead import ReadAhead
+from meshtools.simulator.repairs import Repair, describe, plan_copies
 from meshtools.simulator.resources import NodeResources
 from meshwire.cluster.routes import batch_nodes, frame_address, rendezvous_order, slot_of
 
@@ -110,8 +111,7 @@ class EpochSimulation:
             self._env, scenario, starts, slots, self.nodes, self._dead, self.caches, self._note_window
         )
         self._reads.place(self.cluster.read_owners(), holders)
-        self.repairs: list[tuple[str, float, float]] = []
-        """What was copied to nodes: (why, bytes, seconds)."""
+        self.repairs: list[Repair] = []
 
     def __repr__(self) -> str:
         return f"<EpochSimulation {self.scenario.name}>"
@@ -234,7 +234,8 @@ class EpochSimulation:
         before = self.cluster.owners()
         self._lost |= self._dead[before].all(axis=1)
         self.cluster.give_up(numbers)
-        self.cluster.complete_all((yield from self._copy(f"{len(numbers)} nodes lost", before)))
+        since = self._env.now - mesh.lost_seconds - mesh.lease_seconds
+        self.cluster.complete_all((yield from self._copy(f"{len(numbers)} nodes lost", before, since)))
         self._map_changed()
 
     def _cut_off(self, numbers: range, seconds: float) -> Process:
@@ -252,7 +253,9 @@ class EpochSimulation:
         if self.writes is not None:
             missed = self.writes.missed_bytes[nodes]
             took = float(missed.max()) / mesh.repair_bytes_per_second
-            self.repairs.append((f"{len(nodes)} nodes were cut off", float(missed.sum()), took))
+            size = float(missed.sum())
+            why, short = f"{len(nodes)} nodes were cut off", seconds + took
+            self.repairs.append(Repair(why, size, took, short_bytes=size, short_seconds=short))
             yield self._env.timeout(took)
             self.writes.missed_bytes[nodes] = 0
         self._dead[nodes] = False
@@ -269,18 +272,25 @@ class EpochSimulation:
         self.cluster.bring_back(numbers)
         self._map_changed()
 
-    def _copy(self, why: str, before: Integers) -> Generator[simpy.Event, Any, Floats]:
+    def _copy(
+        self, why: str, before: Integers, short_since: float | None = None
+    ) -> Generator[simpy.Event, Any, Floats]:
         """Copy what nodes own now and did not before, at the rate of repairs; their disks are slower then.
-        Return how long it takes each, float64[nodes]."""
-        mesh, data = self.scenario.mesh, self._data
-        slot_bytes = data.samples * data.sample_bytes / mesh.slots
-        gained = added_slots(before, self.cluster.owners(), self.nodes.slow.size) * slot_bytes
-        seconds = float(gained.max()) / mesh.repair_bytes_per_second
+        `short_since`: since when copies are missing. Return how long it takes each node, float64[nodes]."""
+        mesh, dead = self.scenario.mesh, self._dead.copy()
+        slot_bytes = (self._data.samples * self._data.sample_bytes + mesh.stored_bytes) / mesh.slots
+        plan = plan_copies(before, self.cluster.owners(), dead)
+        times = plan.seconds(mesh, slot_bytes)
+        seconds = float(times.max(initial=0.0))
+        done = describe(why, plan, mesh, slot_bytes, seconds)
+        if short_since is not None:
+            missing = float((dead[before] & (before >= 0)).sum() * slot_bytes)
+            done = replace(done, short_bytes=missing, short_seconds=self._env.now - short_since + seconds)
+        self.repairs.append(done)
+        moved = (plan.received() + plan.sent()) * slot_bytes
         rate = mesh.disks_per_node * mesh.disk_bytes_per_second
-        slower = 1 / max(0.05, 1 - 2 * mesh.repair_bytes_per_second / rate)
-        busy = np.flatnonzero(gained)
-        self.nodes.slow[busy] *= slower
-        self.repairs.append((why, float(gained.sum()), seconds))
+        slower = 1 / np.maximum(0.05, 1 - moved / max(1e-9, seconds) / rate)
+        self.nodes.slow *= slower
         yield self._env.timeout(seconds)
-        self.nodes.slow[busy] /= slower
-        return np.array([size / mesh.repair_bytes_per_second for size in gained.tolist()])
+        self.nodes.slow /= slower
+        return times

@@ -6,10 +6,12 @@ Law: shows what a simulation counted.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshtools.quantities import bytes_text, seconds_text
 from meshtools.svg_chart import Bars, bars_svg
 from meshwire.cluster.cluster_map import MAX_NODES
 
@@ -76,8 +78,14 @@ def epoch_figures(done: EpochSimulation) -> dict[str, Any]:
         "lease_renewals_per_second": round(done.cluster.renewals_per_second, 1),
         "etcd_cores": round(done.cluster.etcd_cores, 3),
         "repairs": [
-            {"why": why, "bytes": round(moved), "seconds": round(took, 1)}
-            for why, moved, took in done.repairs
+            asdict(each)
+            | {
+                "bytes": round(each.bytes),
+                "seconds": round(each.seconds, 1),
+                "short_bytes": round(each.short_bytes),
+                "short_seconds": round(each.short_seconds, 1),
+            }
+            for each in done.repairs
         ],
     }
 
@@ -91,8 +99,8 @@ def epoch_text(figures: Mapping[str, Any]) -> Iterator[str]:
         f"{each['bytes_per_second'] / 1e9:,.2f} GB/s"
     )
     yield (
-        f"  jobs wait {each['wait_share']:.1%} of the time; a step 99 % below "
-        f"{each['wait_p99_seconds']:.3g} s, at most {each['wait_longest_seconds']:.3g} s"
+        f"  jobs wait {each['wait_share']:.1%} of the time; 99 % of the waits for a batch are below "
+        f"{each['wait_p99_seconds']:.3g} s, the longest is {each['wait_longest_seconds']:.3g} s"
     )
     yield (
         f"  disks busy {each['disks_busy']:.1%} on average, {each['disks_busy_most']:.1%} at most; cores "
@@ -127,9 +135,23 @@ def epoch_text(figures: Mapping[str, Any]) -> Iterator[str]:
             f"{each['write_longest_seconds']:.3g} s"
         )
     for repair in each["repairs"]:
-        yield f"  {repair['why']}: {repair['bytes'] / 1e12:.4g} TB copied in {repair['seconds']:,.0f} s"
+        yield from _repair_text(repair)
     if each["nodes"] > MAX_NODES:
         yield f"  note: nodes accept maps of at most {MAX_NODES:,} nodes at present"
+
+
+def _repair_text(repair: Mapping[str, Any]) -> Iterator[str]:
+    yield f"  {repair['why']}: {bytes_text(repair['bytes'])} copied in {seconds_text(repair['seconds'])}"
+    if repair["slots"]:
+        yield (
+            f"    {repair['slots']:,} copies of slots, from {repair['senders']:,} nodes to "
+            f"{repair['receivers']:,} in {repair['racks']:,} racks, {repair['most']:,} at most to one"
+        )
+    if repair["short_bytes"]:
+        yield (
+            f"    {bytes_text(repair['short_bytes'])} had a copy fewer, for "
+            f"{seconds_text(repair['short_seconds'])} at most"
+        )
 
 
 def epoch_plot(done: EpochSimulation, figures: Mapping[str, Any]) -> str:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _NEAR_BYTES = 1 << 30  # shards at most so far apart on a disk are a short seek apart
 _ELSEWHERE = 1 << 60  # where shards lie that a node was given later
+_OWN_FILE_BYTES = 1 << 20  # smaller shards share files, see --small-object
+_INODES_IN_BLOCK = 16  # of ext4: 256 bytes each, in blocks of 4 KiB, each of which is a read when it is cold
 
 
 class NodeResources:
@@ -35,7 +37,10 @@ class NodeResources:
 
     def __init__(self, mesh: Mesh, data: Data, nodes: int, holders: Integers) -> None:
         self._mesh, self._data = mesh, data
+        self._shard_bytes = data.samples_per_shard * data.sample_bytes
         self._holders, self._places = holders, self._lay_out(holders)
+        own_files = self._shard_bytes > _OWN_FILE_BYTES and mesh.seek_scale > 0
+        self._inodes = [set[tuple[int, int]]() if own_files else None for _ in range(nodes)]
         self._arms = np.zeros((nodes, mesh.disks_per_node), np.int64)
         self.slow = np.ones(nodes)
         self._disk_free = np.zeros((nodes, mesh.disks_per_node))
@@ -64,7 +69,7 @@ class NodeResources:
         begins = np.searchsorted(disks[by_disk], disks[by_disk])
         places = np.empty(disks.size, np.int64)
         places[by_disk] = np.arange(disks.size) - begins
-        return places.reshape(holders.shape) * self._data.samples_per_shard * self._data.sample_bytes
+        return places.reshape(holders.shape) * self._shard_bytes
 
     def read_shards(
         self,
@@ -112,8 +117,13 @@ class NodeResources:
             seconds *= self.slow[node]
             self._arms[node, disk] = begin + int(reads.offsets[-1] + reads.lengths[-1])
             seeks = missing * (cost.seeks - 1) + 1
-            work = cost.read * missing * self._data.cpu_seconds_per_read_byte
-            self._work(node, work + seeks * self._data.cpu_seconds_per_seek, now)
+            if (known := self._inodes[node]) is not None:
+                block = (disk, begin // self._shard_bytes // _INODES_IN_BLOCK)
+                if block not in known:
+                    known.add(block)
+                    seeks += 1
+                    seconds += SEEK_SECONDS * self._mesh.seek_scale * self.slow[node]
+            self._work(node, cost.read * missing * self._data.cpu_seconds_per_read_byte, now)
             free = max(now, float(self._disk_free[node, disk]), arrives)
             if between and free > now:
                 done[place] = now + READ_BYTES / self._mesh.disk_bytes_per_second + seconds + rest
@@ -184,6 +194,12 @@ class NodeResources:
         nodes, counts = np.unique(owners, return_counts=True)
         self.computed_rows += owners.size
         return float(self._work(nodes, counts * self._data.cpu_seconds_per_sample, now).max())
+
+    def take_late(self, now: float, owners: Integers) -> None:
+        """Queue the work of rows (int64[rows]: the node of each) that come one by one while their batch
+        waits, beside the reads."""
+        nodes, counts = np.unique(owners, return_counts=True)
+        self._work(nodes, counts * self._data.cpu_seconds_per_late_sample, now)
 
     def prepare(self, now: float, owners: Integers) -> float:
         """Queue ops and delivery of rows (int64[rows]: the node of each); return when all have been sent."""

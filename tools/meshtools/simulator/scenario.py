@@ -6,7 +6,7 @@ Law: bytes, seconds and their quotients, as the names say; a name that is not kn
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -17,6 +17,11 @@ from meshsdk.errors import ConfigurationError, NotFoundError
 from meshwire.strict_json import suggestion
 
 _Table = TypeVar("_Table")
+_EXPECTED = {
+    "int": "a whole number from 0 up, such as 1_000_000",
+    "float": "a number from 0 up, such as 2e9",
+    "bool": "true or false",
+}
 FaultKind = Literal["lose", "restart", "slow", "join", "partition"]
 
 
@@ -28,7 +33,8 @@ class Mesh:
     of a node; disk_rest_seconds: between two reads of a window, beside what the disk takes; page_cache_bytes:
     memory in which it has what it read. rack_oversubscription: sum of the nodes' ports ÷ the uplink.
     lease_seconds: until the map says that a node is away; lost_seconds: until it is given up, and repair
-    begins; repair_bytes_per_second: of each node."""
+    begins; repair_bytes_per_second: that each node receives, and sends, at most; stored_bytes: of one copy of
+    other data than the jobs', which repairs move, too."""
 
     nodes: int
     copies: int = 2
@@ -46,14 +52,15 @@ class Mesh:
     lease_seconds: float = 10.0
     lost_seconds: float = 600.0
     repair_bytes_per_second: float = 50e6
+    stored_bytes: float = 0.0
     request_seconds: float = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
     """A dataset of equal samples in tar shards. cpu_seconds_per_sample: of ops and delivery; …_sent_sample:
-    of the delivery of what was prepared for another job; …_read_byte and …_seek: of reads from disks, and of
-    rows that come scattered."""
+    of the delivery of what was prepared for another job; …_read_byte: of reads from disks; …_late_sample:
+    of a sample that comes while its batch waits for it."""
 
     samples: int
     sample_bytes: int = 70_000
@@ -61,7 +68,7 @@ class Data:
     cpu_seconds_per_sample: float = 0.0
     cpu_seconds_per_sent_sample: float = 0.0
     cpu_seconds_per_read_byte: float = 0.0
-    cpu_seconds_per_seek: float = 0.0
+    cpu_seconds_per_late_sample: float = 0.0
     delivered_bytes_per_sample: int = 0
 
 
@@ -157,17 +164,37 @@ def read_scenario(name: str) -> Scenario:
 
     Raises NotFoundError, ConfigurationError.
     """
+    return parse_scenario(scenario_text(name), Path(name).stem)
+
+
+def scenario_text(name: str) -> str:
+    """Return the TOML of a scenario, from a file, or of one that ships by its name.
+
+    Raises NotFoundError, ConfigurationError.
+    """
     path = Path(name)
-    if path.suffix == ".toml" and path.is_file():
-        return parse_scenario(path.read_text(encoding="utf-8"), path.stem)
+    try:
+        if path.suffix == ".toml" and path.is_file():
+            return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{name} is not TOML: {error}") from None
+    if path.suffix == ".toml":
+        raise NotFoundError(f"there is no file {name}", status=404)
     known = shipped_scenarios()
     if name not in known:
         raise NotFoundError(
-            f"there is no scenario {name!r}{suggestion(name, known)}; those that ship: {', '.join(known)}",
+            f"there is no scenario {name!r}{suggestion(name, known)}; those that ship: {', '.join(known)}. "
+            "Scenarios of your own are files that end in .toml",
             status=404,
         )
     shipped = files("meshtools.simulator").joinpath("scenarios").joinpath(f"{name}.toml")
-    return parse_scenario(shipped.read_text(encoding="utf-8"), name)
+    return shipped.read_text(encoding="utf-8")
+
+
+def summary(text: str) -> str:
+    """Return what a scenario is about: its first line, a comment; "" without one."""
+    first = text.partition("\n")[0]
+    return first.lstrip("# ") if first.startswith("#") else ""
 
 
 def parse_scenario(text: str, name: str) -> Scenario:
@@ -180,6 +207,14 @@ def parse_scenario(text: str, name: str) -> Scenario:
     for key in document:
         if key not in known:
             raise ConfigurationError(f"{name}: there is no table {key!r}{suggestion(key, known)}")
+    seed = document.pop("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ConfigurationError(f"{name}: seed = {seed!r}: expected {_EXPECTED['int']}")
+    for key, value in document.items():
+        if key == "fault" and not isinstance(value, list):
+            raise ConfigurationError(f"{name}: faults are a list: write [[fault]], with two brackets")
+        if key != "fault" and not isinstance(value, dict):
+            raise ConfigurationError(f"{name}: {key} is a table: write [{key}], with one pair of brackets")
     if "mesh" not in document or ("data" in document) == ("disks" in document):
         raise ConfigurationError(f"{name}: give [mesh], and either [data] or [disks]")
     found = Scenario(
@@ -189,7 +224,7 @@ def parse_scenario(text: str, name: str) -> Scenario:
         _parsed(Jobs, document.get("jobs", {}), "jobs"),
         tuple(_parsed(Fault, each, "fault") for each in document.get("fault", [])),
         _parsed(Disks, document["disks"], "disks") if "disks" in document else None,
-        int(document.get("seed", 0)),
+        seed,
         _parsed(Origin, document["origin"], "origin") if "origin" in document else None,
         _parsed(Writes, document["writes"], "writes") if "writes" in document else None,
     )
@@ -214,11 +249,13 @@ def _parsed(kind: type[_Table], values: dict[str, Any], table: str) -> _Table:
         else:
             fits = isinstance(value, str)
         if not fits:
-            raise ConfigurationError(f"[{table}] {name} = {value!r}: expected {wanted}")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ConfigurationError(f"[{table}]: {str(error).partition(') ')[2]}") from None
+            raise ConfigurationError(
+                f"[{table}] {name} = {value!r}: expected {_EXPECTED.get(wanted, 'text')}"
+            )
+    missing = [name for name, each in known.items() if each.default is MISSING and name not in values]
+    if missing:
+        raise ConfigurationError(f"[{table}]: {' and '.join(missing)} missing")
+    return kind(**values)
 
 
 def _check(found: Scenario) -> None:
@@ -232,7 +269,10 @@ def _check(found: Scenario) -> None:
     if mesh.nodes > np.iinfo(np.int16).max or mesh.slots & (mesh.slots - 1):
         raise ConfigurationError("[mesh]: at most 32,767 nodes; slots is a power of two")
     if jobs.shuffle not in ("blocks", "global", "none") or min(jobs.count, jobs.batch, jobs.prefetch) < 1:
-        raise ConfigurationError("[jobs]: count, batch and prefetch are at least 1; see docs/simulator.md")
+        raise ConfigurationError(
+            f"[jobs]: shuffle is {jobs.shuffle!r}, count {jobs.count}, batch {jobs.batch}, prefetch "
+            f"{jobs.prefetch}; shuffle must be blocks, global or none, and the others at least 1"
+        )
     if not 0 < jobs.share <= 1:
         raise ConfigurationError("[jobs] share is above 0 and at most 1")
     if found.disks is not None and (found.origin is not None or found.writes is not None):
@@ -245,4 +285,7 @@ def _check(found: Scenario) -> None:
         if fault.kind not in get_args(FaultKind):
             raise ConfigurationError(f"[[fault]] kind = {fault.kind!r}: {', '.join(get_args(FaultKind))}")
         if fault.kind != "join" and fault.first + fault.count > mesh.nodes:
-            raise ConfigurationError(f"[[fault]] of nodes {fault.first} to {fault.first + fault.count - 1}")
+            raise ConfigurationError(
+                f"[[fault]] of nodes {fault.first} to {fault.first + fault.count - 1}: the mesh has nodes 0 "
+                f"to {mesh.nodes - 1}"
+            )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from meshtools.quantities import bytes_text, seconds_text
 from meshtools.sizing.estimate import drives_usd
 from meshtools.svg_chart import Bars, bars_svg
 
@@ -16,24 +17,6 @@ if TYPE_CHECKING:
     from meshtools.sizing.assumptions import Assumptions
     from meshtools.sizing.estimate import Estimate
     from meshtools.sizing.workload import Workload
-
-_UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
-
-
-def bytes_text(size: float) -> str:
-    """Format bytes in units of 1000: `3.2 GB`."""
-    for unit, factor in _UNITS:
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size:.0f} B"
-
-
-def seconds_text(seconds: float) -> str:
-    """Format a duration: `8.7 h`."""
-    for unit, factor in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def head(workload: Workload) -> str:
@@ -55,8 +38,9 @@ def head(workload: Workload) -> str:
 
 def table(estimates: Sequence[Estimate], assumed: Assumptions) -> Iterator[str]:
     """Yield the lines of a table of alternatives."""
+    ports = ports_text(assumed)
     yield (
-        f"{'design':26} {'nodes':>5} {'disks':>6} {'NVMe':>5} {'cores':>6} {'memory':>8} {'25 GbE':>6} "
+        f"{'design':26} {'nodes':>5} {'disks':>6} {'NVMe':>5} {'cores':>6} {'memory':>8} {ports:>6} "
         f"{'drives $':>10} {'all $':>10} {'epoch':>8} {'total':>8} {'$/epoch':>8} {'runs':>5}  bound"
     )
     for each in estimates:
@@ -74,12 +58,17 @@ def table(estimates: Sequence[Estimate], assumed: Assumptions) -> Iterator[str]:
         )
 
 
-def loads_text(each: Estimate) -> Iterator[str]:
+def ports_text(assumed: Assumptions) -> str:
+    """Return the kind of the nodes' ports: `25 GbE`."""
+    return f"{assumed['node.nic_bytes_per_second'] * 8 / 1e9:g} GbE"
+
+
+def loads_text(each: Estimate, assumed: Assumptions) -> Iterator[str]:
     """Yield how near each resource of an alternative is to its limit."""
     bought = each.hardware
     yield (
         f"{each.design.name}: {bought.nodes} nodes of {bought.cores_per_node} cores, "
-        f"{bytes_text(bought.memory_bytes_per_node)} and {bought.nics_per_node} × 25 GbE; "
+        f"{bytes_text(bought.memory_bytes_per_node)} and {bought.nics_per_node} × {ports_text(assumed)}; "
         f"{each.design.copies} copies"
     )
     for load in sorted(each.loads, key=lambda load: -load.utilization):

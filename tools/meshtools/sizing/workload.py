@@ -66,7 +66,10 @@ class Workload:
         if self.deadline_seconds is not None and not self.deadline_seconds > 0:
             raise ConfigurationError("deadline_seconds must be above 0")
         if not self.appetite_bytes_per_second and self.deadline_seconds is None:
-            raise ConfigurationError("say how many GPUs there are and what each consumes, or give a deadline")
+            raise ConfigurationError(
+                "say how many GPUs there are and what each consumes (--gpus with --gpu-rate or "
+                "--gpu-samples), or give a deadline (--within)"
+            )
 
     @property
     def bytes_per_sample(self) -> float:
@@ -121,6 +124,7 @@ def workload_of(values: dict[str, Any]) -> Workload:
     missing = [name for name in ("data_bytes", "samples") if name not in values]
     if missing:
         raise ConfigurationError(
-            f"{' and '.join(missing)} missing: how large is the data, in how many samples?"
+            f"{' and '.join(missing)} missing: how large is the data, in how many samples? Give --data with "
+            "--sample-bytes or --samples, or --like URL to measure a dataset"
         )
     return Workload(**values)
