@@ -14,7 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import quantiles
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -56,6 +56,7 @@ SAMPLE, SHARD, KEPT, BATCH, BLOCK = 96 << 10, 16, 4096, 64, 16
 AHEAD, COPIES = 8, 2
 READ_AHEAD: Final = 128 << 20
 STEP_S: Final = 0.03
+SLOW_STEP_S: Final = 2 * STEP_S
 DRIVE: Final = 4 << 30
 STRIDE, SHORT = 3 << 19, 4096
 NODES: Final = ("n1", "n2", "n3")
@@ -82,7 +83,8 @@ WAYS: Final = (
 _ALONE: Final = Way("rates", "none")
 _ORDERS: Final = (Way("rates of blocks", "blocks"), Way("rates of a full shuffle", "global"))
 _SHARED: Final = Way("rates of jobs that share", "none", sharing=True)
-CONTENDERS: Final = tuple(f"{way.name}, {which}" for way in WAYS for which in (REAL, SIMULATED))
+MACHINE: Final = "rates of the machine"
+CONTENDERS: Final = (*(f"{way.name}, {which}" for way in WAYS for which in (REAL, SIMULATED)), MACHINE)
 METRICS: Final = {
     "rate": ("samples/s", 15),
     "seconds": ("seconds", 15),
@@ -102,7 +104,8 @@ Three nodes on loopback, two copies, tar shards of {SHARD} samples of {SAMPLE >>
 {READ_AHEAD >> 20} MiB for read-ahead. Every run begins with a cold page cache; a step takes
 {1000 * STEP_S:.0f} ms. `mesh simulate` gets the mesh's map, and the rates of this machine, measured in
 the same run: the drive's bytes a second, its seek and its rest between two reads, the nodes' processor time
-of a sample, a byte and a seek, the share of the cores that they get while they are busy. *Error* is what was
+of a sample, of a byte, and of a sample that comes while its batch waits, the share of the cores that they get
+while they are busy. *Error* is what was
 foretold over what was, less one; of shares the difference."""
 
 
@@ -111,7 +114,8 @@ class Rates:
     """What this machine does: bytes a second and seconds of a short seek of a drive, and how long it rests
     between two reads of a node's reader; processor seconds of the nodes for a sample, alone in each order
     (the rows of a batch are in few or many objects) and for jobs that share (whole batches), for one that is
-    sent again, for a byte that is read from a drive, and for a seek; cores that a busy node gets."""
+    sent again, for a byte that is read from a drive long before it is wanted, and for a sample that comes
+    while its batch waits; cores that a busy node gets."""
 
     bytes_per_second: float
     seek_seconds: float
@@ -120,8 +124,14 @@ class Rates:
     cpu_per_shared_sample: float
     cpu_per_sent_sample: float
     cpu_per_read_byte: float
-    cpu_per_seek: float
+    cpu_per_late_sample: float
     cores_per_node: float
+
+    def metrics(self) -> dict[str, float]:
+        """Return them by name, for the row's file."""
+        found = asdict(self)
+        orders = {f"cpu_per_sample_{order}": cpu for order, cpu in found.pop("cpu_per_sample").items()}
+        return found | orders
 
 
 def missing() -> str:
@@ -146,24 +156,28 @@ class Site:
         self._ds = files.map(ops.frombuffer("x", "uint8", shape=[SAMPLE]), cut)
 
     def rates(self, count: int) -> Rates:
-        """Measure; the page cache has all data after a first epoch, so that the second is of processors."""
+        """Measure; the page cache has all data after a first epoch, so that the second is of processors.
+
+        With a trainer that is slower than the drives, bytes are read long before they are wanted; one that
+        never rests waits for every sample."""
         first = 1000 + 10 * count
         cold = self.run(_ALONE, first, step=0.0)
         warm = self.run(_ALONE, first + 1, cold=False, step=0.0)
+        ahead = self.run(_ALONE, first + 2, step=SLOW_STEP_S)
+        there = self.run(_ALONE, first + 3, cold=False, step=SLOW_STEP_S)
         orders = {way.shuffle: self.run(way, first + 1, cold=False, step=0.0)["cpu"] for way in _ORDERS}
-        shared = self.run(_SHARED, first + 2, cold=False, step=0.0)
-        again = self.run(_SHARED, first + 2, cold=False, step=0.0)
-        scattered = self.run(_ORDERS[1], first + 3, step=0.0)
+        shared = self.run(_SHARED, first + 4, cold=False, step=0.0)
+        again = self.run(_SHARED, first + 4, cold=False, step=0.0)
         samples = self._scale.foretold
-        per_byte = max(0.0, cold["cpu"] - warm["cpu"]) / cold["read"]
-        more = scattered["cpu"] - orders[_ORDERS[1].shuffle] - per_byte * scattered["read"]
+        per_byte = max(0.0, ahead["cpu"] - there["cpu"]) / ahead["read"]
+        late = cold["cpu"] - warm["cpu"] - per_byte * cold["read"]
         return Rates(
             *_drive_rates(self.drives[0]),
             {order: cpu / samples for order, cpu in orders.items()},
             shared["cpu"] / samples,
             again["cpu"] / samples,
             per_byte,
-            max(0.0, more) / scattered["seeks"],
+            max(0.0, late) / samples,
             warm["cpu"] / warm["seconds"] / len(NODES),
         )
 
@@ -315,7 +329,7 @@ def foretell(
             rates.cpu_per_shared_sample if way.sharing else rates.cpu_per_sample[way.shuffle],
             rates.cpu_per_sent_sample,
             rates.cpu_per_read_byte,
-            rates.cpu_per_seek,
+            rates.cpu_per_late_sample,
             KEPT,
         ),
         Jobs(
@@ -382,6 +396,7 @@ def measure(scale: Scale, root: Path, say: Callable[[str], None]) -> Iterator[Fi
                 problem = "" if real["samples"] == said["samples"] else "not all samples came"
                 yield Figure(f"{way.name}, {REAL}", count, real, problem)
                 yield Figure(f"{way.name}, {SIMULATED}", count, said)
+            yield Figure(MACHINE, count, rates.metrics())
 
 
 def _fill(client: mesh.Client, samples: int) -> None:
