@@ -93,6 +93,10 @@ class PageSource(Protocol):
         BatchError."""
         ...
 
+    def closed_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
+        """Returns those of some pages that this process has not opened, and can."""
+        ...
+
 
 class LastUsedRecorder(Protocol):
     """Records when a document was last used."""
@@ -156,6 +160,10 @@ class DocumentStore:
     def use_pages(self, pages: PageSource) -> None:
         """Sets where the pages of snapshots are found; without it, only their documents can be read."""
         self._pages = pages
+
+    def closed_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
+        """Returns those of some pages that this process has not opened, and can."""
+        return [] if self._pages is None else self._pages.closed_pages(snapshot, numbers)
 
     def forget_snapshot(self, digest: str) -> None:
         """Reads a snapshot again the next time."""

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
+import numpy as np
+
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import MAPPED_BYTES, RESERVED_BUCKET
 from meshd.core.peer_messages import PageRequest
@@ -58,7 +60,9 @@ _KEPT_COLUMNS: Final = 2 * KEPT_PAGES
 """Pages that a process keeps open, and columns of them, which take about 600 bytes each. To open a page costs
 as much as to use it 25 times."""
 _CHECKED: Final = 256
-"""Pages of a snapshot that are opened before it is used; further ones when a sample of them is asked for."""
+_CHECKED_SAMPLES: Final = 1 << 20
+"""Pages of a snapshot, and samples of them, that are opened before it is used; further ones before the batch
+that needs them. To open a page costs as much as it is large: a process that builds no batches need not."""
 _OPENED_AT_ONCE: Final = 2  # threads that compare pages with their hashes, most of the time without the GIL
 _AT_ONCE: Final = 8
 _MADE_AT_ONCE: Final = 2
@@ -254,6 +258,12 @@ class SnapshotPages:
             self._catalog.forget_snapshot(snapshot.hash)  # what reads it next makes the page again
             raise self._unavailable(snapshot, number, error) from error
 
+    def closed_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
+        """Return those of some pages that are not open, without those that cannot be made."""
+        hash_of, opened, gone = snapshot.table.hash_of, self._open, self._gone
+        found = [number for number in numbers if hash_of(number) not in opened]
+        return [number for number in found if hash_of(number) not in gone] if gone else found
+
     def page_document(self, snapshot: PagedSnapshot, number: int) -> bytes:
         """Return the bytes of a page (blocking). Raises BatchError as `open_page`."""
         self.open_page(snapshot, number)
@@ -273,11 +283,11 @@ class SnapshotPages:
 
     def _unusable(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
         """Return those of some pages that are missing, or damaged as far as they are looked at (blocking)."""
-        found = []
+        found, few = [], int(np.searchsorted(snapshot.pages.starts, _CHECKED_SAMPLES, side="right")) - 1
         for number in numbers:
             if snapshot.table.hash_of(number) in self._open:
                 continue
-            if number >= _CHECKED and snapshot.table.hash_of(number) not in self._damaged:
+            if number >= min(few, _CHECKED) and snapshot.table.hash_of(number) not in self._damaged:
                 if self._store.get(RESERVED_BUCKET, self._page_name(snapshot, number)) is None:
                     found.append(number)
                 continue

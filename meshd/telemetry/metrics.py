@@ -208,6 +208,11 @@ sources_opened = counter(
 snapshot_pages = counter(
     "meshd_snapshot_pages_total", "Pages of shards: made here, or fetched from another node.", "result"
 )
+snapshot_pages_opened = counter(
+    "meshd_snapshot_pages_opened_total",
+    "Pages of snapshots that were opened for batches: ahead of them, or while a batch waited.",
+    "when",
+)
 remote_bytes = counter("meshd_remote_bytes_total", "Bytes of objects fetched from other nodes.")
 reads_continued = counter(
     "meshd_reads_continued_total",

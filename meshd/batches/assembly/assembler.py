@@ -21,8 +21,9 @@ import numpy as np
 
 from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger, max_bad_rows
 from meshd.batches.assembly.column_copies import block_fields
-from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES, fixed_specs
+from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES
 from meshd.batches.assembly.frame_builder import BuildContext, FrameBuilder
+from meshd.batches.assembly.frame_metadata import block_metadata, metadata_of
 from meshd.batches.assembly.frame_rows import (
     RowLookup,
     count_rows,
@@ -37,6 +38,7 @@ from meshd.batches.assembly.sequence_renderer import SequenceRenderer
 from meshd.batches.assembly.stored_sequences import no_stored_sequences
 from meshd.batches.assembly.view_result_renderer import render_derived_object
 from meshd.batches.read_ahead.arrivals import Arrivals
+from meshd.batches.read_ahead.page_prefetcher import PagePrefetcher
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import DocumentStore, asset_key
 from meshd.core.frame_address import (
@@ -58,9 +60,8 @@ from meshd.telemetry import metrics, tracing
 from meshd.telemetry.plan_metrics import DIGITS, plan_frames
 from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant, tenant_scope
 from meshd.util.async_tasks import SingleFlight
-from meshwire.dataset.build_snapshot import LabelColumn, Snapshot
+from meshwire.dataset.build_snapshot import Snapshot
 from meshwire.frame.split_frames import part_metadata
-from meshwire.frame.tensor_frame import FRAME_VERSION, frame_layout
 from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:
@@ -130,7 +131,12 @@ class Assembler:
         self._row_lookup = RowLookup()
         self._rows_room = Admission(MAX_ROWS)
         self._bytes_room = Admission(max(settings.frame_cache_bytes, MIN_BUILDING_BYTES))
-        self._hints = [*hints, read_ahead] if read_ahead is not None else list(hints)
+        self._prefetcher = PagePrefetcher(
+            self.catalog, lambda *frame: self._row_lookup.rows_at(*frame).samples
+        )
+        self._hints: list[ReadHints] = [self._prefetcher, *hints]
+        if read_ahead is not None:
+            self._hints.append(read_ahead)
         self._read_ahead = read_ahead
 
     def __repr__(self) -> str:
@@ -193,6 +199,7 @@ class Assembler:
 
     async def aclose(self) -> None:
         """Drop the finished frames."""
+        await self._prefetcher.aclose()
         await self._stored.aclose()
         self._cache.clear()
 
@@ -233,6 +240,7 @@ class Assembler:
         arrivals = await self._read_batch_ahead(plan, snapshot, whole, kept_bytes, in_parts=True)
         with self._admission(count_rows(whole, plan), 0):
             rows = self._row_lookup.rows_at(whole, plan, snapshot)
+            await self._prefetcher.open_now(snapshot, rows.samples, whole)
             places = await own_rows(self._context.remote, snapshot, rows, address.version)
         with self._admission(len(places), len(places) * _row_bytes(plan)):
             metadata = part_metadata(metadata_of(whole), address.version, len(rows))
@@ -258,7 +266,9 @@ class Assembler:
         count = count_rows(address, plan)
         with self._admission(_admitted_rows(plan, snapshot, count), count * _row_bytes(plan)):
             rows = self._row_lookup.rows_at(address, plan, snapshot)
-            whole = real_rows(address, plan, 0, 1) if isinstance(address, FrameAddress) else None
+            ahead = address if isinstance(address, FrameAddress) else None
+            await self._prefetcher.open_now(snapshot, rows.samples, ahead)
+            whole = None if ahead is None else real_rows(ahead, plan, 0, 1)
             builder = FrameBuilder(
                 self._context,
                 plan,
@@ -352,32 +362,6 @@ def _row_bytes(plan: Plan) -> int:
         if output.shape is not None
     )
     return sum(sizes)
-
-
-def block_metadata(block: str) -> dict[str, str]:
-    """Return the metadata of the frame of a block."""
-    return {"version": FRAME_VERSION, "block": block}
-
-
-def metadata_of(address: Address) -> dict[str, str]:
-    """Return the metadata of a frame, without checksums."""
-    values: dict[str, object] = {"version": FRAME_VERSION, "plan": address.plan, "epoch": address.epoch}
-    if isinstance(address, FrameAddress):
-        values |= {name: getattr(address, name) for name in ("step", "rank", "world", "batch", "origin")}
-    return {name: str(value) for name, value in values.items()}
-
-
-def planned_size(plan: Plan, snapshot: Snapshot, address: FrameAddress) -> int | None:
-    """Return the size of a frame in bytes, or None if it depends on the data.
-
-    It does with ragged fields and when bad samples are dropped. Raises BatchError InvalidPlan, TooLarge.
-    """
-    if plan.spec.on_bad == "drop" or any(output.shape is None for output in plan.outputs.values()):
-        return None
-    if plan.within:  # a packed row has only the fields of the pack
-        return frame_layout(fixed_specs(plan, (), count_rows(address, plan)), metadata_of(address)).size
-    labels = sorted(name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn))
-    return frame_layout(fixed_specs(plan, labels, count_rows(address, plan)), metadata_of(address)).size
 
 
 class FrameRequest(msgspec.Struct, frozen=True):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from awscrt.checksums import combine_crc32c, crc32c
 
-from meshd.batches.assembly.assembler import block_metadata
 from meshd.batches.assembly.frame_buffer import STATUS, fixed_specs
+from meshd.batches.assembly.frame_metadata import block_metadata
 from meshd.core.api_errors import BatchError, store_errors
 from meshd.core.document_store import RESERVED_BUCKET, find_intact, unless_intact
 from meshd.store.errors import ConditionFailedError

@@ -91,18 +91,17 @@ class Page:
 
 class Pages:
     """The pages of a snapshot, in order. `starts` int64[P+1]: the first sample of each; `open_page` returns
-    a page by its number, and may raise what its owner likes."""
+    a page by its number, and may raise what its owner likes; `is_small`: columns are joined in memory."""
 
-    __slots__ = ("_joined", "_last", "_left", "_open", "starts")
+    __slots__ = ("_joined", "_last", "_left", "_open", "is_small", "starts")
 
     def __init__(self, starts: Integers, open_page: Callable[[int], Page]) -> None:
         self.starts, self._open = starts, open_page
         self._last = _Groups(self, np.zeros(0, np.int64))  # several columns are asked for the same samples
         self._joined: dict[Callable[[Page], Narrow], Narrow] = {}
-        small = int(starts[-1]) <= _JOINED_SAMPLES and len(self) <= _JOINED_PAGES
-        self._left = (
-            int(starts[-1]) // _SHARE if small else None
-        )  # samples to look up before columns are joined
+        self.is_small = int(starts[-1]) <= _JOINED_SAMPLES and len(self) <= _JOINED_PAGES
+        # Samples to look up before columns are joined.
+        self._left = int(starts[-1]) // _SHARE if self.is_small else None
 
     def __repr__(self) -> str:
         return f"<Pages, {len(self)}>"
