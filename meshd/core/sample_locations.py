@@ -7,6 +7,7 @@ represented by its decompressed copy.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 
 _COUNTED_OBJECTS = 8192
+_PORTION = 1024  # samples whose objects are looked up without a turn for others
 
 
 def bytes_columns(snapshot: Snapshot) -> dict[str, BytesColumn]:
@@ -136,6 +138,19 @@ class PinnedObjects:
                     objects.bucket_of(number), objects.keys[number], record, int(objects.sizes[number])
                 )
             self._records[number] = record
+
+    async def look_up_rows(self, samples: npt.NDArray[np.int64]) -> None:
+        """Looks up the objects of many samples as `look_up` does; plain objects, of which each sample has its
+        own, in portions, so that others get turns. Raises BatchError as `prepare` does."""
+        if self._snapshot.kind != "objects":
+            await self.look_up(samples)
+            return
+        for start in range(0, samples.size, _PORTION):
+            some = samples[start : start + _PORTION]
+            await self.look_up(some)
+            for column in bytes_columns(self._snapshot).values():
+                self._look_up_records(set(column.objects_at(some).tolist()) - self._remote_numbers)
+            await asyncio.sleep(0)
 
     async def fetch_ranges(self, places: Sequence[tuple[int, int, int]]) -> None:
         """Fetches those (object, offset, length) that other nodes hold, after `look_up`, so that `read_range`

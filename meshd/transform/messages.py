@@ -44,13 +44,15 @@ class FieldPlaces(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where some fields of the rows of a block are: field number and distance in bytes from the row's offset.
 
     `files`: int32[rows], index into the block's `files`; `offsets`: int64[rows] in the file; `lengths`:
-    int64[rows], of a single ragged field. All little-endian.
+    int64[rows], of a single ragged field; `sums`: int64[rows], the crc32c of the value in each row, -1 where
+    none is known, of a single field; none if none is known. All little-endian.
     """
 
     files: bytes
     offsets: bytes
     fields: tuple[tuple[int, int], ...]
     lengths: bytes = b""
+    sums: bytes = b""
 
 
 class RowBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -14,9 +14,10 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from awscrt.checksums import crc32c
 
 from meshd.transform.errors import BadSampleError
-from meshd.transform.source_files import PROC_PREFIX, SourceGoneError
+from meshd.transform.source_files import PROC_PREFIX, SourceDamagedError, SourceGoneError
 from meshwire.plan.keyed_random import KeyedRandom
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class BlockCopier:
         """Write the fields of the rows from `first` on into the frame; `pause` is called when all is read.
 
         Returns for each ragged field, by its number, the bytes of each row, and all of them. Raises
-        SourceGoneError; BadSampleError, or any error of an op, if a row has to be looked at.
+        SourceGoneError; SourceDamagedError, BadSampleError, or any error of an op, if a row has to be looked
+        at.
         """
         stored = [np.zeros((block.count, width), np.uint8) for width in block.widths]
         rows, paths = np.frombuffer(block.rows, "<i4"), [request.paths[file] for file in block.files]
@@ -71,10 +73,12 @@ class BlockCopier:
                 room = ragged[places.fields[0][0]] = run.lengths_of(block.count)
                 for path, some in run.files(paths):
                     run.copy(self._file(path, run.last(some)), some, room)
+                run.verify_ragged(room[1])
             else:
                 for path, some in run.files(paths):
                     data = self._file(path, run.last(some))
                     _gather(data, run.rows[some], run.offsets[some], places.fields, block.widths, stored)
+                run.verify_fixed(stored[places.fields[0][0]])
         pause()
         made = {
             number: _stacked(chain, stored[number])
@@ -152,6 +156,7 @@ class _ByFile:
         files, offsets = np.frombuffer(places.files, "<i4"), np.frombuffer(places.offsets, "<i8")
         order = np.argsort(files, kind="stable")
         self._files, self.rows, self.offsets = files[order], rows[order], offsets[order]
+        self._sums = np.frombuffer(places.sums, "<i8")[order] if places.sums else None
         if places.lengths:
             self._lengths = np.frombuffer(places.lengths, "<i8")[order]
             self._ends = self.offsets + self._lengths
@@ -177,6 +182,17 @@ class _ByFile:
             raise BadSampleError(f"ragged values of {total} bytes")
         self._targets = (np.cumsum(lengths) - lengths)[self.rows]
         return lengths, np.empty(total, np.uint8)
+
+    def verify_ragged(self, made: npt.NDArray[np.uint8]) -> None:
+        """Compare the copied values with the checksums that are known. Raises SourceDamagedError."""
+        if self._sums is not None:
+            _verify(made, self._targets, self._targets + self._lengths, self._sums)
+
+    def verify_fixed(self, stored: npt.NDArray[np.uint8]) -> None:
+        """Compare the rows of a field with the checksums that are known. Raises SourceDamagedError."""
+        if self._sums is not None:
+            begins = self.rows.astype(np.int64) * stored.shape[1]
+            _verify(stored.reshape(-1), begins, begins + stored.shape[1], self._sums)
 
     def copy(
         self,
@@ -211,6 +227,19 @@ class _ByFile:
         places = zip(*(each[single].tolist() for each in (targets, offsets, lengths)), strict=True)
         for at, begin, length in places:
             room[at : at + length] = source[begin : begin + length]
+
+
+def _verify(
+    data: npt.NDArray[np.uint8],
+    begins: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    sums: npt.NDArray[np.int64],
+) -> None:
+    """Compare ranges of bytes with their crc32c, where it is not -1. Raises SourceDamagedError."""
+    known, octets = sums >= 0, data.data
+    for begin, end, expected in zip(*(each[known].tolist() for each in (begins, ends, sums)), strict=True):
+        if crc32c(octets[begin:end]) != expected:
+            raise SourceDamagedError("a value does not have its checksum")
 
 
 def _cells(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.void]:

@@ -1,14 +1,13 @@
 """Column copies: the rows of a frame that transform processes copy as arrays, found without a loop over rows.
 
-Law: a row goes into a block only if its fields lie whole in one file of this node and have the number of
-bytes that the plan expects. Every other row is left to be rendered by itself.
+Law: a row goes into a block only if each of its fields lies whole in one extent of this node and has the
+number of bytes that the plan expects. A field that is a whole extent, as a small object is, has its checksum
+with it. Every other row is left to be rendered by itself. Only the samples of the batch are looked at.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from meshd.core.sample_locations import bytes_columns, distinct
 from meshd.transform.messages import FieldPlaces, RowBlock
 from meshd.transform.render_calls import RowWork
 from meshd.transform.row_blocks import COLUMN_OPS, FIRST_OP
-from meshd.util.async_tasks import SingleFlight
+from meshwire.dataset.paged_columns import PagedColumn
 from meshwire.dataset.snapshot import RecordColumn
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from meshd.core.plan_record import FieldOutput
     from meshd.core.sample_locations import PinnedObjects
-    from meshwire.dataset.snapshot import Snapshot
+    from meshwire.dataset.snapshot import BytesColumn, Snapshot
     from meshwire.plan.plan_spec import OpSpec, PlanSpec
 
     Numbers = npt.NDArray[np.int64]
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 FEWEST_ROWS: Final = 64
 """Below that number of rows, a block saves nothing."""
 _BLOCK_ROWS: Final = 16384
-_RAGGED_BYTES: Final = 4096  # of a row's ragged fields, on average
-_KEPT_SNAPSHOTS: Final = 8
+SMALL_BYTES: Final = 4096
+"""Of a row's ragged fields, on average: beyond, their copying is what costs, and rows are rendered."""
 
 
 class StoredField(NamedTuple):
@@ -77,86 +76,85 @@ def _stored_field(ops: list[OpSpec], output: FieldOutput) -> StoredField | None:
 
 
 class RowPlaces:
-    """Where the fields of all samples of a snapshot are, as far as it is the same for all of them.
+    """Where the fields of samples of a snapshot are; asked for those of a batch, it looks at no others.
 
-    `distances`: bytes of each field with a width from the first of these, by number of the field, or None if
-    they differ between samples; `good`: bool[N], the samples whose fields are in one object and have the
-    expected lengths, or None if all are; `object_count`: of the snapshot.
+    `groups`: the fields that are read together from one object, by their numbers: all those with a width,
+    and each ragged one; of plain objects each field, which is an object of its own. `distances`: bytes of
+    each field with a width from the first of these, if it is the same for all samples; `object_count`: of
+    the snapshot.
     """
 
     def __init__(self, snapshot: Snapshot, fields: tuple[StoredField, ...]) -> None:
         self._columns = list(bytes_columns(snapshot).values())
         self.fields, self.object_count = fields, len(snapshot.objects)
-        self.fixed = [number for number, field in enumerate(fields) if field.width]
-        self.ragged = [number for number, field in enumerate(fields) if not field.width]
-        first = self._columns[self.fixed[0] if self.fixed else 0]
-        self._first = first
-        good = np.ones(snapshot.samples, np.bool_)
-        distances: dict[int, int] = {}
-        for number, (column, (width, item)) in enumerate(zip(self._columns, fields, strict=True)):
-            if column is not first and column.object is not first.object:
-                good &= column.object == first.object
-            if not width:
-                if item > 1:
-                    good &= column.length % item == 0
-                continue
-            if isinstance(column, RecordColumn) and isinstance(first, RecordColumn):
-                if column.width != width:
-                    good[:] = False
-                elif column.records is first.records:
-                    distances[number] = column.distance - first.distance
-                continue
-            good &= column.length == width
-            apart = column.offset - first.offset
-            if apart.size and (apart == apart[0]).all():
-                distances[number] = int(apart[0])
-        self.good = None if good.all() else good
-        self.distances = distances if len(distances) == len(self.fixed) else None
+        self.whole_objects = snapshot.kind == "objects"
+        fixed = tuple(number for number, field in enumerate(fields) if field.width)
+        ragged = [(number,) for number, field in enumerate(fields) if not field.width]
+        apart = [(number,) for number in range(len(fields))]
+        self.groups = apart if self.whole_objects else [*([fixed] if fixed else []), *ragged]
+        self.distances = self._record_distances(fixed)
 
     def __repr__(self) -> str:
         return f"<RowPlaces of {len(self.fields)} fields>"
 
-    def objects(self, samples: Numbers) -> npt.NDArray[np.int32]:
-        """Return the number of the object of each sample."""
-        return self._first.objects_at(samples)
+    def _record_distances(self, fixed: tuple[int, ...]) -> dict[int, int] | None:
+        """Return the distances of columns of a table that share their records; None for others."""
+        columns = [self._columns[number] for number in fixed]
+        found = [column for column in columns if isinstance(column, RecordColumn)]
+        if not found or len(found) < len(columns) or any(c.records is not found[0].records for c in found):
+            return None
+        first = found[0].distance
+        return {number: each.distance - first for number, each in zip(fixed, found, strict=True)}
+
+    def objects(self, samples: Numbers) -> list[npt.NDArray[np.int32]]:
+        """Return the number of the object of each sample, for each group; but one, if it is the same."""
+        which = [group[0] for group in self.groups] if self.whole_objects else [self.groups[0][0]]
+        return [self._columns[number].objects_at(samples) for number in which]
 
     def offsets(self, samples: Numbers) -> dict[int, Numbers]:
-        """Return the offsets by number of the field: of fields with a width, or with `distances` of the first
-        of these alone, and of ragged ones."""
-        wanted = [*(self.fixed if self.distances is None else self.fixed[:1]), *self.ragged]
+        """Return the offsets by number of the field; with `distances`, of the first of these fields alone."""
+        left = () if self.distances is None else tuple(self.distances)[1:]
+        wanted = [number for number in range(len(self.fields)) if number not in left]
         return {number: self._columns[number].offsets_at(samples) for number in wanted}
 
     def lengths(self, samples: Numbers) -> dict[int, Numbers]:
         """Return the lengths of ragged fields, by their number."""
-        return {number: self._columns[number].lengths_at(samples) for number in self.ragged}
+        ragged = [number for number, field in enumerate(self.fields) if not field.width]
+        return {number: self._columns[number].lengths_at(samples) for number in ragged}
 
-    def good_rows(self, samples: Numbers) -> npt.NDArray[np.bool_]:
-        """Return for each sample whether a block may have it."""
-        return np.ones(samples.size, np.bool_) if self.good is None else self.good[samples]
+    def good_rows(self, samples: Numbers, lengths: Mapping[int, Numbers]) -> npt.NDArray[np.bool_]:
+        """Return for each sample whether a block may have it: its fields have the expected lengths, and are
+        in one object if they are in no object of their own. `lengths`: those of ragged fields."""
+        good = np.ones(samples.size, np.bool_)
+        first = self._columns[self.groups[0][0]]
+        objects: npt.NDArray[np.int32] | None = None
+        for number, (column, (width, item)) in enumerate(zip(self._columns, self.fields, strict=True)):
+            if not self.whole_objects and not _in_same_objects(column, first):
+                objects = first.objects_at(samples) if objects is None else objects
+                good &= column.objects_at(samples) == objects
+            if not width:
+                if item > 1:
+                    good &= lengths[number] % item == 0
+            elif isinstance(column, RecordColumn):
+                if column.width != width:
+                    good[:] = False
+            else:
+                good &= column.lengths_at(samples) == width
+        return good
+
+    def row_bytes(self, samples: Numbers) -> float:
+        """Return the bytes of the fields of a row, on average."""
+        ragged = sum(int(each.sum()) for each in self.lengths(samples).values())
+        return sum(field.width for field in self.fields) + ragged / max(1, samples.size)
 
 
-class RowPlacesCache:
-    """The places of the snapshots that were used last; finding them reads all offsets of a snapshot once."""
-
-    def __init__(self, limit: int = _KEPT_SNAPSHOTS) -> None:
-        self._limit = limit
-        self._kept: OrderedDict[tuple[str, tuple[StoredField, ...]], RowPlaces] = OrderedDict()
-        self._making: SingleFlight[tuple[str, tuple[StoredField, ...]], RowPlaces] = SingleFlight()
-
-    def __repr__(self) -> str:
-        return f"<RowPlacesCache of {len(self._kept)} snapshots>"
-
-    async def find(self, snapshot: Snapshot, fields: tuple[StoredField, ...]) -> RowPlaces:
-        """Return the places of a snapshot whose fields are stored like this."""
-        key = snapshot.hash, fields
-        found = self._kept.get(key)
-        if found is None:
-            found, _ = await self._making.run(key, lambda: asyncio.to_thread(RowPlaces, snapshot, fields))
-            self._kept[key] = found
-            if len(self._kept) > self._limit:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return found
+def _in_same_objects(column: BytesColumn, first: BytesColumn) -> bool:
+    """Return whether two columns are known to have the same object for each sample."""
+    if isinstance(column, PagedColumn) and isinstance(first, PagedColumn):
+        return column.pages is first.pages
+    if isinstance(column, RecordColumn) and isinstance(first, RecordColumn):
+        return column.records is first.records
+    return column is first
 
 
 class ColumnCopies:
@@ -176,8 +174,8 @@ class ColumnCopies:
         self._pinned, self._places, self._first = pinned, places, first
         self._objects, self._offsets = places.objects(samples), places.offsets(samples)
         self._lengths = places.lengths(samples)
-        self._good, self._positions = places.good_rows(samples), positions
-        if sum(int(each.sum()) for each in self._lengths.values()) > _RAGGED_BYTES * len(samples):
+        self._good, self._positions = places.good_rows(samples, self._lengths), positions
+        if sum(int(each.sum()) for each in self._lengths.values()) > SMALL_BYTES * len(samples):
             self._good[:] = False  # large values are read as such, with their checksums
         self.work: list[RowWork] = []
         for start in range(0, len(samples), _BLOCK_ROWS):
@@ -192,52 +190,63 @@ class ColumnCopies:
         return (np.flatnonzero(~self._good) + self._first).tolist()
 
     def _add_block(self, start: int, end: int) -> None:
-        files = _Files(self._pinned, self._objects[start:end], self._places.object_count)
+        places = self._places
+        files = _Files(self._pinned, [each[start:end] for each in self._objects], places.object_count)
         rows = np.flatnonzero(files.here & self._good[start:end])
-        found = [(-1, *files.within(rows, *self._extents(rows + start)))] if self._places.fixed else []
-        for field in self._places.ragged:
-            begins = self._offsets[field][rows + start]
-            found.append((field, *files.within(rows, begins, begins + self._lengths[field][rows + start])))
-        inside = np.logical_and.reduce([fits for *_, fits in found])
+        found = [
+            files.within(number, rows, *self._extents(group, rows + start), checked=len(group) == 1)
+            for number, group in enumerate(places.groups)
+        ]
+        inside = np.logical_and.reduce([each.fits for each in found])
         self._good[start:end] = False
         rows = rows[inside]
         if not rows.size:
             return
         self._good[start + rows] = True
-        places: list[FieldPlaces] = []
-        for field, which, shifts, _ in found:
-            of_file, shift = which[inside].astype("<i4").tobytes(), shifts[inside]
-            if field < 0:
-                places += self._fixed_places(of_file, rows + start, shift)
+        made: list[FieldPlaces] = []
+        for group, each in zip(places.groups, found, strict=True):
+            kept = each.select(inside)
+            if places.fields[group[0]].width:
+                made += self._fixed_places(group, kept, rows + start)
             else:
-                places.append(self._ragged_places(of_file, field, rows + start, shift))
-        widths = tuple(field.width for field in self._places.fields)
-        block = RowBlock(end - start, widths, rows.astype("<i4").tobytes(), (), tuple(places))
+                made.append(self._ragged_places(group[0], kept, rows + start))
+        widths = tuple(field.width for field in places.fields)
+        block = RowBlock(end - start, widths, rows.astype("<i4").tobytes(), (), tuple(made))
         position = int(self._positions[start])
         self.work.append(RowWork(self._first + start, position, (), block=block, paths=files.paths))
 
-    def _extents(self, rows: Numbers) -> tuple[Numbers, Numbers]:
-        """Return where the first field of each row with a width begins, and where the last one ends."""
+    def _extents(self, group: tuple[int, ...], rows: Numbers) -> tuple[Numbers, Numbers]:
+        """Return where the first field of a group begins in each row, and where the last one ends."""
         fields, distances = self._places.fields, self._places.distances
+        if not fields[group[0]].width:
+            begins = self._offsets[group[0]][rows]
+            return begins, begins + self._lengths[group[0]][rows]
         if distances is None:
-            offsets = {number: self._offsets[number][rows] for number in self._places.fixed}
+            offsets = {number: self._offsets[number][rows] for number in group}
             ends = [values + fields[number].width for number, values in offsets.items()]
             return np.minimum.reduce(list(offsets.values())), np.maximum.reduce(ends)
-        base = self._offsets[self._places.fixed[0]][rows]
+        base = self._offsets[group[0]][rows]
         last = max(distance + fields[number].width for number, distance in distances.items())
         return base + min(distances.values()), base + last
 
-    def _ragged_places(self, files: bytes, field: int, rows: Numbers, shift: Numbers) -> FieldPlaces:
-        offsets = (self._offsets[field][rows] + shift).astype("<i8").tobytes()
-        return FieldPlaces(files, offsets, ((field, 0),), self._lengths[field][rows].astype("<i8").tobytes())
+    def _ragged_places(self, field: int, found: _Found, rows: Numbers) -> FieldPlaces:
+        offsets, lengths = self._offsets[field][rows] + found.shifts, self._lengths[field][rows]
+        return FieldPlaces(
+            found.files.astype("<i4").tobytes(),
+            offsets.astype("<i8").tobytes(),
+            ((field, 0),),
+            lengths.astype("<i8").tobytes(),
+            found.known_sums(),
+        )
 
-    def _fixed_places(self, files: bytes, rows: Numbers, shift: Numbers) -> list[FieldPlaces]:
+    def _fixed_places(self, group: tuple[int, ...], found: _Found, rows: Numbers) -> list[FieldPlaces]:
         """Group fields that are at the same distance from each other in all rows."""
+        files, sums = found.files.astype("<i4").tobytes(), found.known_sums()
         if self._places.distances is not None:
-            base = (self._offsets[self._places.fixed[0]][rows] + shift).astype("<i8").tobytes()
-            return [FieldPlaces(files, base, tuple(self._places.distances.items()))]
+            base = (self._offsets[group[0]][rows] + found.shifts).astype("<i8").tobytes()
+            return [FieldPlaces(files, base, tuple(self._places.distances.items()), sums=sums)]
         groups: list[tuple[Any, list[tuple[int, int]]]] = []
-        for field in self._places.fixed:
+        for field in group:
             offsets = self._offsets[field][rows]
             for base_offsets, fields in groups:
                 delta = int(offsets[0] - base_offsets[0])
@@ -247,50 +256,68 @@ class ColumnCopies:
             else:
                 groups.append((offsets, [(field, 0)]))
         return [
-            FieldPlaces(files, (base_offsets + shift).astype("<i8").tobytes(), tuple(fields))
-            for base_offsets, fields in groups
+            FieldPlaces(files, (base + found.shifts).astype("<i8").tobytes(), tuple(fields), sums=sums)
+            for base, fields in groups
         ]
+
+
+class _Found(NamedTuple):
+    """Where ranges of objects are, one for each row: the file in which each begins, the distance from an
+    offset in the object to one in the file, and whether the range is within one extent. `sums`: the crc32c
+    of those that are a whole extent, -1 for others."""
+
+    files: Numbers
+    shifts: Numbers
+    fits: npt.NDArray[np.bool_]
+    sums: Numbers
+
+    def select(self, rows: npt.NDArray[np.bool_]) -> _Found:
+        return _Found(self.files[rows], self.shifts[rows], self.fits[rows], self.sums[rows])
+
+    def known_sums(self) -> bytes:
+        """Return the checksums as a message has them, nothing if there is none."""
+        return self.sums.astype("<i8").tobytes() if bool((self.sums >= 0).any()) else b""
 
 
 class _Files:
     """The files of the objects of some rows, as one range of bytes: object after object, extent after extent.
 
-    `here`: bool[rows], those whose object is on this node; `paths`: the different files.
+    `objects`: those of each group of fields, or of all groups; `here`: bool[rows], those whose objects are on
+    this node; `paths`: the different files.
     """
 
-    def __init__(self, pinned: PinnedObjects, objects: npt.NDArray[np.int32], count: int) -> None:
-        numbers, self._which = distinct(objects, count)
+    def __init__(self, pinned: PinnedObjects, objects: list[npt.NDArray[np.int32]], count: int) -> None:
+        numbers, which = distinct(objects[0] if len(objects) == 1 else np.concatenate(objects), count)
+        self._which = np.split(which, len(objects))
         remote = np.fromiter(map(pinned.is_remote, numbers.tolist()), np.bool_, numbers.size)
-        self.here = ~remote[self._which]
+        self.here = ~np.logical_or.reduce([remote[each] for each in self._which])
         paths: dict[str, int] = {}
-        owner, files, offsets, lengths = list[int](), list[int](), list[int](), list[int]()
+        owner, files, offsets, lengths, sums = (list[int]() for _ in range(5))
         for place, number in enumerate(numbers.tolist()):
             for extent in () if remote[place] else pinned.locations(number):
                 owner.append(place)
                 files.append(paths.setdefault(extent.path, len(paths)))
                 offsets.append(extent.offset)
                 lengths.append(extent.length)
+                sums.append(extent.crc32c)
         self.paths = tuple(paths)
         self._owner, self._file = np.array(owner, np.int64), np.array(files, np.int64)
-        self._bounds = np.cumsum([0, *lengths])
+        self._sums, self._bounds = np.array(sums, np.int64), np.cumsum([0, *lengths])
         self._first = self._bounds[np.searchsorted(self._owner, np.arange(numbers.size))]
         self._shift = np.array(offsets, np.int64) - self._bounds[:-1]
 
-    def within(
-        self, rows: Numbers, begins: Numbers, ends: Numbers
-    ) -> tuple[Numbers, Numbers, npt.NDArray[np.bool_]]:
-        """Return for a range of the object of each row: the file in which it begins, the distance from an
-        offset in the object to one in the file, and whether the range is a part of one extent.
-
-        A whole extent has a checksum, which rendering verifies.
-        """
+    def within(self, group: int, rows: Numbers, begins: Numbers, ends: Numbers, *, checked: bool) -> _Found:
+        """Return where a range of the object of each row is. `checked`: whether a range can be compared with
+        a checksum; otherwise a whole extent, which has one, is left to be rendered."""
         if not self._owner.size:
-            return rows, rows, np.zeros(rows.size, np.bool_)
-        owner = self._which[rows]
+            return _Found(rows, rows, np.zeros(rows.size, np.bool_), rows)
+        owner = self._which[group if len(self._which) > 1 else 0][rows]
         first = self._first[owner]
         begins, ends = begins + first, ends + first
         which = np.minimum(np.searchsorted(self._bounds, begins, side="right"), self._owner.size) - 1
         stop = self._bounds[which + 1]
         whole = (begins == self._bounds[which]) & (ends == stop)
-        fits = (self._owner[which] == owner) & (ends <= stop) & ~whole
-        return self._file[which], self._shift[which] + first, fits
+        fits = (self._owner[which] == owner) & (ends <= stop) & (checked | ~whole)
+        return _Found(
+            self._file[which], self._shift[which] + first, fits, np.where(whole, self._sums[which], -1)
+        )

@@ -16,8 +16,9 @@ import numpy as np
 from meshd.batches.assembly.bad_sample_ledger import BadSample, max_bad_rows
 from meshd.batches.assembly.column_copies import (
     FEWEST_ROWS,
+    SMALL_BYTES,
     ColumnCopies,
-    RowPlacesCache,
+    RowPlaces,
     block_fields,
 )
 from meshd.batches.assembly.frame_buffer import FrameBuffer
@@ -69,7 +70,6 @@ class BuildContext:
     archives: DecompressedArchives
     remote: PeerSource = SINGLE_NODE
     memory: MemoryAccount = field(default_factory=MemoryAccount)
-    places: RowPlacesCache = field(default_factory=RowPlacesCache)
 
 
 @dataclass(slots=True)
@@ -159,15 +159,16 @@ class FrameBuilder:
 
     async def _copy_columns(self, count: int) -> Sequence[int]:
         """Copy the rows that need no rendering; return the others."""
-        whole_files = self._snapshot.kind == "objects"  # with checksums, which rendering verifies
-        if self._stored is None or whole_files or count < FEWEST_ROWS:
+        if self._stored is None or count < FEWEST_ROWS:
             return range(count)
         context, rows = self._context, self._buffer.rows
+        places = RowPlaces(self._snapshot, self._stored)
+        if places.whole_objects and places.row_bytes(rows.samples) > SMALL_BYTES:
+            return range(count)
         pinned = PinnedObjects(context.store, self._snapshot, context.archives, context.remote)
         await self._arrivals.until_read()
         began = self._clock()
-        await pinned.look_up(rows.samples)
-        places = await context.places.find(self._snapshot, self._stored)
+        await pinned.look_up_rows(rows.samples)
         copies = ColumnCopies(places, pinned, rows.samples, rows.positions, 0)
         self._fetch += self._clock() - began
         if not copies.work:

@@ -8,112 +8,67 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+import numpy as np
 import pytest
 
 from meshd.batches.assembly import frame_builder
 from meshd.batches.assembly.assembler import Assembler
 from meshd.config import StoreSettings, TransformSettings
+from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import FrameAddress
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.store.records import Meta
 from meshd.store.store import Store
-from meshd.transform.compiler import load_program
-from meshd.transform.messages import RenderReply, RenderRequest
-from meshd.transform.pool import SLICE_ROWS
-from meshd.transform.render_calls import (
-    RaggedPart,
-    RenderCall,
-    RenderResult,
-    RenderSpec,
-    RowChecksums,
-    RowSlice,
-    program_digest,
-)
-from meshd.transform.row_blocks import BlockCopier
-from meshd.transform.source_files import SourceFiles
-from meshd.transform.worker import SliceRenderer
 from meshd.util.clock import ManualClock
 from meshwire.dataset.archive_index import index_tar
+from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
+from meshwire.formats.mds import index_samples, parse_mds, sample_bounds
 from meshwire.formats.tar import scan_tar
+from meshwire.formats.tfrecord_index import index_records
 from meshwire.frame import tensor_frame
 from meshwire.plan.plan_spec import parse_spec, plan_hash
 from tests.support.archive_files import tar_of
 from tests.support.call_counts import Calls
+from tests.support.inline_renderer import InlineRenderer
+from tests.support.mds_writer import mds_files
 from tests.support.paged_snapshots import MemoryPages
 from tests.support.single_node_objects import single_node_objects
+from tests.support.tf_example_writer import BytesList, example, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from meshd.transform.decoded_cache.slice_order import SampleSet
-    from meshd.transform.render_calls import RowWork
     from meshwire.dataset.build_snapshot import Snapshot
 
 FILES, ROWS = 4, 600
+SHARDS = ("lines", "tar", "tfrecord", "mds")
 MOST_CALLS = 2300
 """Calls of Python and C functions for a batch of 1,024 rows, in the coordinator and a transform process."""
+OBJECT_CALLS = 40
+"""Such calls for a sample that is an object of its own: it is looked up, and its checksum compared."""
 
 
-class InlineRenderer:
-    """Renders as transform processes do, in this process: each slice is a message and its answer."""
-
-    def __init__(self) -> None:
-        self.messages = self.rows = 0
-        self._files, self._copier = SourceFiles(), BlockCopier()
-        self._load = lru_cache(load_program)
-
-    def close(self) -> None:
-        self._files.close()
-        self._copier.close()
-
-    async def render(
-        self,
-        job: str,
-        program_text: str,
-        epoch: int,
-        rows: Sequence[RowWork],
-        *,
-        frame_fd: int,
-        frame_bytes: int,
-        targets: Sequence[tuple[int, int] | None],
-        assets: Sequence[Any] = (),
-        account: str = "",
-        samples: SampleSet | None = None,
-    ) -> RenderResult:
-        spec = RenderSpec(
-            0.0, "", job, program_text, program_digest(program_text), epoch, frame_bytes, tuple(targets)
-        )
-        call, program, result = (
-            RenderCall(spec, frame_fd, len(rows)),
-            load_program(program_text),
-            RenderResult(),
-        )
-        slices = [
-            RowSlice(call, rows[start : start + SLICE_ROWS]) for start in range(0, len(rows), SLICE_ROWS)
-        ]
-        for item in slices:
-            self.messages += 1
-            sent = item.to_request(self.messages, with_text=True)
-            request = msgspec.json.decode(msgspec.json.encode(sent), type=RenderRequest)
-            self.rows += len(request.rows)
-            renderer = SliceRenderer(
-                self._files, program, request, frame_fd, lambda: 0.0, copier=self._copier
-            )
-            made, scratch = renderer.render(lambda row: None, lambda: False)
-            reply = msgspec.json.decode(msgspec.json.encode(made), type=RenderReply)
-            result.failures += reply.failures
-            if scratch is not None:
-                result.parts.append(RaggedPart(reply.rendered, reply.ragged, scratch))
-            result.checksums.append(RowChecksums(reply.rendered, reply.sums))
-            call.release_slice()
-        return result
+def shard_of(kind: str, number: int, rows: Sequence[bytes]) -> tuple[str, bytes, Any]:
+    """Key, content and index of a shard with these samples."""
+    if kind == "lines":
+        return f"d/{number}.txt", b"\n".join(rows), None
+    if kind == "tfrecord":
+        data = b"".join(record(example({"x": BytesList([row])})) for row in rows)
+        return f"d/{number}.tfrecord", data, index_records([data], ["x"])
+    if kind == "mds":
+        files = mds_files({"x": "bytes"}, [{"x": row} for row in rows], shard=len(rows))
+        [shard], data = parse_mds(files["index.json"]), files["shard.00000.mds"]
+        bounds = sample_bounds(shard, data[: shard.head_bytes])
+        places = bounds[:-1, None] + np.arange(shard.width)
+        heads = np.frombuffer(data, np.uint8)[places]
+        return f"d/{number}.mds", data, index_samples(shard, bounds, heads, ["x"])
+    data = tar_of({f"{row:06}.txt": text for row, text in enumerate(rows)})
+    return f"d/{number}.tar", data, index_tar(scan_tar(lambda at, size: data[at : at + size], 0, len(data)))
 
 
 class Node:
@@ -142,25 +97,37 @@ class Node:
         await self.assembler.catalog.add_plan(plan)
         return digest
 
+    async def _put(self, key: str, data: bytes) -> str:
+        writer = self.store.writer("b", key, size=len(data))
+        await writer.write(data)
+        etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        await writer.commit(Meta(etag))
+        return etag
+
     async def _snapshot(self, kind: str) -> Snapshot:
-        fields, found = parse_fields({"text": {"ext": ["txt"]}}), list[Any]()
+        source, fields = "s3://b/d/", parse_fields({"text": {"ext": ["txt"]}})
+        if kind in ("tfrecord", "mds"):
+            fields = parse_fields({"text": {"feature" if kind == "tfrecord" else "column": "x"}})
+        found = list[Any]()
         for number in range(FILES):
             rows = [b"%d" % (number * ROWS + row) * (1 + row % 9) for row in range(ROWS)]
-            if kind == "lines":
-                key, data = f"d/{number}.txt", b"\n".join(rows)
-                index: Any = None
-            else:
-                key = f"d/{number}.tar"
-                data = tar_of({f"{row:06}.txt": text for row, text in enumerate(rows)})
-                index = index_tar(scan_tar(lambda at, size, data=data: data[at : at + size], 0, len(data)))  # type: ignore[misc]
-            writer = self.store.writer("b", key, size=len(data))
-            await writer.write(data)
-            etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
-            await writer.commit(Meta(etag))
+            if kind == "objects":
+                for row, data in enumerate(rows):
+                    key = f"d/{number}{row:06}.txt"
+                    found.append((key, await self._put(key, data), len(data)))
+                continue
+            key, data, index = shard_of(kind, number, rows)
+            etag = await self._put(key, data)
             found.append((key, etag, data) if kind == "lines" else (key, etag, len(data), index))
+        if kind == "objects":
+            return build_from_objects(found, source=source, fields=fields).snapshot
         if kind == "lines":
-            return self.pages.build(found, "s3://b/d/", fields).snapshot
-        return self.pages.build_tars(found, "s3://b/d/", fields).snapshot
+            return self.pages.build(found, source, fields).snapshot
+        if kind == "tar":
+            return self.pages.build_tars(found, source, fields).snapshot
+        return self.pages.build_records(
+            found, source, fields, "mds" if kind == "mds" else "tfrecord"
+        ).snapshot
 
     async def batch(self, plan: str, step: int, rows: int = 1024) -> bytes:
         frame = await self.assembler.get_frame(FrameAddress(plan, 1, step, batch=rows))
@@ -177,7 +144,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.close()
 
 
-@pytest.mark.parametrize("kind", ["lines", "tar"])
+@pytest.mark.parametrize("kind", [*SHARDS, "objects"])
 def test_batches_are_those_of_rows_one_by_one(node: Node, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         plan = await node.plan(kind)
@@ -203,9 +170,39 @@ def counted(node: Node, plan: str, rows: int) -> int:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", ["lines", "tar"])
+@pytest.mark.parametrize("kind", SHARDS)
 def test_a_batch_takes_few_calls_whatever_its_rows(node: Node, kind: str) -> None:
     plan = asyncio.run(node.plan(kind))
     calls = [counted(node, plan, rows) for rows in (256, 1024)]
     assert 100 < calls[1] < MOST_CALLS, calls
     assert calls[1] - calls[0] < 100, calls  # 768 more rows
+
+
+def test_objects_cost_their_look_up_and_no_rendering(node: Node) -> None:
+    plan = asyncio.run(node.plan("objects"))
+    few, many = (counted(node, plan, rows) for rows in (256, 1024))
+    assert node.renderer.messages == node.renderer.rows == 4  # a block each
+    assert many - few < 768 * OBJECT_CALLS, (few, many)
+
+
+def test_an_object_that_is_damaged_is_found_by_its_checksum(node: Node) -> None:
+    async def run() -> None:
+        plan = await node.plan("objects")
+        await node.batch(plan, 0)
+        found = node.store.get("b", f"d/0{0:06}.txt")
+        assert found is not None
+        [place] = node.store.locate(found)
+        file = os.open(place.path, os.O_RDWR)
+        os.pwrite(file, b"X", place.offset)
+        os.close(file)
+
+        async def epoch() -> None:
+            for step in range(3):
+                await node.batch(plan, step)
+
+        with pytest.raises(BatchError, match=r"d/0000000\.txt is damaged on disk") as caught:
+            await epoch()
+        assert caught.value.code == "CorruptData"
+        assert node.renderer.rows > 1024  # they were rendered one by one
+
+    asyncio.run(run())
