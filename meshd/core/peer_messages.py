@@ -80,6 +80,27 @@ class ListResponse(Struct, frozen=True):
     after: str = ""
 
 
+class ChangesRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests what changed below a prefix of a bucket in this node's store since its revision `since`, -1 if
+    only its revision is wanted, under map `version` and with `copies` of each object."""
+
+    bucket: _Text
+    prefix: _Text
+    since: int
+    version: int
+    copies: int
+
+
+class ChangesResponse(Struct, frozen=True):
+    """The `revision` of the node's store; if it is `known`, the keys whose objects may have changed until
+    then, and ranges of them."""
+
+    revision: int
+    known: bool = False
+    keys: list[str] = []
+    ranges: list[tuple[str, str]] = []
+
+
 class IndexRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Requests the index of an archive, of a line file (`lines`) or of a TFRecord file (`features`), or the
     row lengths of a Parquet file (`rows`), or the index of a table (`table`), of some `slices` of it."""
@@ -196,6 +217,13 @@ LIST_RECORDS: Final = PeerCall(
     request=ListRequest,
     response=ListResponse,
     max_bytes=_MAX_REQUEST_BYTES,
+    errors="batch",
+)
+READ_CHANGES: Final = PeerCall(
+    f"{PREFIX}objects/changes",
+    request=ChangesRequest,
+    response=ChangesResponse,
+    timeout=5.0,
     errors="batch",
 )
 READ_INDEX: Final = PeerCall(

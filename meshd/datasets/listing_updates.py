@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESULTS_PREFIX
+from meshd.peer_reads.remote_objects import BlockingObjects
 from meshwire.dataset.archive_keys import archive_kind
 from meshwire.dataset.fields import sample_key
 from meshwire.dataset.update_snapshot import folders_like_samples, update_from_objects
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from meshd.core.document_store import DocumentStore
     from meshd.datasets.snapshot_build_cache import BuildResults
+    from meshd.peer_reads.changed_names import MeshRevision
+    from meshd.peer_reads.remote_objects import ObjectNames, RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.records import StoreChanges
     from meshwire.dataset.build_snapshot import SnapshotBuild
@@ -36,40 +39,70 @@ if TYPE_CHECKING:
 
 _MOST_SAMPLES: Final = 20_000
 """Changed samples from which on the source is listed."""
+_MOST_REMOTE: Final = 1000
+"""The same in a mesh, where each is looked up by calls to all primaries; or a tenth of the objects."""
 _PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ListingUpdate:
-    """The result of a request at a revision of the store, and its `name` among the kept results: `built`, if
-    that is a new snapshot, or else `result`, the answer that was kept."""
+    """The result of a request at a revision of the names of its bucket, and its `name` among the kept
+    results: `built`, if that is a new snapshot, or else `result`, the answer that was kept."""
 
-    revision: int
+    revision: int | MeshRevision
     name: str
     result: dict[str, Any]
     built: SnapshotBuild | None = None
 
 
 class ListingUpdates:
-    """Finds out whether the last result of a request still holds, and updates it, for a node that is
-    alone."""
+    """Finds out whether the last result of a request still holds, and updates it: by the log of this node's
+    store, or in a mesh by those of all primaries."""
 
-    def __init__(self, store: ObjectStore, catalog: DocumentStore, results: BuildResults) -> None:
-        self._store, self._catalog, self._results = store, catalog, results
+    def __init__(
+        self, store: ObjectStore, catalog: DocumentStore, results: BuildResults, objects: RemoteObjects
+    ) -> None:
+        self._store, self._catalog, self._results, self._objects = store, catalog, results, objects
 
     def __repr__(self) -> str:
         return f"<ListingUpdates over {self._results!r}>"
 
     async def find(
-        self, request: str, source: Source, kind: str, fields: Mapping[str, FieldSpec]
-    ) -> ListingUpdate | None:
-        """Return the present result of a request, None if the source has to be listed."""
-        seen = self._results.last_listing(request)
+        self, request: str, source: Source, kind: str, fields: Mapping[str, FieldSpec], began: object
+    ) -> tuple[object, ListingUpdate | None]:
+        """Return the present revision of the names of a bucket, and the present result of a request, None if
+        the source has to be listed. `began`: the revision, if this node is alone."""
+        changes: StoreChanges | None = None
+        if isinstance(began, int):
+            alone = self._results.last_listing(request)
+            result = None if alone is None else self._results.find(alone[1])
+            if alone is None or result is None:
+                return began, None
+            name, changes = alone[1], self._store.changes_since(alone[0], source.bucket)
+            update = await self._updated(changes, name, result, source, kind, fields)
+            return began, update
+        seen = self._results.last_mesh_listing(request)
+        told = await self._objects.changes_since(source.bucket, source.prefix, seen and seen[0])
+        if told is None:
+            return began, None
+        revision, changes = told
         result = None if seen is None else self._results.find(seen[1])
         if seen is None or result is None:
-            return None
-        revision, name = seen
-        changes = self._store.changes_since(revision, source.bucket)
+            return revision, None
+        update = await self._updated(changes, seen[1], result, source, kind, fields)
+        return revision, None if update is None else replace(update, revision=revision)
+
+    async def _updated(
+        self,
+        changes: StoreChanges | None,
+        name: str,
+        result: dict[str, Any],
+        source: Source,
+        kind: str,
+        fields: Mapping[str, FieldSpec],
+    ) -> ListingUpdate | None:
+        """Return the result of a request after some changes, None if the source has to be listed. `name`,
+        `result`: those before."""
         if changes is None:
             return None
         if next(_keys(changes, source.prefix), None) is None:
@@ -81,7 +114,14 @@ class ListingUpdates:
         except BatchError:
             return None
         wanted = frozenset(ext for spec in fields.values() for ext in spec.ext)
-        changed = await asyncio.to_thread(self._changed, snapshot, changes, source, wanted, kind)
+        names = self._objects.blocking_names(source.bucket)
+        remote = isinstance(names, BlockingObjects)
+        most = min(_MOST_REMOTE, len(snapshot.objects) // 10 + 10) if remote else _MOST_SAMPLES
+        search = _ChangedSamples(names, snapshot, source, wanted, kind, most)
+        try:
+            changed = await asyncio.to_thread(search.find, changes)
+        except BatchError:  # a node does not answer, which the listing reports
+            return None
         if changed is None:
             return None
         if not changed:
@@ -91,48 +131,59 @@ class ListingUpdates:
             return None
         return ListingUpdate(changes.revision, _name_after(name, changed), result, built)
 
-    def _changed(
+
+class _ChangedSamples:
+    """Finds the objects of samples with changed names (blocking). `names`: of the node, or of the mesh;
+    `wanted`: extensions of the fields; `most`: samples from which on the source is listed. Its methods raise
+    BatchError Busy if nodes do not answer."""
+
+    def __init__(
         self,
+        names: ObjectNames,
         snapshot: Snapshot,
-        changes: StoreChanges,
         source: Source,
         wanted: frozenset[str],
         kind: str,
-    ) -> dict[str, list[Listed]] | None:
-        """Return the objects of each sample with changed names, by its stem (blocking); None if they are too
-        many, or among those of other samples."""
+        most: int,
+    ) -> None:
+        self._names, self._snapshot, self._source = names, snapshot, source
+        self._wanted, self._kind, self._most = wanted, kind, most
+
+    def find(self, changes: StoreChanges) -> dict[str, list[Listed]] | None:
+        """Return the objects of each sample with changed names, by its stem; None if they are too many, or
+        among those of other samples."""
         found: dict[str, list[Listed]] = {}
         folders = dict[str, bool]()  # whether a sample has the name of a folder
-        for key in self._changed_keys(snapshot, changes, source):
-            if kind == "auto" and archive_kind(key) is not None:
+        for key in self._changed_keys(changes):
+            if self._kind == "auto" and archive_kind(key) is not None:
                 return None
             stem, ext = sample_key(key)
-            if ext not in wanted or stem in found:
+            if ext not in self._wanted or stem in found:
                 continue
             for folder in folders_like_samples(stem):
                 if folder not in folders:
-                    folders[folder] = self._has_objects(source.bucket, folder, wanted)
+                    folders[folder] = self._has_objects(folder)
                 if folders[folder]:
                     return None
-            listed = self._listed(source, stem)
-            if listed is None or len(found) == _MOST_SAMPLES:
+            listed = self._listed(stem)
+            if listed is None or len(found) == self._most:
                 return None
             found[stem] = listed
         return found
 
-    def _changed_keys(self, snapshot: Snapshot, changes: StoreChanges, source: Source) -> Iterator[str]:
+    def _changed_keys(self, changes: StoreChanges) -> Iterator[str]:
         """Yield the changed names of a source, and all names, earlier ones included, in changed ranges."""
-        keys = snapshot.objects.keys
-        for first, last in _keys(changes, source.prefix):
+        keys, bucket, prefix = self._snapshot.objects.keys, self._source.bucket, self._source.prefix
+        for first, last in _keys(changes, prefix):
             if first == last:
                 yield first
                 continue
             yield from _between(keys, first, last)
-            if self._store.get(source.bucket, first) is not None:
+            if self._names.get(bucket, first) is not None:
                 yield first
             after, more = first, True
             while more:
-                page = self._store.list(source.bucket, prefix=source.prefix, after=after, limit=_PAGE)
+                page = self._names.list(bucket, prefix=prefix, after=after, limit=_PAGE)
                 for key, _ in page.entries:
                     if key > last:
                         more = False
@@ -140,19 +191,23 @@ class ListingUpdates:
                     yield key
                 after, more = page.next_after, more and page.truncated
 
-    def _listed(self, source: Source, stem: str) -> list[Listed] | None:
+    def _listed(self, stem: str) -> list[Listed] | None:
         """Return the objects of a sample; None if objects of other samples are among them."""
-        page = self._store.list(source.bucket, prefix=f"{stem}.", limit=_PAGE)
+        page = self._names.list(self._source.bucket, prefix=f"{stem}.", limit=_PAGE)
         if page.truncated or any(sample_key(key)[0] != stem for key, _ in page.entries):
             return None
         return [
-            (key, record.etag, record.size) for key, record in page.entries if key.startswith(source.prefix)
+            (key, record.etag, record.size)
+            for key, record in page.entries
+            if key.startswith(self._source.prefix)
         ]
 
-    def _has_objects(self, bucket: str, stem: str, wanted: frozenset[str]) -> bool:
+    def _has_objects(self, stem: str) -> bool:
         """Whether a sample of this name has objects, or that is not known."""
-        page = self._store.list(bucket, prefix=f"{stem}.", delimiter="/", limit=_PAGE)
-        return page.truncated or any(sample_key(key)[1] in wanted for key, _ in page.entries)
+        delimiter = "" if isinstance(self._names, BlockingObjects) else "/"
+        page = self._names.list(self._source.bucket, prefix=f"{stem}.", delimiter=delimiter, limit=_PAGE)
+        found = (key for key, _ in page.entries if sample_key(key)[0] == stem)
+        return page.truncated or any(sample_key(key)[1] in self._wanted for key in found)
 
 
 def _keys(changes: StoreChanges, prefix: str) -> Iterator[tuple[str, str]]:

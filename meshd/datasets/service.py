@@ -131,7 +131,7 @@ class DatasetService:
         self.tables = TableFiles(store, catalog, archives, objects, self._capacity)
         self._long: LongRunningCalls[None] = LongRunningCalls("datasets")
         self._results = BuildResults(catalog)
-        self._updates = ListingUpdates(store, catalog, self._results)
+        self._updates = ListingUpdates(store, catalog, self._results, objects)
         self._listed: tuple[str, object] = "", None
 
     def __repr__(self) -> str:
@@ -174,8 +174,8 @@ class DatasetService:
         request = request_name(source, kind, fields, options, paged=paged)
         whole = self._readers.reads_whole_bucket(caller, source.bucket)
         found, how = self._results.find_unchanged(request, began) if whole else None, "known"
-        if found is None and whole and isinstance(began, int):
-            update = await self._updates.find(request, source, kind, fields)
+        if found is None and whole:
+            began, update = await self._updates.find(request, source, kind, fields, began)
             if update is not None:
                 found, began = update.result, update.revision
                 if update.built is not None:

@@ -2,7 +2,7 @@
 
 Law: a snapshot is a pure function of its source, kind, fields, options and listing (keys, ETags, sizes); a
 result is named by the hash of all of these. It answers a request whose own listing has that hash, or one
-before which nothing was written to this node since a listing that had it, or nothing that changes it (see
+before which nothing was written since a listing that had it, or nothing that changes it (see
 `meshd.datasets.listing_updates`): never one of other content.
 """
 
@@ -11,9 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from meshd.core.document_store import RESULTS_PREFIX
+from meshd.peer_reads.changed_names import MeshRevision
+from meshd.store.errors import StoreError
 from meshwire.dataset.fields import fields_document
 from meshwire.strict_json import canonical_json
 
@@ -79,6 +84,18 @@ class BuildResults:
             return kept
         return seen[0], seen[1]
 
+    def last_mesh_listing(self, request: str) -> tuple[MeshRevision, str] | None:
+        """Return the revision of the bucket's names, in a mesh, and the name of the result of the last
+        listing for a request, made by any process of the node."""
+        document = self._catalog.read_intact(_listed(request, MESH))
+        if document is None:
+            return None
+        try:
+            kept = json.loads(document)
+            return msgspec.convert(kept["revision"], MeshRevision), str(kept["name"])
+        except (ValueError, KeyError, msgspec.ValidationError):  # another release wrote it
+            return None
+
     def _kept_listing(self, request: str) -> tuple[int, str] | None:
         document = self._catalog.read_intact(_listed(request))
         if document is None:
@@ -96,9 +113,12 @@ class BuildResults:
 
     async def record_listing(self, request: str, revision: object, name: str) -> None:
         """Note which result the listing for a request has; `revision`: of the store, before it was listed."""
-        if isinstance(revision, int) and self._unchanged.get(request) != (revision, name):
-            kept = json.dumps({"revision": revision, "name": name}).encode()
-            await self._catalog.write_document(_listed(request), kept)
+        told = revision if isinstance(revision, int | MeshRevision) else None
+        if told is not None and self._unchanged.get(request) != (revision, name):
+            kept = json.dumps({"revision": msgspec.to_builtins(told), "name": name}).encode()
+            where = MESH if isinstance(told, MeshRevision) else ""
+            with suppress(StoreError):  # a full disk: other processes list the source once more
+                await self._catalog.write_document(_listed(request, where), kept)
         self._unchanged[request] = revision, name
         self._unchanged.move_to_end(request)
         if len(self._unchanged) > _REMEMBERED:
@@ -119,8 +139,12 @@ class BuildResults:
         return self._catalog.read_document(f"snapshots/{found['snapshot']}")
 
 
-def _listed(request: str) -> str:
-    return f"{RESULTS_PREFIX}listed-{request}"
+MESH: Final = "mesh-"
+"""Of listings in a mesh, whose revisions earlier releases cannot read."""
+
+
+def _listed(request: str, where: str = "") -> str:
+    return f"{RESULTS_PREFIX}listed-{where}{request}"
 
 
 def _last(request: str) -> str:

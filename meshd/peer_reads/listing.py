@@ -71,7 +71,7 @@ class ObjectListings:
         """Return the responses of all primaries, under one map. Raises BatchError Busy."""
         for _ in range(_ATTEMPTS):
             cluster = self._mesh.current_map()
-            asked = [ask(node, cluster.version) for node in self._primaries(cluster, bucket)]
+            asked = [ask(node, cluster.version) for node in self.primaries(cluster, bucket)]
             answers = await asyncio.gather(*asked, return_exceptions=True)
             wrong = [answer for answer in answers if isinstance(answer, BaseException)]
             if any(isinstance(error, StaleMapError) for error in wrong):
@@ -89,7 +89,7 @@ class ObjectListings:
             return primary_page(self._store, self._mesh, ask)
         return await self._selector.peers.call_typed(node, peer_messages.LIST_RECORDS, ask)
 
-    def _primaries(self, cluster: ClusterMap, bucket: str) -> list[Node]:
+    def primaries(self, cluster: ClusterMap, bucket: str) -> list[Node]:
         """Return the primaries of the bucket's slots. Raises BatchError Busy while a slot has none."""
         # Routes of this map, even if a newer one has arrived.
         table = routes(cluster, self._mesh.replica_count(bucket))

@@ -16,6 +16,7 @@ from meshd.core.api_errors import busy
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.errors import MeshdError
+from meshd.peer_reads.changed_names import ChangedNames
 from meshd.peer_reads.listing import ObjectListings
 from meshd.peer_reads.peer_documents import PeerDocuments
 from meshd.peer_reads.peer_fetcher import MAX_ORIGIN_READS, PeerFetcher, PeerFrames, RendezvousFrameSource
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import BucketTable
     from meshd.core.frame_address import FrameSource
+    from meshd.peer_reads.changed_names import MeshRevision
     from meshd.peer_reads.peer_fetcher import FetchedParts, NearCache, OriginReader
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import StoreReader
-    from meshd.store.records import Page, Record
+    from meshd.store.records import Page, Record, StoreChanges
     from meshwire.cluster import Node
 
 
@@ -117,6 +119,7 @@ class RemoteObjects:
         self._memory = MemoryAccount()
         self._selector = ReplicaSelector(mesh, peers)
         self._listings = ObjectListings(store, self._selector)
+        self._changed_names = ChangedNames(store, mesh, peers, self._listings)
         self._fetcher = PeerFetcher(store, self._selector, self.has_origin, origins, near_cache)
         self.documents = PeerDocuments(self._selector)
         self.frames = PeerFrames(self._selector, near_cache, self._memory)
@@ -236,6 +239,15 @@ class RemoteObjects:
         same bytes. Where other nodes or clients of an origin write, it never does."""
         local_only = self._mesh.single_node and not any(map(self.has_origin, buckets))
         return self._store.revision() if local_only else object()
+
+    async def changes_since(
+        self, bucket: str, prefix: str, seen: MeshRevision | None
+    ) -> tuple[MeshRevision, StoreChanges | None] | None:
+        """Return what changed below a prefix, in a mesh of several nodes; see `ChangedNames.since`. None for
+        a bucket with an origin, whose other clients nobody sees."""
+        if self.has_origin(bucket):
+            return None
+        return await self._changed_names.since(bucket, prefix, seen)
 
     def bucket_creation_times(self, buckets: Sequence[str]) -> tuple[int, ...]:
         """Return when each of these buckets was created; empty if this process has no table of buckets."""

@@ -20,6 +20,7 @@ from meshd.core.peer_messages import (
     FIND_RECORDS,
     LIST_DOCUMENTS,
     LIST_RECORDS,
+    READ_CHANGES,
     READ_DOCUMENT,
     READ_FRAME,
     READ_INDEX,
@@ -34,6 +35,7 @@ from meshd.core.peer_messages import (
 )
 from meshd.core.peer_source import ObjectRange
 from meshd.core.sample_locations import slice_locations
+from meshd.peer_reads.changed_names import primary_changes
 from meshd.peer_reads.listing import primary_page
 from meshd.rpc.peer_rpc import NotHereError, handler, stream_handler
 from meshd.store.errors import CorruptExtentError, StoreError
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import AnyFrameAddress, Frame, FrameSource
     from meshd.core.peer_messages import (
+        ChangesRequest,
+        ChangesResponse,
         DocumentName,
         FindRequest,
         IndexRequest,
@@ -207,6 +211,11 @@ class PeerReadService:
     async def list_page(self, asked: ListRequest, context: CallContext) -> ListResponse:
         """Return a page of the objects whose primary is this node. Raises StaleMapError."""
         return primary_page(self._store, self._mesh, asked)
+
+    @handler(READ_CHANGES)
+    async def get_changes(self, asked: ChangesRequest, context: CallContext) -> ChangesResponse:
+        """Return which names of a bucket changed in this node's store. Raises StaleMapError."""
+        return await asyncio.to_thread(primary_changes, self._store, self._mesh, asked)
 
     @handler(READ_INDEX)
     async def get_index(self, asked: IndexRequest, context: CallContext) -> bytes:

@@ -13,6 +13,7 @@ from dataclasses import replace as replaced
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from meshd.datasets.service import DatasetService
 from meshd.datasets.snapshot_build_cache import BuildResults
 from meshd.documents.inventory import UsageFile
 from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
+from meshd.peer_reads.changed_names import ChangedNames
+from meshd.peer_reads.listing import ObjectListings
 from meshd.process.periodic_tasks import document_collector
 from meshd.util.clock import ManualClock
 from meshwire.formats.token_index import encode_token_index
@@ -400,3 +403,48 @@ def test_opening_again_sees_every_change(
         builds.clear()
         assert opened() == before  # what it was: no node builds it again
         assert len(builds) == 1
+
+
+def test_objects_that_changed_are_looked_up_and_not_listed(
+    crew: MeshCrew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, folder, listed = wires(crew), "loose", list[str]()
+    first, last = nodes[0], nodes[-1]
+    list_entries: Any = ObjectListings.list_entries
+
+    def counted(self: Any, bucket: str, prefix: str) -> Any:
+        listed.append(prefix)
+        return list_entries(self, bucket, prefix)
+
+    monkeypatch.setattr(ObjectListings, "list_entries", counted)
+
+    def opened(listings: int) -> dict[str, Any]:
+        """What every node says, with so many listings; it equals what a listing gives."""
+        source, fields = f"s3://pictures/{folder}/", {"text": {"ext": ["txt"]}}
+        listed.clear()
+        answers = [node.snapshot(source, fields, kind="objects") for node in nodes for _ in range(2)]
+        assert len(listed) == listings
+        with monkeypatch.context() as patched:
+            patched.setattr(BuildResults, "find", lambda self, name: None)
+            answers.append(first.snapshot(source, fields, kind="objects"))
+        assert all(answer == answers[0] for answer in answers)
+        return answers[0]
+
+    for number in range(120):
+        crew.put("pictures", f"{folder}/{number % 3}/{number:03}.txt", b"%d" % number)
+    assert opened(len(nodes))["samples"] == 120
+    opened(0)
+    assert last.call("PUT", f"/pictures/{folder}/1/more.txt", b"new").status == 200
+    assert opened(0)["samples"] == 121
+    assert first.call("PUT", "/pictures/elsewhere.txt", b"x").status == 200
+    assert first.call("DELETE", f"/pictures/{folder}/0/000.txt").status == 204
+    assert last.call("PUT", f"/pictures/{folder}/2/002.txt", b"another").status == 200
+    assert opened(0)["samples"] == 120
+    for number in range(60):  # too many to look up one after the other
+        crew.put("pictures", f"{folder}/new/{number:03}.txt", b"%d" % number)
+    assert opened(len(nodes))["samples"] == 180
+    assert last.call("PUT", f"/pictures/{folder}/1/last.txt", b"new").status == 200
+    with monkeypatch.context() as patched:  # a primary of an earlier release does not know the call
+        patched.setattr(ChangedNames, "since", AsyncMock(return_value=None))
+        assert opened(2 * len(nodes))["samples"] == 181
+    opened(0)

@@ -75,6 +75,7 @@ WIRE: dict[str, PeerCall[Any, Any]] = {
     "POST objects/rest": peer_messages.RESUME_READ,
     "POST objects/find": peer_messages.FIND_RECORDS,
     "POST objects/list": peer_messages.LIST_RECORDS,
+    "POST objects/changes": peer_messages.READ_CHANGES,
     "POST archives/index": peer_messages.READ_INDEX,
     "POST pages": peer_messages.READ_PAGE,
     "POST paged-kinds": peer_messages.READ_PAGED_KINDS,
