@@ -3,6 +3,7 @@ bucket is seen by the next `open`."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import urllib.request
@@ -131,3 +132,43 @@ def test_a_snapshot_of_objects_is_updated_by_what_changed(daemon: Daemon) -> Non
     assert daemon.request("POST", "/-/snapshots", LABELLED).status != 200  # no tar, but asked for
     sdk.close()
     client.close()
+
+
+def snapshot_of(keys: set[str]) -> str:
+    """The snapshot that a listing of these objects of the bucket `full` gives."""
+    text = {key: key.encode() for key in keys}
+    listing = [(key, hashlib.md5(data).hexdigest(), len(data)) for key, data in sorted(text.items())]
+    return build_from_objects(
+        listing, source="s3://full/", fields=parse_fields({"text": "txt"})
+    ).snapshot.hash
+
+
+def test_a_disk_that_fills_up_between_two_opens() -> None:
+    """What was acknowledged is in the next snapshot, and what was refused is not; without room, `open` says
+    so or gives the right answer."""
+    wanted = {"source": "s3://full/", "kind": "objects", "fields": {"text": {"ext": ["txt"]}}}
+    body, kept = json.dumps(wanted).encode(), set[str]()
+    with Daemon.start(env={"MESHD_FAILPOINTS": "store.index.before_commit=error(28):after 80"}) as daemon:
+        client = daemon.client()
+        client.create_bucket(Bucket="full")
+        for number in range(200):
+            key = f"{number:03}.txt"
+            if daemon.request("PUT", f"/full/{key}", key.encode()).status != 200:
+                break
+            kept.add(key)
+            if number in (20, 30):
+                assert json.loads(daemon.request("POST", "/-/snapshots", body).body)["samples"] == len(kept)
+        assert 30 < len(kept) < 100
+        answer = daemon.request("POST", "/-/snapshots", body)
+        assert answer.status in (503, 507) or json.loads(answer.body)["snapshot"] == snapshot_of(kept)
+        daemon.kill()
+        del daemon.env["MESHD_FAILPOINTS"]
+        daemon.up()
+        for more in (set[str](), {"more.txt"}):
+            for key in more:
+                daemon.client().put_object(Bucket="full", Key=key, Body=key.encode())
+            kept |= more
+            answer = daemon.request("POST", "/-/snapshots", body)
+            assert answer.status == 200, answer.body
+            assert json.loads(answer.body)["snapshot"] == snapshot_of(kept)
+        client.close()

@@ -1,9 +1,10 @@
-"""A worker that is killed while it makes the pages of a snapshot: `open` goes on where it was."""
+"""Pages of a snapshot that are being made: a worker is killed meanwhile, or the other one makes them, too."""
 
 from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any
 
@@ -61,5 +62,29 @@ def test_what_a_killed_worker_has_made_is_not_made_again() -> None:
         daemon.up()
         for kind, snapshot in found.items():
             assert (snapshot["samples"], snapshot["shards"]) == (SHARDS * ROWS, SHARDS)
+            assert pin(daemon, kind) == snapshot
+        s3.close()
+
+
+@pytest.mark.timeout(240)
+def test_two_workers_that_index_the_same_shards_at_once_agree() -> None:
+    with Daemon.start(workers=2, env={"MESHD_FAILPOINTS": "indexes.made=sleep(100)"}) as daemon:
+        s3 = daemon.client()
+        for kind in ("lines", "tar", "tfrecord"):
+            s3.create_bucket(Bucket=kind)
+            for number in range(SHARDS):
+                key, data = shard(kind, number)
+                s3.put_object(Bucket=kind, Key=key, Body=data)
+        found = {}
+        for kind in ("lines", "tar", "tfrecord"):
+            with ThreadPoolExecutor(8) as pool:  # connections of their own, so both workers are asked
+                answers = list(pool.map(pin, [daemon] * 8, [kind] * 8, timeout=2 * PATIENCE))
+            assert all(answer == answers[0] for answer in answers)
+            assert (answers[0]["samples"], answers[0]["shards"]) == (SHARDS * ROWS, SHARDS)
+            found[kind] = answers[0]
+        daemon.stop()
+        del daemon.env["MESHD_FAILPOINTS"]
+        daemon.up()
+        for kind, snapshot in found.items():
             assert pin(daemon, kind) == snapshot
         s3.close()

@@ -6,7 +6,10 @@ import asyncio
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import pytest
+
 from meshd.config import StoreSettings
+from meshd.store.errors import DiskFullError
 from meshd.store.index import change_log
 from meshd.store.records import RESERVED_BUCKET, StoreChanges
 from meshd.store.store import Store
@@ -15,8 +18,6 @@ from tests.support.store_calls import put_object
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_the_revision_survives_a_restart_with_documents(tmp_path: Path) -> None:
@@ -114,3 +115,35 @@ def test_a_write_that_failed_is_not_logged(tmp_path: Path) -> None:
             txn.abort()
         asyncio.run(put_object(store, "l", b"two"))
         assert store.changes_since(seen, "b") == StoreChanges(store.revision(), ("l",))
+
+
+def test_a_log_that_does_not_fit_leaves_out_no_acknowledged_write(tmp_path: Path) -> None:
+    """An entry is written in the transaction of its commit: the index takes both or neither."""
+    settings = StoreSettings.at(tmp_path, index_map_bytes=1 << 20)
+    acknowledged = set[str]()
+
+    async def fill(store: Store) -> None:
+        for number in range(5000):
+            await put_object(store, f"{number:05}-{'x' * 200}", b"x")
+            acknowledged.add(f"{number:05}-{'x' * 200}")
+
+    with closing(Store.open(settings, writer="w0", clock=ManualClock())) as store:
+        asyncio.run(put_object(store, "first", b"x"))
+        before = store.revision()
+        with pytest.raises(DiskFullError):
+            asyncio.run(fill(store))
+        _named_or_unknown(store, before, acknowledged)
+    larger = StoreSettings.at(tmp_path, index_map_bytes=1 << 28)
+    with closing(Store.open(larger, writer="w0", clock=ManualClock())) as store:
+        _named_or_unknown(store, before, acknowledged)
+        asyncio.run(put_object(store, "last", b"x"))
+        _named_or_unknown(store, before, {*acknowledged, "last"})
+
+
+def _named_or_unknown(store: Store, revision: int, names: set[str]) -> None:
+    """The log names at least these, or says that it does not know; and all of them are there."""
+    changes = store.changes_since(revision, "b")
+    if changes is not None:
+        ranged = {name for name in names if any(a <= name <= b for a, b in changes.ranges)}
+        assert names <= {*changes.keys, *ranged}
+    assert all(store.get("b", name) is not None for name in names)
