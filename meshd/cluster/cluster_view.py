@@ -329,6 +329,16 @@ class ClusterView:
                     "given up; nothing was changed; try again"
                 )
 
+    def reject_if_absent_since(self, context: WriteContext) -> None:
+        """Raises NotReplicatedError if this node was marked away since a write was accepted that it has
+        committed: another node was the primary meanwhile, and may have decided without this write."""
+        if context.accepted_by and self.last_absence_version(self.node_id) > context.map_version:
+            metrics.replication_given_up.inc()
+            raise NotReplicatedError(
+                f"node {self.node_id} was marked away since it accepted the request, so other nodes may have "
+                "decided without it; the write may or may not have taken effect; try again"
+            )
+
     async def wait_for_newer_map(self, version: int, max_wait: float) -> bool:
         """Waits up to `max_wait` seconds for a newer map than `version`; returns True if there is one."""
         if self._standalone_map is None and self.current_map().version <= version:

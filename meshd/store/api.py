@@ -463,6 +463,11 @@ class ObjectStore(StoreReader, StoreWriter, Protocol):
         list may be incomplete if thousands are recorded for the name."""
         ...
 
+    def ended_uploads(self, bucket: str, key: str) -> Sequence[tuple[str, int]]:
+        """Returns (id, stamp) of the ended uploads of a name, the last end first. The list may be incomplete
+        if thousands of removals are recorded for the name."""
+        ...
+
 
 class CacheLookup(Protocol):
     """Looks up objects of buckets that are backed by an origin, in the cache."""

@@ -31,7 +31,7 @@ from meshd.store.engine.upload_mutations import AbortUpload, CompleteUpload, Cre
 from meshd.store.engine.writer import DiskObjectWriter, WriterResources
 from meshd.store.errors import StaleEpochError
 from meshd.store.index.index import Index, object_key
-from meshd.store.index.tombstones import Tombstones, removals_since
+from meshd.store.index.tombstones import Tombstones, ended_uploads, removals_since
 from meshd.store.index.upload_listing import list_uploads
 from meshd.store.integrity.quarantine import Quarantine, require_not_quarantined
 from meshd.store.integrity.scrub import Scrub
@@ -440,6 +440,10 @@ class Store:
     def removals_since(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
         with self._index.read_transaction() as txn:
             return removals_since(self._index, txn, object_key(bucket, key), after)
+
+    def ended_uploads(self, bucket: str, key: str) -> Sequence[tuple[str, int]]:
+        with self._index.read_transaction() as txn:
+            return ended_uploads(self._index, txn, object_key(bucket, key))
 
     # the store itself -------------------------------------------------------------------------------------
 

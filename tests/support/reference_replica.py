@@ -62,6 +62,15 @@ class MemoryReplicas:
             if (b, k) == (bucket, key) and stamp > after and is_version_id(what)
         ]
 
+    def ended_uploads(self, bucket: str, key: str) -> list[tuple[str, int]]:
+        """See ObjectStore.ended_uploads."""
+        ends = [
+            (what, stamp)
+            for (b, k, what), stamp in self._tombstones.items()
+            if (b, k) == (bucket, key) and what and not is_version_id(what)
+        ]
+        return sorted(ends, key=lambda end: end[1], reverse=True)
+
     def add_tombstone(self, bucket: str, key: str, what: str, stamp: int) -> None:
         """A deletion with this stamp."""
         self._tombstones[bucket, key, what] = max(stamp, self.tombstone_stamp(bucket, key, what))
@@ -125,12 +134,12 @@ class MemoryReplicas:
                 return Applied(self.newest_stamp(bucket, key), False)
             raise ReplicaLacksError("the version whose tags or ACL changed is not here; send it whole")
         if existing.amended >= told.amended:
-            return Applied(self.newest_stamp(bucket, key), False)
+            return Applied(self.newest_stamp(bucket, key), False, existing.amended)
         amended = msgspec.structs.replace(
             existing, tags=told.tags, acl=told.acl, moves=existing.moves + 1, amended=told.amended
         )
         self._versions.replace(bucket, key, amended)
-        return Applied(self.newest_stamp(bucket, key), True)
+        return Applied(self.newest_stamp(bucket, key), True, amended.amended)
 
     def _remove(self, change: VersionGone) -> Applied:
         bucket, key, known = (

@@ -533,6 +533,9 @@ class MemoryStore:
     def removals_since(self, bucket: str, key: str, after: int) -> Sequence[tuple[str, int]]:
         return self._replicas.removals_since(bucket, key, after)
 
+    def ended_uploads(self, bucket: str, key: str) -> Sequence[tuple[str, int]]:
+        return self._replicas.ended_uploads(bucket, key)
+
     def revision(self) -> int:
         return self._versions.revision
 

@@ -402,6 +402,10 @@ class ReplicaSuite:
             assert not await apply_change(store, *begun)
             await error_of(NoSuchUploadError, apply_change(store, *part))
             assert store.is_empty("b")
+            end = store.tombstone_stamp("b", "k", upload.upload_id)
+            assert list(store.ended_uploads("b", "k")) == [(upload.upload_id, end)]
+            assert not store.removals_since("b", "k", 0)  # the end of an upload is no version's
+            assert not store.ended_uploads("b", "other")
 
         self._run(check)
 

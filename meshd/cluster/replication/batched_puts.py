@@ -176,7 +176,7 @@ class BatchedPuts:
             ReplicaObject(new.key, without_local_fields(record), new.data)
             for new, record in zip(objects, records, strict=True)
         ]
-        return await self._replicate(bucket, sent, records, epoch)
+        return self._primary.acknowledge(await self._replicate(bucket, sent, records, epoch), context)
 
     async def _replicate(
         self, bucket: str, sent: Sequence[ReplicaObject], records: Sequence[Record], epoch: int

@@ -10,7 +10,8 @@ A write is forwarded only while nothing of it is committed here; one that may ha
 forwarded again, unless its caller says that it is `repeatable`. A node never forwards a forwarded write: it
 commits as primary or answers 421 with its map version. A node that was marked away never applies a write it
 accepted (or that was forwarded to it) under an earlier map version: the client was told the outcome is
-unknown and may have written more since. A write that no client waits for (`WriteContext.accepted_by` is
+unknown and may have written more since. Nor does it acknowledge one that it had committed: another node may
+have decided about the name without it. A write that no client waits for (`WriteContext.accepted_by` is
 empty) is never rejected.
 """
 
@@ -342,6 +343,12 @@ class PrimaryWrites:
                         "suspended; nothing was changed; try again shortly"
                     ) from error
                 await self._mesh.wait_for_newer_map(error.version - 1, _MAP_WAIT)
+
+    def acknowledge(self, result: _T, context: WriteContext) -> _T:
+        """Returns the result of a write that this node has committed and replicated. Raises
+        NotReplicatedError if the node was marked away since it accepted the write."""
+        self._mesh.reject_if_absent_since(context)
+        return result
 
     async def run_checked(self, bucket: str, key: str, act: WriteAction[_T], context: WriteContext) -> _T:
         """Runs `act` as primary; if a condition did not hold, replicates what it was checked against

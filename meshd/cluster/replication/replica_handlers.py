@@ -119,7 +119,7 @@ class ReplicaHandlers:
             if isinstance(doing, Coroutine):
                 doing.close()
         metrics.replica_facts.labels("yes" if applied.changed else "no").inc()
-        return ReplicaAck(applied.newest, applied.changed)
+        return ReplicaAck(applied.newest, applied.changed, amended=applied.amended)
 
     def _require_current_map(self, epoch: int) -> None:
         """Raises StaleMapError: the primary of an older map may not be the primary any more."""

@@ -29,11 +29,12 @@ from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
     DiskFullError,
+    NoSuchUploadError,
     NotPrimaryError,
     StaleEpochError,
 )
 from meshd.store.records import INTERNAL_WRITE, NULL, Removed
-from meshd.store.replica.changes import Amended, Marked, ReplicaFacts, VersionGone, without_local_fields
+from meshd.store.replica.changes import Marked, ReplicaFacts, VersionGone, without_local_fields
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
@@ -207,10 +208,7 @@ class ReplicatedStore(ReplicatedUploads):
 
     async def _amend(self, bucket: str, key: str, act: WriteAction[Record], context: WriteContext) -> Record:
         record = await self.primary.run_as_primary(bucket, key, act, context)
-        await self.primary.replicator.replicate_change(
-            Amended(bucket, key, without_local_fields(record)), bucket, key
-        )
-        return record
+        return await self.primary.unconfirmed.replicate_amendment(bucket, key, record)
 
     async def link(
         self,
@@ -249,7 +247,8 @@ class ReplicatedStore(ReplicatedUploads):
 
     async def _link(self, bucket: str, key: str, act: WriteAction[Record], context: WriteContext) -> Record:
         record = await self.primary.run_checked(bucket, key, act, context)
-        return await self.primary.replicate_and_restamp(bucket, key, record)
+        record = await self.primary.replicate_and_restamp(bucket, key, record)
+        return self.primary.acknowledge(record, context)
 
 
 class ReplicatedWriter:
@@ -338,7 +337,7 @@ class ReplicatedWriter:
         if not epoch:
             await self.abort()  # the primary has the bytes
             return record
-        return await self._replicate(record, epoch)
+        return self._store.primary.acknowledge(await self._replicate(record, epoch), context)
 
     async def _commit_locally(self, spec: WriteSpec, context: WriteContext) -> tuple[Record, int]:
         """Commits locally; returns the record and the map version. Raises StoreError."""
@@ -355,6 +354,11 @@ class ReplicatedWriter:
         except (ConditionFailedError, ConditionMissingError):
             await self._abort_streams()
             await self._store.primary.unconfirmed.confirm_newest(self._bucket, self._key)
+            raise
+        except NoSuchUploadError:
+            await self._abort_streams()
+            if self._part is not None:
+                await self._store.replicate_upload_end(self._part[0])
             raise
 
     async def _commit_on_primary(
@@ -376,23 +380,20 @@ class ReplicatedWriter:
             part = store.committed_part(*self._part, record)
             if part is None:  # replaced, or the upload has ended: the other nodes must get that instead
                 await self._abort_streams()
-                await store.replicate_part(*self._part)
+                await store.replicate_part(*self._part, epoch)
                 return record
         facts = ReplicaFacts(epoch, without_local_fields(record), part)
         answers = await asyncio.gather(*[stream.send_metadata(facts) for stream in self._streams])
-        accepted = [
-            (stream.node.node_id, ack)
+        had = {
+            stream.node.node_id: ack
             for stream, ack in zip(self._streams, answers, strict=True)
             if ack is not None and ack.trouble != "lacks"
-        ]
+        }
         self._streams = []
-        had, newest = (
-            [node_id for node_id, _ in accepted],
-            max([ack.newest for _, ack in accepted], default=0),
-        )
         if self._part is not None:
-            await store.replicate_part(*self._part, had, record.size)
+            await store.replicate_part(*self._part, epoch, had, record.size)
             return record
+        newest = max([ack.newest for ack in had.values()], default=0)
         return await store.primary.replicate_and_restamp(self._bucket, self._key, record, had, newest)
 
 

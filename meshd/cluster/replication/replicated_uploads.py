@@ -1,13 +1,15 @@
 """Multipart uploads of the replicated store: begun, completed and aborted at the primary, then replicated.
 
 Law: the same as for objects. The end of an upload is replicated again before a request is told that it has
-ended: the request that ended it may not have been acknowledged.
+ended: the request that ended it may not have been acknowledged. A part that met the end of its upload is
+acknowledged only if the node that committed the part has decided about that end, too.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from meshd.cluster.replication.forwarded_writes import (
     AbortUploadRequest,
@@ -17,9 +19,9 @@ from meshd.cluster.replication.forwarded_writes import (
     WriteResult,
 )
 from meshd.cluster.replication.primary_writes import PrimaryWrites
-from meshd.store.engine.member_header import version_id_of
+from meshd.cluster.replication.unconfirmed_writes import completed_version
 from meshd.store.errors import NoSuchUploadError, NotReplicatedError
-from meshd.store.records import INTERNAL_WRITE, NULL, Upload
+from meshd.store.records import INTERNAL_WRITE, Upload
 from meshd.store.replica.changes import (
     CompletedPart,
     PartOf,
@@ -31,7 +33,7 @@ from meshd.store.replica.changes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.cluster.replication.forwarded_writes import ForwardedRequest
@@ -39,12 +41,15 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import ObjectStore
     from meshd.store.records import Meta, Record, UploadedPart, WriteContext
+    from meshd.store.replica.changes import Change, ReplicaAck
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Versioning
 
 _T = TypeVar("_T")
+_REWRITES: Final = 3
+_NOBODY: Final[Mapping[str, ReplicaAck]] = MappingProxyType({})
 
 
 class ReplicatedUploads:
@@ -64,11 +69,14 @@ class ReplicatedUploads:
     ) -> _T:
         """Returns the result of `here`, or what `read` finds in that of the node that is primary now."""
 
+        async def decided() -> _T:
+            return self.primary.acknowledge(await here(), context)
+
         async def there(node: Node) -> _T:
             return read(await self.forwarder.forward_request(node, request, context))
 
         return await self.primary.run_to_completion(
-            self.forwarder.run_on_primary(request.bucket, request.key, here, there, context)
+            self.forwarder.run_on_primary(request.bucket, request.key, decided, there, context)
         )
 
     async def create_upload(
@@ -121,18 +129,27 @@ class ReplicatedUploads:
     async def _complete(
         self, upload: Upload, numbers: Sequence[int], act: WriteAction[Record], context: WriteContext
     ) -> Record:
-        bucket, key = upload.bucket, upload.key
-        known = {part.number: part for part in self._all_parts(upload)}
+        bucket, key, replicator = upload.bucket, upload.key, self.primary.replicator
+        parts: list[UploadedPart] = []
+
+        async def commit(fenced: WriteContext) -> Record:
+            parts[:] = self._all_parts(upload)
+            return await act(fenced)
+
         try:
-            record = await self.primary.run_checked(bucket, key, act, context)
+            record = await self.primary.run_checked(bucket, key, commit, context)
         except NoSuchUploadError:
             await self.replicate_upload_end(upload)
             raise
-        chosen = tuple(CompletedPart(n, known[n].stamp, known[n].etag) for n in numbers if n in known)
-        change = UploadCompleted(bucket, key, upload.upload_id, chosen, without_local_fields(record))
-        return await self.primary.unconfirmed.restamp_if_behind(
-            bucket, key, record, await self.primary.replicator.replicate_change(change, bucket, key)
-        )
+        chosen = _chosen_parts(numbers, parts, record)
+        if chosen is None:
+            newest = await replicator.replicate_version(bucket, key, record)
+            change: Change = UploadEnded(bucket, key, upload.upload_id, record.stamp)
+            await replicator.replicate_change(change, bucket, key)
+        else:
+            change = UploadCompleted(bucket, key, upload.upload_id, chosen, without_local_fields(record))
+            newest = await replicator.replicate_change(change, bucket, key)
+        return await self.primary.unconfirmed.restamp_if_behind(bucket, key, record, newest)
 
     def _all_parts(self, upload: Upload) -> list[UploadedPart]:
         found: list[UploadedPart] = []
@@ -173,15 +190,42 @@ class ReplicatedUploads:
         return PartOf(upload_without_local_fields(upload), part)
 
     async def replicate_part(
-        self, upload: Upload, number: int, had: Iterable[str] = (), size: int | None = None
+        self,
+        upload: Upload,
+        number: int,
+        epoch: int,
+        had: Mapping[str, ReplicaAck] = _NOBODY,
+        size: int | None = None,
     ) -> None:
-        """Replicates the current part of this number, or the end of its upload, to every node except those in
-        `had`. Raises NotReplicatedError, NodeFullError."""
+        """Replicates the current part of this number, or the end of its upload, to every node except those
+        that have replied. `epoch`: the map version under which a part was committed here. Raises
+        NotReplicatedError, NodeFullError."""
         replicator, bucket, key = self.primary.replicator, upload.bucket, upload.key
-        await replicator.replicate(
-            bucket, key, lambda node: replicator.send_part(node, upload, number), had, size=size
-        )
-        if self._mesh.single_node or self._store.get_upload(bucket, key, upload.upload_id) is not None:
+        acks = list(had.values())
+
+        async def send(node: Node) -> ReplicaAck:
+            ack = await replicator.send_part(node, upload, number)
+            acks.append(ack)
+            return ack
+
+        await replicator.replicate(bucket, key, send, had, size=size)
+        for _ in range(_REWRITES):
+            newest = max((ack.newest for ack in acks), default=0)
+            if not await self.primary.unconfirmed.rewrite_part(upload, number, newest):
+                break
+            await replicator.replicate(bucket, key, send, size=size)
+        else:
+            raise NotReplicatedError("other nodes write to this part at the same time; try again shortly")
+        ended = any(ack.trouble == "ended" for ack in acks)
+        if self._mesh.single_node:
+            return
+        gone = self._store.get_upload(bucket, key, upload.upload_id) is None
+        if (gone or ended) and self._mesh.current_map().version != epoch:
+            raise NotReplicatedError(
+                f"upload {upload.upload_id} has ended, perhaps at another node that did not have its part "
+                f"{number}; the part may or may not have been stored; try again"
+            )
+        if not gone:
             return
         if not self._store.tombstone_stamp(bucket, key, upload.upload_id):
             raise NotReplicatedError(
@@ -205,7 +249,7 @@ class ReplicatedUploads:
         tombstone = self._store.tombstone_stamp(bucket, key, upload_id)
         if not tombstone:
             return
-        record, replicator = self._completed_version(bucket, key, tombstone), self.primary.replicator
+        record, replicator = completed_version(self._store, bucket, key, tombstone), self.primary.replicator
         if record is None:
             await self.primary.unconfirmed.confirm_newest(bucket, key)
         else:
@@ -216,10 +260,14 @@ class ReplicatedUploads:
             UploadEnded(bucket, key, upload_id, tombstone), bucket, key
         )
 
-    def _completed_version(self, bucket: str, key: str, stamp: int) -> Record | None:
-        """Returns the version that an upload became when it ended with this stamp, unless it was replaced."""
-        for version in (version_id_of(stamp), NULL):
-            found = self._store.get_version(bucket, key, version)
-            if found is not None and found.stamp == stamp:
-                return found
+
+def _chosen_parts(
+    numbers: Sequence[int], parts: Sequence[UploadedPart], record: Record
+) -> tuple[CompletedPart, ...] | None:
+    """Returns the parts of which a completed object was made; None if one of them was replaced between the
+    look-up of `parts` and the commit: then they identify other bytes to a replica."""
+    found = {part.number: part for part in parts}
+    made = [found.get(number) for number in numbers]
+    if [part and part.etag for part in made] != [part.etag for part in record.parts]:
         return None
+    return tuple(CompletedPart(part.number, part.stamp, part.etag) for part in made if part is not None)

@@ -3,36 +3,49 @@
 A primary may find one when it deletes, checks conditions or commits: of an earlier primary, or of a request
 that failed. Law: before a client is answered by a state, that state is on every node of the write set. A
 replica may hold an unacknowledged write of an earlier primary with a higher stamp; the current primary then
-writes the null version again above that stamp. Other versions coexist and need no restamping.
+writes the null version again above that stamp. Other versions coexist and need no restamping. Tags and ACLs,
+and the parts of an upload, are written again in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT
-from meshd.store.errors import NotReplicatedError, StaleEpochError
-from meshd.store.records import NULL, WriteContext
-from meshd.store.replica.changes import Marked, VersionGone, without_local_fields
+from meshd.store.engine.member_header import version_id_of
+from meshd.store.errors import NoSuchUploadError, NotReplicatedError, StaleEpochError
+from meshd.store.records import NULL, Record, WriteContext
+from meshd.store.replica.changes import (
+    Amended,
+    Marked,
+    PartOf,
+    VersionGone,
+    part_without_local_fields,
+    upload_without_local_fields,
+    without_local_fields,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from meshd.cluster.replication.replicator import Replicator
     from meshd.store.api import ObjectStore
-    from meshd.store.records import Record
+    from meshd.store.records import Upload
+    from meshd.store.replica.changes import ReplicaAck
     from meshd.util.clock import Clock
+    from meshwire.cluster import Node
 
 PARALLEL_CHANGES: Final = 64
 """Changes that are sent at the same time."""
 _RESTAMP_ATTEMPTS: Final = 3
 _UNSETTLED_NS: Final = int(2e9 * WRITE_TIMEOUT)
 """Nanoseconds after which a write is either acknowledged or given up."""
+_LAST_ENDS: Final = 64
 _log = logging.getLogger(__name__)
 
 
@@ -40,6 +53,23 @@ def unsettled_removals(store: ObjectStore, clock: Clock, bucket: str, key: str) 
     """Returns recent removals of versions, which some nodes may not have yet."""
     after = clock.stamp() - _UNSETTLED_NS
     return [VersionGone(bucket, key, *gone) for gone in store.removals_since(bucket, key, after)]
+
+
+def unsettled_ends(store: ObjectStore, clock: Clock, bucket: str, key: str) -> list[tuple[str, int]]:
+    """Returns (id, stamp) of ended uploads that some nodes may take for uploads in progress: the recent ends,
+    and of the earlier ones the last, because an end that nobody was told of stays at its primary."""
+    after = clock.stamp() - _UNSETTLED_NS
+    ends = store.ended_uploads(bucket, key)
+    return [end for number, end in enumerate(ends) if number < _LAST_ENDS or end[1] > after]
+
+
+def completed_version(store: ObjectStore, bucket: str, key: str, stamp: int) -> Record | None:
+    """Returns the version that an upload became when it ended with this stamp, unless it was replaced."""
+    for version in (version_id_of(stamp), NULL):
+        found = store.get_version(bucket, key, version)
+        if found is not None and found.stamp == stamp:
+            return found
+    return None
 
 
 class UnconfirmedWrites:
@@ -138,14 +168,63 @@ class UnconfirmedWrites:
                 await self._store.apply_change(again, context=fenced)
             await self._replicator.replicate_change(again, bucket, key)
 
+    async def replicate_amendment(self, bucket: str, key: str, record: Record) -> Record:
+        """Replicates tags and ACL of a version that were changed here, above all that any node has for it.
+        Returns the final record. Raises NotReplicatedError."""
+        for _ in range(_RESTAMP_ATTEMPTS):
+            known = await self._send_amendment(bucket, key, record)
+            found = self._store.get_version(bucket, key, record.version or NULL)
+            if known <= record.amended or found is None:
+                return record
+            if (found.stamp, found.amended) != (record.stamp, record.amended):
+                return record  # that change takes care of it
+            record = msgspec.structs.replace(record, amended=known + 1)
+            with _under_fence(self._require_primary(bucket, key)) as fenced:
+                change = Amended(bucket, key, without_local_fields(record))
+                await self._store.apply_change(change, context=fenced)
+        raise NotReplicatedError("other nodes change this version at the same time; try again shortly")
+
+    async def _send_amendment(self, bucket: str, key: str, record: Record) -> int:
+        """Returns the highest stamp that another node has for the tags and ACL of the version."""
+        change, known = Amended(bucket, key, without_local_fields(record)), 0
+
+        async def send(node: Node) -> ReplicaAck:
+            nonlocal known
+            ack = await self._replicator.send_change(node, change)
+            known = max(known, ack.amended)
+            return ack
+
+        await self._replicator.replicate(bucket, key, send)
+        return known
+
+    async def rewrite_part(self, upload: Upload, number: int, newest: int) -> bool:
+        """Writes the current part of this number again above stamp `newest`, which another node has for it.
+        Returns False if there is no need, or no such part any more. Raises NotReplicatedError."""
+        bucket, key = upload.bucket, upload.key
+        part = next(iter(self._store.list_parts(upload, number - 1, 1).parts), None)
+        if part is None or part.number != number or part.stamp >= newest:
+            return False
+        record = Record(part.size, part.etag, newest + 1, part.modified, part.extents)
+        again = msgspec.structs.replace(part_without_local_fields(part), stamp=newest + 1)
+        with _under_fence(self._require_primary(bucket, key)) as fenced, suppress(NoSuchUploadError):
+            about = PartOf(upload_without_local_fields(upload), again)
+            await self._rewrite_data(bucket, key, record, record, fenced, about)
+        return True
+
     async def _rewrite_data(
-        self, bucket: str, key: str, record: Record, again: Record, fenced: WriteContext
+        self,
+        bucket: str,
+        key: str,
+        record: Record,
+        again: Record,
+        fenced: WriteContext,
+        part: PartOf | None = None,
     ) -> None:
         writer = self._store.replica_writer(bucket, key, size=record.size)
         try:
             async for piece in self._replicator.read_chunks(record):
                 await writer.write(piece)
-            await writer.commit_at_stamp(again, context=fenced)
+            await writer.commit_at_stamp(again, part, context=fenced)
         finally:
             await writer.abort()
 

@@ -126,3 +126,11 @@ def removals_since(index: Index, txn: Any, name: bytes, after: int) -> list[tupl
     tombstones of the name."""
     tombstones = islice(tombstones_of_name(index, txn, name), _MAX_OF_NAME)
     return [(what, stamp) for what, stamp in tombstones if stamp > after and is_version_id(what)]
+
+
+def ended_uploads(index: Index, txn: Any, name: bytes) -> list[tuple[str, int]]:
+    """Returns (id, stamp) of the ended uploads of a name, the last end first, among the first tombstones of
+    the name."""
+    tombstones = islice(tombstones_of_name(index, txn, name), _MAX_OF_NAME)
+    ends = [(what, stamp) for what, stamp in tombstones if what and not is_version_id(what)]
+    return sorted(ends, key=lambda end: end[1], reverse=True)

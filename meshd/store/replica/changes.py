@@ -85,10 +85,12 @@ class PartOf(msgspec.Struct, frozen=True, array_like=True):
 
 class Applied(NamedTuple):
     """The result of applying a change. `newest`: the highest stamp known here for the name, of a version or
-    of a deletion of the null version; `changed`: whether the change was new."""
+    of a deletion of the null version, or the stamp of the part; `changed`: whether the change was new;
+    `amended`: the stamp of the tags and ACL here, for a change of those."""
 
     newest: int
     changed: bool
+    amended: int = 0
 
 
 def without_local_fields(record: Record) -> Record:
@@ -126,8 +128,9 @@ ReplicaError = Literal["", "lacks", "ended"]
 
 
 class ReplicaAck(msgspec.Struct, frozen=True, array_like=True):
-    """A replica's reply."""
+    """A replica's reply; see `Applied`."""
 
     newest: int = 0
     changed: bool = False
     trouble: ReplicaError = ""
+    amended: int = 0

@@ -122,7 +122,9 @@ class ApplyTagsAndAcl(Mutation):
         name = object_key(self.bucket, self.key)
         if self.record is not None and self.existing is not None:
             replace_version(batch, txn, name, self.record, self.existing)
-        return Applied(newest_stamp_of_name(batch, txn, name), self.record is not None)
+        held = batch.index.versions.version_at(txn, name, self.received.stamp)
+        amended = held.amended if held is not None and held.version == self.received.version else 0
+        return Applied(newest_stamp_of_name(batch, txn, name), self.record is not None, amended)
 
 
 class ApplyRemoval(Mutation):
@@ -316,4 +318,5 @@ def ack_if_known(index: Index, change: Change) -> Applied | None:
         newest = index.versions.newest_version(txn, name)
         if existing is None or newest is None or existing.version != record.version:
             return None
-        return Applied(newest.stamp, False) if existing.amended >= record.amended else None
+        known = existing.amended >= record.amended
+        return Applied(newest.stamp, False, existing.amended) if known else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,22 @@ from meshwire.cluster.transitions import (
     mark_node_away,
     mark_node_down,
 )
-from tests.support.mesh_nodes import among, change_map, decider_of, owners_alike, with_clients
-from tests.support.store_calls import error_of, put_object
+from meshwire.http_values.conditional_requests import Conditions
+from tests.support.bounded_wait import await_true
+from tests.support.mesh_nodes import (
+    among,
+    change_map,
+    decider_of,
+    owners_alike,
+    shared_store,
+    with_clients,
+)
+from tests.support.store_calls import error_of, fake_etag, new_object, put_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
+    from meshd.store.records import Record, Upload
     from meshwire.cluster import ClusterMap
     from tests.support.mesh_nodes import Running
 
@@ -212,3 +223,53 @@ def test_a_node_that_stands_still_before_it_gives_a_write_to_who_decides_gives_i
         owners_alike(nodes, "k", None)
 
     among(3, test)
+
+
+@pytest.mark.parametrize("what", ["put", "put many", "delete", "copy", "abort"])
+def test_a_write_that_was_committed_before_an_absence_is_not_acknowledged_after_it(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its primary returns with it, after another node has decided about the same state of the name."""
+
+    async def test(nodes: list[Running]) -> None:
+        former = decider_of(nodes, "b", "k")
+        store, name = shared_store(former), former.node.settings.node_id
+        heir = next(node for node in nodes if node is not former)
+        upload = await store.create_upload("b", "k")
+        first = await put_object(store, "k", b"first")
+        context = WriteContext(name, former.node.mesh.current_map().version)
+        call_typed, returned = former.peers.call_typed, asyncio.Event()
+
+        async def stands_still(*args: Any, **more: Any) -> Any:
+            if former.node.mesh.current_map().version == context.map_version:
+                await returned.wait()
+            return await call_typed(*args, **more)
+
+        monkeypatch.setattr(former.peers, "call_typed", stands_still)
+        since = Conditions(if_match=(fake_etag(b"first"),))
+        writes: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+            "put": lambda: put_object(store, "k", b"second", conditions=since, context=context),
+            "put many": lambda: store.put_many("b", [new_object("k", b"second")], context=context),
+            "delete": lambda: store.delete("b", "k", conditions=since, context=context),
+            "copy": lambda: store.link("b", "k", first, Meta("copied"), since, context=context),
+            "abort": lambda: store.abort_upload(upload, context=context),
+        }
+        writing = asyncio.ensure_future(writes[what]())
+        await asyncio.to_thread(await_true, lambda: _committed(former, upload, first))
+        await change_map(nodes, partial(mark_node_away, node_id=name))
+        if what == "abort":
+            await shared_store(heir).abort_upload(upload)
+        else:  # the same condition holds there
+            await put_object(shared_store(heir), "k", b"third", conditions=since)
+        await change_map(nodes, _joins(former))
+        await put_object(shared_store(heir), "k", b"fourth")  # which the former primary gets, too
+        returned.set()
+        assert "may or may not have taken effect" in str(await error_of(NotReplicatedError, writing))
+        owners_alike(nodes, "k", b"fourth")
+
+    among(2, test)
+
+
+def _committed(node: Running, upload: Upload, first: Record) -> bool:
+    store = node.node.store
+    return store.get("b", "k") != first or store.get_upload("b", "k", upload.upload_id) is None

@@ -6,28 +6,31 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshd.cluster.replication import primary_handover
+import pytest
+
+from meshd.cluster.replication import primary_handover, unconfirmed_writes
 from meshd.cluster.replication.primary_handover import HAND_OVER, HandoverHandler
 from meshd.cluster.replication.primary_writes import PrimaryHandover
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
+    NoSuchUploadError,
     NotReplicatedError,
     StaleEpochError,
 )
-from meshd.store.records import WriteContext
+from meshd.store.records import Meta, WriteContext
 from meshwire.cluster.transitions import join_node, mark_complete, mark_node_away
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.mesh_nodes import accept_map, change_map, decider_of, running_nodes, shared_store
 from tests.support.server_shutdown import stop_listening
-from tests.support.store_calls import error_of, fake_etag, put_object
+from tests.support.store_calls import error_of, fake_etag, put_object, put_part
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    import pytest
-
+    from meshd.store.records import Upload
     from meshwire.cluster import Node
+    from meshwire.s3.bucket_settings import Versioning
     from tests.support.mesh_nodes import Running
 
 
@@ -189,5 +192,109 @@ def test_a_former_decider_of_an_earlier_release_is_not_waited_for(monkeypatch: p
         await _up(back, other)
         await put_object(shared_store(back), "k", b"data")
         assert _read(back) == _read(other) == b"data"
+
+    _among(test)
+
+
+# uploads ----------------------------------------------------------------------------------------------
+
+
+async def _upload(node: Running) -> Upload:
+    """An upload with one part, which all owners have."""
+    upload = await shared_store(node).create_upload("b", "k")
+    await put_part(shared_store(node), upload, 1, b"part")
+    return upload
+
+
+async def _complete(node: Running, upload: Upload) -> None:
+    etags = (fake_etag(b"part"),)
+    await shared_store(node).complete_upload(upload, (1,), Meta("whole"), etags=etags)
+
+
+async def _end_unseen(node: Running, upload: Upload, end: str, *, versioned: bool = False) -> None:
+    """The end of an upload that is committed at this node by its map, and told to nobody yet."""
+    fenced, store = WriteContext(epoch=node.node.mesh.current_map().version), node.node.store
+    if end == "abort":
+        await store.abort_upload(upload, context=fenced)
+    else:
+        setting: Versioning = "Enabled" if versioned else ""
+        await store.complete_upload(upload, (1,), Meta("whole"), versioning=setting, context=fenced)
+
+
+@pytest.mark.parametrize("recent", [True, False])
+@pytest.mark.parametrize("request_", ["abort", "complete", "part"])
+@pytest.mark.parametrize("end", ["abort", "complete"])
+def test_an_upload_that_the_former_decider_has_ended_has_ended(
+    end: str, request_: str, recent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not recent:
+        monkeypatch.setattr(unconfirmed_writes, "_UNSETTLED_NS", -(10**12))
+
+    async def test(back: Running, other: Running) -> None:
+        upload = await _upload(other)
+        await _end_unseen(other, upload, end)
+        await _up(back, other)
+        assert back.node.store.get_upload("b", "k", upload.upload_id) is not None
+        asked: Awaitable[object]
+        if request_ == "abort":
+            asked = shared_store(back).abort_upload(upload)
+        elif request_ == "complete":
+            asked = _complete(back, upload)
+        else:
+            asked = put_part(shared_store(back), upload, 1, b"other")
+        await error_of(NoSuchUploadError, asked)
+        for node in (back, other):
+            assert node.node.store.get_upload("b", "k", upload.upload_id) is None
+            assert _read(node) == (b"part" if end == "complete" else None)
+
+    _among(test)
+
+
+def test_the_version_that_an_upload_became_is_handed_over_before_its_end() -> None:
+    """It is not the newest: that one was put after it."""
+
+    async def test(back: Running, other: Running) -> None:
+        upload = await _upload(other)
+        await _end_unseen(other, upload, "complete", versioned=True)
+        fenced = WriteContext(epoch=other.node.mesh.current_map().version)
+        await put_object(other.node.store, "k", b"newest", versioning="Enabled", context=fenced)
+        await _up(back, other)
+        await error_of(NoSuchUploadError, shared_store(back).abort_upload(upload))
+        found = [
+            [record.etag for _, record in node.node.store.list_versions("b").entries]
+            for node in (back, other)
+        ]
+        assert found[0] == found[1] == [fake_etag(b"newest"), "whole"]
+
+    _among(test)
+
+
+def test_an_upload_that_only_the_former_decider_lists_is_known_to_the_new_one() -> None:
+    async def test(back: Running, other: Running) -> None:
+        fenced = WriteContext(epoch=other.node.mesh.current_map().version)
+        upload = await other.node.store.create_upload("b", "k", context=fenced)
+        longer = await other.node.store.create_upload("b", "k/longer", context=fenced)
+        await _up(back, other)
+        await shared_store(back).abort_upload(upload)
+        for node in (back, other):
+            assert node.node.store.get_upload("b", "k", upload.upload_id) is None
+        assert back.node.store.get_upload("b", "k/longer", longer.upload_id) is None  # another name
+
+    _among(test)
+
+
+def test_a_part_of_the_former_decider_that_the_new_one_did_not_have_is_not_acknowledged() -> None:
+    """The new one completes the upload with the part before."""
+
+    async def test(back: Running, other: Running) -> None:
+        upload, store = await _upload(other), shared_store(other)
+        fenced = WriteContext(epoch=other.node.mesh.current_map().version)
+        writer = other.node.store.part_writer(upload, 1, 5)
+        await writer.write(b"other")
+        await writer.commit(Meta(fake_etag(b"other")), context=fenced)
+        await _up(back, other)
+        await _complete(back, upload)
+        await error_of(NotReplicatedError, store.replicate_part(upload, 1, fenced.epoch))
+        assert _read(back) == _read(other) == b"part"
 
     _among(test)

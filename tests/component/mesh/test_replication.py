@@ -9,13 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from botocore.exceptions import ClientError
 
 from meshd.cluster.replication import batched_puts, replicator
 from meshd.cluster.replication.replicated_store import ReplicatedStore
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
-from meshd.store.records import Meta, WriteContext
+from meshd.store.records import Meta, Record, UploadedPart, WriteContext
+from meshd.store.replica.changes import Amended, PartOf, without_local_fields
 from meshd.telemetry import metrics
 from meshwire.cluster.transitions import drain_node, join_node, mark_node_away, set_node_weight
 from tests.support.archives import UNPACK, tar_of
@@ -323,6 +325,87 @@ def test_a_newer_stamp_at_a_replica_is_overtaken() -> None:
         assert record.etag == fake_etag(b"acknowledged")
 
     among(2, test)
+
+
+AHEAD = 3600 * 10**9  # nanoseconds by which the clock of an earlier primary was wrong
+
+
+def test_tags_are_above_those_that_an_earlier_primary_left_at_one_node() -> None:
+    async def test(nodes: list[Running]) -> None:
+        primary = decider_of(nodes, "b", "k")
+        other = next(node for node in nodes if node is not primary)
+        store = shared_store(primary)
+        record = await put_object(store, "k", b"x")
+        lost = msgspec.structs.replace(
+            without_local_fields(record), tags={"a": "lost"}, amended=record.stamp + AHEAD
+        )
+        await other.node.store.apply_change(Amended("b", "k", lost))
+        for value in ("first", "second"):
+            amended = await store.amend("b", "k", None, tags={"a": value})
+            assert amended.tags == {"a": value}
+            for node in nodes:
+                found = node.node.store.get("b", "k")
+                assert found is not None
+                assert found.tags == {"a": value}
+            _same(nodes)
+
+    among(2, test)
+
+
+def test_a_part_is_above_the_one_that_an_earlier_primary_left_at_one_node() -> None:
+    async def test(nodes: list[Running]) -> None:
+        primary = decider_of(nodes, "b", "k")
+        other = next(node for node in nodes if node is not primary)
+        store = shared_store(primary)
+        upload = await store.create_upload("b", "k")
+        lost = UploadedPart(1, 4, "lost", {}, 0, (), upload.stamp + AHEAD)
+        writer = other.node.store.replica_writer("b", "k", size=4)
+        await writer.write(b"lost")
+        await writer.commit_at_stamp(Record(4, "lost", lost.stamp, 0, ()), PartOf(upload, lost))
+        for size in (10, LARGE):
+            body = os.urandom(size)
+            await put_part(store, upload, 1, body)
+            for node in nodes:
+                (part,) = node.node.store.list_parts(upload).parts
+                assert (part.etag, part.size) == (fake_etag(body), size)
+        await store.complete_upload(upload, (1,), Meta("whole"), etags=(fake_etag(body),))
+        _same(nodes)
+        record = other.node.store.get("b", "k")
+        assert record is not None
+        assert other.node.store.read_range(record, 0, record.size) == body
+
+    among(2, test)
+
+
+@pytest.mark.parametrize("change", ["a part is replaced", "a part arrives"])
+def test_replicas_make_the_object_of_the_parts_that_its_primary_chose(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of those that the primary saw just before: the other owners have no others yet."""
+
+    async def test(nodes: list[Running]) -> None:
+        primary = decider_of(nodes, "b", "k").node
+        upload = await primary.replicated_store.create_upload("b", "k")
+        numbers = (1, 2) if change == "a part arrives" else (1,)
+        await put_part(primary.replicated_store, upload, 1, b"one")
+        complete, late = primary.store.complete_upload, b"two"
+
+        async def after_a_part(*args: Any, **more: Any) -> Record:
+            await put_part(primary.store, upload, numbers[-1], late)
+            return await complete(*args, **more)
+
+        monkeypatch.setattr(primary.store, "complete_upload", after_a_part)
+        etags = [fake_etag(b"one"), fake_etag(late)][-len(numbers) :]
+        await primary.replicated_store.complete_upload(upload, numbers, Meta("whole"), etags=etags)
+        for node in nodes:
+            found = node.node.store.get("b", "k")
+            assert found is not None
+            body = node.node.store.read_range(found, 0, found.size)
+            assert body == (b"onetwo" if change == "a part arrives" else late)
+            assert node.node.store.get_upload("b", "k", upload.upload_id) is None
+        _same(nodes)
+
+    among(3, test, copies=3)
 
 
 def test_nothing_is_acknowledged_while_nobody_decides() -> None:
