@@ -190,7 +190,7 @@ SECTIONS = (
         ),
     ),
     Section(
-        "Laws, as tests",
+        "Test suites",
         "The guarantees of a loader, for your own test files: [guide](sdk.md#loader-conformance-tests).",
         (Entry("meshsdk.testing.loader_suite.LoaderSuite", made=False, members=False),),
     ),
