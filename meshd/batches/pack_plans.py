@@ -17,8 +17,8 @@ import numpy as np
 from meshd.batches.assembly.direct_sequences import direct_dtypes, direct_lengths
 from meshd.batches.assembly.frame_rows import pack_row_bounds
 from meshd.batches.assembly.packed_frames import pack_table_key
-from meshd.batches.assembly.sequence_chunks import BAD, PART
 from meshd.batches.assembly.sequence_renderer import SequenceRenderer
+from meshd.batches.assembly.stored_sequence_format import BAD, PART
 from meshd.core.api_errors import BatchError, in_progress
 from meshd.core.plan_record import FieldOutput
 from meshd.transform import registry
@@ -30,7 +30,7 @@ from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, pack_rows
 from meshwire.strict_json import PlanError, suggestion
 
 if TYPE_CHECKING:
-    from meshd.batches.assembly.sequence_chunks import SequenceSet
+    from meshd.batches.assembly.stored_sequence_format import SequenceSet
     from meshd.batches.assembly.stored_sequences import StoredSequences
     from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import FrameSource

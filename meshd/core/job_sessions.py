@@ -1,8 +1,8 @@
-"""Job sessions: the part of a job that one node does in its coordinator, at its own pace.
+"""Job sessions: one node's share of a background job, run by the node's coordinator.
 
-Law: a session runs as long as its job asks for it, and ends soon after the last request. A request is
-repeated as long as the job runs; the first one begins the session, and each answer has its totals so far. A
-request that ends a session is answered when it has ended, or after STOP_SECONDS.
+Law: a session runs while its job keeps requesting it, and ends soon after the last request. The job repeats
+the request for as long as it runs: the first one starts the session, and each response has the totals so far.
+A request that ends a session is answered once the session has ended, or after STOP_SECONDS.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import BatchError
 from meshd.datasets.index_documents import IndexDocuments
-from meshd.datasets.page_indexes import PageIndexes, content_name
+from meshd.datasets.shard_pages import ShardPages, content_name
 from meshd.util.page_cache import release_free_memory
 from meshwire.dataset.archive_keys import compression_kind
 from meshwire.dataset.paged_snapshot import LINE_PARTS
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from meshd.core.document_store import DocumentStore
     from meshd.core.sample_locations import DecompressedArchives
-    from meshd.datasets.page_indexes import FetchPage
+    from meshd.datasets.shard_pages import FetchPage
     from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
@@ -84,7 +84,7 @@ class LineIndexer:
         self._capacity = capacity
         self._store, self._archives, self._objects = store, archives, objects
         self._catalog = catalog
-        self._pages = PageIndexes(catalog, "a file of lines", line_page_facts)
+        self._pages = ShardPages(catalog, "a file of lines", line_page_facts)
 
     def __repr__(self) -> str:
         return f"<LineIndexer {self._pages}>"

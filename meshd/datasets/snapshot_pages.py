@@ -25,9 +25,9 @@ from meshd.core.document_store import MAPPED_BYTES, RESERVED_BUCKET
 from meshd.core.peer_messages import PageRequest
 from meshd.core.sample_locations import snapshot_changed
 from meshd.datasets.mds import MdsSources
-from meshd.datasets.page_indexes import DerivedPages, member_pages, record_pages
 from meshd.datasets.parquet_row_copies import ParquetFiles
 from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
+from meshd.datasets.shard_pages import DerivedPages, member_pages, record_pages
 from meshd.datasets.token_files import TokenSources
 from meshd.peer_reads.replica_selection import gather_limited
 from meshd.store.errors import StoreError
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from meshd.core.document_store import DocumentStore
     from meshd.datasets.archives.archive_service import ArchiveService
-    from meshd.datasets.page_indexes import PageMaker
+    from meshd.datasets.shard_pages import PageMaker
     from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore

@@ -36,8 +36,8 @@ from meshoperator.daemon_client import DaemonClient, DaemonError, UnreachableErr
 from meshoperator.kube.client import Kube, is_expired, is_missing
 from meshoperator.kube.event_recorder import EventRecorder
 from meshoperator.kube.leader_election import LeaderElection
-from meshoperator.planners.admission import LABEL
 from meshoperator.planners.placement_inputs import PlacementBoard
+from meshoperator.planners.pod_admission import LABEL
 from meshoperator.resources import KINDS, ResourceError
 from meshoperator.webhook import Webhook
 

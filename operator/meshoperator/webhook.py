@@ -3,7 +3,7 @@
 Law: every pod is allowed; a failure becomes a warning to the user and rejects no pod. The webhook creates
 nothing. A connection that sends no whole request for too long is closed, but never while its request is
 being answered.
-Invariant: `planners.admission` and `planners.disk_affinity` alone decide the patch.
+Invariant: `planners.pod_admission` and `planners.disk_affinity` alone decide the patch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from meshoperator import metrics
-from meshoperator.planners.admission import Admitted, InvalidPodError, admit, checked_pod, requested_datasets
 from meshoperator.planners.disk_affinity import machine_patch
+from meshoperator.planners.pod_admission import (
+    Admitted,
+    InvalidPodError,
+    admit,
+    checked_pod,
+    requested_datasets,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence

@@ -16,7 +16,7 @@ from lightkube import ApiError
 from meshoperator.controllers.data_controller import FINALIZER
 from meshoperator.kube.client import Kube
 from meshoperator.manager import DataManager
-from meshoperator.planners.admission import LABEL, SECRET
+from meshoperator.planners.pod_admission import LABEL, SECRET
 from meshoperator.settings import OperatorSettings
 from tests.kubernetes.dying import Ear
 from tests.kubernetes.emulated import Api, Fault

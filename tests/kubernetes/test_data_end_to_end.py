@@ -18,7 +18,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap, Namespace, Node, Pod, Secret
 from lightkube.types import PatchType
 
-from meshoperator.planners.admission import DONE, LABEL, SECRET
+from meshoperator.planners.pod_admission import DONE, LABEL, SECRET
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.releases import copied_chart, run_helm

@@ -9,9 +9,9 @@ from lightkube.resources.core_v1 import Node
 
 from meshoperator.controllers.placement_controller import PlacementController
 from meshoperator.kube.client import Kube
-from meshoperator.planners.admission import label
 from meshoperator.planners.dataset_model import dataset_mark
 from meshoperator.planners.placement_inputs import Holding, PlacementBoard
+from meshoperator.planners.pod_admission import label
 from meshoperator.settings import OperatorSettings
 from tests.kubernetes.looping import Loop, client
 from tests.kubernetes.test_crds_served import create, resource

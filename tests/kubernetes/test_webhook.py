@@ -26,8 +26,8 @@ from meshoperator.controllers.daemon_machines import DaemonMachines
 from meshoperator.controllers.pod_credentials import DatasetCatalog, PodCredentials
 from meshoperator.daemon_client import DaemonClient
 from meshoperator.kube.client import Kube
-from meshoperator.planners.admission import DONE, LABEL, LEVELS, REQUIRE, SECRET, label
 from meshoperator.planners.dataset_model import dataset_mark
+from meshoperator.planners.pod_admission import DONE, LABEL, LEVELS, REQUIRE, SECRET, label
 from meshoperator.settings import OperatorSettings
 from meshoperator.webhook import Webhook
 from tests.kubernetes.looping import Loop, client

@@ -20,7 +20,7 @@ import pytest
 from meshoperator.controllers.daemon_machines import DaemonMachines
 from meshoperator.controllers.pod_credentials import DatasetCatalog
 from meshoperator.kube.client import Kube
-from meshoperator.planners.admission import ANNOTATION, DONE, INJECT, LABEL, REQUIRE
+from meshoperator.planners.pod_admission import ANNOTATION, DONE, INJECT, LABEL, REQUIRE
 from meshoperator.settings import OperatorSettings
 from meshoperator.webhook import Webhook
 from tests.kubernetes.looping import Loop, client

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshd.batches.assembly.sequence_chunks import BAD
+from meshd.batches.assembly.stored_sequence_format import BAD
 from meshd.core.api_errors import busy
 from meshd.core.sample_locations import bytes_columns
 from meshd.store.errors import StoreError

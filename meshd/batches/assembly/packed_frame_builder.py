@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from meshd.batches.assembly.frame_builder import BuildContext
     from meshd.batches.assembly.packed_frames import PackedFrame, PieceSource
-    from meshd.batches.assembly.sequence_chunks import SequenceSet
     from meshd.batches.assembly.sequence_renderer import SequenceRenderer
+    from meshd.batches.assembly.stored_sequence_format import SequenceSet
     from meshd.batches.assembly.stored_sequences import OpenChunk, StoredSequences
     from meshd.core.memory_frames import MemoryFrame
     from meshd.core.plan_record import Plan

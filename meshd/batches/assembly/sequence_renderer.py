@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshd.batches.assembly.sequence_chunks import BAD
+from meshd.batches.assembly.stored_sequence_format import BAD
 from meshd.core.frame_address import RowsAddress
 from meshd.telemetry import metrics
 from meshwire.frame import tensor_frame
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.batches.assembly.sequence_chunks import SequenceSet
+    from meshd.batches.assembly.stored_sequence_format import SequenceSet
     from meshd.core.frame_address import FrameSource
     from meshwire.frame.columns import Integers
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshd.batches.assembly.sequence_chunks import (
+from meshd.batches.assembly.stored_sequence_format import (
     END_BYTES,
     ChunkError,
     SequenceSet,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.batches.assembly.sequence_chunks import ChunkIndex
     from meshd.batches.assembly.sequence_renderer import SequenceRenderer
+    from meshd.batches.assembly.stored_sequence_format import ChunkIndex
     from meshd.core.plan_record import Plan
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record

@@ -26,7 +26,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from meshd.cluster.read_barrier import ANSWER_VALID_SECONDS, ReadBarrier
-from meshd.cluster.replication.full_replicas import is_full, nothing_changed
+from meshd.cluster.replication.full_nodes import is_full, nothing_changed
 from meshd.cluster.replication.primary_handover import HAND_OVER, HandedName
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT, Replicator
 from meshd.cluster.replication.unconfirmed_writes import UnconfirmedWrites

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.replication.full_replicas import is_full, nothing_changed
+from meshd.cluster.replication.full_nodes import is_full, nothing_changed
 from meshd.errors import MeshdError
 from meshd.rpc.peer_rpc import encode_message
 

@@ -20,7 +20,7 @@ import msgspec
 
 from meshd.cluster.replication.batched_puts import BatchedPuts
 from meshd.cluster.replication.forwarded_writes import AmendRequest, DeleteRequest, WriteResult, WriteSpec
-from meshd.cluster.replication.full_replicas import nothing_changed
+from meshd.cluster.replication.full_nodes import nothing_changed
 from meshd.cluster.replication.replica_streams import ReplicaStream
 from meshd.cluster.replication.replicated_uploads import ReplicatedUploads
 from meshd.cluster.replication.replicator import INLINE_BYTES, ReplicaData

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from meshd.cluster.replication.full_replicas import FullReplicas, is_full, outcome_unknown
+from meshd.cluster.replication.full_nodes import FullNodes, is_full, outcome_unknown
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import (
     IN_QUERY,
@@ -161,7 +161,7 @@ class Replicator:
     ) -> None:
         self._mesh, self._peers, self._store, self._clock = mesh, peers, store, clock
         self.timeout = patience
-        self.full = FullReplicas(clock)
+        self.full = FullNodes(clock)
         self._failed: dict[tuple[str, str], float] = {}  # (node, why) → time of the last failure (monotonic)
         # by node, bucket, key and successor's stamp, so that no caller joins a transfer of an older one
         self._successors: SingleFlight[tuple[str, str, str, int], ReplicaAck] = SingleFlight()

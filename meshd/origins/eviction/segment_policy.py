@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from meshd.origins.eviction.next_use import NextUsePredictor, ReadSchedule
+from meshd.origins.eviction.next_use_predictor import NextUsePredictor, ReadSchedule
 from meshd.origins.eviction.policy_api import Decision, Eviction
 
 if TYPE_CHECKING:

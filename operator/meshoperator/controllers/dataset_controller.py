@@ -15,7 +15,6 @@ from urllib.parse import quote
 from meshoperator.cluster_model import origins_secret
 from meshoperator.controllers.data_controller import LATER, SOON, DataController
 from meshoperator.daemon_client import DaemonError, UnreachableError
-from meshoperator.planners.admission import label
 from meshoperator.planners.dataset_model import (
     DatasetUsage,
     dataset_location,
@@ -27,6 +26,7 @@ from meshoperator.planners.dataset_model import (
 )
 from meshoperator.planners.placement_inputs import DatasetHomes, Holding
 from meshoperator.planners.placement_migration import BucketState, describe_migration, plan_migration
+from meshoperator.planners.pod_admission import label
 from meshoperator.resources import GROUP, MeshDatasetSpec, ResourceError, parse
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from meshoperator import metrics
 from meshoperator.cluster_model import Cluster
 from meshoperator.daemon_client import DaemonError, UnreachableError
-from meshoperator.planners.admission import (
+from meshoperator.planners.dataset_model import dataset_info, shared_with
+from meshoperator.planners.pod_admission import (
     KEY_NAMES,
     LABEL,
     MOUNT,
@@ -24,7 +25,6 @@ from meshoperator.planners.admission import (
     credentials_policy,
     requested_datasets,
 )
-from meshoperator.planners.dataset_model import dataset_info, shared_with
 from meshoperator.resources import GROUP, MeshClusterSpec, ResourceError, parse
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meshoperator.cluster_model import Manifest
     from meshoperator.daemon_client import DaemonClient
     from meshoperator.kube.client import Kube
-    from meshoperator.planners.admission import DatasetInfo
+    from meshoperator.planners.pod_admission import DatasetInfo
     from meshoperator.settings import OperatorSettings
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshoperator import metrics
 from meshoperator.cluster_model import CLUSTER_LABEL
-from meshoperator.planners.admission import LABEL
+from meshoperator.planners.pod_admission import LABEL
 from meshoperator.planners.pod_checks import (
     AvailableDatasets,
     datasets_not_injected,

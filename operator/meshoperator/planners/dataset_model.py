@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from meshoperator.planners.admission import DatasetInfo
+from meshoperator.planners.pod_admission import DatasetInfo
 from meshoperator.resources import GROUP, MeshDatasetSpec, parse
 from meshoperator.resources.spec_types import parse_quantity
 

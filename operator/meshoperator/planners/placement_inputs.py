@@ -10,8 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from meshoperator.planners.admission import LABEL, LEVELS, label, requested_datasets
 from meshoperator.planners.placement_model import Dataset, Demand, FreeGpus, Inventory, StorageNode
+from meshoperator.planners.pod_admission import LABEL, LEVELS, label, requested_datasets
 from meshoperator.resources import GROUP
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from meshoperator.planners.admission import (
+from meshoperator.planners.dataset_model import SHARED, shared_with
+from meshoperator.planners.pod_admission import (
     ANNOTATION,
     DONE,
     INJECT,
@@ -22,7 +23,6 @@ from meshoperator.planners.admission import (
     SECRET,
     requested_datasets,
 )
-from meshoperator.planners.dataset_model import SHARED, shared_with
 from meshoperator.resources import GROUP
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Split frames: in a mesh each storing node sends the rows of a frame whose bytes it has.
+"""Split frames: in a mesh, the client requests the rows of a frame from the nodes that store their bytes.
 
-Law: splitting a frame is an optimization: a frame whose split fails is requested whole, and repeated failures
-pause splitting. Batches are identical either way.
+Law: splitting is an optimization. If it fails, the whole frame is requested from one node, and after repeated
+failures splitting is paused. Batches are identical either way.
 """
 
 from __future__ import annotations

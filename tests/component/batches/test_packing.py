@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import meshsdk as mesh
-from meshd.batches.assembly.sequence_chunks import PART
+from meshd.batches.assembly.stored_sequence_format import PART
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError
 from meshwire.plan.sequence_packing import Pack, pack_rows

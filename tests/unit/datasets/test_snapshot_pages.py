@@ -20,7 +20,7 @@ from meshd.config import StoreSettings
 from meshd.core import document_store
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
-from meshd.datasets import mds, page_indexes, record_files, snapshot_pages, token_files
+from meshd.datasets import mds, record_files, shard_pages, snapshot_pages, token_files
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.datasets.service import DatasetService
 from meshd.datasets.snapshot_build_cache import _FORM
@@ -306,8 +306,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         monkeypatch.setattr(module, name, counting)
 
     count(record_files, "index_lines")
-    count(page_indexes, "write_member_page")
-    for module in (page_indexes, mds, token_files):
+    count(shard_pages, "write_member_page")
+    for module in (shard_pages, mds, token_files):
         count(module, "write_record_page")
     yield made
     made.store.close()

@@ -9,7 +9,7 @@ import pytest
 
 from meshoperator import metrics
 from meshoperator.controllers.pod_events import PodEvents
-from meshoperator.planners.admission import DONE
+from meshoperator.planners.pod_admission import DONE
 from meshoperator.planners.pod_checks import (
     REASONS,
     AvailableDatasets,

@@ -1,8 +1,8 @@
-"""Full replicas: nodes that have just refused bytes, because their disks are full.
+"""Full nodes: replicas that have recently rejected a write because their disks are full.
 
-Law: a write of at least as many bytes that such a node must have is refused before its primary commits it,
-so that it changes nothing. Smaller writes are tried, and all writes again after PAUSE: there may be room by
-then.
+Law: a write to such a node that has at least as many bytes is rejected before its primary commits it, so
+that it changes nothing. Smaller writes are attempted, and so are all writes after PAUSE, because there may be
+room again.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
 
 PAUSE: Final = 1.0
-"""Seconds for which a refusal is remembered."""
+"""Seconds for which a rejection is remembered."""
 
 
-class FullReplicas:
-    """The nodes that refused bytes within PAUSE, with the fewest bytes that they refused."""
+class FullNodes:
+    """The nodes that rejected a write within PAUSE, with the size of the smallest rejected write."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._refused: dict[str, tuple[float, int]] = {}
 
     def __repr__(self) -> str:
-        return f"<FullReplicas {sorted(self._refused)}>"
+        return f"<FullNodes {sorted(self._refused)}>"
 
     def __bool__(self) -> bool:
         return bool(self._refused)
 
     def record(self, node_id: str, size: int) -> None:
-        """Remember that a node has no room for so many bytes."""
+        """Remember that a node has no room for `size` bytes."""
         self._refused[node_id] = (self._clock.monotonic() + PAUSE, min(size, self._smallest(node_id, size)))
 
     def reject(self, nodes: Iterable[Node], size: int) -> None:
-        """Raise NodeFullError if one of the nodes has just refused so many bytes, or fewer."""
+        """Raise NodeFullError if one of the nodes has recently rejected a write of `size` bytes or fewer."""
         for node in nodes:
             if self._smallest(node.node_id, size + 1) <= size:
                 raise nothing_changed(node.node_id)
@@ -54,12 +54,12 @@ class FullReplicas:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether a node answered that its disks are full."""
+    """Return whether the error says that a node's disks are full."""
     return isinstance(error, PeerRefusedError) and error.code == "InsufficientStorage"
 
 
 def nothing_changed(node_id: str) -> NodeFullError:
-    """Return the error of a write that was refused before it was committed."""
+    """Return the error of a write that was rejected before it was committed."""
     return NodeFullError(f"{_full(node_id)}. Nothing was changed.")
 
 

@@ -1,8 +1,9 @@
-"""Chunks of stored sequences: the elements of consecutive samples in one object, with an index at its end.
+"""Format of stored sequences: chunks with the elements of consecutive samples, and an index at the end.
 
-Law: a chunk is a function of the inner plan, the packed fields and its number; any bytes give the elements
-that were stored or a ChunkError. Layout: the elements of all samples, field by field; the index, a column
-document with the lengths and a crc32c for each block; the size of the index (uint32, little endian), magic.
+Law: a chunk is a function of the inner plan, the packed fields and its number; reading any bytes returns the
+elements that were stored or raises ChunkError. A chunk is one object. Layout: the elements of all samples,
+field by field; the index, a column document with the lengths and a crc32c for each block; the size of the
+index (uint32, little endian), magic.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ END_BYTES: Final = _END.size
 
 
 class ChunkError(Exception):
-    """The bytes are not the chunk that was asked for, or are damaged."""
+    """The bytes are not the requested chunk, or are damaged."""
 
 
 def chunk_starts(source_bytes: Integers) -> Integers:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.batches.assembly.sequence_chunks import (
+from meshd.batches.assembly.stored_sequence_format import (
     BAD,
     BLOCK_BYTES,
     CHUNK_SOURCE_BYTES,
@@ -34,7 +34,7 @@ from tests.support.reference_store import MemoryStore
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from meshd.batches.assembly.sequence_chunks import ChunkIndex
+    from meshd.batches.assembly.stored_sequence_format import ChunkIndex
 
 
 def index_of(chunk: bytes, count: int, fields: tuple[str, ...]) -> ChunkIndex:

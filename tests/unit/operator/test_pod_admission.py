@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshoperator.planners.admission import (
+from meshoperator.planners.pod_admission import (
     ANNOTATION,
     DONE,
     INJECT,

@@ -1,4 +1,4 @@
-"""Admission of a training pod: affinity to copies of its datasets, endpoint and keys. Pure.
+"""Admission of training pods: node affinity to copies of their datasets, endpoint and keys. Pure.
 
 Law: user settings stay, and admitting twice equals admitting once. Required datasets are ANDed; preferred
 ones each get full weight. No pod is rejected: unknown datasets are left out. No secret passes through here;

@@ -1,6 +1,6 @@
-"""Predicts how many reads from now an item is read again: exactly from plans, else from read counts.
+"""Next use: the number of reads until an item is read again, exact from plans, else estimated from counts.
 
-The unit is reads, so that exact and estimated distances compare. Counts cover a window that slides by
+The unit is reads, so that exact and estimated distances are comparable. Counts cover a window that slides by
 halves; an item without a read in the window is not expected to be read again.
 """
 

@@ -1,7 +1,7 @@
-"""Pages of shards in the store of this node, each made once for all snapshots, and what they say.
+"""Shard pages: the indexes of the samples of shards, stored on this node, and built once for all snapshots.
 
-Law: a page is named by its shard's content and by the parts of samples that it contains, so it holds for
-these alone.
+Law: a page is named after the content of its shard and the parts of samples that it indexes, so it is valid
+for exactly these.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ class PageMaker(Protocol):
         ...
 
 
-class PageIndexes:
-    """The documents of pages of one format, for a worker. `what`: a shard, as an error calls it; `facts_of`:
-    what a document says of the page, given the size of its object; may raise ColumnError."""
+class ShardPages:
+    """Reads and builds the pages of one format, for a worker. `what`: what error messages call a shard;
+    `facts_of`: reads the facts of a page from its document, given the size of its object; may raise
+    ColumnError."""
 
     def __init__(
         self, catalog: DocumentStore, what: str, facts_of: Callable[[bytes, int], PageFacts]
@@ -85,7 +86,7 @@ class PageIndexes:
         self._read: OrderedDict[str, PageFacts] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<PageIndexes {self._documents}, {len(self._read)} read>"
+        return f"<ShardPages {self._documents}, {len(self._read)} read>"
 
     async def read(
         self,
@@ -142,7 +143,7 @@ class DerivedPages:
 
     def __init__(self, catalog: DocumentStore, kind: SnapshotKind, what: str, make: MakePage) -> None:
         self._kind, self._make = kind, make
-        self._pages = PageIndexes(catalog, what, page_document_facts)
+        self._pages = ShardPages(catalog, what, page_document_facts)
 
     def __repr__(self) -> str:
         return f"<DerivedPages {self._pages}>"
