@@ -1,7 +1,7 @@
-"""Descriptions of the native API's operations, written beside the handlers that answer them.
+"""Descriptions of the native API's operations, written next to their handlers.
 
-`@operation(…)` attaches one to a handler; wrappers keep it if they use `functools.wraps`. The document of the
-API (`meshd.server.api.openapi`) is made of the routes and of these.
+`@operation(…)` attaches a description to a handler; wrappers preserve it if they use `functools.wraps`. The
+OpenAPI document (`meshd.server.api.openapi`) is generated from the routes and these descriptions.
 """
 
 from __future__ import annotations

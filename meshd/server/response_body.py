@@ -1,9 +1,9 @@
-"""Response bodies outside sendfile: written piece by piece over TLS, and resumed after a failed read.
+"""Response bodies without sendfile: written piece by piece over TLS, and resumed after a failed read.
 
-When stored bytes cannot be read to their end, the number of bytes already sent is known exactly, so the
-response continues at the next byte or the connection is cut. The event loop never waits for a disk. Memory
-per connection is a few pieces, for any object size and any client speed; further requests that arrive during
-a resumed response are kept in order, up to a small limit.
+If stored bytes cannot be read to their end, the number of bytes already sent is known exactly, so the
+response either continues with the next byte or the connection is closed. The event loop never waits for a
+disk. Memory per connection is a few pieces, whatever the object size and the client's speed. Further requests
+that arrive during a resumed response are queued in order, up to a small limit.
 """
 
 from __future__ import annotations

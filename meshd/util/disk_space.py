@@ -1,7 +1,7 @@
-"""Total and free bytes of a file system, as far as it tells them; reserving some of them for a file.
+"""Total and free bytes of a file system, if it reports them; reserving some of them for a file.
 
-Some FUSE and network file systems answer zeros. That means unknown, not full: writes are then tried, and
-ENOSPC says when there is no room.
+Some FUSE and network file systems report zeros. That means unknown, not full: writes are then attempted, and
+fail with ENOSPC when there is no room.
 """
 
 from __future__ import annotations

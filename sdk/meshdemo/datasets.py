@@ -1,6 +1,6 @@
-"""The demonstration's two datasets, and what a batch's hash is.
+"""The two datasets of the demonstration, and the hash of a batch.
 
-Law: all image work is in the ops, and the ops run in the daemon; this process gets finished uint8 tensors.
+Law: all image processing is done by ops in the daemon; this process receives finished uint8 tensors.
 """
 
 from __future__ import annotations

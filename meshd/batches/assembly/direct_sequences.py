@@ -1,6 +1,6 @@
-"""Direct sequences: samples of packed plans that lie in their objects as they are, read by slices from there.
+"""Direct sequences: samples of packed plans that are read by slices from their objects, without rendering.
 
-Law: what is read equals what the ops would make of the whole sample: they do nothing but name a dtype.
+Law: the elements read equal the result of the ops on the whole sample, because the ops only name a dtype.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""DiskReader: one thread per disk, which issues the reads of one window after the other into the page cache.
+"""DiskReader: one thread per disk, which reads one window after the other into the page cache.
 
-Law: one disk has one arm, so one read at a time; windows that a batch waits for go first. Bytes that are
-cached already are not read again. A read that fails is left to the reader of the bytes, which reports it.
+Law: a disk has one arm, so one read at a time; windows that a batch waits for go first. Cached bytes are not
+read again. A failed read is left to the reader of the bytes, which reports it.
 
-A disk serves requests in one direction: as long as the next read of a window is there when one has ended,
-reads of others may wait until the window has ended. So now and then nothing is queued until theirs are done.
+A disk serves requests in one direction: if the next read of a window is queued whenever one completes, other
+reads may wait until the end of the window. So at intervals nothing is queued until those have completed.
 """
 
 from __future__ import annotations

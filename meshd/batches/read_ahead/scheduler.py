@@ -1,9 +1,9 @@
-"""ReadScheduler: reads the bytes of coming batches from rotational disks, a window of the epoch at a time.
+"""ReadScheduler: reads the bytes of coming batches from rotational disks, one window of the epoch at a time.
 
-Law: a plan knows the order of the whole epoch, so the samples of the next steps are known before anybody
-requests them. They are cut into windows as large as the budget allows; the bytes of a window are read in the
-order of the disk, and its batches are built when they are in the page cache. All jobs share the budget.
-Invariant: whatever happens here, a batch is built: without a window its bytes are read when it is built.
+Law: a plan determines the order of the whole epoch, so the samples of the next steps are known in advance.
+They are divided into windows as large as the budget allows; the bytes of a window are read in disk
+order, and its batches are built once the bytes are in the page cache. All jobs share the budget.
+Invariant: a batch is always built: without a window, its bytes are read when it is built.
 """
 
 from __future__ import annotations

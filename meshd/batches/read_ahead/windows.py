@@ -1,7 +1,7 @@
-"""Windows: where the epoch's samples are cut into runs whose bytes are read together.
+"""Windows: the runs of samples of an epoch whose bytes are read together.
 
-Law: pure. Windows are adjacent, in the order of the epoch, and each sample is in one of them. In a mesh a
-window is as large as the bytes that this node reads itself: other nodes' samples count for nothing.
+Law: pure. Windows are adjacent, in epoch order, and each sample is in exactly one. In a mesh, the size of a
+window depends on the bytes that this node reads itself; samples of other nodes do not count.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Unconfirmed writes: a write that some nodes have, and no client was told of.
+"""Unconfirmed writes: writes that some nodes have, but that were never acknowledged to a client.
 
-A primary may find one when it deletes, checks conditions or commits: of an earlier primary, or of a request
-that failed. Law: before a client is answered by a state, that state is on every node of the write set. A
-replica may hold an unacknowledged write of an earlier primary with a higher stamp; the current primary then
-writes the null version again above that stamp. Other versions coexist and need no restamping. Tags and ACLs,
-and the parts of an upload, are written again in the same way.
+A primary may find one when it deletes, checks conditions or commits: a write of an earlier primary, or of a
+failed request. Law: before a response reveals a state to a client, every node of the write set has that
+state. A replica may hold an unacknowledged write of an earlier primary with a higher stamp; the current
+primary then writes the null version again with a stamp above it. Other versions coexist without restamping.
+Tags and ACLs, and the parts of an upload, are written again in the same way.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Indexes archives in the background: a write queues a note, and the coordinator works the notes off.
+"""Indexes archives in the background: each write queues a note, and the coordinator processes the queue.
 
-Law: a note is durable and names only where to look; it is removed once the present object has an index
-or a refusal. A restarted node resumes with the remaining notes. A lost note only costs the first reader
-some time.
+Law: a note is durable and records only which object to examine. It is removed once the current version of the
+object has an index or has been rejected. A restarted node resumes with the remaining notes. If a note is
+lost, the first reader builds the index, and waits for it.
 """
 
 from __future__ import annotations

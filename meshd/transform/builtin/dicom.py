@@ -1,7 +1,7 @@
-"""The ops `decode_dicom` and `dicom_volume`: pixels of DICOM files, and of series of them as volumes.
+"""The ops `decode_dicom` and `dicom_volume`: pixels of DICOM files, and DICOM series as volumes.
 
-Law: a series has its slices in the order in which its parts come; all of one size. The slices of a volume,
-and the frames of a file, are frames of a video: ops on images change all of them alike.
+Law: the slices of a series are in the order of its parts, and all have the same size. The slices of a volume,
+and the frames of a file, are treated as frames of a video: image ops transform all of them alike.
 """
 
 from __future__ import annotations

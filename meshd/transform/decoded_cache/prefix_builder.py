@@ -1,6 +1,6 @@
-"""Makes prefixes for the decoded cache without rendering rows: a slice of a warm-up, in a transform process.
+"""Builds prefixes for the decoded cache without rendering rows: a slice of a warm-up, in a transform process.
 
-Law: it stores what rendering the same rows would have stored. A row that fails is reported as by rendering.
+Law: it stores what rendering the same rows would have stored, and reports a failed row as rendering would.
 """
 
 from __future__ import annotations

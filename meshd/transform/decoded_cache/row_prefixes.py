@@ -1,10 +1,10 @@
 """Prefixes of one sample, in a transform process: read from the decoded cache, or computed and stored.
 
-Law: whatever is read or stored, the value that a chain goes on with is the one that its steps would have
-made. An entry that cannot be used is reported, and its value computed. An image whose first op decodes only
-what a drawn window needs is kept as the whole image, at the reduction of the window: the rows of an entry are
-those that the decoder would have made for the window. A file that cannot be decoded as a whole is not kept;
-it is decoded as far as the window needs it, as without the cache.
+Law: the value with which a chain continues is always the one that its steps would have computed, whether it
+was read or stored. An unusable entry is reported, and its value is computed. An image whose first op decodes
+only what a drawn window needs is cached as a whole, at the reduction of the window: the rows of an entry are
+those that the decoder would have produced for the window. A file that cannot be decoded as a whole is not
+cached; it is decoded as far as the window needs it, as without the cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Events that tell pods why they did not get their datasets, and a counter of such pods.
+"""Events that tell users why their pods did not get their datasets, and a counter of such pods.
 
-Law: only pod metadata is read, a page at a time with pauses. An event is written once per pod and
-reason, to few pods of one controller, and never faster than `_Budget` allows (decision 35).
+Law: only pod metadata is read, a page at a time with pauses. An event is created once per pod and reason, for
+few pods of a controller, and never faster than `_Budget` allows (decision 35).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reports when no request for a frame is left to carry them: all have arrived, or the loop has ended.
+"""Reports that no frame request can carry: every frame has arrived, or the loop has ended.
 
-Law: a report is sent once. Its failure is not an error, and the next report contains its time.
+Law: a report is sent once. A failed report is not an error; the next one includes its time.
 """
 
 from __future__ import annotations
