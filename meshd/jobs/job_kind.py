@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from meshd.store.api import ObjectStore
     from meshwire.jobs.job_spec import JobSpec
 
-COMMIT_SECONDS: Final = 100.0
-"""Seconds that a run which is to end waits for its commits in progress: longer than these wait for a node."""
 FAILURES: Final = 100
 _TEXT: Final = 300
 

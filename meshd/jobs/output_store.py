@@ -21,7 +21,6 @@ import msgspec
 
 from meshd.cluster.replication.primary_writes import WriteNotTakenError
 from meshd.core.api_errors import BatchError, busy
-from meshd.jobs.job_kind import COMMIT_SECONDS
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, QueryTarget, decode_message, handler
 from meshd.store.errors import CorruptExtentError
 from meshd.store.records import INTERNAL_WRITE, NULL, Meta
@@ -50,6 +49,8 @@ MAX_METADATA_BYTES: Final = 64 << 10
 _LENGTH: Final = 4
 _TIMEOUT: Final = 90.0
 """Seconds of silence: the primary of a name may wait for its replicas before it answers."""
+COMMIT_SECONDS: Final = _TIMEOUT + 10.0
+"""Seconds that a run which is to end waits for its commits in progress: longer than these wait for a node."""
 BodyPiece = bytes | memoryview
 UserMetadata = dict[str, str]
 Request = TypeVar("Request")

@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshd.core.document_store import RESERVED_BUCKET, find_intact
-from meshd.jobs.job_kind import COMMIT_SECONDS
+from meshd.jobs.output_store import COMMIT_SECONDS
 from meshd.store.records import Meta
 from meshd.util import failpoints
 from meshd.util.async_tasks import finish_before_cancel
