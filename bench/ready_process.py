@@ -70,7 +70,7 @@ class StandingContender:
         self._process.communicate()
         self._errors.close()
 
-    def wait(self) -> None:
+    def wait_ready(self) -> None:
         """Until it is warm; one that failed says so when it is to take a round."""
         self._line()
 
@@ -120,6 +120,6 @@ def measure_in_turn(
         running = {name: stack.enter_context(start(name)) for name in contenders}
         for name, contender in running.items():
             say(f"{row}: {name}, warming up")
-            contender.wait()
+            contender.wait_ready()
         for number, name in turns(row, running, rounds, say):
             yield running[name].figure(number)

@@ -39,7 +39,7 @@ def _contender(place: Path, monkeypatch: pytest.MonkeyPatch, program: str, limit
 
 def test_a_round_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _contender(tmp_path, monkeypatch, GOOD, 60.0) as contender:
-        contender.wait()
+        contender.wait_ready()
         figures = [contender.figure(number) for number in range(2)]
     assert [(figure.round, figure.metrics, figure.problem) for figure in figures] == [
         (0, {"rate": 2.0}, ""),
@@ -50,7 +50,7 @@ def test_a_round_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_one_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(psutil.Process().children(recursive=True))
     with _contender(tmp_path, monkeypatch, HANGS, 2.0) as contender:
-        contender.wait()
+        contender.wait_ready()
         figure = contender.figure(0)
     assert (figure.metrics, figure.problem.startswith("no answer for 2 s")) == ({}, True)
     left = set(psutil.Process().children(recursive=True)) - before
