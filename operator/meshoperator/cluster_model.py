@@ -22,6 +22,8 @@ CLUSTER_LABEL, POOL_LABEL = f"{GROUP}/cluster", f"{GROUP}/pool"
 TEMPLATE_ANNOTATION: Final = f"{GROUP}/template"
 SCRAPE_LABEL: Final = f"{GROUP}/scrape"
 """Label of the one Service by which Prometheus finds the daemons."""
+STORE_LABEL, TOPIC_LABEL = f"{GROUP}/store", f"{GROUP}/topic"
+"""Labels of objects of the daemons' control store: its MeshCluster, and the first part of the key."""
 DISKS: Final = f"disks.{GROUP}/"
 """Labels of Kubernetes nodes on which daemons have directories."""
 

@@ -19,7 +19,7 @@ import httpx2
 from lightkube import ApiError, AsyncClient
 
 from meshoperator import metrics
-from meshoperator.cluster_model import CLUSTER_LABEL
+from meshoperator.cluster_model import CLUSTER_LABEL, STORE_LABEL, TOPIC_LABEL
 from meshoperator.controllers.cluster_controller import ClusterController
 from meshoperator.controllers.daemon_machines import DaemonMachines
 from meshoperator.controllers.dataset_controller import DatasetController
@@ -61,6 +61,7 @@ _PLAN_CHECK: Final = 2.0
 _PAUSE: Final = 1.0
 _RETRY: Final = 5.0
 _INSTALL: Final = "kubectl apply --server-side -f helm/shardmesh/crds/"
+_MAPS: Final = {"labelSelector": f"{TOPIC_LABEL}=cluster"}
 _FAILURES: Final = (ApiError, httpx2.HTTPError, DaemonError, UnreachableError, ResourceError)
 
 
@@ -142,6 +143,7 @@ class DataManager:
             try:
                 async for what, pod in self._kube.watch("Pod", namespace, _WATCH_SECONDS, LABEL):
                     if what == "DELETED":
+                        self._notices.forget_pod(pod["metadata"]["uid"])
                         continue
                     try:
                         await self._keys.renew_pod(pod)
@@ -260,6 +262,7 @@ class Manager:
             self._spawn(work)
         for namespace in self._settings.namespaces or (None,):
             self._spawn(watch_daemons(self.kube, self.queue, namespace))
+            self._spawn(watch_maps(self.kube, self.queue, namespace))
             for kind in KINDS:
                 self._spawn(watch(self.kube, kind.name, namespace, self.on_resource_event))
         if self._settings.reads_nodes:
@@ -363,6 +366,26 @@ async def watch_daemons(kube: Kube, queue: WorkQueue, namespace: str | None, pau
         except (ApiError, httpx2.HTTPError) as error:
             _log.warning("the watch of daemon pods failed and restarts: %s", error)
         queue.enqueue_all("MeshCluster")
+        await asyncio.sleep(pause)
+
+
+async def watch_maps(kube: Kube, queue: WorkQueue, namespace: str | None, pause: float = _PAUSE) -> None:
+    """Enqueue the MeshCluster of each cluster map that changes, until cancelled. Daemons record there that a
+    node is away after its lease of seconds; its pod and its Kubernetes node say so 40 s later."""
+    while True:
+        since = "0"
+        try:
+            while True:
+                changes = kube.watch_metadata("ConfigMap", namespace, _MAPS, since, _WATCH_SECONDS)
+                async for what, entry in changes:
+                    metadata = entry["metadata"]
+                    since = metadata["resourceVersion"]
+                    if what != "BOOKMARK":
+                        queue.enqueue("MeshCluster", metadata["namespace"], metadata["labels"][STORE_LABEL])
+                await asyncio.sleep(pause)
+        except (ApiError, httpx2.HTTPError) as error:
+            level = logging.DEBUG if is_expired(error) else logging.WARNING
+            _log.log(level, "the watch of cluster maps failed and restarts: %s", error)
         await asyncio.sleep(pause)
 
 

@@ -10,7 +10,7 @@ import httpx2
 from meshoperator.controllers.work_queue import WorkQueue
 from meshoperator.kube.client import Kube
 from meshoperator.kube.leader_election import TTL, LeaderElection
-from meshoperator.manager import watch, watch_daemons
+from meshoperator.manager import watch, watch_daemons, watch_maps
 from tests.kubernetes.emulated import Api
 from tests.kubernetes.world import NAME, NAMESPACE
 
@@ -61,6 +61,46 @@ def test_watches_that_break_are_begun_anew() -> None:
 
     asyncio.run(run())
     assert set(seen) == {f"{NAMESPACE}/{NAME}"}
+
+
+def test_a_changed_cluster_map_is_looked_at() -> None:
+    """And again after a watch that broke, or that is too old to go on."""
+    api, seen = Api(), list[str]()
+    labels = {"shardmesh.io/store": NAME, "shardmesh.io/topic": "cluster"}
+
+    def changed(kind: str, version: str) -> Document:
+        metadata = {"name": "c", "namespace": NAMESPACE, "resourceVersion": version, "labels": labels}
+        return {"type": kind, "object": {"metadata": metadata}}
+
+    expired = {"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old"}
+    api.streams = [
+        [changed("ADDED", "5"), changed("BOOKMARK", "7")],
+        [{"type": "ERROR", "object": expired}],
+        [changed("MODIFIED", "9"), httpx2.ReadError("reset")],
+        [changed("MODIFIED", "11")],
+    ]
+
+    async def run() -> None:
+        leads, looked = asyncio.Event(), asyncio.Event()
+        leads.set()
+
+        async def look(namespace: str, name: str) -> float:
+            seen.append(f"{namespace}/{name}")
+            looked.set()
+            return 600.0
+
+        queue = WorkQueue({"MeshCluster": look}, leads, pause=0)
+        task = asyncio.ensure_future(watch_maps(Kube(api.client()), queue, None, 0.05))
+        async with asyncio.timeout(60):
+            while api.streams or len(seen) < 3:
+                await looked.wait()
+                looked.clear()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await queue.close()
+
+    asyncio.run(run())
+    assert seen == [f"{NAMESPACE}/{NAME}"] * 3, "a bookmark is no change"
 
 
 def test_one_of_two_operators_leads() -> None:

@@ -91,7 +91,7 @@ seccompProfile:
   verbs: [patch]
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, list, create, update, patch, deletecollection]
+  verbs: [get, list, watch, create, update, patch, deletecollection]
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create, patch, delete, deletecollection]

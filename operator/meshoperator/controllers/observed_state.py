@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from meshoperator.cluster_model import CLUSTER_LABEL, POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, HostNode
+from meshoperator.cluster_model import (
+    CLUSTER_LABEL,
+    POOL_LABEL,
+    STORE_LABEL,
+    TEMPLATE_ANNOTATION,
+    TOPIC_LABEL,
+    Cluster,
+    HostNode,
+)
 from meshoperator.planners.cluster_state import ClusterState, Pod
 from meshoperator.planners.disk_affinity import MACHINE, MACHINES_TOPIC, recorded_machine, usable_machines
 from meshoperator.planners.exit_message import exit_message
@@ -143,7 +151,7 @@ def _ended(state: Manifest) -> str:
 
 
 _OVERDUE: Final = timedelta(seconds=30)
-_STORE, _TOPIC, _KEY = f"{GROUP}/store", f"{GROUP}/topic", f"{GROUP}/key"
+_KEY: Final = f"{GROUP}/key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +248,7 @@ class Observer:
 
 async def load_documents(kube: Kube, namespace: str, cluster: str, topic: str) -> dict[str, Manifest]:
     """Return the documents of a topic of the control store by the rest of their keys."""
-    found = await kube.list_all("ConfigMap", namespace, {_STORE: cluster, _TOPIC: topic})
+    found = await kube.list_all("ConfigMap", namespace, {STORE_LABEL: cluster, TOPIC_LABEL: topic})
     keys = [((each["metadata"].get("annotations") or {}).get(_KEY, ""), each) for each in found]
     head = f"{topic}/"
     return {key.removeprefix(head): each for key, each in keys if key.startswith(head)}

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from meshoperator import metrics
-from meshoperator.cluster_model import CLUSTER_LABEL, origins_secret
+from meshoperator.cluster_model import CLUSTER_LABEL, STORE_LABEL, origins_secret
 from meshoperator.controllers import storage
 from meshoperator.planners.status import conditions
 from meshoperator.resources import GROUP
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from meshoperator.settings import OperatorSettings
 
 FINALIZER: Final = f"{GROUP}/daemons"
-_STORE: Final = f"{GROUP}/store"
 
 
 class Teardown:
@@ -81,7 +80,7 @@ class Teardown:
         if self._settings.reads_nodes:
             await storage.unlabel_nodes(self._kube, namespace, name)
         for kind in ("ConfigMap", "Secret", "Lease"):
-            await self._kube.delete_all(kind, namespace, {_STORE: name})
+            await self._kube.delete_all(kind, namespace, {STORE_LABEL: name})
         if not (document["spec"].get("auth") or {}).get("rootSecretRef"):
             await self._kube.delete("Secret", f"{name}-root", namespace)
         await self._kube.delete("Secret", origins_secret(name), namespace)

@@ -40,7 +40,7 @@ NAMESPACED: Final[dict[Resource, frozenset[str]]] = {
         (GROUP, f"{kind}/status"): frozenset({"patch"})
         for kind in ("meshclusters", "meshnodes", "meshdatasets", "meshloads", "meshviews")
     },
-    ("", "configmaps"): frozenset({"get", "list", "update", "create", "patch", "deletecollection"}),
+    ("", "configmaps"): frozenset({"get", "list", "watch", "update", "create", "patch", "deletecollection"}),
     ("", "secrets"): frozenset({"get", "create", "patch", "delete", "deletecollection"}),
     ("", "services"): frozenset({"create", "patch"}),
     ("", "pods"): frozenset({"list", "watch", "delete"}),
