@@ -75,6 +75,12 @@ unserved: Final = Counter(
     ("reason",),
     registry=registry,
 )
+unserved_now: Final = Gauge(
+    "mesh_operator_pods_unserved",
+    "Pods that have not ended and do not get a dataset that they request; by event reason.",
+    ("reason",),
+    registry=registry,
+)
 for _reason in REASONS:  # start at 0, so that the first pod shows as an increase
     unserved.labels(_reason)
 _TRUTH: Final = {"True": 1, "False": 0}
@@ -105,9 +111,15 @@ def forget_cluster(namespace: str, name: str) -> None:
             gauge.remove(*labels)
 
 
+def record_unserved(counts: Mapping[str, int]) -> None:
+    """Export how many pods there are that do not get a dataset, by reason."""
+    for reason in REASONS:
+        unserved_now.labels(reason).set(counts.get(reason, 0))
+
+
 def forget_clusters() -> None:
-    """Drop the series of all MeshClusters; another operator leads and exports them."""
-    for gauge in (conditions, nodes, stuck):
+    """Drop the series of all MeshClusters and pods; another operator leads and exports them."""
+    for gauge in (conditions, nodes, stuck, unserved_now):
         gauge.clear()
 
 

@@ -7,8 +7,10 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from lightkube.resources.core_v1 import Event, Pod
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Event, Namespace, Pod
 from lightkube.types import PatchType
+from prometheus_client import REGISTRY
 
 from meshoperator.controllers.pod_events import UNPLACED, PodEvents
 from meshoperator.kube.client import Kube
@@ -87,6 +89,49 @@ def test_each_is_told_once_whoever_leads_and_by_metadata_alone(
             loop.run(api.close())
     assert [len(page) for page in pages] == [2, 2, 2, 1]
     assert {key for page in pages for each in page for key in each} == {"apiVersion", "kind", "metadata"}
+
+
+def test_pods_of_a_time_without_an_operator_are_counted_until_they_are_gone(
+    kubeconfig: Path, kube: Client, namespace: str
+) -> None:
+    """A counter that begins with them shows no increase."""
+    account(kube, namespace)
+    mesh(kube, namespace)
+    dataset(kube, namespace, "photos", "mesh://texts")
+    for name in ("first", "second"):
+        create(kube, namespace, name, {LABEL: "photos"})
+
+    empty = f"{namespace}-empty"
+    kube.create(Namespace(metadata=ObjectMeta(name=empty)))
+
+    def counted() -> float | None:
+        value: float | None = REGISTRY.get_sample_value(
+            "mesh_operator_pods_unserved", {"reason": "NotAdmitted"}
+        )
+        return value
+
+    with Loop() as loop:
+        api = loop.run(client(kubeconfig))
+        try:
+            own = Kube(api)
+            settings = OperatorSettings((namespace, empty), webhook=("127.0.0.1", 0))
+            pods = PodEvents(own, settings, EventRecorder(own, now_stamp), time.monotonic, rest=0)
+            loop.run(pods.check_all())
+            assert counted() == 2
+            gone = kube.get(Pod, "first", namespace=namespace).to_dict()
+            kube.delete(Pod, "first", namespace=namespace, grace_period=0)
+            loop.run(pods.check_all())
+            assert counted() == 1
+            loop.run(pods.check_pod(gone))  # an event that came late; the next check corrects it
+            loop.run(pods.check_all())
+            assert counted() == 1
+            over = {"status": {"phase": "Succeeded"}}
+            kube.patch(Pod.Status, "second", over, namespace=namespace, patch_type=PatchType.MERGE)
+            loop.run(pods.check_pod(kube.get(Pod, "second", namespace=namespace).to_dict()))
+            assert counted() == 0
+        finally:
+            loop.run(api.close())
+            kube.delete(Namespace, empty)
 
 
 def test_an_operator_looks_at_pods_by_itself(kubeconfig: Path, kube: Client, namespace: str) -> None:

@@ -202,6 +202,12 @@ CASES: dict[str, tuple[Series, Series]] = {
             'mesh_operator_admissions_total{result="failed"}': "3x240",
             'mesh_operator_admissions_total{result="patched"}': grows(5),
             'mesh_operator_unserved_pods_total{reason="KeyMisspelt"}': grows(5),  # their users are told
+            'mesh_operator_pods_unserved{reason="KeyMisspelt", pod="o-1"}': "5x240",
+            'mesh_operator_pods_unserved{reason="NotAdmitted", pod="o-1"}': "2x100 0x140",
+            'mesh_operator_leading{pod="o-1"}': "1x240",
+            # The next leader counts the pods; this one knows those of an hour ago.
+            'mesh_operator_pods_unserved{reason="NotAdmitted", pod="o-2"}': "2x240",
+            'mesh_operator_leading{pod="o-2"}': "1x50 0x190",
         },
     ),
     "ShardmeshProcessesMissing": (
@@ -428,12 +434,39 @@ def test_the_rules_are_rules() -> None:
     promtool("check", "rules", RULES)
 
 
+# Other ways to fire.
+MORE: list[tuple[str, Series]] = [
+    ("ShardmeshPodsNotAdmitted", {'mesh_operator_unserved_pods_total{reason="NotAdmitted"}': grows(1)}),
+    (  # they were created while no operator ran: the next one begins with them
+        "ShardmeshPodsNotAdmitted",
+        {
+            'mesh_operator_unserved_pods_total{reason="NotAdmitted", pod="o-2"}': "_x100 2x140",
+            'mesh_operator_pods_unserved{reason="NotAdmitted", pod="o-2"}': "_x100 2x140",
+            'mesh_operator_leading{pod="o-2"}': "_x100 1x140",
+        },
+    ),
+]
+
+
+@needs_promtool
+@pytest.mark.parametrize(("name", "fires"), MORE)
+def test_it_fires_for_another_cause(tmp_path: Path, name: str, fires: Series) -> None:
+    evaluate(tmp_path, name, [_case(fires, name, _severity(name))])
+
+
 @needs_promtool
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_it_fires_and_stays_quiet(tmp_path: Path, name: str) -> None:
     fires, quiet = CASES[name]
-    alert = next(each for each in ALERTS if each["alert"] == name)
-    cases = [_case(fires, name, alert["labels"]["severity"]), _case(quiet, name, None)]
+    evaluate(tmp_path, name, [_case(fires, name, _severity(name)), _case(quiet, name, None)])
+
+
+def _severity(alert: str) -> str:
+    return str(next(each["labels"]["severity"] for each in ALERTS if each["alert"] == alert))
+
+
+def evaluate(tmp_path: Path, name: str, cases: list[dict[str, Any]]) -> None:
+    """Have promtool evaluate an alert over these cases."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(yaml.safe_dump({"groups": _groups_of(name)}))
     document = {"rule_files": [str(rules)], "evaluation_interval": "30s", "tests": cases}

@@ -1,4 +1,4 @@
-"""Events that tell users why their pods did not get their datasets, and a counter of such pods.
+"""Events that tell users why their pods did not get their datasets, and metrics of such pods.
 
 Law: only pod metadata is read, a page at a time with pauses. An event is created once per pod and reason, for
 few pods of a controller, and never faster than `_Budget` allows (decision 35).
@@ -73,10 +73,12 @@ class _Budget:
 
 @dataclass(slots=True)
 class _PodRecord:
-    """A pod with problems; `said`: by reason, whether its event was written."""
+    """A pod that had problems; `said`: by reason, whether its event was written; `reasons`: of its present
+    problems."""
 
     controller: str
     said: dict[str, bool] = field(default_factory=dict)
+    reasons: frozenset[str] = frozenset()
 
 
 class PodEvents:
@@ -94,6 +96,7 @@ class PodEvents:
         self._rest, self._budget = rest, _Budget(now)
         self._known: dict[str, _PodRecord] = {}
         self._told: Counter[tuple[str, str]] = Counter()  # by controller and reason
+        self._present: Counter[str] = Counter()  # pods by reason
         self._available: tuple[float, AvailableDatasets] | None = None
 
     def __repr__(self) -> str:
@@ -110,7 +113,9 @@ class PodEvents:
                     seen.add(pod["metadata"]["uid"])
                 count += len(pods)
                 await asyncio.sleep(self._rest)
-        self._forget(before - seen)
+        for uid in before - seen:
+            self.forget_pod(uid)
+        metrics.record_unserved(self._present)
         return count
 
     async def watch(self, namespace: str | None, leads: asyncio.Event) -> None:
@@ -126,15 +131,41 @@ class PodEvents:
             await asyncio.sleep(self._rest)
 
     async def check_pod(self, pod: Manifest) -> None:
-        """Write events about a pod's problems; its metadata suffices. Raises ApiError, httpx2.HTTPError."""
+        """Count a pod's problems and write events about them; its metadata suffices. Raises ApiError,
+        httpx2.HTTPError."""
         metadata = pod["metadata"]
         if metadata.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in _OVER:
+            self.forget_pod(metadata["uid"])
             return
         notices, names = find_misspellings(metadata), datasets_not_injected(metadata)
         if names:
             notices += explain_missing(metadata, names, await self._offered())
+        if not notices and metadata["uid"] not in self._known:
+            return
+        known = self._record(metadata, frozenset(notice.reason for notice in notices))
         for notice in notices:
-            await self._tell(metadata, notice)
+            await self._tell(known, metadata, notice)
+
+    def forget_pod(self, uid: str) -> None:
+        """Forget a pod that has ended or was deleted."""
+        if (known := self._known.pop(uid, None)) is None:
+            return
+        self._told.subtract((known.controller, reason) for reason, told in known.said.items() if told)
+        self._told = +self._told
+        self._present.subtract(known.reasons)
+        metrics.record_unserved(self._present)
+
+    def _record(self, metadata: Manifest, reasons: frozenset[str]) -> _PodRecord:
+        """Count a pod's present problems, instead of those of its last check."""
+        known = self._known.setdefault(metadata["uid"], _PodRecord(_controller(metadata)))
+        self._present.subtract(known.reasons)
+        self._present.update(reasons)
+        known.reasons = reasons
+        for reason in reasons - known.said.keys():
+            metrics.unserved.labels(reason).inc()
+            known.said[reason] = False
+        metrics.record_unserved(self._present)
+        return known
 
     async def _offered(self) -> AvailableDatasets:
         now = self._now()
@@ -149,11 +180,8 @@ class PodEvents:
             self._available = now, AvailableDatasets(tuple(datasets), frozenset(clusters), shares, admits)
         return self._available[1]
 
-    async def _tell(self, metadata: Manifest, notice: Notice) -> None:
-        known = self._known.setdefault(metadata["uid"], _PodRecord(_controller(metadata)))
-        if notice.reason not in known.said:
-            metrics.unserved.labels(notice.reason).inc()
-        if known.said.setdefault(notice.reason, False):
+    async def _tell(self, known: _PodRecord, metadata: Manifest, notice: Notice) -> None:
+        if known.said[notice.reason]:
             return
         place = known.controller, notice.reason
         if self._told[place] >= _PER_CONTROLLER or not self._budget.try_spend():
@@ -162,12 +190,6 @@ class PodEvents:
         self._told[place] += 1
         about = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
         await self._recorder.record_event(about, notice.reason, notice.message, once=notice.reason)
-
-    def _forget(self, gone: set[str]) -> None:
-        for uid in gone:
-            known = self._known.pop(uid)
-            self._told.subtract((known.controller, reason) for reason, told in known.said.items() if told)
-        self._told = +self._told
 
 
 def _controller(metadata: Manifest) -> str:

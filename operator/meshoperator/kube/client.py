@@ -149,7 +149,7 @@ class Kube:
             )
             self._client._client.raise_for_status(answer)
             found = answer.json()
-            yield found["items"]
+            yield found["items"] or []  # null, if there are none
             more = found["metadata"].get("continue") or ""
             if not more:
                 return
