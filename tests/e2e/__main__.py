@@ -68,6 +68,7 @@ def play_on_one_release(stage: Stage) -> None:
         failure_scenes.lose_node(stage, "cable out", options.cut, options.mend)
     if options.on_node:
         storage_scenes.two_meshes(stage)
+    storage_scenes.mesh_without_disks(stage)
     if options.kill:
         control_plane_scenes.kill_operator(stage)
     if options.kill_operator:
@@ -101,8 +102,8 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m tests.e2e",
         description="Installs the chart on a real cluster and uses it: objects through the Service, "
         "a training pod, a rolling upgrade, a bad image, lost daemons and nodes, fewer daemons and more, "
-        "a drained node, helm uninstall; then a mesh on https made by the chart's values. Prints what "
-        "each step took, and exits with 1 if a client saw a failure. The definitions "
+        "a drained node, a mesh without disks, helm uninstall; then a mesh on https made by the chart's "
+        "values. Prints what each step took, and exits with 1 if a client saw a failure. The definitions "
         "(helm/shardmesh/crds) must be there, and both images on its nodes or in a registry.",
     )
     made.add_argument("--kubeconfig", default=os.environ.get("KUBECONFIG", ""), help="default: $KUBECONFIG")

@@ -11,6 +11,7 @@ import httpx2
 from lightkube import ApiError
 from lightkube.resources.core_v1 import Pod
 
+from tests.e2e.client_scenes import begin_epoch
 from tests.e2e.cluster_client import EndToEndError
 from tests.e2e.scaling_scenes import fetched_bytes, tell_moved
 from tests.e2e.stage import DAEMONS, MESH_PODS, run_command
@@ -32,10 +33,7 @@ def lose_control_plane(stage: Stage, epoch: str) -> None:
     cluster = stage.cluster
     restarts = restarts_of_daemons(stage)
     with stage.step(f"the API server is away for {OUTAGE:.0f} s, clients and a training job go on") as told:
-        labels = {"shardmesh.io/dataset": "photos"}
-        arguments = [str(STEPS_PAUSE)]
-        cluster.run_script("train-alone", "training_pod.py", arguments, labels=labels)
-        cluster.until(lambda: cluster.kube.get(Pod, "train-alone").status.phase == "Running", "it trains")
+        begin_epoch(stage, "train-alone", STEPS_PAUSE)
         time.sleep(2 * STEPS_PAUSE)
         run_command(stage.options.stop_api)
         time.sleep(OUTAGE)

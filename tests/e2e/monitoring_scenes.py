@@ -132,13 +132,15 @@ def lose_operator(stage: Stage) -> None:
         cluster.run_script("unserved", "training_pod.py", ["0"], labels={"shardmesh.io/dataset": "photos"})
         cluster.until(lambda: "ShardmeshOperatorGone" in fired_at_once(stage), "an alert fires")
         stage.tell_load(told)
-    with stage.step("an operator runs again, until an event names the pod") as told:
+    with stage.step("an operator runs again, until an event names the pod, and an alert says so") as told:
         scale_operator(stage, 1)
         stage.until_operator()
         cluster.until(
             lambda: any(each.reason == "NotAdmitted" for each in cluster.kube.list(Event)), "an event says so"
         )
+        cluster.until(lambda: unserved(stage) == 1 and fires(stage, "PodsNotAdmitted"), "an alert fires")
         cluster.delete_pod("unserved")
+        cluster.until(lambda: unserved(stage) == 0, "the pod is not counted any more")
         stage.tell_load(told)
 
 
@@ -146,6 +148,20 @@ def scale_operator(stage: Stage, replicas: int) -> None:
     """Set how many operators there are."""
     name = "mesh-shardmesh-operator"
     stage.cluster.kube.patch(Deployment, name, {"spec": {"replicas": replicas}}, patch_type=PatchType.MERGE)
+
+
+def unserved(stage: Stage) -> float:
+    """Return how many pods the leader counts that the webhook did not receive, as Prometheus has it."""
+    metric = 'mesh_operator_pods_unserved{reason="NotAdmitted"}'
+    found = stage.prometheus.query(f"{metric} and ignoring (reason) mesh_operator_leading == 1")
+    return max((float(each["value"][1]) for each in found), default=-1.0)
+
+
+def fires(stage: Stage, alert: str) -> bool:
+    """Return whether an alert fires now."""
+    return bool(
+        stage.prometheus.query(f'ALERTS{{alertname="Shardmesh{alert}", alertstate="firing", at_once=""}}')
+    )
 
 
 def fired_at_once(stage: Stage) -> set[str]:
@@ -162,7 +178,7 @@ def expect_alerts_at_once(stage: Stage) -> None:
     if options.crash or options.cut:
         expected |= {"ClusterDegraded", "NodeDown", "NodeAway", "CopiesMissing"}
     if options.kill_operator:
-        expected |= {"ClusterUnavailable", "OperatorGone"}
+        expected |= {"ClusterUnavailable", "OperatorGone", "PodsNotAdmitted"}
     if options.stop_api:
         expected |= {"ControlStoreLost"}
     with stage.step("alerts that fired until now, if they had no `for:`") as told:

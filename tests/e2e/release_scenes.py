@@ -15,6 +15,7 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import ConfigMap, PersistentVolumeClaim, Pod, Secret, Service
 from lightkube.resources.networking_v1 import NetworkPolicy
 
+from tests.e2e import client_scenes
 from tests.e2e.cluster_client import EndToEndError
 from tests.e2e.data_scenes import MeshDataset
 from tests.e2e.rights import granted
@@ -78,7 +79,8 @@ def remove(stage: Stage) -> None:
 
 
 def mesh_of_values(stage: Stage) -> None:
-    """A mesh made by the chart's own values, on https: installed, upgraded, deleted with its data."""
+    """A mesh made by the chart's own values, on https: installed, upgraded while a job trains, deleted with
+    its data."""
     cluster = stage.cluster
     cluster.create_namespace()
     create_certificate(stage)
@@ -91,22 +93,27 @@ def mesh_of_values(stage: Stage) -> None:
         stage.helm("install", cluster={"create": True, "name": "mesh", "spec": spec})
         stage.until_operator()
         stage.until_settled()
+    authority = {"secretKeyRef": {"name": "mesh-tls", "key": "ca.crt"}}
+    keys = [*stage.keys("https"), {"name": "E2E_AUTHORITY", "valueFrom": authority}]
     with stage.step("a pod reads and writes through the Service, on https, for 10 s") as told:
-        authority = {"secretKeyRef": {"name": "mesh-tls", "key": "ca.crt"}}
-        stage.start_load([*stage.keys("https"), {"name": "E2E_AUTHORITY", "valueFrom": authority}])
+        stage.start_load(keys)
         time.sleep(10)
         stage.tell_load(told)
-    with stage.step("helm upgrade to another image, until all daemons have it") as told:
+    epoch = client_scenes.train(stage, ", on https", keys)
+    with stage.step("helm upgrade to another image under a training job, until all daemons have it") as told:
+        client_scenes.begin_epoch(stage, "train-on")
         tag = stage.next_image.rpartition(":")[2]
         daemon = {"image": stage.values["daemon"]["image"] | {"tag": tag}}
         stage.helm("upgrade", daemon=daemon)
         cluster.until(lambda: cluster.mesh()["spec"]["image"] == stage.next_image, "the spec has the image")
         stage.until_settled()
         stage.tell_load(told)
+    client_scenes.finish_epoch(stage, "train-on", epoch, ", on https")
     with stage.step(
         "the MeshCluster is deleted with its data (deletionPolicy: Delete), helm uninstall"
     ) as told:
         cluster.delete_pod("load")
+        client_scenes.forget_training(stage, "train-on")
         cluster.kube.delete(MeshCluster, "mesh")
         cluster.until(lambda: not cluster.mesh(), "the mesh is gone")
         stage.helm("uninstall")

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+from pathlib import Path
 
 import meshsdk as mesh
 
@@ -16,6 +17,9 @@ def body(number: int) -> bytes:
 
 
 def main(samples: int, *, reads: bool) -> None:
+    if authority := os.environ.get("E2E_AUTHORITY"):
+        Path("/tmp/authority.pem").write_text(authority)
+        os.environ["MESH_CA_BUNDLE"] = "/tmp/authority.pem"
     with mesh.connect(os.environ["MESH_ENDPOINT"]) as client:
         if reads:
             read = [bytes(client.get("samples", f"{number:04}.bin")) for number in range(samples)]

@@ -1,4 +1,5 @@
-"""Scenes of a second mesh of the same name, in its own namespace, on claims of local volumes; one fills."""
+"""Scenes of a second mesh of the same name, in its own namespace: on claims of local volumes, one of which
+fills; in directories that end with their pods."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Node, PersistentVolume, PersistentVolumeClaim
 from lightkube.resources.storage_v1 import StorageClass
 
+from tests.e2e.client_scenes import begin_epoch, finish_epoch, forget_training, train
 from tests.e2e.cluster_client import EndToEndError, RealCluster
-from tests.e2e.stage import DAEMONS, Stage, run_command
+from tests.e2e.scaling_scenes import fetched_bytes, tell_moved
+from tests.e2e.stage import DAEMONS, MESH_PODS, Stage, run_command
 from tests.kubernetes.scenes import MeshCluster
 
 if TYPE_CHECKING:
@@ -75,6 +78,48 @@ def two_meshes(stage: Stage) -> None:
         stage.tell_load(told)
         if not first.is_settled(DAEMONS):
             raise EndToEndError(f"the first mesh is not settled: {first.describe()}")
+
+
+def mesh_without_disks(stage: Stage) -> None:
+    """Another mesh, of a pool without tiers: a daemon's directory (emptyDir) ends with its pod, and each new
+    pod fetches its share from the others, under a training job."""
+    first = stage.cluster
+    cluster = RealCluster(first.kubeconfig, f"{first.namespace}-empty", first.image)
+    mesh = Stage(stage.options, cluster, stage.place / "empty")
+    of = ", without disks"
+    with stage.step("a mesh without disks (emptyDir), in another namespace, until it is settled"):
+        cluster.create_namespace()
+        spec = {"image": stage.image, "nodePools": [mesh.pool() | {"tiers": []}], "copies": 2}
+        document = {"metadata": {"name": "mesh", "namespace": cluster.namespace}, "spec": spec}
+        cluster.kube.create(MeshCluster(**document))
+        mesh.until_settled()
+        mesh.start_load(mesh.keys())
+    epoch = train(mesh, of)
+    before = fetched_bytes(mesh)
+    with stage.step("its daemons rolled to another image, each with an empty directory") as told:
+        begin_epoch(mesh, "train-on")
+        cluster.change(image=stage.next_image)
+        mesh.until_settled()
+        mesh.tell_load(told)
+        tell_moved(mesh, told, dict.fromkeys(before, 0))  # by pods that are new
+    finish_epoch(mesh, "train-on", epoch, of)
+    written = mesh.written()
+    with stage.step("a pod of it is deleted without grace, until it is settled") as told:
+        cluster.delete_pod_at_once(cluster.pods(MESH_PODS)[0].metadata.name)
+        mesh.until_settled()
+        mesh.tell_load(told)
+    with stage.step("all that was acknowledged before and since") as told:
+        told["objects"] = mesh.read_again(written, "acknowledged")
+    with stage.step("it is deleted with its namespace") as told:
+        cluster.delete_pod("load")
+        forget_training(mesh, "train-on")
+        cluster.kube.delete(MeshCluster, "mesh")
+        cluster.until(lambda: not cluster.mesh(), "the mesh is gone")
+        cluster.delete_namespace()
+        stage.tell_load(told)
+    stage.figures += mesh.figures
+    if not first.is_settled(DAEMONS):
+        raise EndToEndError(f"the first mesh is not settled: {first.describe()}")
 
 
 def second_namespace(stage: Stage) -> str:
