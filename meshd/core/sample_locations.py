@@ -50,6 +50,18 @@ def own_columns(snapshot: Snapshot) -> dict[str, BytesColumn]:
     return {name: column for name, column in columns.items() if not snapshot.specs[name].piece_of}
 
 
+def main_objects(snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns for each sample the number of the object that holds most of its bytes; among equals, that
+    of the field that is named first. int64[n]."""
+    columns = list(bytes_columns(snapshot).values())
+    objects = np.stack([column.objects_at(samples) for column in columns])
+    if (objects == objects[0]).all():  # as in archives and tables, whose lengths may be on pages
+        return np.asarray(objects[0], dtype=np.int64)
+    lengths = np.stack([column.lengths_at(samples) for column in columns])
+    chosen = np.argmax(lengths, axis=0)
+    return np.asarray(objects[chosen, np.arange(len(samples))], dtype=np.int64)
+
+
 def distinct(
     numbers: npt.NDArray[np.int32], count: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

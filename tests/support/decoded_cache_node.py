@@ -55,12 +55,13 @@ class TickingClock:
 
 class DecodedCacheNode:
     """Renders epochs of `samples`, each a tuple of the bytes of its fields in order of name. `quota`: bytes
-    that their bucket may take."""
+    that their bucket may take; `own`: of how many of them it builds the rows, None for any."""
 
     def __init__(
         self, folder: Path, samples: Sequence[tuple[bytes, ...]], budget: int, quota: int | None = None
     ) -> None:
         self.samples, self.folder, self.quota = samples, folder, quota
+        self.own: int | None = None
         self.clock = TickingClock()
         self.store = SegmentStore(folder / "decoded", budget)
         self.store.clear()
@@ -104,7 +105,7 @@ class DecodedCacheNode:
             other = order[position ^ 1] if (position ^ 1) < len(order) and program.pairing else -1
             partner = self.places[other] if other >= 0 else ()
             rows.append(RowWork(position, position, self.places[sample], partner, sample, other))
-        samples = SampleSet("snapshot", len(self.samples), limit, "photos")
+        samples = SampleSet("snapshot", len(self.samples), limit, "photos", self.own)
         spec = RenderSpec(
             0.0, "", "job", text, program_digest(text), epoch, size, tuple(targets), (), samples
         )
@@ -136,7 +137,7 @@ class DecodedCacheNode:
 
     async def _warm(self, text: str, epoch: int, order: Sequence[int]) -> dict[int, int]:
         program, found = load_program(text), dict[int, int]()
-        samples = SampleSet("snapshot", len(self.samples), None, "photos")
+        samples = SampleSet("snapshot", len(self.samples), None, "photos", self.own)
         spec = RenderSpec(
             0.0, "", "job", text, program_digest(text), epoch, 0, (), (), samples, prefixes_only=True
         )

@@ -38,6 +38,7 @@ from meshd.batches.assembly.sequence_renderer import SequenceRenderer
 from meshd.batches.assembly.stored_sequences import no_stored_sequences
 from meshd.batches.assembly.view_result_renderer import render_derived_object
 from meshd.batches.read_ahead.arrivals import Arrivals
+from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.read_ahead.page_prefetcher import PagePrefetcher
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import DocumentStore, asset_key
@@ -123,6 +124,7 @@ class Assembler:
     ) -> None:
         self.catalog = DocumentStore(store) if catalog is None else catalog
         self._context = BuildContext(store, pool, BadSampleLedger(self.catalog), node, archives, remote)
+        self._own = OwnSampleFinder(remote)
         self._cache: FrameCache[AnyFrameAddress] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[AnyFrameAddress, MemoryFrame] = SingleFlight()
         self._packs = PackTables(self.catalog)
@@ -242,13 +244,15 @@ class Assembler:
             rows = self._row_lookup.rows_at(whole, plan, snapshot)
             await self._prefetcher.open_now(snapshot, rows.samples, whole)
             places = await own_rows(self._context.remote, snapshot, rows, address.version)
+            # with samples mixed in pairs, this node builds rows of any sample
+            own = await self._own.count_rows(snapshot) if plan.pairs is None else None
         with self._admission(len(places), len(places) * _row_bytes(plan)):
             metadata = part_metadata(metadata_of(whole), address.version, len(rows))
             part = rows.part_rows(places)
             builder = FrameBuilder(
                 self._context, plan, snapshot, whole.epoch, part, metadata, None, kept_bytes, arrivals
             )
-            frame = await builder.build_part()
+            frame = await builder.build_part(own)
         self._cache.put(address, frame)
         return frame
 
@@ -269,16 +273,9 @@ class Assembler:
             ahead = address if isinstance(address, FrameAddress) else None
             await self._prefetcher.open_now(snapshot, rows.samples, ahead)
             whole = None if ahead is None else real_rows(ahead, plan, 0, 1)
+            context, metadata = self._context, metadata_of(address)
             builder = FrameBuilder(
-                self._context,
-                plan,
-                snapshot,
-                address.epoch,
-                rows,
-                metadata_of(address),
-                whole,
-                kept_bytes,
-                arrivals,
+                context, plan, snapshot, address.epoch, rows, metadata, whole, kept_bytes, arrivals
             )
             frame = await builder.build()
         if isinstance(address, FrameAddress):

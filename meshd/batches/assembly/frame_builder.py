@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,11 +132,13 @@ class FrameBuilder:
         """Return the finished frame. Raises BatchError: SnapshotChanged, BadSample, OpFailed, Busy."""
         return await self._finished(self._settle)
 
-    async def build_part(self) -> MemoryFrame:
+    async def build_part(self, own: int | None = None) -> MemoryFrame:
         """Return a part of a frame. A bad sample raises BadSample, whatever the policy of the plan.
 
         A substitute may be on any node, and the bound on bad samples is known only for the whole frame.
+        `own`: see `SampleSet`.
         """
+        self._sample_set = replace(self._sample_set, own=own)
         return await self._finished(self._refuse)
 
     async def _finished(self, settle: Callable[[list[Failure]], Awaitable[list[int] | None]]) -> MemoryFrame:
@@ -286,10 +288,7 @@ class FrameBuilder:
         reading = took * rendered.reading / rendered.seconds if rendered.seconds else 0.0
         self._fetch += reading
         self._prepare += took - reading
-        if copied:
-            draft.add_copied(rendered)
-        else:
-            draft.add_rendered(rendered)
+        (draft.add_copied if copied else draft.add_rendered)(rendered)
         return rendered.failures
 
     def _paired(self, rows: Sequence[int]) -> dict[int, int]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import RowsAddress
-from meshd.core.sample_locations import bytes_columns
+from meshd.core.sample_locations import main_objects
 from meshd.datasets.service import invalid_plan
 from meshwire.dataset.build_snapshot import Snapshot
 from meshwire.frame.tensor_frame import Status
@@ -229,18 +229,6 @@ def require_parts(plan: Plan) -> None:
         raise BatchError(
             "BadRequest", f"a frame of this plan cannot be built in parts ({why}); request the whole frame"
         )
-
-
-def main_objects(snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return for each sample the number of the object that holds most of its bytes. int64[n].
-
-    Among equals, the field that is named first wins.
-    """
-    columns = list(bytes_columns(snapshot).values())
-    lengths = np.stack([column.lengths_at(samples) for column in columns])
-    objects = np.stack([column.objects_at(samples) for column in columns])
-    chosen = np.argmax(lengths, axis=0)
-    return np.asarray(objects[chosen, np.arange(len(samples))], dtype=np.int64)
 
 
 async def own_rows(remote: PeerSource, snapshot: Snapshot, rows: Rows, version: int) -> npt.NDArray[np.int64]:

@@ -1,4 +1,5 @@
-"""OwnSamples: which samples of a snapshot this node reads from its own disks, by the cluster map.
+"""OwnSamples: which samples of a snapshot this node reads from its own disks, by the cluster map, and of how
+many it builds the rows.
 
 Law: a function of map and keys; the index is not asked. It decides what is read ahead, never what is read:
 after a change of the map, a sample may be read when its batch is built.
@@ -6,13 +7,14 @@ after a change of the map, a sample may be read when its batch is built.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from meshd.core.peer_source import SINGLE_NODE
-from meshd.core.sample_locations import bytes_columns
+from meshd.core.sample_locations import bytes_columns, main_objects
 from meshwire.cluster.routes import slot_of
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 _SNAPSHOTS: Final = 16
 _UNKNOWN: Final = -1
+COUNTED_OBJECTS: Final = 32768
+"""Of more objects, the slots are as even as anybody needs: their owners are not looked up one by one."""
+_AT_A_TIME: Final = 1 << 18
 
 
 class OwnSamples:
@@ -54,6 +59,25 @@ class OwnSamples:
             asked = objects
         return found
 
+    @property
+    def masks(self) -> Flags:
+        """The node's slots of each bucket: bool[buckets, slots]."""
+        return self._masks
+
+    def count_rows(self) -> int:
+        """Return how many samples have most of their bytes in objects of the node, whose rows it builds when
+        each node builds its own (blocking). Of more than COUNTED_OBJECTS objects, about as many."""
+        samples, table = self._snapshot.samples, self._snapshot.objects
+        if len(table) > COUNTED_OBJECTS:
+            every = None if table.which is None else np.bincount(table.which, minlength=len(self._masks))
+            return round(samples * float(np.average(self._masks.mean(axis=1), weights=every)))
+        held = np.zeros(len(table), np.int64)
+        for start in range(0, samples, _AT_A_TIME):
+            some = np.arange(start, min(samples, start + _AT_A_TIME), dtype=np.int64)
+            held += np.bincount(main_objects(self._snapshot, some), minlength=len(table))
+        objects = np.flatnonzero(held).astype(np.int32)
+        return int(held[objects[self._own_objects(objects)]].sum())
+
     def _own_objects(self, objects: npt.NDArray[np.int32]) -> Flags:
         slots, table = self._slots[objects], self._snapshot.objects
         if (slots == _UNKNOWN).any():
@@ -72,6 +96,7 @@ class OwnSampleFinder:
     def __init__(self, remote: PeerSource = SINGLE_NODE) -> None:
         self._remote = remote
         self._slots: OrderedDict[tuple[str, int], npt.NDArray[np.int32]] = OrderedDict()
+        self._counted: OrderedDict[str, tuple[Flags, int]] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<OwnSampleFinder over {self._remote!r}>"
@@ -86,8 +111,25 @@ class OwnSampleFinder:
         if len(known) < len(masks):
             return None
         key = snapshot.hash, known[0].size
-        slots = self._slots.setdefault(key, np.full(len(snapshot.objects), _UNKNOWN, np.int32))
+        slots = self._slots.get(key)
+        if slots is None:
+            slots = self._slots[key] = np.full(len(snapshot.objects), _UNKNOWN, np.int32)
         self._slots.move_to_end(key)
         if len(self._slots) > _SNAPSHOTS:
             self._slots.popitem(last=False)
         return OwnSamples(snapshot, known, slots)
+
+    async def count_rows(self, snapshot: Snapshot) -> int | None:
+        """Return of how many samples this node builds the rows under the current map, if each node builds its
+        own; None if it builds all. As cheap as a look-up while the map gives it the same slots."""
+        own = self.find(snapshot, in_parts=True)
+        if own is None:
+            return None
+        masks, count = self._counted.get(snapshot.hash, (None, 0))
+        if masks is None or not np.array_equal(masks, own.masks):
+            count = await asyncio.to_thread(own.count_rows)
+            self._counted[snapshot.hash] = own.masks, count
+            self._counted.move_to_end(snapshot.hash)
+            if len(self._counted) > _SNAPSHOTS:
+                self._counted.popitem(last=False)
+        return count

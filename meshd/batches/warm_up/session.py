@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from meshd.batches.assembly.frame_rows import main_objects, new_rows, own_rows
+from meshd.batches.assembly.frame_rows import new_rows, own_rows
+from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.warm_up.messages import WARM_UP, WARM_UP_HERE, WarmUpRequest, WarmUpStatus
 from meshd.core.document_store import asset_key, asset_places
 from meshd.core.job_sessions import RPC_ERRORS, JobSessions
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE
-from meshd.core.sample_locations import PinnedObjects, bytes_columns
+from meshd.core.sample_locations import PinnedObjects, bytes_columns, main_objects
 from meshd.rpc.peer_rpc import handler
 from meshd.rpc.process_client import ProcessClient
 from meshd.telemetry import metrics
@@ -92,7 +93,7 @@ class _Window:
 @dataclass(frozen=True, slots=True)
 class _Scope:
     """The samples of a session: `samples`, the `positions` that key their draws, and the `sizes` of their
-    sources in bytes; int64[n] each.
+    sources in bytes; int64[n] each. `own`: see `SampleSet`.
     """
 
     plan: Plan
@@ -102,6 +103,7 @@ class _Scope:
     samples: Integers
     positions: Integers
     sizes: Integers
+    own: int | None
 
 
 class WarmUpSession:
@@ -153,9 +155,12 @@ class WarmUpSession:
         if request.own and len(samples):
             own = await own_rows(context.remote, snapshot, new_rows(samples, samples), request.version)
             samples, positions = samples[own], positions[own]
+        asked: int | None = None
+        if request.own and plan.pairs is None:  # else epochs mix samples of all nodes into its rows
+            asked = await OwnSampleFinder(context.remote).count_rows(snapshot)
         sizes = source_bytes(snapshot, samples)
         program = program_digest(plan.program_text)
-        return _Scope(plan, snapshot, program, epoch, samples, positions, sizes)
+        return _Scope(plan, snapshot, program, epoch, samples, positions, sizes, asked)
 
     async def _measure(self, decoded: DecodedCache, scope: _Scope) -> str:
         """Make some samples until the cache knows what it keeps. Returns why it keeps nothing, or ""."""
@@ -259,7 +264,7 @@ class WarmUpSession:
             scope.plan.program_text,
             scope.epoch,
             work,
-            samples=SampleSet(snapshot.hash, snapshot.samples, request.limit, scope.plan.bucket),
+            samples=SampleSet(snapshot.hash, snapshot.samples, request.limit, scope.plan.bucket, scope.own),
             assets=asset_places(self._context.store, scope.plan.assets),
             account=request.account,
         )

@@ -216,6 +216,7 @@ class DecodedCache:
         now = self._clock()
         for table in state.tables:
             table.last_used, number, size = now, table.number, table.size.value
+            table.asked = state.samples.asked
             paused = now < max(self._paused_until, 0.0 if in_advance else table.paused_until)
             limits = self._limits(table, state, now)
             room, why = find_room(limits, size)
@@ -227,7 +228,7 @@ class DecodedCache:
                 made.bounds[number] = segment
             else:
                 made.segments[number], made.rooms[number] = segment, room
-                made.shares[number], made.bounds[number] = find_share(limits, size, table.samples)
+                made.shares[number], made.bounds[number] = find_share(limits, size, table.asked)
         return made
 
     def _segment(self, table: Table, limits: Sequence[Limit], writer: object, paused: bool) -> Segment | str:
@@ -267,7 +268,7 @@ class DecodedCache:
 
     def _share(self, table: Table, state: _PlanState, now: float) -> tuple[float, str]:
         """Return the share of the samples whose results there is room for, and what bounds it."""
-        return find_share(self._limits(table, state, now), table.size.value, table.samples)
+        return find_share(self._limits(table, state, now), table.size.value, state.samples.asked)
 
     def bytes_by_bucket(self) -> dict[str, int]:
         """Return the bytes of the segments of each bucket, used and promised."""
@@ -345,9 +346,8 @@ class DecodedCache:
             return
         for cost in costs:
             known = state.candidates.setdefault(cost.field, {})
-            one = known.setdefault(
-                (cost.steps, cost.variant, cost.digest), Candidate(cost.steps, cost.variant, cost.digest)
-            )
+            kind = cost.steps, cost.variant, cost.digest
+            one = known.setdefault(kind, Candidate(*kind))
             one.calls += cost.calls
             one.seconds += cost.seconds
             one.size += cost.size
@@ -363,7 +363,7 @@ class DecodedCache:
 
     def _choose(self, state: _PlanState, number: int) -> _FieldChoice | None:
         found = state.candidates.get(number, {}).values()
-        steps = policy.choose_prefix(found, state.samples.count, self._most, self.disk_rate)
+        steps = policy.choose_prefix(found, state.samples.asked, self._most, self.disk_rate)
         if steps is None:
             return None
         made = _FieldChoice(steps)
@@ -433,7 +433,7 @@ class DecodedCache:
     def _exceeds(quota: int, taken: int, tables: Sequence[Table]) -> bool:
         """Whether a quota leaves out results: it is used up, or the results of all samples are larger."""
         entry = max(table.size.value for table in tables)
-        whole = sum(table.size.value * table.samples for table in tables if table.segments)
+        whole = sum(table.size.value * table.asked for table in tables if table.segments)
         return Limit(quota, taken, 0, BUCKET_QUOTA).usable(entry) < max(whole, taken + entry)
 
     def _drop_least(self, tables: Sequence[Table], size: int) -> None:

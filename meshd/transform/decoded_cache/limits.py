@@ -1,7 +1,9 @@
 """Limits of the decoded cache: how many more bytes a table may take, and what share of the samples that is.
 
-Law: bytes that are used or promised count, not the sizes of files. A little of each limit stays unused: what
-was promised is the mean size of an entry, and the entries that come may be larger.
+Law: the samples that count are those that the node is asked for, so that the nodes of a mesh keep together
+what their limits allow together. Bytes that are used or promised count, not the sizes of files. A little of
+each limit stays unused: what was promised is the mean size of an entry, and the entries that come may be
+larger.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ def find_room(limits: Iterable[Limit], size: float) -> tuple[int, str]:
 
 
 def find_share(limits: Iterable[Limit], size: float, samples: int) -> tuple[float, str]:
-    """Return the share of the samples whose entries there is room for, and what bounds it."""
+    """Return the share of the samples that the node is asked for whose entries there is room for, and what
+    bounds it."""
     room, why = min((limit.usable(size) - limit.others, limit.why) for limit in limits)
-    return max(0.0, min(1.0, room / (samples * max(1.0, size)))), why
+    return max(0.0, min(1.0, room / max(1.0, samples * max(1.0, size)))), why
 
 
 def segment_capacity(limits: Iterable[Limit], least: int, most: int) -> int:

@@ -30,13 +30,19 @@ class SampleSet:
     """The data set that sample numbers of rows refer to: `snapshot` is its hash, `count` its size.
 
     `limit`: bytes that the caller allows for results of this plan; None if the node decides. `bucket`: its
-    quota includes the results.
+    quota includes the results. `own`: of how many samples this node builds the rows; None: of any of them.
     """
 
     snapshot: str
     count: int
     limit: int | None = None
     bucket: str = ""
+    own: int | None = None
+
+    @property
+    def asked(self) -> int:
+        """How many samples the node is asked for: results of the others take none of its room."""
+        return self.count if self.own is None else min(self.count, self.own)
 
 
 @dataclass(slots=True)

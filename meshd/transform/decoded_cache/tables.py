@@ -74,6 +74,8 @@ class Table:
         bucket: str = "",
     ) -> None:
         self.number, self.samples, self.variant = number, samples, variant
+        self.asked = samples
+        """How many of the samples the node was asked for, when it was last."""
         self.bucket = bucket
         """The bucket whose quota it counts towards."""
         self._disk_rate = disk_rate

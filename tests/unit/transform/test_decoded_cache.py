@@ -189,6 +189,53 @@ def test_a_share_is_a_fixed_random_part_and_grows_by_more_samples() -> None:
     assert halves[0] == pytest.approx(halves[1], rel=0.1)
 
 
+def test_a_node_of_a_mesh_keeps_what_there_is_room_for_of_its_own_samples(
+    tmp_path: Path, pictures: list[tuple[bytes]]
+) -> None:
+    """Whoever joins or leaves: what is kept stays, and no more is kept than there is room for."""
+    own, room = [list(range(number, SAMPLES, 4)) for number in range(4)], 2 * MIB
+    node = DecodedCacheNode(tmp_path, pictures, 1 << 30, quota=room)
+    try:
+        for epoch in range(3):
+            node.epoch(TEXT, epoch, own[0])
+        unaware = kept(node)
+        node.own = len(own[0])
+        for epoch in range(3, 6):
+            node.epoch(TEXT, epoch, own[0])
+        first = kept(node)
+        assert unaware < first <= set(own[0])
+        assert len(first) >= 0.7 * room / BYTES > 2 * len(unaware)
+        for others in ([], own[1], own[1] + own[2] + own[3]):  # one joins, one leaves, all leave
+            mine = (own[0] + others) if others else own[0][::2]
+            node.own = len(mine)
+            for epoch in range(6, 9):
+                node.epoch(TEXT, epoch, mine)
+                assert first <= kept(node), "an entry was dropped without need"
+                assert node.cache.bytes <= room
+        node.quota = None
+        for epoch in range(9, 12):
+            node.epoch(TEXT, epoch, range(SAMPLES))
+        assert kept(node) == set(range(SAMPLES))
+    finally:
+        node.close()
+
+
+def test_a_quota_that_has_room_for_the_samples_of_the_node_leaves_nothing_out(
+    tmp_path: Path, pictures: list[tuple[bytes]]
+) -> None:
+    own = list(range(0, SAMPLES, 4))
+    node = DecodedCacheNode(tmp_path, pictures, 100 << 30, quota=6 * MIB)
+    try:
+        node.own = len(own)
+        for epoch in range(6):
+            node.epoch(TEXT, epoch, own)
+        assert kept(node) == set(own)
+        node.cache.fit(1 << 40, 1 << 39)
+        assert metrics.decoded_cache_at_quota._value.get() == 0
+    finally:
+        node.close()
+
+
 def test_a_caller_bounds_what_is_kept_for_its_plan(node: DecodedCacheNode) -> None:
     node.store.segment_bytes = MIB
     for epoch in range(3):
