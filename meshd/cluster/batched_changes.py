@@ -35,19 +35,28 @@ async def settle_node(control: ControlStore, maps: ClusterMapStore, node_id: str
     TransitionError, ControlError."""
     await _wait_for_others(maps)
 
-    def settle(present: ClusterMap | None) -> ClusterMap:
-        assert present is not None
+    def has_to(present: ClusterMap) -> bool:
         node = present.node(node_id)
         entered = node is not None and (node.complete >= version or not present.must_sync(node_id))
         if entered and node is not None and node.state in (*COMPLETE_STATES, "joining"):
-            return present  # by another node
-        if transitions.mark_complete(present, node_id, version) is present:
-            return present
-        cut, told = len(PROGRESS_TOPIC) + 1, control.cached_entries(PROGRESS_TOPIC)
+            return False  # another node has recorded it
+        return transitions.mark_complete(present, node_id, version) is not present
+
+    reports: dict[str, int] = {}
+
+    def settle(present: ClusterMap | None) -> ClusterMap:
+        assert present is not None
+        return (
+            transitions.mark_all_complete(present, {**reports, node_id: version})
+            if has_to(present)
+            else present
+        )
+
+    cluster = maps.current()
+    if cluster is None or has_to(cluster):
+        cut, told = len(PROGRESS_TOPIC) + 1, await control.list_all(f"{PROGRESS_TOPIC}/")
         published = decode_progress({key[cut:]: entry.value for key, entry in told.items()})
         reports = {each: progress.complete for each, progress in published.items()}
-        return transitions.mark_all_complete(present, {**reports, node_id: version})
-
     return await maps.update_map(settle)
 
 

@@ -6,6 +6,9 @@ seconds. Leases are etcd's own: the servers' clocks decide their expiry, never a
 Invariant: the copy is the prefix at one revision, and revisions only rise; a restore from a backup
 starts a new history, which the copy follows. A store without the cluster's id counts as unreachable.
 Invariant: what the copy has, and what a read or a write returns, is on etcd's disk; see `sync_barrier`.
+
+Each process of each node gets everything that is watched, so the reports of nodes, which change often, are
+not: they are outside the copy (UNWATCHED), and readers fetch them with `get` and `list_all`.
 """
 
 from __future__ import annotations
@@ -80,6 +83,8 @@ _IDLE: Final = 10.0  # seconds without a message after which a watch is restarte
 _PAUSE: Final = 0.5
 _PATIENCE: Final = 5.0  # seconds for this process's own write to arrive through the watch
 _TXN_WRITES: Final = 100  # etcd accepts 128 in one transaction
+UNWATCHED: Final = frozenset({"moves", "scrubs"})
+"""Topics that the copy does not have. Earlier releases watch them; what those wrote is read, too."""
 _FOREIGN: Final = (
     "etcd was emptied or belongs to another mesh: nothing is read from it or written to it; restore this "
     "mesh's control store from its backup"
@@ -93,6 +98,7 @@ class EtcdControl:
     def __init__(self, gateway: Gateway, prefix: str = "/shardmesh/") -> None:
         self._gateway, self._prefix, self.pin = gateway, prefix.encode(), UNPINNED
         self._end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
+        self._reports = self._prefix[:-1] + b"@reports/"
         self._closed = self._lost = self._stream_broken = self._foreign = False
         self._changed = threading.Condition()
         self._watchers = Watchers()
@@ -245,21 +251,31 @@ class EtcdControl:
         return next((entry.version for _, entry in self._found(answer)), 0)
 
     async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
-        start = self._prefix + prefix.encode()
+        start = self._place_of(prefix) + prefix.encode()
         end = start[:-1] + bytes([start[-1] + 1])
-        return dict(self._found(await self._in_thread(lambda: self._range(start, end))))
+        found = dict(self._found(await self._in_thread(lambda: self._range(start, end))))
+        earlier = self.cached_entries(topic_of(prefix)) if topic_of(prefix) in UNWATCHED else {}
+        return {key: entry for key, entry in earlier.items() if key.startswith(prefix)} | found
 
     async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
         name = self._key(key)
         put = {"request_put": {"key": encoded(name), "value": encoded(bytes(value))}}
-        version = await self._in_thread(lambda: self._change([put], {key: expect}))
+        changes = [put, *self._removal_of_earlier(key)]
+        version = await self._in_thread(lambda: self._change(changes, {key: expect}))
         assert version is not None, "a put always changes something"
         return version
 
     async def delete(self, key: str, *, expect: int | None = None) -> bool:
         name = self._key(key)
         gone = {"request_delete_range": {"key": encoded(name), "prev_kv": True}}
-        return await self._in_thread(lambda: self._change([gone], {key: expect})) is not None
+        changes = [gone, *self._removal_of_earlier(key)]
+        return await self._in_thread(lambda: self._change(changes, {key: expect})) is not None
+
+    def _removal_of_earlier(self, key: str) -> list[Any]:
+        """Returns the deletion of what an earlier release wrote for an unwatched key."""
+        if key not in self._copy.entries or topic_of(key) not in UNWATCHED:
+            return []
+        return [{"request_delete_range": {"key": encoded(self._prefix + key.encode())}}]
 
     async def write_many(self, writes: Sequence[Write]) -> None:
         for write in writes:
@@ -292,7 +308,8 @@ class EtcdControl:
         ):
             return None
         revision = number(answer["header"].get("revision"))
-        self._wait_for_revision(revision)
+        if not all(topic_of(key) in UNWATCHED for key in expects):
+            self._wait_for_revision(revision)
         return revision
 
     def _txn(self, requests: list[Any], expects: Mapping[str, int | None]) -> dict[str, Any]:
@@ -324,6 +341,8 @@ class EtcdControl:
 
     def _catch_up(self, conditions: Mapping[str, int], answer: Mapping[str, Any]) -> None:
         """Waits until the copy has the state that caused a conflict, because a retry reads the copy."""
+        if all(topic_of(key) in UNWATCHED for key in conditions):
+            return
         versions: dict[str, int] = {}
         for response in answer.get("responses") or []:
             versions |= {key: entry.version for key, entry in self._found(response["response_range"])}
@@ -345,10 +364,13 @@ class EtcdControl:
         ]
 
     def _name(self, kv: Mapping[str, Any]) -> str:
-        return decoded(kv["key"])[len(self._prefix) :].decode()
+        return decoded(kv["key"]).removeprefix(self._prefix).removeprefix(self._reports).decode()
 
     def _key(self, key: str) -> bytes:
-        return self._prefix + check_key(key).encode()
+        return self._place_of(key) + check_key(key).encode()
+
+    def _place_of(self, key: str) -> bytes:
+        return self._reports if topic_of(key) in UNWATCHED else self._prefix
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         if self._closed:

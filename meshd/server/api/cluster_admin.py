@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -106,14 +107,7 @@ class ClusterAdmin:
             compute_placement(cluster, copies, "present").slots_per_node(),
             compute_placement(cluster, copies).slots_per_node(),
         )
-        scrubs = {
-            key.partition("/")[2]: entry.value
-            for key, entry in self._control.cached_entries(STATUS_TOPIC).items()
-        }
-        moves = {
-            key.partition("/")[2]: entry.value
-            for key, entry in self._control.cached_entries(PROGRESS_TOPIC).items()
-        }
+        scrubs, moves = [await self._reports(topic, trouble) for topic in (STATUS_TOPIC, PROGRESS_TOPIC)]
         works, tolds = decode_progress(moves), decode_scrub_reports(scrubs)
         loads = {
             node.node_id: node_load(
@@ -224,6 +218,15 @@ class ClusterAdmin:
         except turn.TransitionError as error:
             raise AdminError("NotNow", str(error)) from None
         return {"version": cluster.version, "slots": cluster.slots, "before": cluster.current_slots}
+
+    async def _reports(self, topic: str, trouble: str) -> dict[str, bytes]:
+        """Return the nodes' reports of a topic, by id; while the control store cannot be read, those that are
+        known here."""
+        found = self._control.cached_entries(topic)
+        if not trouble and not self._mesh.standalone:
+            with suppress(ControlError):
+                found = await self._control.list_all(f"{topic}/")
+        return {key.partition("/")[2]: entry.value for key, entry in found.items()}
 
     def _require_cluster(self) -> None:
         if self._mesh.standalone:

@@ -102,6 +102,60 @@ def test_two_processes_see_each_other(one: OperatedEtcd) -> None:
     asyncio.run(main())
 
 
+def test_reports_are_sent_to_nobody_and_read_by_those_who_ask(one: OperatedEtcd) -> None:
+    """Every process of every node would get them."""
+
+    async def main() -> None:
+        prefix = f"/{uuid.uuid4().hex}/"
+        with closed(EtcdControl(one.gateway(), prefix)) as a, closed(EtcdControl(one.gateway(), prefix)) as b:
+            before = b.complete_revision("moves")
+            first = await a.put("moves/n1", b"1", expect=ABSENT)
+            second = await a.put("moves/n1", b"2", expect=first)
+            with pytest.raises(VersionConflictError):
+                await b.put("moves/n1", b"3", expect=first)
+            await a.put("scrubs/n1", b"s")
+            found = await b.get("moves/n1")
+            assert found is not None
+            assert (found.value, found.version) == (b"2", second)
+            assert {key: entry.value for key, entry in (await b.list_all("moves/")).items()} == {
+                "moves/n1": b"2"
+            }
+            async with closing_watch(b) as watch:
+                await a.put("topic/last", b"1")  # comes after the reports would have
+                while "topic/last" not in b.cached_entries("topic"):
+                    await anext(watch)
+            assert not b.cached_entries("moves")
+            assert not b.cached_entries("scrubs")
+            assert b.revision("moves") <= before
+            assert await b.delete("moves/n1")
+            assert not await a.delete("moves/n1")
+            assert not await a.list_all("moves/")
+
+    asyncio.run(main())
+
+
+def test_reports_of_an_earlier_release_are_read_until_the_node_writes_again(one: OperatedEtcd) -> None:
+    async def main() -> None:
+        prefix = f"/{uuid.uuid4().hex}/"
+        with closed(one.gateway()) as gateway:
+            for name in ("n1", "n2"):
+                key = encoded(f"{prefix}moves/{name}".encode())
+                gateway.call("kv/put", {"key": key, "value": encoded(b"old")}, repeatable=True)
+        with closed(EtcdControl(one.gateway(), prefix)) as control:
+            await control.put("moves/n1", b"new")
+            found = {key: entry.value for key, entry in (await control.list_all("moves/")).items()}
+            assert found == {"moves/n1": b"new", "moves/n2": b"old"}
+            assert await control.delete("moves/n2")
+            async with closing_watch(control) as watch:
+                await control.put("topic/last", b"1")
+                while "topic/last" not in control.cached_entries("topic"):
+                    await anext(watch)
+            assert not control.cached_entries("moves")
+            assert set(await control.list_all("moves/")) == {"moves/n1"}
+
+    asyncio.run(main())
+
+
 def test_versions_that_may_answer_before_they_sync() -> None:
     early = ["3.3.27", "3.4.20", "3.5.0", "3.5.1", "3.5.4"]
     known = [*early, "3.4.21", "3.4.23", "3.5.5", "3.6.0", ""]
