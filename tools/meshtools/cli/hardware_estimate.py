@@ -156,7 +156,11 @@ def sizing(
         lines = [report.head(workload), "", *report.table(estimates, assumed), ""]
         lines += report.loads_text(estimates[0], assumed)
         click.echo("\n".join(lines))
-        session.tell("prices and rates are assumptions: mesh sizing --assumptions shows them with sources")
+        guessed = sum("to be replaced" in figure.source for _, figure in assumed.items())
+        session.tell(
+            f"prices and rates are assumptions, {guessed} of them round figures to be replaced by yours "
+            "(--set, --assume): mesh sizing --assumptions shows them with sources"
+        )
     if plot is not None:
         plot.write_text(report.plot(estimates, assumed), encoding="utf-8")
     return 0

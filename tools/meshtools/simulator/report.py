@@ -93,10 +93,10 @@ def epoch_figures(done: EpochSimulation) -> dict[str, Any]:
 def epoch_text(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield the report of a run for people."""
     each = figures
-    yield f"{each['scenario']}: {each['nodes']:,} nodes, {each['jobs']} jobs"
+    yield f"{each['scenario']}: {each['nodes']:,} nodes, {each['jobs']} job{'s' * (each['jobs'] != 1)}"
     yield (
         f"  {each['seconds']:,.1f} s simulated; {each['samples_per_second']:,.0f} samples/s, "
-        f"{each['bytes_per_second'] / 1e9:,.2f} GB/s"
+        f"{bytes_text(each['bytes_per_second'])}/s"
     )
     yield (
         f"  jobs wait {each['wait_share']:.1%} of the time; 99 % of the waits for a batch are below "
@@ -107,17 +107,17 @@ def epoch_text(figures: Mapping[str, Any]) -> Iterator[str]:
         f"{each['cores_busy']:.1%}, ports {each['ports_busy']:.1%}"
     )
     yield (
-        f"  {each['seeks_per_sample']:.4g} seeks a sample; {each['read_bytes'] / 1e12:.4g} TB read, "
+        f"  {each['seeks_per_sample']:.4g} seeks a sample; {bytes_text(each['read_bytes'])} read, "
         f"{each['read_over_wanted']:.3f} × what was wanted, {each['cached_share']:.1%} cached; "
-        f"{each['sent_bytes'] / 1e12:.4g} TB sent"
+        f"{bytes_text(each['sent_bytes'])} sent"
     )
     yield (
-        f"  placement: the fullest node has {each['slots_most_over_mean']:.2f} × the mean, "
-        f"{each['nodes_without_slots']:,} have nothing"
+        f"  placement: the fullest node has {each['slots_most_over_mean']:.2f} × the mean share, "
+        f"{each['nodes_without_slots']:,} nodes have nothing"
     )
     yield (
-        f"  the map has {each['map_bytes'] / 1e6:.3g} MB; {each['map_changes']} changes, "
-        f"{each['map_sent_bytes'] / 1e9:.3g} GB sent to the nodes"
+        f"  the map has {bytes_text(each['map_bytes'])}; {each['map_changes']} changes, "
+        f"{bytes_text(each['map_sent_bytes'])} sent to the nodes"
     )
     yield (
         f"  leases are renewed {each['lease_renewals_per_second']:,.4g} times a second: "
@@ -126,11 +126,11 @@ def epoch_text(figures: Mapping[str, Any]) -> Iterator[str]:
     if "origin_hit_share" in each:
         yield (
             f"  caches had {each['origin_hit_share']:.1%} of the bytes read; "
-            f"{each['origin_bytes'] / 1e12:.4g} TB came from the origin"
+            f"{bytes_text(each['origin_bytes'])} came from the origin"
         )
     if "writes" in each:
         yield (
-            f"  {each['writes']:,} objects written, {each['written_bytes'] / 1e12:.4g} TB on disks; half "
+            f"  {each['writes']:,} objects written, {bytes_text(each['written_bytes'])} on disks; half "
             f"took {each['write_p50_seconds']:.3g} s, 99 % below {each['write_p99_seconds']:.3g} s, at most "
             f"{each['write_longest_seconds']:.3g} s"
         )
@@ -181,7 +181,8 @@ def epoch_trace(done: EpochSimulation) -> str:
     """Return a trace in the JSON format of Chrome, which Perfetto opens: waits and steps of each job, and
     faults. Times are of the simulation."""
     tracks = {name: number for number, name in enumerate(dict.fromkeys(span.track for span in done.spans), 1)}
-    events: list[dict[str, Any]] = [
+    whole = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": done.scenario.name}}
+    events: list[dict[str, Any]] = [whole] + [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}}
         for name, number in tracks.items()
     ]

@@ -29,7 +29,7 @@ def head(workload: Workload) -> str:
     if workload.deadline_seconds is not None:
         deadline = f", within {seconds_text(workload.deadline_seconds)}"
     return (
-        f"{bytes_text(workload.data_bytes)} in {workload.samples:.4g} samples of "
+        f"{bytes_text(workload.data_bytes)} in {workload.samples:,.0f} samples of "
         f"{bytes_text(workload.bytes_per_sample)}{gpus}, {workload.epochs} "
         f"epoch{'s' * (workload.epochs != 1)}{jobs}{deadline}: "
         f"{bytes_text(workload.demand_bytes_per_second)}/s a job"
@@ -45,7 +45,7 @@ def table(estimates: Sequence[Estimate], assumed: Assumptions) -> Iterator[str]:
     )
     for each in estimates:
         bought, bound = each.hardware, each.bound
-        told = f"{bound.resource} {bound.utilization:.0%}"
+        told = f"{_resource_text(bound.resource)} {bound.utilization:.0%}"
         if each.problems:
             told += f" ({', '.join(each.problems)})"
         yield (
@@ -64,18 +64,26 @@ def ports_text(assumed: Assumptions) -> str:
 
 
 def loads_text(each: Estimate, assumed: Assumptions) -> Iterator[str]:
-    """Yield how near each resource of an alternative is to its limit."""
+    """Yield what to buy for an alternative, and how near each resource is to its limit."""
     bought = each.hardware
+    drives = [
+        f"{count} {name} of {bytes_text(assumed[f'{media}.bytes_per_drive'])}"
+        for count, name, media in (
+            (bought.rotational_drives, "disks", "rotational"),
+            (bought.nvme_drives, "NVMe drives", "nvme"),
+        )
+        if count
+    ]
     yield (
         f"{each.design.name}: {bought.nodes} nodes of {bought.cores_per_node} cores, "
-        f"{bytes_text(bought.memory_bytes_per_node)} and {bought.nics_per_node} × {ports_text(assumed)}; "
-        f"{each.design.copies} copies"
+        f"{bytes_text(bought.memory_bytes_per_node)} and {bought.nics_per_node} × {ports_text(assumed)}, "
+        f"with {' and '.join(drives)}; {each.design.copies} copies"
     )
     for load in sorted(each.loads, key=lambda load: -load.utilization):
         if load.limit:
             yield (
-                f"  {load.resource:8} {load.utilization:6.1%}  "
-                f"{load.needed:,.4g} of {load.limit:,.4g} {load.unit}"
+                f"  {_resource_text(load.resource):8} {load.utilization:6.1%}  "
+                f"{_number_text(load.needed)} of {_number_text(load.limit)} {load.unit}"
             )
     yield (
         f"  first epoch {seconds_text(each.first_epoch_seconds)}"
@@ -83,6 +91,14 @@ def loads_text(each: Estimate, assumed: Assumptions) -> Iterator[str]:
         + f", later ones {seconds_text(each.epoch_seconds)}; such runs at once: {each.runs}, "
         f"or {each.sharing_runs} that share; all epochs cost ${each.usd_total:,.2f}"
     )
+
+
+def _resource_text(resource: str) -> str:
+    return "cores" if resource == "decode" else resource
+
+
+def _number_text(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def record(each: Estimate, assumed: Assumptions) -> dict[str, Any]:
@@ -115,19 +131,23 @@ def record(each: Estimate, assumed: Assumptions) -> dict[str, Any]:
 
 
 def plot(estimates: Sequence[Estimate], assumed: Assumptions) -> str:
-    """Return SVG: hardware and drives of each alternative in USD, and its load nearest to the limit."""
+    """Return SVG: hardware and drives of each alternative in USD, and which of its hardware is nearest to the
+    limit."""
     names = [each.design.name for each in estimates]
     prices = [each.hardware_usd for each in estimates]
     drives = [drives_usd(each.hardware, assumed) for each in estimates]
-    bounds = [each.bound for each in estimates]
+    bounds = [
+        max((load for load in each.loads if load.resource != "GPU"), key=lambda load: load.utilization)
+        for each in estimates
+    ]
     return bars_svg(
         [
             Bars("Hardware, USD", [(n, v, f"{v:,.0f}") for n, v in zip(names, prices, strict=True)]),
             Bars("Drives alone, USD", [(n, v, f"{v:,.0f}") for n, v in zip(names, drives, strict=True)]),
             Bars(
-                "Nearest to its limit",
+                "Nearest to its limit, without GPUs",
                 [
-                    (n, load.utilization, f"{load.resource} {load.utilization:.0%}")
+                    (n, load.utilization, f"{_resource_text(load.resource)} {load.utilization:.0%}")
                     for n, load in zip(names, bounds, strict=True)
                 ],
             ),
