@@ -68,7 +68,7 @@ def play_on_one_release(stage: Stage) -> None:
         failure_scenes.lose_node(stage, "cable out", options.cut, options.mend)
     if options.on_node:
         storage_scenes.two_meshes(stage)
-    storage_scenes.mesh_without_disks(stage)
+    storage_scenes.daemons_without_disks(stage)
     if options.kill:
         control_plane_scenes.kill_operator(stage)
     if options.kill_operator:
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m tests.e2e",
         description="Installs the chart on a real cluster and uses it: objects through the Service, "
         "a training pod, a rolling upgrade, a bad image, lost daemons and nodes, fewer daemons and more, "
-        "a drained node, a mesh without disks, helm uninstall; then a mesh on https made by the chart's "
+        "a drained node, daemons without disks, helm uninstall; then a mesh on https made by the chart's "
         "values. Prints what each step took, and exits with 1 if a client saw a failure. The definitions "
         "(helm/shardmesh/crds) must be there, and both images on its nodes or in a registry.",
     )
@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--outside", action="store_true", help="use the Service's NodePort: nodes can be reached from here"
     )
-    made.add_argument("--host-path", default="/mnt/shardmesh", help='the disk of each node; "": emptyDir')
+    made.add_argument("--host-path", default="/mnt/shardmesh", help="the disk of each node")
     made.add_argument("--crash", help='a command that cuts the power of a node: "… {node} …"')
     made.add_argument("--restore", help="a command that starts that node again")
     made.add_argument("--cut", help="a command that takes the cable of a node out")

@@ -153,15 +153,14 @@ def mesh_that_comes_and_goes(stage: Stage) -> None:
         for pod in cluster.pods(MESH_PODS):
             cluster.delete_pod_at_once(pod.metadata.name)
         second.until_settled()
-    if second.pool()["tiers"]:  # an emptyDir ends with its pod
-        with operator_dies(stage, "it is deleted, its data is kept (Retain), until its pods are gone"):
-            cluster.kube.delete(MeshCluster, "mesh")
-            cluster.until(gone, "the mesh is gone")
-        with operator_dies(stage, "it is created again, until all objects are read") as told:
-            cluster.kube.create(MeshCluster(**document))
-            second.until_settled()
-            cluster.run_script("read", "samples_pod.py", [str(OBJECTS), "read"], env=second.keys())
-            told["objects"] = cluster.result("read")["read"]
+    with operator_dies(stage, "it is deleted, its data is kept (Retain), until its pods are gone"):
+        cluster.kube.delete(MeshCluster, "mesh")
+        cluster.until(gone, "the mesh is gone")
+    with operator_dies(stage, "it is created again, until all objects are read") as told:
+        cluster.kube.create(MeshCluster(**document))
+        second.until_settled()
+        cluster.run_script("read", "samples_pod.py", [str(OBJECTS), "read"], env=second.keys())
+        told["objects"] = cluster.result("read")["read"]
     with operator_dies(stage, "it is deleted with its data (Delete), until nothing is left") as told:
         cluster.change(deletionPolicy="Delete")
         cluster.kube.delete(MeshCluster, "mesh")

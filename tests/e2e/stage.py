@@ -86,12 +86,11 @@ class Stage:
 
     def pool(self, replicas: int = DAEMONS) -> dict[str, Any]:
         """Return the pool of the mesh's spec."""
-        path = self.options.host_path
         return {
             "name": "s",
             "replicas": replicas,
             "roles": ["store", "cache", "compute"],
-            "tiers": [{"name": "disk", "class": "ssd", "hostPath": path}] if path else [],
+            "tiers": [{"name": "disk", "class": "ssd", "hostPath": self.options.host_path}],
             "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         }
 

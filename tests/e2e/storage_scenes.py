@@ -1,5 +1,5 @@
 """Scenes of a second mesh of the same name, in its own namespace: on claims of local volumes, one of which
-fills; in directories that end with their pods."""
+fills; with a daemon whose directory ends with its pod."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from lightkube.resources.storage_v1 import StorageClass
 
 from tests.e2e.client_scenes import begin_epoch, finish_epoch, forget_training, train
 from tests.e2e.cluster_client import EndToEndError, RealCluster
-from tests.e2e.scaling_scenes import fetched_bytes, tell_moved
 from tests.e2e.stage import DAEMONS, MESH_PODS, Stage, run_command
 from tests.kubernetes.scenes import MeshCluster
 
@@ -80,39 +79,41 @@ def two_meshes(stage: Stage) -> None:
             raise EndToEndError(f"the first mesh is not settled: {first.describe()}")
 
 
-def mesh_without_disks(stage: Stage) -> None:
-    """Another mesh, of a pool without tiers: a daemon's directory (emptyDir) ends with its pod, and each new
-    pod fetches its share from the others, under a training job."""
+def daemons_without_disks(stage: Stage) -> None:
+    """Another mesh, in which one daemon only computes, without tiers: its directory (emptyDir) ends with its
+    pod, and the next pod begins with an empty one, under a training job."""
     first = stage.cluster
-    cluster = RealCluster(first.kubeconfig, f"{first.namespace}-empty", first.image)
-    mesh = Stage(stage.options, cluster, stage.place / "empty")
-    of = ", without disks"
-    with stage.step("a mesh without disks (emptyDir), in another namespace, until it is settled"):
+    cluster = RealCluster(first.kubeconfig, f"{first.namespace}-compute", first.image)
+    mesh = Stage(stage.options, cluster, stage.place / "compute")
+    of = ", a daemon of which has no disks"
+    pools = [mesh.pool(DAEMONS - 1), mesh.pool(1) | {"name": "c", "roles": ["compute"], "tiers": []}]
+    pools[0]["tiers"] = [tier | {"hostPath": f"{tier['hostPath']}-compute"} for tier in pools[0]["tiers"]]
+    only = MESH_PODS | {"shardmesh.io/pool": "c"}
+    with stage.step(f"a mesh in another namespace{of} (emptyDir), until it is settled"):
         cluster.create_namespace()
-        spec = {"image": stage.image, "nodePools": [mesh.pool() | {"tiers": []}], "copies": 2}
+        spec = {"image": stage.image, "nodePools": pools, "copies": 2}
         document = {"metadata": {"name": "mesh", "namespace": cluster.namespace}, "spec": spec}
         cluster.kube.create(MeshCluster(**document))
         mesh.until_settled()
         mesh.start_load(mesh.keys())
     epoch = train(mesh, of)
-    before = fetched_bytes(mesh)
-    with stage.step("its daemons rolled to another image, each with an empty directory") as told:
+    before = {pod.metadata.uid for pod in cluster.pods(MESH_PODS)}
+    with stage.step(f"daemons rolled to another image{of}, under a training job") as told:
         begin_epoch(mesh, "train-on")
         cluster.change(image=stage.next_image)
         mesh.until_settled()
         mesh.tell_load(told)
-        tell_moved(mesh, told, dict.fromkeys(before, 0))  # by pods that are new
+        told["daemons kept"] = len(before & {pod.metadata.uid for pod in cluster.pods(MESH_PODS)})
     finish_epoch(mesh, "train-on", epoch, of)
-    written = mesh.written()
-    with stage.step("a pod of it is deleted without grace, until it is settled") as told:
-        cluster.delete_pod_at_once(cluster.pods(MESH_PODS)[0].metadata.name)
+    with stage.step("its pod is deleted without grace under a training job, until it is settled") as told:
+        begin_epoch(mesh, "train-again")
+        cluster.delete_pod_at_once(cluster.pods(only)[0].metadata.name)
         mesh.until_settled()
         mesh.tell_load(told)
-    with stage.step("all that was acknowledged before and since") as told:
-        told["objects"] = mesh.read_again(written, "acknowledged")
-    with stage.step("it is deleted with its namespace") as told:
+    finish_epoch(mesh, "train-again", epoch, f"{of}, again")
+    with stage.step("the mesh with a daemon without disks is deleted, and its namespace") as told:
         cluster.delete_pod("load")
-        forget_training(mesh, "train-on")
+        forget_training(mesh, "train-on", "train-again")
         cluster.kube.delete(MeshCluster, "mesh")
         cluster.until(lambda: not cluster.mesh(), "the mesh is gone")
         cluster.delete_namespace()
