@@ -70,6 +70,7 @@ class Kubelet:
         self._subnet = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250 + 1}"
         self._last = 0
         self._nodes: dict[str, Path] = {}
+        self._silent: set[str] = set()
         self.pods: dict[str, Running] = {}
         self._starting = Starting(self._client, kubeconfig, place, namespace, self._nodes, checkouts or {})
         self._provisioning = Provisioning(self._client, place, namespace)
@@ -134,6 +135,11 @@ class Kubelet:
         self._client.patch(Node, name, {"spec": {"taints": None}}, patch_type=PatchType.MERGE)
 
     @property
+    def admitted(self) -> int:
+        """How many pods its machines have been given since the beginning."""
+        return self._last
+
+    @property
     def nodes(self) -> list[str]:
         """Names of the machines that are there."""
         return list(self._nodes)
@@ -153,6 +159,24 @@ class Kubelet:
                     running.again = float("inf")
             shutil.rmtree(self._nodes[name])
         self._delete_node(name)
+
+    def silence(self, name: str, *, back: bool = False) -> None:
+        """A machine without power or network: what runs there has ended, and the API is not told."""
+        with self._lock:
+            if back:
+                self._silent.discard(name)
+                return
+            self._silent.add(name)
+            for running in self.pods.values():
+                if running.document["spec"]["nodeName"] == name:
+                    running.kill()
+
+    def empty_disks(self) -> None:
+        """Everything in directories of machines is gone."""
+        with self._lock:
+            for place in self._nodes.values():
+                shutil.rmtree(place)
+                place.mkdir()
 
     @contextmanager
     def without_power(self) -> Iterator[None]:
@@ -197,7 +221,7 @@ class Kubelet:
             self.pods[uid].kill()
             del self.pods[uid]
         for uid, document in there.items():
-            if document["spec"].get("nodeName") in self._nodes:
+            if document["spec"].get("nodeName") in self._nodes.keys() - self._silent:
                 running = self.pods.get(uid) or self._admit(uid, document)
                 running.document = document
                 self._attend(running)
