@@ -16,6 +16,8 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from awscrt.checksums import crc32c
+
 from bench.tables import verdict
 from meshd.batches.assembly.frame_rows import RowLookup
 from meshd.batches.read_ahead.page_prefetcher import PagePrefetcher
@@ -27,7 +29,7 @@ from meshwire.dataset.fields import parse_fields
 from meshwire.dataset.paged_snapshot import read_snapshot
 from meshwire.dataset.sample_columns import BytesColumn
 from meshwire.formats.json_lines import index_lines, line_page_facts
-from meshwire.formats.page_formats import open_page
+from meshwire.formats.page_formats import mark_page, open_marked_page
 from meshwire.plan.plan_spec import parse_spec
 
 if TYPE_CHECKING:
@@ -47,8 +49,9 @@ _SOURCE: Final = "s3://many"
 class _OpenPages:
     """The pages of the snapshot that are open, as `SnapshotPages` keeps them."""
 
-    def __init__(self, make: Callable[[], Page]) -> None:
-        self._make = make
+    make: Callable[[], Page]
+
+    def __init__(self) -> None:
         self._open: OrderedDict[int, Page] = OrderedDict()
         self.count = 0
 
@@ -56,7 +59,7 @@ class _OpenPages:
         page = self._open.get(number)
         if page is None:
             self.count += 1
-            page = self._open[number] = self._make()
+            page = self._open[number] = self.make()
             if len(self._open) > KEPT_PAGES:
                 self._open.popitem(last=False)
         return page
@@ -113,7 +116,16 @@ def main() -> None:
     document = index_lines([lines]).to_bytes()
     facts = line_page_facts(document, len(lines))
     fields = parse_fields({"text": {"ext": ["txt"]}})
-    opened = _OpenPages(lambda: open_page(document, "lines", facts))
+    opened, mark, checksum = _OpenPages(), mark_page(document, "lines", facts), crc32c(document)
+
+    def open_page() -> Page:
+        """Open a page as nodes open one that they have checked when they made it."""
+        page = open_marked_page(document, "lines", facts, mark)
+        assert page is not None
+        assert crc32c(document) == checksum
+        return page
+
+    opened.make = open_page
     page_of = opened.open_page
 
     began = time.process_time()

@@ -56,6 +56,8 @@ REBUILT_PREFIXES: Final = (*INDEX_PREFIXES, "archives/", "views/", "bad/")
 """Prefixes of documents that this node can do without: they are made again, or begin again."""
 MAPPED_BYTES: Final = 1 << 20
 """Bytes from which on the document of a snapshot is mapped from the store, so that all processes share it."""
+MARK: Final = "checked"
+"""Name of the metadata of a document that says what it was found to be before it was written."""
 T = TypeVar("T")
 
 
@@ -302,16 +304,17 @@ class DocumentStore:
             if not self._remote.single_node and self._store.get(RESERVED_BUCKET, key) is None:
                 await self.find_shared(key)  # does nothing if it was deleted
 
-    async def write_document(self, key: str, document: bytes, *, once: bool = False) -> None:
+    async def write_document(self, key: str, document: bytes, *, once: bool = False, mark: str = "") -> None:
         """Writes a document durably. `once`: only if there is none, because its name determines its
-        content."""
+        content. `mark`: is kept with it, as `MARK` of its record's metadata."""
         self._note(key)
         if once and find_intact(self._store, key) is not None:
             return
         writer = self._store.writer(RESERVED_BUCKET, key, size=len(document))
         try:
             await writer.write(document)
-            await writer.commit(Meta(etag=hashlib.md5(document, usedforsecurity=False).hexdigest()))
+            etag = hashlib.md5(document, usedforsecurity=False).hexdigest()
+            await writer.commit(Meta(etag, metadata={MARK: mark} if mark else {}))
         except BaseException:
             await writer.abort()
             raise

@@ -28,10 +28,16 @@ _SIZE = struct.Struct("<Q")
 
 class IndexDocuments(Generic[T]):
     """Indexes of files of one format, for a worker. `what`: the format, as an error calls it; `parse` may
-    raise ColumnError."""
+    raise ColumnError; so may `mark`, which returns what is kept with a document and its index."""
 
-    def __init__(self, catalog: DocumentStore, what: str, parse: Callable[[bytes], T]) -> None:
-        self._catalog, self._what, self._parse = catalog, what, parse
+    def __init__(
+        self,
+        catalog: DocumentStore,
+        what: str,
+        parse: Callable[[bytes], T],
+        mark: Callable[[bytes, T], str] | None = None,
+    ) -> None:
+        self._catalog, self._what, self._parse, self._mark = catalog, what, parse, mark
         self._reading: SingleFlight[str, T] = SingleFlight()
 
     def __repr__(self) -> str:
@@ -63,12 +69,13 @@ class IndexDocuments(Generic[T]):
         """Keep a document, and return its index. Raises BatchError BadSample."""
         try:
             index = await asyncio.to_thread(self._parse, document)
+            mark = "" if self._mark is None else await asyncio.to_thread(self._mark, document, index)
         except ColumnError as error:
             raise BatchError(
                 "BadSample", f"{url} cannot be read as {self._what}: {error}", detail={"url": url}
             ) from error
         failpoints.hit("indexes.made")
-        await self._catalog.write_document(name, document)
+        await self._catalog.write_document(name, document, mark=mark)
         return index
 
 

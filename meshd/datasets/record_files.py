@@ -84,7 +84,7 @@ class LineIndexer:
         self._capacity = capacity
         self._store, self._archives, self._objects = store, archives, objects
         self._catalog = catalog
-        self._pages = ShardPages(catalog, "a file of lines", line_page_facts)
+        self._pages = ShardPages(catalog, "lines", "a file of lines", line_page_facts)
 
     def __repr__(self) -> str:
         return f"<LineIndexer {self._pages}>"

@@ -20,6 +20,7 @@ from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.archive_keys import compression_kind
 from meshwire.dataset.member_pages import write_member_page
 from meshwire.dataset.page_document import page_document_facts
+from meshwire.formats.page_formats import mark_page
 from meshwire.formats.record_index import write_record_page
 
 if TYPE_CHECKING:
@@ -74,14 +75,20 @@ class PageMaker(Protocol):
 
 
 class ShardPages:
-    """Reads and builds the pages of one format, for a worker. `what`: what error messages call a shard;
+    """Reads and builds the pages of one kind, for a worker. `what`: what error messages call a shard;
     `facts_of`: reads the facts of a page from its document, given the size of its object; may raise
     ColumnError."""
 
     def __init__(
-        self, catalog: DocumentStore, what: str, facts_of: Callable[[bytes, int], PageFacts]
+        self,
+        catalog: DocumentStore,
+        kind: SnapshotKind,
+        what: str,
+        facts_of: Callable[[bytes, int], PageFacts],
     ) -> None:
-        self._documents = IndexDocuments(catalog, what, partial(_facts, facts_of))
+        self._documents: IndexDocuments[PageFacts] = IndexDocuments(
+            catalog, what, partial(_facts, facts_of), partial(_mark, kind)
+        )
         self._fetching: SingleFlight[str, PageFacts] = SingleFlight()
         self._read: OrderedDict[str, PageFacts] = OrderedDict()
 
@@ -138,12 +145,16 @@ def _facts(facts_of: Callable[[bytes, int], PageFacts], document: bytes) -> Page
     return facts_of(document, 0)
 
 
+def _mark(kind: SnapshotKind, document: bytes, facts: PageFacts) -> str:
+    return mark_page(document, kind, facts) if facts.samples else ""
+
+
 class DerivedPages:
     """Makes the pages of shards of a kind from their indexes, for a worker. `make`: returns a page."""
 
     def __init__(self, catalog: DocumentStore, kind: SnapshotKind, what: str, make: MakePage) -> None:
         self._kind, self._make = kind, make
-        self._pages = ShardPages(catalog, what, page_document_facts)
+        self._pages = ShardPages(catalog, kind, what, page_document_facts)
 
     def __repr__(self) -> str:
         return f"<DerivedPages {self._pages}>"

@@ -3,8 +3,9 @@
 A page is the document of its shard's index, under the index's name; all workers map the same bytes. Before a
 snapshot is used, pages that this node lacks are fetched from the node that made them, or else made.
 
-Law: a page is used only if its bytes have the hash that the snapshot names. One that is damaged or missing
-is fetched, or made again from its shard; if that gives another page, the error names the shard.
+Law: a page is used only if its bytes have the hash that the snapshot names, or the checksum that they had
+when this node compared them with that hash. One that is damaged or missing is fetched, or made again from its
+shard; if that gives another page, the error names the shard.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
+from awscrt.checksums import crc32c
 
 from meshd.core.api_errors import BatchError, busy
-from meshd.core.document_store import MAPPED_BYTES, RESERVED_BUCKET
+from meshd.core.document_store import MAPPED_BYTES, MARK, RESERVED_BUCKET
 from meshd.core.peer_messages import PageRequest
 from meshd.core.sample_locations import snapshot_changed
 from meshd.datasets.mds import MdsSources
@@ -34,7 +36,7 @@ from meshd.store.errors import StoreError
 from meshd.util.async_tasks import LongRunningCalls, StillRunningError
 from meshd.util.page_cache import map_file
 from meshwire.dataset.paged_snapshot import PagedSnapshot, PageParts, page_facts, read_snapshot
-from meshwire.formats.page_formats import open_page
+from meshwire.formats.page_formats import open_marked_page, open_page
 from meshwire.frame.columns import ColumnError
 
 if TYPE_CHECKING:
@@ -325,12 +327,10 @@ class SnapshotPages:
 
     def _opened(self, snapshot: PagedSnapshot, number: int) -> Page:
         """Open and verify a page (blocking). Raises ColumnError, StoreError, OSError."""
-        name = self._page_name(snapshot, number)
         try:
-            document = self._document(name)
+            page = self._read_stored(snapshot, number)
         except FileNotFoundError:  # it was moved in the meantime
-            document = self._document(name)
-        page = open_page(document, snapshot.kind, snapshot.facts(number))
+            page = self._read_stored(snapshot, number)
         digest = snapshot.table.hash_of(number)
         self._damaged.discard(digest)
         with self._lock:
@@ -341,14 +341,33 @@ class SnapshotPages:
                 self._columns -= _columns_of(self._open.popitem(last=False)[1])
         return page
 
+    def _read_stored(self, snapshot: PagedSnapshot, number: int) -> Page:
+        """Return a page that is in the store. One that was checked when it was written needs only the
+        checksum of the store, which costs an eighth of all checks. Raises as `_opened`."""
+        facts = snapshot.facts(number)
+        document, mark, checksum = self._marked_document(self._page_name(snapshot, number))
+        page = open_marked_page(document, snapshot.kind, facts, mark) if mark else None
+        if page is None:
+            return open_page(document, snapshot.kind, facts)
+        if crc32c(document) != checksum:
+            raise ColumnError("its bytes are damaged")
+        return page
+
     def _document(self, name: str) -> Buffer:
+        return self._marked_document(name)[0]
+
+    def _marked_document(self, name: str) -> tuple[Buffer, str, int]:
+        """Return a document and its mark, with the crc32c that its bytes have; no mark if that is not
+        known."""
         record = self._store.get(RESERVED_BUCKET, name)
         if record is None:
             raise ColumnError("it is not on this node")
         places = self._store.locate(record)
         if len(places) != 1:
-            return self._store.read_range(record, 0, record.size)
-        return map_file(places[0].path, places[0].offset, places[0].length)
+            return self._store.read_range(record, 0, record.size), "", 0
+        [place] = places
+        document = map_file(place.path, place.offset, place.length)
+        return document, record.metadata.get(MARK, ""), place.crc32c
 
     def _unavailable(self, snapshot: PagedSnapshot, number: int, error: Exception) -> BatchError:
         objects = snapshot.objects

@@ -74,6 +74,39 @@ def open_page_document(
     """Return a page, a view of its document, which `read_page` decodes if it is of another format, whose
     samples are in order and do not overlap. Raises ColumnError unless that is the document that a snapshot
     describes by `facts`."""
+    page, end = _checked_page(document, facts, read_page)
+    if end > facts.size:
+        raise ColumnError(f"its samples extend beyond the {facts.size} bytes of its file")
+    return page
+
+
+def page_mark(document: Buffer, facts: PageFacts, read_page: Callable[[Buffer], Page] | None = None) -> str:
+    """Return a mark that says of which facts a document was found to be the page, whatever the size of the
+    file. Raises ColumnError as `open_page_document` does."""
+    _, end = _checked_page(document, facts, read_page)
+    return f"{_facts_name(facts)}-{end}"
+
+
+def is_marked(mark: str, facts: PageFacts) -> bool:
+    """Return whether a document with this mark is the page that a snapshot describes by `facts`."""
+    name, _, end = mark.partition("-")
+    return name == _facts_name(facts) and end.isdecimal() and int(end) <= facts.size
+
+
+def read_marked_page(document: Buffer) -> Page:
+    """Return the page of a document that was checked when it was marked. Raises ColumnError."""
+    return _read_page(ColumnReader(document, _KIND, _VERSION), checked=True)
+
+
+def _facts_name(facts: PageFacts) -> str:
+    told = (facts.digest, facts.samples, facts.totals, facts.classes)
+    return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
+def _checked_page(
+    document: Buffer, facts: PageFacts, read_page: Callable[[Buffer], Page] | None
+) -> tuple[Page, int]:
+    """Return a page and where its last sample ends. Raises ColumnError as `open_page_document` does."""
     if hashlib.sha256(document).digest() != facts.digest:
         raise ColumnError("its bytes do not have the hash that the snapshot names")
     if read_page is not None:
@@ -89,12 +122,12 @@ def open_page_document(
         )
     if classes != facts.classes:
         raise ColumnError(f"it has {len(classes)} classes; the snapshot says {len(facts.classes)}, or others")
-    for offsets, lengths in zip(page.offsets, page.lengths, strict=True):
+    ends = [
         # Those of another format are known to be in order and apart.
-        end = _last_end(offsets, lengths) if read_page is None else int(offsets[-1]) + int(lengths[-1])
-        if end > facts.size:
-            raise ColumnError(f"its samples extend beyond the {facts.size} bytes of its file")
-    return page
+        _last_end(offsets, lengths) if read_page is None else int(offsets[-1]) + int(lengths[-1])
+        for offsets, lengths in zip(page.offsets, page.lengths, strict=True)
+    ]
+    return page, max(ends)
 
 
 def size_of(reader: ColumnReader) -> int:
@@ -118,7 +151,8 @@ def _last_end(offsets: Any, lengths: Any) -> int:
     )
 
 
-def _read_page(reader: ColumnReader) -> Page:
+def _read_page(reader: ColumnReader, *, checked: bool = False) -> Page:
+    """Decode a page. `checked`: its names were found to be in order before. Raises ColumnError."""
     count = reader.view_integers("offsets.0", low=0, high=MAX_BYTES).size
     parts = reader.read_text("parts")
     if not (parts.isdecimal() and 0 < len(parts) < 4 and int(parts)):
@@ -134,13 +168,13 @@ def _read_page(reader: ColumnReader) -> Page:
     if reader.has_column("class"):
         most = max(0, len(reader.read_strings("classes")) - 1)
         classes = reader.view_integers("class", low=0, high=most, count=count)
-    return Page(offsets, lengths, _read_names(reader, count), first=0, classes=classes)
+    return Page(offsets, lengths, _read_names(reader, count, checked=checked), first=0, classes=classes)
 
 
-def _read_names(reader: ColumnReader, count: int) -> PageNames | Narrow | None:
+def _read_names(reader: ColumnReader, count: int, *, checked: bool) -> PageNames | Narrow | None:
     if reader.has_column("numbers"):
         numbers = reader.view_integers("numbers", low=0, high=MAX_BYTES, count=count)
-        for at in range(0, count, _BLOCK):
+        for at in range(0, 0 if checked else count, _BLOCK):
             if (np.diff(numbers[at : at + _BLOCK + 1].astype(np.int64)) <= 0).any():
                 raise ColumnError("the records of the page are out of order")
         return numbers
@@ -148,6 +182,8 @@ def _read_names(reader: ColumnReader, count: int) -> PageNames | Narrow | None:
         return None
     blob = reader.view_bytes("names")
     ends = reader.view_integers("ends", low=0, high=blob.size, count=count)
+    if checked:
+        return PageNames(blob, ends)
     for at in range(0, ends.size, _BLOCK):
         if (np.diff(ends[at : at + _BLOCK + 1].astype(np.int64)) < 0).any():
             raise ColumnError("the names of the page are out of order")

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import hashlib
 import json
+import os
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -30,6 +31,7 @@ from meshd.store.store import Store
 from meshd.util import failpoints
 from meshd.util.clock import ManualClock
 from meshd.util.page_cache import map_file
+from meshwire.dataset import page_document
 from meshwire.dataset import snapshot as snapshots
 from meshwire.dataset.archive_index import index_tar
 from meshwire.dataset.fields import Source, parse_fields
@@ -39,7 +41,7 @@ from meshwire.dataset.paged_snapshot import PagedSnapshot, PageFacts, PageParts,
 from meshwire.dataset.sample_columns import BytesColumn, LabelColumn
 from meshwire.dataset.snapshot import Snapshot
 from meshwire.formats.json_lines import earlier_line_index, index_lines, line_page_facts
-from meshwire.formats.page_formats import open_page
+from meshwire.formats.page_formats import mark_page, open_marked_page, open_page
 from meshwire.formats.record_index import write_record_page
 from meshwire.formats.tar import TarMember
 from meshwire.formats.tfrecord_index import index_records
@@ -210,6 +212,29 @@ def test_a_lying_page_is_refused(kind: SnapshotKind) -> None:
             open_page(document, kind, lie)
 
 
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_marked_page_is_the_page_of_its_facts_alone(kind: SnapshotKind) -> None:
+    document, facts, _ = PAGES[kind]
+    mark = mark_page(document, kind, facts)
+    page, checked = open_marked_page(document, kind, facts, mark), open_page(document, kind, facts)
+    assert page is not None
+    for part, places in enumerate(checked.offsets):
+        assert page.offsets[part].tolist() == places.tolist()
+        assert page.lengths[part].tolist() == checked.lengths[part].tolist()
+    assert page.all_names() == checked.all_names()
+    for lie in (
+        replace(facts, digest=bytes(32)),
+        replace(facts, samples=2**62),
+        replace(facts, totals=(*facts.totals[1:], 9)),
+        replace(facts, totals=()),
+        replace(facts, size=8),
+        replace(facts, classes=("c", "x")),
+    ):
+        assert open_marked_page(document, kind, lie, mark) is None
+    for wrong in ("", "-", mark[:-1] + "x", mark.partition("-")[0], "0" * 64 + "-9"):
+        assert open_marked_page(document, kind, facts, wrong) is None
+
+
 @pytest.mark.parametrize(
     ("kind", "columns"),
     [
@@ -360,6 +385,41 @@ def test_a_page_is_made_once_for_all_snapshots_and_again_if_it_is_lost(node: Nod
             with pytest.raises(BatchError, match=what) as caught:
                 column.lengths_at([sample])
             assert caught.value.code == "SnapshotChanged"
+
+    asyncio.run(run())
+
+
+@KINDS
+def test_a_page_is_checked_when_it_is_written_and_its_bytes_when_it_is_opened(
+    node: Node, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    checks = list[bytes]()
+    check: Any = page_document._checked_page
+
+    def counted(document: bytes, *rest: Any) -> Any:
+        checks.append(document)
+        return check(document, *rest)
+
+    monkeypatch.setattr(page_document, "_checked_page", counted)
+
+    async def run() -> None:
+        for number in range(3):
+            await node.put_shard(kind, str(number), [b"line"] * (number + 1))
+        made = await node.scan(kind)
+        assert len(checks) == 3
+        node.restart()
+        assert lengths(await node.catalog.snapshot(made.hash)) == [4] * 6
+        assert len(checks) == 3
+        held = node.store.get(RESERVED_BUCKET, node.page_of(made, 1))
+        assert held is not None
+        [place] = node.store.locate(held)
+        file = os.open(place.path, os.O_RDWR)  # as if the disk had changed a bit of it
+        [last] = os.pread(file, 1, place.offset + place.length - 1)
+        os.pwrite(file, bytes([last ^ 1]), place.offset + place.length - 1)
+        os.close(file)
+        node.restart()
+        assert lengths(await node.catalog.snapshot(made.hash)) == [4] * 6
+        assert node.indexed == len(checks) == 4  # it was made again
 
     asyncio.run(run())
 
