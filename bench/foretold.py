@@ -104,8 +104,7 @@ Three nodes on loopback, two copies, tar shards of {SHARD} samples of {SAMPLE >>
 {READ_AHEAD >> 20} MiB for read-ahead. Every run begins with a cold page cache; a step takes
 {1000 * STEP_S:.0f} ms. `mesh simulate` gets the mesh's map, and the rates of this machine, measured in
 the same run: the drive's bytes a second, its seek and its rest between two reads, the nodes' processor time
-of a sample, of a byte, and of a sample that comes while its batch waits, the share of the cores that they get
-while they are busy. *Error* is what was
+of samples and bytes, the share of the cores that they get while they are busy. *Error* is what was
 foretold over what was, less one; of shares the difference."""
 
 
