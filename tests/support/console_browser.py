@@ -42,7 +42,7 @@ class Browser:
         self.context, self.endpoint = context, endpoint
         self.trouble: list[str] = []
         self.page = context.new_page()
-        self.page.set_default_timeout(30_000)
+        self.page.set_default_timeout(90_000)  # a machine that is busy is no failure
         self.page.on("pageerror", lambda error: self.trouble.append(f"error: {error}"))
         self.page.on("console", self._said)
         self.page.on("request", self._requested)

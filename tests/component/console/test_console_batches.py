@@ -6,9 +6,10 @@ import base64
 import json
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pytest
 
 import meshsdk as mesh
 from meshsdk import loader_stats, ops
@@ -19,12 +20,12 @@ from tests.support.console_browser import require_console
 from tests.support.console_data import BATCH, SIZE, loader_of
 
 if TYPE_CHECKING:
-    import pytest
-
     from tests.support.console_browser import Browser
     from tests.support.daemons import Daemon
 
 require_console()
+
+pytestmark = pytest.mark.timeout(300)  # a browser that draws without a GPU gets little of a busy machine
 
 
 def test_batches_are_those_that_a_rank_gets(
@@ -86,14 +87,7 @@ def test_rows_are_loaded_when_they_come_to_the_screen(
     for row in (0, rows - 1):
         page.locator("ol.rows button").nth(row).click()
         page.wait_for_selector("dialog canvas.large")
-        told = page.evaluate(
-            """() => {
-                const { width, height } = document.querySelector("dialog canvas.large");
-                const context = document.querySelector("dialog canvas.large").getContext("2d");
-                return [height, width, ...context.getImageData(0, 0, width, height).data];
-            }"""
-        )
-        pixels = np.array(told[2:], np.uint8).reshape(told[0], told[1], 4)[..., :3]
+        (pixels,) = canvases(browser, "dialog canvas.large")
         assert np.array_equal(pixels, np.asarray(images[row]))
         page.keyboard.press("Escape")
         page.wait_for_selector("dialog", state="detached")
@@ -101,14 +95,27 @@ def test_rows_are_loaded_when_they_come_to_the_screen(
 
 def pixels_of(browser: Browser, where: str) -> Any:
     """The pictures below a selector, as a batch has them: uint8[rows, 3, height, width]."""
-    shown = browser.page.evaluate(
-        """where => [...document.querySelectorAll(`${where} ol.rows canvas`)].map((canvas) =>
-             btoa([...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]
-               .map((value) => String.fromCharCode(value)).join("")))""",
-        where,
-    )
-    pixels = np.frombuffer(b"".join(map(base64.b64decode, shown)), np.uint8)
-    return pixels.reshape(-1, SIZE, SIZE, 4)[..., :3].transpose(0, 3, 1, 2)
+    shown = canvases(browser, f"{where} ol.rows canvas")
+    return np.array(shown, np.uint8).reshape(-1, SIZE, SIZE, 3).transpose(0, 3, 1, 2)
+
+
+PIXELS: Final = """selector => [...document.querySelectorAll(selector)].map((canvas) => {
+    const { width, height } = canvas;
+    const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+    const pieces = [];
+    for (let at = 0; at < data.length; at += 8192)
+        pieces.push(String.fromCharCode(...data.subarray(at, at + 8192)));
+    return [height, width, btoa(pieces.join(""))];
+})"""
+
+
+def canvases(browser: Browser, selector: str) -> list[Any]:
+    """What these canvases show: uint8[height, width, 3] each. As lists of numbers they would be on their way
+    for seconds."""
+    return [
+        np.frombuffer(base64.b64decode(text), np.uint8).reshape(height, width, 4)[..., :3]
+        for height, width, text in browser.page.evaluate(PIXELS, selector)
+    ]
 
 
 def test_batches_of_two_world_sizes_and_of_two_plans_stand_side_by_side(
