@@ -333,6 +333,7 @@ def test_a_rank_that_has_measured_does_not_outlive_the_doctor(tmp_path: Path) ->
         ScriptHook(tmp_path).wait_for_doctor()
 
 
+@pytest.mark.timeout(300)
 def test_live_stats_tell_the_same(plain: str, node: Daemon) -> None:
     """The op's sleep is most of what the loop waits for, and is told as such."""
     with sdk(node) as client:
@@ -349,7 +350,7 @@ def test_live_stats_tell_the_same(plain: str, node: Daemon) -> None:
                 return loader.stats()
 
         wanted = pytest.approx([8 * 0.1 - 7 * 0.02, 8 * 0.02, 0.2], rel=0.15)
-        stats = settled(looped, lambda found: [found.preprocessing, found.compute, found.au] == wanted)
+        stats = settled(looped, lambda found: [found.preprocessing, found.compute, found.au] == wanted, 240.0)
     assert [stats.preprocessing, stats.compute, stats.au] == wanted
     assert stats.fetch < 0.1 * stats.waited
     parts = stats.compute + stats.network + stats.preprocessing + stats.fetch
