@@ -2,8 +2,8 @@
 kind of its work, on a real control plane with real daemons. The next one finishes: what is there then is what
 is there after the same work without a kill, nothing twice, nothing left over, no daemon started once more.
 
-`MESH_TEST_KILLS=all` kills after each write of each step, one after the other; otherwise one or two writes of
-each step are drawn by the commit.
+`MESH_TEST_KILLS=all` kills after each write of each step, one after the other, `MESH_TEST_KILLS=5-9` after
+the fifth to the ninth; otherwise one or two writes of each step are drawn by the commit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tests.kubernetes.census import Census
 
 KILLS = os.environ.get("MESH_TEST_KILLS", "")
-pytestmark = pytest.mark.timeout(7200 if KILLS == "all" else 900)
+pytestmark = pytest.mark.timeout(7200 if KILLS else 900)
 PATIENCE = 300.0
 STILL = 1.5
 """Seconds for which nothing may change any more before a step counts as finished."""
@@ -158,10 +158,10 @@ def play(stage: Stage, steps: Sequence[Step], rounds: int, between: Callable[[],
     counts = {step.name: len(stage.after[step.name][2]) for step in steps}
     assert min(counts.values()) > 0, counts
     reached, draw = list[tuple[str, int, bool]](), random.Random(sampling.commit())
-    for number in range(1, 1 + (max(counts.values()) if KILLS == "all" else rounds)):
+    for number in numbers(max(counts.values())) if KILLS else range(rounds):
         between()
         for step in steps:
-            write = number if KILLS == "all" else draw.randint(1, max(1, counts[step.name] * 3 // 4))
+            write = number if KILLS else draw.randint(1, max(1, counts[step.name] * 3 // 4))
             if write > counts[step.name]:
                 write = 0  # all of this one's writes had their kill
             hit = stage.kill_in(step, write)
@@ -171,6 +171,12 @@ def play(stage: Stage, steps: Sequence[Step], rounds: int, between: Callable[[],
     early = [(name, write) for name, write, hit in reached if not hit and write * 2 <= counts[name]]
     assert not early, f"the operator was never killed: {early}"
     print(f"killed {sum(hit for *_, hit in reached)} times of {len(reached)}", file=sys.stderr)
+
+
+def numbers(most: int) -> range:
+    """Return which writes `MESH_TEST_KILLS` names, of so many."""
+    first, _, last = KILLS.partition("-")
+    return range(1, most + 1) if KILLS == "all" else range(int(first), min(int(last), most) + 1)
 
 
 @pytest.fixture
