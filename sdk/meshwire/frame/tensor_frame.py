@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -250,6 +250,12 @@ def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+_METADATA: Final = b'{"__metadata__":'
+_BLANKS: Final = " \t\r\n"
+_KNOWN_BYTES: Final = 8192
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_no_doubles)
+
+
 def parse_frame_header(frame: Buffer) -> FrameHeader:
     """Parse the header of a frame from its first `header_size` bytes or more. Raises FrameError for any
     fault.
@@ -257,10 +263,38 @@ def parse_frame_header(frame: Buffer) -> FrameHeader:
     body = header_size(frame)
     if len(frame) < body:
         raise FrameError(f"the header has {body} bytes, but only {len(frame)} were given")
-    document = _json_object(bytes(frame[8:body]), "the header's entries")
-    metadata = document.pop("__metadata__", {})
+    metadata, entries = _split_header(bytes(frame[8:body]))
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise FrameError("__metadata__ must map names to text")
+    slots, end = _parse_known(entries, body) if len(entries) <= _KNOWN_BYTES else _parse_slots(entries, body)
+    return FrameHeader(body, end, slots, metadata)
+
+
+def _split_header(text: bytes) -> tuple[Any, bytes]:
+    """Return the metadata, and the entries of the tensors as a JSON object, which is the same for most frames
+    of a plan. Raises FrameError."""
+    if text.startswith(_METADATA):
+        try:
+            told = text.decode()
+            metadata, end = _DECODER.raw_decode(told, len(_METADATA))
+        except (ValueError, RecursionError) as error:
+            raise FrameError("the header's entries are not JSON") from error
+        rest = told[end:].strip(_BLANKS)
+        if rest.startswith(",") and not rest[1:].lstrip(_BLANKS).startswith("}"):
+            return metadata, b"{" + rest[1:].encode()
+        if rest != "}":
+            raise FrameError("the header's entries are not JSON")
+        return metadata, b"{}"
+    document = _json_object(text, "the header's entries")
+    metadata = document.pop("__metadata__", {})
+    return metadata, json.dumps(document).encode()
+
+
+def _parse_slots(entries: bytes, body: int) -> tuple[dict[str, TensorSlot], int]:
+    """Return the tensors of a header's entries, and the end of the body. Raises FrameError."""
+    document = _json_object(entries, "the header's entries")
+    if "__metadata__" in document:
+        raise FrameError("a name appears twice in the frame's header")
     if len(document) > MAX_TENSORS:
         raise FrameError(f"{len(document)} tensors; a frame can hold at most {MAX_TENSORS}")
     slots = sorted(
@@ -272,7 +306,10 @@ def parse_frame_header(frame: Buffer) -> FrameHeader:
         if slot.offset != end:
             raise FrameError(f"tensor {slot.name[:60]!r} leaves a hole or overlaps another")
         end += slot.nbytes
-    return FrameHeader(body, end, {slot.name: slot for slot in slots}, metadata)
+    return {slot.name: slot for slot in slots}, end
+
+
+_parse_known = lru_cache(maxsize=64)(_parse_slots)
 
 
 def _parse_slot(name: str, entry: Any, body: int) -> TensorSlot:
