@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,17 @@ import numpy as np
 from meshd.batches.assembly.bad_sample_ledger import merge_ledgers, read_ledger
 from meshd.batches.assembly.frame_rows import count_rows, slice_of
 from meshd.batches.pack_plans import PackPlanner, inner_spec
+from meshd.batches.registration import parse_registration
 from meshd.batches.sample_responses import sample_blobs, samples_body, tar_body
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import unknown_document
-from meshd.core.frame_address import FrameAddress, PartAddress, RowsAddress
+from meshd.core.frame_address import (
+    FrameAddress,
+    PartAddress,
+    RowsAddress,
+    consecutive_steps,
+    leading_frames,
+)
 from meshd.core.plan_record import FieldOutput, MixColumns, Plan
 from meshd.core.sample_locations import PinnedObjects, bytes_columns, own_columns
 from meshd.datasets.bucket_incarnations import few_of_origins
@@ -32,8 +38,7 @@ from meshd.transform.source_files import SourceGoneError
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.frame.tensor_frame import FRAME_VERSION, Status
 from meshwire.plan.epoch_order import bucket_lengths, mix_bounds, snapshot_order
-from meshwire.plan.loader_state import checked_hash
-from meshwire.plan.plan_spec import parse_spec, plan_hash, step_count
+from meshwire.plan.plan_spec import plan_hash, step_count
 from meshwire.strict_json import (
     MAX_INTEGER,
     PlanError,
@@ -64,36 +69,6 @@ if TYPE_CHECKING:
     from meshd.transform.op_types import FieldType
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.plan.plan_spec import PlanSpec, RankSlice
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """A parsed plan request. `batch` is None if the request does not give a batch size."""
-
-    snapshot: str
-    spec: PlanSpec
-    batch: int | None
-
-
-def parse_registration(body: bytes) -> Registration:
-    """Parses the body of a plan request. Raises BatchError InvalidPlan."""
-    try:
-        document = checked_object(read_json(body), "", ("snapshot", "spec", "batch"))
-        spec = _checked_spec(required_field(document, "spec", ""))
-        batch = document.get("batch")
-        return Registration(
-            checked_hash(required_field(document, "snapshot", ""), "snapshot"),
-            parse_spec(spec),
-            None if batch is None else checked_integer(batch, "batch", 1, 1 << 24),
-        )
-    except PlanError as error:
-        raise invalid_plan(error) from error
-
-
-def _checked_spec(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise PlanError("spec", "expected an object")
-    return value
 
 
 MAX_ROWS_ASKED = 65536
@@ -287,6 +262,24 @@ class BatchService:
             if met is not None:
                 return met
         return await self._frames.get_frame(address, kept_bytes)
+
+    async def get_frames(
+        self,
+        caller: Caller,
+        first: FrameAddress,
+        count: int,
+        *,
+        share: str = "",
+        kept_bytes: int | None = None,
+    ) -> list[Frame]:
+        """Return the frames of consecutive steps, as `get_frame` does; see `FrameSource.get_frames`."""
+        if self._objects.near_cache is not None or (share and not self._objects.single_node):
+            steps = consecutive_steps(first, count)
+            return await leading_frames(
+                self.get_frame(caller, step, share=share, kept_bytes=kept_bytes) for step in steps
+            )
+        await self.plan(caller, first.plan)
+        return await self._frames.get_frames(first, count, kept_bytes)
 
     async def get_part(
         self, caller: Caller, address: FrameAddress, version: int, kept_bytes: int | None = None

@@ -5,16 +5,17 @@ Invariant: equal addresses name equal bytes, on every node and at any time.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Iterable
 
 FrameResult = Literal["hit", "joined", "miss"]
 READY = FrameTiming()
@@ -120,3 +121,38 @@ class FrameSource(Protocol):
         work unless another caller waits for it. `kept_bytes`: how much may be kept of the plan's decoded
         samples, if the caller bounds it; this never changes the frame."""
         ...
+
+    async def get_frames(self, first: FrameAddress, count: int, kept_bytes: int | None = None) -> list[Frame]:
+        """Returns the frames of `count` consecutive steps, or those before the first step that fails, but at
+        least one. Raises BatchError if the first step fails."""
+        ...
+
+
+def consecutive_steps(first: FrameAddress, count: int) -> list[FrameAddress]:
+    """Returns the addresses of the same rows in `count` consecutive steps."""
+    replace = msgspec.structs.replace
+    return [first, *(replace(first, step=step) for step in range(first.step + 1, first.step + count))]
+
+
+async def leading_frames(frames: Iterable[Coroutine[Any, Any, Frame]]) -> list[Frame]:
+    """Returns the frames before the first one that fails; all are made concurrently. Raises its error if that
+    is the first of all."""
+    tasks = [asyncio.ensure_future(frame) for frame in frames]
+    kept = 0
+    try:
+        await asyncio.wait(tasks)
+        while kept < len(tasks) and tasks[kept].exception() is None:
+            kept += 1
+        return [task.result() for task in tasks[:kept]] if kept else [tasks[0].result()]
+    except asyncio.CancelledError:
+        kept = 0
+        raise
+    finally:
+        for task in tasks[kept:]:
+            task.add_done_callback(_close_result)
+            task.cancel()
+
+
+def _close_result(task: asyncio.Future[Frame]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()

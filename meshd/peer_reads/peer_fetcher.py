@@ -19,7 +19,7 @@ from awscrt.checksums import crc32c
 
 from meshd.core import peer_messages
 from meshd.core.api_errors import busy
-from meshd.core.frame_address import BlockAddress, FrameAddress
+from meshd.core.frame_address import BlockAddress, FrameAddress, consecutive_steps, leading_frames
 from meshd.core.memory_frames import MemoryFrame
 from meshd.core.peer_source import ReadFailure
 from meshd.errors import MeshdError
@@ -373,6 +373,11 @@ class RendezvousFrameSource:
             if met is not None:
                 return met
         return await self._frames.get_frame(address, kept_bytes)
+
+    async def get_frames(self, first: FrameAddress, count: int, kept_bytes: int | None = None) -> list[Frame]:
+        """Return the frames of consecutive steps; see `FrameSource`."""
+        steps = consecutive_steps(first, count)
+        return await leading_frames(self.get_frame(step, kept_bytes) for step in steps)
 
 
 class PeerFrames:

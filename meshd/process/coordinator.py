@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from meshd.batches.assembly.assembler import Assembler, serve_assembler
+from meshd.batches.assembly.assembler import Assembler
+from meshd.batches.assembly.assembler_client import serve_assembler
 from meshd.batches.read_ahead.read_waits import ReadWaits
 from meshd.batches.warm_up.session import warm_ups
 from meshd.jobs.relayout.session import relayouts

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from meshd.batches.assembly.assembler import AssemblerClient
+from meshd.batches.assembly.assembler_client import AssemblerClient
 from meshd.process.coordinator import start_coordinator
 from meshd.process.periodic_tasks import PeriodicTask, process_tasks, start_periodic_tasks
 from meshd.process.rebalance_process import rebalance_socket

@@ -33,11 +33,13 @@ from meshwire.http_values.mesh_headers import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from meshd.core.frame_address import Frame
 
 MIN_FRAME_BYTES: Final = 256 << 10  # below this, TCP is as fast as an extra connection
+MIN_SERIES_FRAME_BYTES: Final = 64 << 10  # of each frame of several, which share a connection
 TICKET_SECONDS: Final = 10.0  # seconds for which a ticket is valid
 _CONNECTIONS: Final = 1024
 
@@ -57,9 +59,10 @@ def load_or_create_host_id(directory: Path) -> str:
 
 @dataclass(slots=True)
 class _Held:
-    """A frame that waits for a job, or that a job uses."""
+    """Frames that wait for a job, or that a job uses, and their bytes."""
 
-    frame: Frame
+    frames: Sequence[Frame]
+    size: int
     account: str
     timer: asyncio.TimerHandle
 
@@ -92,17 +95,26 @@ class LocalFrameService:
         """Take over a frame that is fetched by ticket. Returns None if its bytes must be sent: the client did
         not ask for local handover, the frame is small, its memory cannot be shared, or too much is handed
         out."""
-        if asked != self.location.id or frame.size < MIN_FRAME_BYTES or len(self._held) >= _CONNECTIONS:
+        return self.offer_frames((frame,), asked)
+
+    def offer_frames(self, frames: Sequence[Frame], asked: str) -> HandoverTicket | None:
+        """Take over frames that are fetched together by one ticket; as `offer_frame`."""
+        size = sum(frame.size for frame in frames)
+        if asked != self.location.id or size < MIN_FRAME_BYTES or len(self._held) >= _CONNECTIONS:
+            return None
+        if any(
+            frame.size < MIN_SERIES_FRAME_BYTES or not is_sealed(frame.fd, frame.size) for frame in frames
+        ):
             return None
         who = current_tenant()
-        if not is_sealed(frame.fd, frame.size) or not self._entered(who, frame.size):
+        if not self._entered(who, size):
             return None
         ticket = secrets.token_hex(TICKET_BYTES // 2)
         timer = asyncio.get_running_loop().call_later(TICKET_SECONDS, self._expire, ticket)
-        self._held[ticket] = _Held(frame, who, timer)
-        metrics.frames_handed.inc()
-        metrics.frames_handed_bytes.inc(frame.size)
-        return HandoverTicket(self._name, ticket, frame.size)
+        self._held[ticket] = _Held(frames, size, who, timer)
+        metrics.frames_handed.inc(len(frames))
+        metrics.frames_handed_bytes.inc(size)
+        return HandoverTicket(self._name, ticket, size)
 
     def _entered(self, who: str, size: int) -> bool:
         try:
@@ -117,11 +129,11 @@ class LocalFrameService:
             self._release(held)
 
     def _release(self, held: _Held) -> None:
-        size = held.frame.size
         held.timer.cancel()
-        held.frame.close()
-        self._room.release(held.account, size)
-        metrics.frames_handed_bytes.dec(size)
+        for frame in held.frames:
+            frame.close()
+        self._room.release(held.account, held.size)
+        metrics.frames_handed_bytes.dec(held.size)
 
     async def serve_forever(self) -> None:
         """Serve until cancelled; jobs keep the frames they have fetched."""
@@ -133,7 +145,8 @@ class LocalFrameService:
                 self._expire(ticket)
 
     async def _serve(self, sock: socket.socket) -> None:
-        """Hand out one frame: receive the ticket, send the descriptor, then wait until the client closes."""
+        """Hand out what a ticket is for: receive it, send the descriptors, then wait until the client
+        closes."""
         loop, said = asyncio.get_running_loop(), b""
         async with timeout(TICKET_SECONDS):
             while len(said) < TICKET_BYTES:
@@ -146,7 +159,7 @@ class LocalFrameService:
             return
         held.timer.cancel()
         try:
-            right = array.array("i", [held.frame.fd])
+            right = array.array("i", [frame.fd for frame in held.frames])
             sock.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, right)])
             await loop.sock_recv(sock, 1)  # the client sends nothing more: this returns when it closes
         finally:

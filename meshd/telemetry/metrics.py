@@ -329,6 +329,10 @@ frames_handed = counter(
     "meshd_frames_handed_total",
     "Batch frames handed to jobs on this host as shared memory instead of being sent.",
 )
+frame_series = counter(
+    "meshd_frame_series_total",
+    "Answers with the batches of several steps, which clients ask for if they are small.",
+)
 frames_handed_bytes = gauge("meshd_frames_handed_bytes", "Shared memory that such jobs use.")
 frame_cache_bytes = gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
 frame_large_pages = counter(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from meshd.batches.assembly.assembler import AssemblerClient
+from meshd.batches.assembly.assembler_client import AssemblerClient
 from meshd.cluster.cluster_view import ClusterView, single_node_map
 from meshd.config import NodeSettings, StoreSettings
 from meshd.control.buckets import Bucket, BucketTable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
 
-from meshd.batches.assembly.assembler import AssemblerClient
+from meshd.batches.assembly.assembler_client import AssemblerClient
 from meshd.cluster.cluster_view import ClusterView
 from meshd.cluster.replication.replicated_store import ReplicatedStore, replicated_store
 from meshd.config import NodeSettings, StoreSettings

@@ -4,9 +4,7 @@ Law: admission bounds the rows and bytes under construction and the bytes that s
 bound, callers must retry unless they use less than an even share. Jobs take turns. The assembler stops
 starting rows of a frame that nobody waits for.
 
-It runs in the coordinator; HTTP workers request frames over a Unix socket. A frame is sent as a
-descriptor, and its memory counts until the worker has sent it. Where the coordinator is not running, or
-ends, a call fails with Busy. A client may retry it because addresses are idempotent.
+It runs in the coordinator; HTTP workers request frames with `assembler_client`.
 """
 
 from __future__ import annotations
@@ -43,41 +41,33 @@ from meshd.batches.read_ahead.page_prefetcher import PagePrefetcher
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import DocumentStore, asset_key
 from meshd.core.frame_address import (
-    AnyFrameAddress,  # noqa: TC001  msgspec reads the annotations
     BlockAddress,
     DerivedAddress,
-    Frame,
     FrameAddress,
-    FrameResult,  # noqa: TC001
     PartAddress,
+    consecutive_steps,
+    leading_frames,
 )
 from meshd.core.memory_frames import FrameCache
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.plan_record import Plan
-from meshd.rpc.process_client import ProcessClient
-from meshd.rpc.process_rpc import ErrorTypes, Method
-from meshd.rpc.process_server import ProcessServer
 from meshd.telemetry import metrics, tracing
 from meshd.telemetry.plan_metrics import DIGITS, plan_frames
-from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant, tenant_scope
+from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.build_snapshot import Snapshot
 from meshwire.frame.split_frames import part_metadata
-from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
     from meshd.batches.assembly.stored_sequences import StoredSequences
     from meshd.batches.read_ahead.scheduler import ReadScheduler
     from meshd.config import TransformSettings
-    from meshd.core.frame_address import Address, FrameSource
+    from meshd.core.frame_address import Address, AnyFrameAddress, Frame, FrameResult
     from meshd.core.memory_frames import MemoryFrame
     from meshd.core.peer_source import PeerSource
     from meshd.core.sample_locations import DecompressedArchives
-    from meshd.rpc.process_server import ServerCall
     from meshd.store.api import ObjectStore
     from meshd.transform.render_calls import Renderer
 
@@ -162,6 +152,11 @@ class Assembler:
             if span is not None:
                 span.attributes |= {"shardmesh.result": result, "shardmesh.rows": frame.rows}
         return frame.hand_out(result)
+
+    async def get_frames(self, first: FrameAddress, count: int, kept_bytes: int | None = None) -> list[Frame]:
+        """Return the frames of consecutive steps; see `FrameSource`."""
+        steps = consecutive_steps(first, count)
+        return await leading_frames(self.get_frame(step, kept_bytes) for step in steps)
 
     async def _judge(self, address: AnyFrameAddress, frame: MemoryFrame) -> None:
         """Raises BatchError BadSample if more rows of the global batch are bad than `max_bad` allows.
@@ -359,73 +354,3 @@ def _row_bytes(plan: Plan) -> int:
         if output.shape is not None
     )
     return sum(sizes)
-
-
-class FrameRequest(msgspec.Struct, frozen=True):
-    """`account`: the account that the work is charged to; `kept_bytes`: see `FrameSource`."""
-
-    address: AnyFrameAddress
-    account: str = ""
-    kept_bytes: int | None = None
-
-
-class FrameReply(msgspec.Struct, frozen=True):
-    """A frame, whose memfd is attached to the reply. `fetch`, `prepare`: seconds spent on building it."""
-
-    size: int
-    rows: int
-    result: FrameResult
-    fetch: float
-    prepare: float
-
-
-GET_FRAME: Method[FrameRequest, FrameReply] = Method("get-frame", FrameRequest, FrameReply)
-_RPC_ERRORS = ErrorTypes(
-    [BatchError],
-    unexpected=lambda: BatchError(
-        "InternalError", "the frame could not be assembled; the node's log says why"
-    ),
-    lost=lambda _: busy("the node's assembler is restarting"),
-)
-
-
-class AssemblerClient:
-    """Requests frames from the coordinator. Use on one event loop only; `aclose` at the end."""
-
-    def __init__(self, path: Path) -> None:
-        self._client = ProcessClient(path, _RPC_ERRORS)
-
-    def __repr__(self) -> str:
-        return f"<AssemblerClient of {self._client!r}>"
-
-    async def get_frame(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> Frame:
-        """As `Assembler.get_frame`. Also raises Busy while the coordinator is not running."""
-        answer = await self._client.open(GET_FRAME, FrameRequest(address, current_tenant(), kept_bytes))
-        made = answer.message
-        took = FrameTiming(made.fetch, made.prepare)
-        return Frame(answer.fds[0], made.size, made.rows, made.result, done=answer.release, took=took)
-
-    async def aclose(self) -> None:
-        """Close the connection; pending calls fail with Busy."""
-        await self._client.aclose()
-
-
-async def serve_assembler(
-    assembler: FrameSource, listener: socket.socket, others: Sequence[Callable[[ProcessServer], None]] = ()
-) -> None:
-    """Serve workers on `listener` until cancelled. When a worker ends, its requests are cancelled.
-
-    `others`: register the methods of other services of this process.
-    """
-
-    async def get_frame(request: FrameRequest, call: ServerCall) -> FrameReply:
-        with tenant_scope(request.account):
-            frame = await assembler.get_frame(request.address, request.kept_bytes)
-        call.attach(frame.fd, on_release=frame.close)
-        return FrameReply(frame.size, frame.rows, frame.result, frame.took.fetch, frame.took.prepare)
-
-    server = ProcessServer(_RPC_ERRORS)
-    server.register(GET_FRAME, get_frame)
-    for register in others:
-        register(server)
-    await server.serve_forever(listener)

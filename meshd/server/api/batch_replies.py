@@ -15,7 +15,12 @@ from meshd.store.records import Span
 from meshd.telemetry import metrics, tracing
 from meshwire.frame import tensor_frame
 from meshwire.http_values.conditional_requests import UnsatisfiableRangeError, parse_range, resolve_range
-from meshwire.http_values.mesh_headers import HANDOVER_TICKET_HEADER, ServerTiming
+from meshwire.http_values.mesh_headers import (
+    FRAME_SIZES_HEADER,
+    HANDOVER_TICKET_HEADER,
+    FrameTiming,
+    ServerTiming,
+)
 from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as HANDS
 
 if TYPE_CHECKING:
@@ -112,6 +117,43 @@ async def send_frame(
         metrics.batch_rows_served.inc(frame.rows)
     request.trace.sent += size
     return StreamedReply(status, keep_alive=keep_alive)
+
+
+async def send_frames(
+    request: MeshRequest,
+    frames: Sequence[Frame],
+    now: int,
+    more: Sequence[Header],
+    frame_service: LocalFrameService | None,
+) -> Reply:
+    """Send the finished frames of consecutive steps, one after the other, or a ticket to fetch them locally;
+    closes their handles."""
+    asked = request.headers.get(HANDS, "")
+    handed = frame_service.offer_frames(frames, asked) if frame_service is not None and asked else None
+    size, rows = sum(frame.size for frame in frames), sum(frame.rows for frame in frames)
+    took = FrameTiming(sum(frame.took.fetch for frame in frames), sum(frame.took.prepare for frame in frames))
+    headers = [
+        *entity_headers(tensor_frame.CONTENT_TYPE, 0 if handed else size),
+        ("x-mesh-rows", str(rows)),
+        ("x-mesh-frame", ",".join(frame.result for frame in frames)),
+        (FRAME_SIZES_HEADER, ",".join(str(frame.size) for frame in frames)),
+        ("Server-Timing", ServerTiming(took, request.trace.elapsed()).to_header()),
+        *more,
+    ]
+    metrics.frame_series.inc()
+    if handed is not None:
+        metrics.batch_rows_served.inc(rows)
+        return Reply(200, [*headers, (HANDOVER_TICKET_HEADER, handed.to_header())], b"", now)
+    try:
+        with tracing.stage("send"):
+            spans = [Span(frame.fd, 0, frame.size) for frame in frames]
+            keep_alive = await send_spans(request, 200, headers, spans, now)
+    finally:
+        for frame in frames:
+            frame.close()
+    metrics.batch_rows_served.inc(rows)
+    request.trace.sent += size
+    return StreamedReply(200, keep_alive=keep_alive)
 
 
 def _part_of(request: MeshRequest, size: int) -> tuple[int, int] | None:

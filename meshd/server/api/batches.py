@@ -25,6 +25,7 @@ from meshd.server.api.batch_replies import (
     STATUS,
     entity_headers,
     send_frame,
+    send_frames,
     send_stream,
     store_batch_error,
 )
@@ -39,8 +40,10 @@ from meshwire.dataset import build_snapshot
 from meshwire.frame import tensor_frame
 from meshwire.http_values import mesh_headers
 from meshwire.http_values.mesh_headers import (
+    FRAME_SERIES_HEADER,
     SAMPLE_CACHE_HEADER,
     parse_sample_cache,
+    parse_series,
 )
 from meshwire.strict_json import PlanError, checked_choice, suggestion
 
@@ -265,22 +268,26 @@ class BatchEndpoint:
                     self._now(),
                     self.location_headers(),
                 )
-        return await send_frame(
-            request,
-            await self._tensors(caller_of(request, identity), address, query, _kept_bytes(request)),
-            self._now(),
-            self.location_headers(),
-            self._local_frames,
-        )
+        frames = await self._tensors(request, caller_of(request, identity), address, query)
+        if len(frames) > 1:
+            return await send_frames(
+                request, frames, self._now(), self.location_headers(), self._local_frames
+            )
+        return await send_frame(request, frames[0], self._now(), self.location_headers(), self._local_frames)
 
     async def _tensors(
-        self, caller: Caller, address: FrameAddress, query: Mapping[str, str], kept_bytes: int | None
-    ) -> Frame:
+        self, request: MeshRequest, caller: Caller, address: FrameAddress, query: Mapping[str, str]
+    ) -> list[Frame]:
+        """Return the frame of the address, and of further steps if the client asks for them."""
+        kept_bytes = parse_sample_cache(request.headers.get(SAMPLE_CACHE_HEADER))
         if "part" in query:
             version = _number(query["part"], "part")
-            return await self._batches.get_part(caller, address, version, kept_bytes)
+            return [await self._batches.get_part(caller, address, version, kept_bytes)]
         share = query.get("share", "")
-        return await self._batches.get_frame(caller, address, share=share, kept_bytes=kept_bytes)
+        count = parse_series(request.headers.get(FRAME_SERIES_HEADER))
+        if count == 1 or "range" in request.headers:
+            return [await self._batches.get_frame(caller, address, share=share, kept_bytes=kept_bytes)]
+        return await self._batches.get_frames(caller, address, count, share=share, kept_bytes=kept_bytes)
 
     @operation(
         "/-/plans/{plan}/rows",
@@ -360,11 +367,6 @@ class BatchEndpoint:
 def _address(parts: tuple[str, ...], query: Mapping[str, str]) -> FrameAddress:
     numbers = {name: _number(query.get(name, str(default)), name) for name, default in _NUMBERS.items()}
     return FrameAddress(parts[0], _number(parts[1], "epoch"), _number(parts[2], "step"), **numbers)
-
-
-def _kept_bytes(request: MeshRequest) -> int | None:
-    """Return how much may be kept of the plan's decoded samples; None if the node decides."""
-    return parse_sample_cache(request.headers.get(SAMPLE_CACHE_HEADER))
 
 
 @contextmanager

@@ -159,6 +159,29 @@ def parse_sample_cache(header: str | None) -> int | None:
     return int(header) if header is not None and _CACHE_LIMIT.fullmatch(header) else None
 
 
+FRAME_SERIES_HEADER: Final = "x-mesh-steps"
+"""In requests for a frame: of how many steps, its own first, the response may have frames. Nodes of earlier
+releases ignore it."""
+FRAME_SIZES_HEADER: Final = "x-mesh-frames"
+"""In responses with frames of several steps: the bytes of each, `<bytes>,<bytes>,…`. `x-mesh-frame` then has
+as many words."""
+MAX_FRAME_SERIES: Final = 32
+_SERIES = re.compile(r"[0-9]{1,3}")
+_SIZES = re.compile(r"[0-9]{1,18}(?:,[0-9]{1,18}){1,31}")
+
+
+def parse_series(header: str | None) -> int:
+    """Return of how many steps a response may have frames, at most MAX_FRAME_SERIES; 1 without a valid
+    header."""
+    found = 1 if header is None or _SERIES.fullmatch(header) is None else int(header)
+    return min(max(found, 1), MAX_FRAME_SERIES)
+
+
+def parse_frame_sizes(header: str) -> tuple[int, ...]:
+    """Return the bytes of each frame of a response; () if it has a single frame, or the header is invalid."""
+    return () if _SIZES.fullmatch(header) is None else tuple(map(int, header.split(",")))
+
+
 LOCAL_HANDOVER_HEADER: Final = "x-mesh-local"
 """In responses `<id> <directory, percent-encoded>`, in requests `<id>`."""
 HANDOVER_TICKET_HEADER: Final = "x-mesh-handed"

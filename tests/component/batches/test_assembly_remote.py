@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.batches.assembly.assembler import AssemblerClient, serve_assembler
+from meshd.batches.assembly.assembler_client import AssemblerClient, serve_assembler
 from meshd.core.api_errors import BatchError
-from meshd.core.frame_address import FrameAddress, RowsAddress
+from meshd.core.frame_address import FrameAddress, RowsAddress, consecutive_steps, leading_frames
 from meshd.core.memory_frames import MemoryAccount, MemoryFrame
 from meshd.rpc.unix_messages import listen
 
@@ -49,6 +49,10 @@ class Source:
         os.pwrite(frame.fd, repr(address).encode()[:64], 0)
         frame.rows = address.batch
         return frame.hand_out("joined")
+
+    async def get_frames(self, first: FrameAddress, count: int, kept_bytes: int | None = None) -> list[Frame]:
+        steps = consecutive_steps(first, count)
+        return await leading_frames(self.get_frame(step, kept_bytes) for step in steps)
 
 
 @asynccontextmanager
@@ -137,5 +141,58 @@ def test_a_coordinator_that_goes_away_means_come_back(tmp_path: Path) -> None:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         listener.close()
+
+    asyncio.run(run())
+
+
+def test_frames_of_several_steps_come_in_one_call(tmp_path: Path) -> None:
+    async def run() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        async with door(tmp_path / "s.sock") as (source, remote):
+            first = FrameAddress("p", 1, 95)
+            frames = await remote.get_frames(first, 3)
+            assert [os.pread(frame.fd, 64, 0).split(b",")[2] for frame in frames] == [
+                b" step=95", b" step=96", b" step=97",
+            ]  # fmt: skip
+            assert source.memory.bytes == 3 * 64
+            for frame in frames[1:]:
+                frame.close()
+                frame.close()
+            await asyncio.sleep(0.05)
+            assert source.memory.bytes == 3 * 64  # an answer is released when all its frames are closed
+            frames[0].close()
+            await until(lambda: source.memory.bytes == 0)
+            leading = await remote.get_frames(first, 10)  # step 99 fails
+            assert len(leading) == 4
+            for frame in leading:
+                frame.close()
+            await until(lambda: source.memory.bytes == 0)
+            with pytest.raises(BatchError, match="log says why"):
+                await remote.get_frames(FrameAddress(PLAN, 0, 99), 3)
+            await until(lambda: source.memory.bytes == 0)
+            source.gate = asyncio.Event()
+            asking = asyncio.create_task(remote.get_frames(first, 3))
+            await until(lambda: len(source.asked) >= 3 and source.asked[-1] == FrameAddress("p", 1, 97))
+            asking.cancel()
+            await until(lambda: source.cancelled == 3)
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+    asyncio.run(run())
+
+
+def test_frames_that_are_made_when_the_caller_gives_up_are_closed() -> None:
+    async def run() -> None:
+        source = Source()
+        gate = asyncio.Event()
+
+        async def late() -> Frame:
+            await gate.wait()
+            return await source.get_frame(FrameAddress(PLAN, 0, 1))
+
+        asking = asyncio.create_task(leading_frames([source.get_frame(FrameAddress(PLAN, 0, 0)), late()]))
+        await until(lambda: source.memory.bytes == 64)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: source.memory.bytes == 0)
 
     asyncio.run(run())
