@@ -139,6 +139,7 @@ class Arena:
 
     Not thread-safe, except that slots may return on any thread. `overflows` counts leases beyond the budget:
     they are granted when the consumer holds so many batches that prefetching would otherwise stop for good.
+    `on_return` is called with the number of slots that have returned and wait for `collect`.
     """
 
     budget: int
@@ -146,7 +147,7 @@ class Arena:
     overflows: int = 0
     leased: int = 0
     allocated: int = 0
-    on_return: Callable[[], None] | None = None
+    on_return: Callable[[int], None] | None = None
     _free: list[_Slot] = field(default_factory=list)
     # Slots on lease. Nothing else keeps their weak references alive, without which no slot would return.
     _out: set[_Slot] = field(default_factory=set)
@@ -197,7 +198,7 @@ class Arena:
             returned.put(slot)
             owner = arena()
             if owner is not None and owner.on_return is not None:
-                owner.on_return()
+                owner.on_return(returned.qsize())
 
         return give_back
 

@@ -101,7 +101,8 @@ class Connection:
         """
         try:
             for piece in pieces:
-                self._socket.sendall(piece)
+                if len(piece):
+                    self._socket.sendall(piece)
         except (BrokenPipeError, ConnectionResetError):
             self._cut = True
         except OSError as error:

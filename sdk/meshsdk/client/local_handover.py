@@ -30,7 +30,7 @@ from meshwire.http_values.mesh_headers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from meshsdk.client.arena import Arena, Lease
     from meshsdk.client.settings import Endpoint
@@ -93,12 +93,18 @@ class LocalHandover:
         It stays in the node's shared pages if the arena can adopt them, else it is copied to a slot. Raises
         HandoverError; frames of the endpoint then come over TCP for 30 s.
         """
+        return self.receive_frames(endpoint, answer, (), arena)[0]
+
+    def receive_frames(
+        self, endpoint: Endpoint, answer: str, sizes: Sequence[int], arena: Arena
+    ) -> list[Lease]:
+        """Receive the frames of these sizes that a response names, as `receive_frame`; () for one."""
         handed, (_, directory) = parse_handover_ticket(answer), self._near.get(endpoint, ("", ""))
         if handed is None or not directory:
             self._shun(endpoint)
             raise HandoverError(f"{endpoint}: invalid handover ticket: {answer[:80]!r}")
         try:
-            return _taken(directory, handed, arena)
+            return _taken(directory, handed, sizes or (handed.size,), arena)
         except (OSError, ValueError) as error:
             self._shun(endpoint)
             raise HandoverError(f"{endpoint}: the local handover of a frame failed: {error}") from error
@@ -121,28 +127,51 @@ def _read_id(directory: str) -> str:
     return found if is_handover_id(found) else ""
 
 
-def _taken(directory: str, handed: HandoverTicket, arena: Arena) -> Lease:
-    """Fetch a frame through the node's socket. Raises OSError, ValueError.
+def _taken(directory: str, handed: HandoverTicket, sizes: Sequence[int], arena: Arena) -> list[Lease]:
+    """Fetch frames through the node's socket. Raises OSError, ValueError.
 
     The connection stays open for as long as the node's memory is in use.
     """
     line = _dialled(directory, handed.socket)
+    holds = _Holds(line)
+    fds: list[int] = []
     try:
-        fd = _received(line, handed.ticket)
-        try:
-            sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-            if not sealed or os.fstat(fd).st_size != handed.size:
-                raise ValueError(f"the shared memory is not {handed.size} bytes or not sealed")
-            if arena.can_adopt(handed.size):
-                return arena.adopt_pages(_mapped(fd, handed.size), line.close)
-            lease = arena.acquire_slot(handed.size)
-            _fill(fd, lease.view)
-        finally:
+        fds = _received(line, handed.ticket, len(sizes))
+        return [_leased(fd, size, arena, holds) for fd, size in zip(fds, sizes, strict=True)]
+    finally:
+        for fd in fds:
             os.close(fd)
-    except BaseException:
-        line.close()
-        raise
-    line.close()
+        holds.release()
+
+
+class _Holds:
+    """Closes a connection when everything that holds it has released it, on any thread; made with one hold.
+    Only one thread adds holds, while it has its own."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._left = [None]  # removing an element is atomic
+
+    def add(self) -> None:
+        self._left.append(None)
+
+    def release(self) -> None:
+        self._left.pop()
+        if not self._left:
+            self._line.close()
+
+
+def _leased(fd: int, size: int, arena: Arena, holds: _Holds) -> Lease:
+    """Return the frame in shared memory on lease: where it lies, or copied. Raises OSError, ValueError."""
+    sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    if not sealed or os.fstat(fd).st_size != size:
+        raise ValueError(f"the shared memory is not {size} bytes or not sealed")
+    if arena.can_adopt(size):
+        pages = _mapped(fd, size)
+        holds.add()
+        return arena.adopt_pages(pages, holds.release)
+    lease = arena.acquire_slot(size)
+    _fill(fd, lease.view)
     return lease
 
 
@@ -166,18 +195,18 @@ def _dialled(directory: str, name: str) -> socket.socket:
     return line
 
 
-def _received(line: socket.socket, ticket: str) -> int:
+def _received(line: socket.socket, ticket: str, count: int) -> list[int]:
     line.sendall(ticket.encode())
     fds = array.array("i")
-    _, ancillary, _, _ = line.recvmsg(1, socket.CMSG_SPACE(fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+    _, ancillary, _, _ = line.recvmsg(1, socket.CMSG_SPACE(count * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    if len(fds) != 1:
+    if len(fds) != count:
         for fd in fds:
             os.close(fd)
         raise ValueError("the node did not accept the ticket")
-    return fds[0]
+    return fds.tolist()
 
 
 def _mapped(fd: int, size: int) -> Any:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from meshsdk.client.native_api import PlanInfo
     from meshsdk.client.transport import Transport
     from meshsdk.datasets.batch import Batch
+    from meshsdk.loader.fetch_spec import FetchSpec
     from meshsdk.loader.output_stage import OutputStage
-    from meshsdk.loader.prefetcher import FetchSpec
     from meshsdk.loader_stats import Arrival, LoaderReporter, Meter, Observer, Tally
     from meshwire.plan.loader_state import Tail
 

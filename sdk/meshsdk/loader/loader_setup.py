@@ -37,8 +37,8 @@ from meshsdk.loader.arguments import (
     small_arena_hint,
 )
 from meshsdk.loader.epoch_iterator import EpochIterator, FrameAddress, FrameRequests
+from meshsdk.loader.fetch_spec import FetchSpec
 from meshsdk.loader.output_stage import device_name, make_stage
-from meshsdk.loader.prefetcher import FetchSpec
 from meshsdk.loader.stats_page import describe, open_page
 from meshsdk.tools_package import LOADER_HOOKS, find_tool, load_tool
 from meshwire.plan.plan_spec import LoaderState, PlanError, step_count
@@ -216,6 +216,7 @@ class StepReader:
             self.deadline,
             parts=addresses.split_request(epoch, origin),
             report=None if addresses.reporter is None else partial(addresses.bare_report, epoch, origin),
+            series=True,
         )
         watchers = self.watchers.active_observers()
         return EpochIterator(self.transport, order, arena, self.stage, self.meter, epoch, watchers)

@@ -7,6 +7,7 @@ Requests are checked with the SigV4 code of `meshwire`. Its own test is at the e
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import threading
@@ -43,7 +44,8 @@ class ScriptedMesh:
     """`faults`: what befalls the next frame requests, in order: "cut", "flip", "busy", "silent", "gone",
     "bad", None (nothing). `away`: steps whose data nobody can give now. `asked`: the targets of frame
     requests, in order of arrival. `gate`: while it is closed, no frame is answered; nor anything, if it is
-    `still`. `frames_left`: so many frame requests are answered before it stands still by itself."""
+    `still`. `frames_left`: so many frame requests are answered before it stands still by itself. `series`: of
+    so many steps a response has frames, if the client asks for them; a fault befalls the last of them."""
 
     def __init__(self, samples: int = SAMPLES, side: int = SIDE) -> None:
         self.samples = samples
@@ -55,6 +57,7 @@ class ScriptedMesh:
         self.snapshot = SNAPSHOT
         self.down = self.still = False
         self.frames_left: int | None = None
+        self.series = 1
         self.gate = threading.Event()
         self.gate.set()
         self.lock = threading.Lock()
@@ -184,9 +187,14 @@ def _handler(server: ScriptedMesh) -> type[BaseHTTPRequestHandler]:
             _, _, _, plan, epoch, step = path.split("/")
             if int(step) in server.away:
                 fault = "busy"
-            self._answer(fault, server.frame(plan, int(epoch), int(step), query))
+            more = min(int(self.headers.get("x-mesh-steps", "1")), server.series) - 1
+            later = range(int(step) + 1, int(step) + 1 + more)
+            steps = [int(step), *itertools.takewhile(lambda each: each not in server.away, later)]
+            bodies = [server.frame(plan, int(epoch), each, query) for each in steps]
+            sizes = {"x-mesh-frames": ",".join(str(len(body)) for body in bodies)} if bodies[1:] else {}
+            self._answer(fault, b"".join(bodies), sizes)
 
-        def _answer(self, fault: str | None, body: bytes) -> None:
+        def _answer(self, fault: str | None, body: bytes, headers: dict[str, str]) -> None:
             if fault == "busy":
                 self._json(503, _error("Busy", "the node prepares too much already"), {"retry-after": "0.05"})
             elif fault == "gone":
@@ -199,13 +207,13 @@ def _handler(server: ScriptedMesh) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
             elif fault == "flip":
                 torn = bytearray(body)
-                torn[5000] ^= 1
-                self._send(200, bytes(torn))
+                torn[5000 - len(body)] ^= 1
+                self._send(200, bytes(torn), headers=headers)
             elif fault == "cut":
-                self._send(200, body, len(body) // 2)
+                self._send(200, body, len(body) // 2, headers=headers)
                 self.close_connection = True
             else:
-                self._send(200, body)
+                self._send(200, body, headers=headers)
 
         def _opened(self) -> tuple[str, dict[str, str]]:
             url = urlsplit(self.path)

@@ -83,7 +83,7 @@ def test_a_larger_frame_takes_the_place_of_smaller_free_slots() -> None:
 def test_the_return_of_a_slot_is_announced() -> None:
     told = []
     arena = Arena(PAGE)
-    arena.on_return = lambda: told.append(True)
+    arena.on_return = lambda _: told.append(True)
     held = array(arena, PAGE, 0)
     assert not told
     del held

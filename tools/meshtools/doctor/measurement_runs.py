@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from meshsdk.datasets.batch import read_frame
 from meshsdk.errors import ConfigurationError
 from meshsdk.loader.epoch_iterator import EpochIterator
-from meshsdk.loader.prefetcher import FetchSpec
+from meshsdk.loader.fetch_spec import FetchSpec
 from meshsdk.loader_stats import Meter
 from meshtools.doctor.stage_times import RUNS, Measured, measure_pace, run_length
 

@@ -1,0 +1,168 @@
+"""Frames of several steps in one response: the same batches, whatever befalls it, and fewer requests."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+
+import meshsdk as mesh
+from meshsdk.errors import BadSampleError, SnapshotChangedError
+from meshwire.formats.token_index import encode_token_index
+from tests.component.sdk.test_sdk_scripted import labels, loader, scripted_server, undisturbed
+from tests.support.daemons import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshsdk.client.s3_client import Client
+    from tests.component.sdk.test_sdk_scripted import ScriptedMesh
+
+__all__ = ["scripted_server", "undisturbed"]
+TEXTS, LENGTH = 9000, 64
+
+
+@pytest.fixture(autouse=True)
+def with_series(server: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("meshsdk.loader.frame_series._LONGEST", 1000.0)  # however busy this machine is
+    server.series = 32
+    yield
+    server.series = 1
+
+
+def in_order(server: ScriptedMesh, batch: int) -> list[int]:
+    server.series = 1
+    with loader(server, batch) as one:
+        found = labels(one)
+    server.series = 32
+    server.asked.clear()
+    return found
+
+
+def test_an_epoch_of_small_batches_takes_few_requests(server: ScriptedMesh) -> None:
+    wanted = in_order(server, 1)
+    with loader(server, 1) as one:
+        assert labels(one) == wanted
+        assert sum(one.stats().frames.values()) == 103
+    assert len(server.asked) < 40
+    server.asked.clear()
+    with loader(server, 1, connections=1) as one:
+        assert labels(one) == wanted
+    assert len(server.asked) == 13  # 1, 1, 2, 4, 8, 5 × 16, 4, 2, 1
+
+
+@pytest.mark.parametrize("fault", ["cut", "flip", "busy", "silent"])
+def test_whatever_befalls_a_response_the_batches_are_the_same(server: ScriptedMesh, fault: str) -> None:
+    wanted = in_order(server, 1)
+    for at in (0, 3, 5, 7):
+        server.faults.extend([*[None] * at, fault, None, fault])
+        with loader(server, 1, deadline=30.0) as one:
+            assert labels(one) == wanted
+            assert one.stats().retries >= 1
+        server.faults.clear()
+
+
+@pytest.mark.parametrize(("fault", "error"), [("gone", SnapshotChangedError), ("bad", BadSampleError)])
+def test_a_step_that_fails_does_so_after_those_before_it(
+    server: ScriptedMesh, fault: str, error: type[Exception]
+) -> None:
+    wanted = in_order(server, 1)
+    seen: list[int] = []
+
+    def take_all(one: mesh.Loader) -> None:
+        for batch in one:
+            seen.extend(labels([batch]))
+            if len(seen) == 20:
+                server.away = range(0)
+                server.faults.append(fault)
+
+    server.away = range(40, 41)  # a series ends before it
+    with loader(server, 1, connections=1, deadline=30.0) as one, pytest.raises(error):
+        take_all(one)
+    assert seen == wanted[: len(seen)]
+    assert len(seen) >= 20
+
+
+def test_a_node_of_an_earlier_release_gives_one_after_the_other(server: ScriptedMesh) -> None:
+    wanted = in_order(server, 1)
+    server.series = 1
+    with loader(server, 1) as one:
+        assert labels(one) == wanted
+        assert one.stats().retries == 0
+    assert len(server.asked) == 103
+
+
+def test_positions_states_and_a_small_arena(server: ScriptedMesh) -> None:
+    wanted = in_order(server, 2)
+    with loader(server, 2) as one:
+        begun = iter(one)
+        first = labels(next(begun) for _ in range(17))
+        state = one.state_dict()
+        begun.close()  # type: ignore[attr-defined]  # it is a generator
+        one.load_state_dict(state)
+        assert first + labels(one) == wanted
+    with loader(server, 2, prefetch_bytes=3 * 8192) as one:
+        assert labels(one) == wanted
+    with loader(server, 2) as one:
+        held = list(one)  # every batch, beyond any budget
+        assert labels(held) == wanted
+
+
+@pytest.fixture(scope="module")
+def stored() -> Iterator[tuple[Daemon, Client]]:
+    draw = np.random.default_rng(3)
+    lengths = draw.integers(1, 200, TEXTS)
+    tokens = draw.integers(0, 60_000, int(lengths.sum())).astype(np.uint16)
+    with (
+        Daemon.start(workers=2) as daemon,
+        mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client,
+    ):
+        client.create_bucket("corpus")
+        client.put("corpus", "stored/00000.bin", tokens.tobytes())
+        client.put("corpus", "stored/00000.idx", encode_token_index(lengths, "uint16"))
+        yield daemon, client
+
+
+def series_served(daemon: Daemon) -> float:
+    with urlopen(daemon.endpoint + "/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    return sum(map(float, re.findall(r"^meshd_frame_series_total(?:{.*})? (\S+)$", text, re.MULTILINE)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "local"), [(4, LENGTH, False), (16, 1024, True), (16, 1024, False)]
+)
+def test_batches_of_a_node_are_those_of_single_requests(
+    stored: tuple[Daemon, Client], monkeypatch: pytest.MonkeyPatch, batch: int, length: int, *, local: bool
+) -> None:
+    daemon, _ = stored
+    if not local:
+        monkeypatch.setenv("MESH_LOCAL", "off")
+    keys = daemon.access_key, daemon.secret_key
+    with mesh.connect(daemon.endpoint, access_key=keys[0], secret_key=keys[1]) as client:
+        packed = mesh.open("s3://corpus/stored", kind="tokens", client=client).pack("tokens", length=length)
+        with mesh.Loader(packed, batch, seed=7, output="numpy", rank=1, world=2) as one:
+            before = series_served(daemon)
+            # Copied: a batch is released at once, so that its memory is used again.
+            found = [{name: np.array(value) for name, value in each.items()} for each in one]
+            assert series_served(daemon) > before
+            assert bool(one.stats().local) == local
+            for step, each in enumerate(found):
+                alone = one.at(step, epoch=0)
+                assert set(each) == set(alone)
+                for name, value in each.items():
+                    assert value.tobytes() == np.asarray(alone[name]).tobytes()
+                    assert value.dtype == np.asarray(alone[name]).dtype
+
+
+def test_held_batches_of_shared_memory_stay_as_they_were(stored: tuple[Daemon, Client]) -> None:
+    _, client = stored
+    one = mesh.open("s3://corpus/stored", kind="tokens", client=client).pack("tokens", length=2048)
+    with mesh.Loader(one, 16, seed=7, output="numpy") as made:
+        held = [(batch, batch["tokens"].copy()) for _ in range(3) for batch in made]
+        assert made.stats().local
+        for batch, copied in held:
+            assert np.array_equal(batch["tokens"], copied)
