@@ -26,7 +26,7 @@ from meshwire.plan.op_declarations import MAX_SOURCE, VERSION_PREFIX, checked_mo
 from meshwire.strict_json import PlanError, join_path, shown_value, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from meshd.auth.authorizer import Authorizer
     from meshd.auth.identity import Caller
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from meshd.transform.op_types import OpDefinition
     from meshd.transform.sandbox.client import SandboxPolicy
     from meshd.util.clock import Clock
+    from meshwire.plan.module_bundle import SharedObject
     from meshwire.plan.op_declarations import OpDeclaration
     from meshwire.plan.plan_spec import OpSpec, PlanSpec
 
@@ -136,13 +137,13 @@ class UserModules:
             raise BatchError("BadRequest", str(error)) from error
         self._require(caller, "mesh:PushOp", name)
         try:
-            source, wheels = split_bundle(body) if bundle else (body, {})
+            source, wheels, objects = split_bundle(body) if bundle else (body, {}, ())
         except PlanError as error:
             raise BatchError("BadRequest", str(error)) from error
         text = _text(source)
-        ops, held = await self._declared(name, source, wheels)
+        ops, held = await self._declared(name, source, wheels, objects)
         self._check_limits(ops)
-        data = encode_module(text, ops, wheels)
+        data = encode_module(text, ops, wheels, objects)
         digest = hashlib.sha256(data).hexdigest()
         version = VERSION_PREFIX + digest
         await self._catalog.put_shared(asset_key(digest), data)
@@ -172,20 +173,21 @@ class UserModules:
         }
 
     async def _declared(
-        self, name: str, source: bytes, wheels: Mapping[str, bytes]
+        self, name: str, source: bytes, wheels: Mapping[str, bytes], objects: Sequence[SharedObject]
     ) -> tuple[dict[str, OpDeclaration], tuple[str, ...]]:
         assert self._confinement is not None
         async with self._reading:
             try:
-                return await asyncio.to_thread(read_declarations, name, source, self._confinement, wheels)
+                return await asyncio.to_thread(
+                    read_declarations, name, source, self._confinement, wheels, objects
+                )
             except (UnusableModuleError, SandboxDiedError) as error:
                 raise BatchError(
                     "InvalidPlan",
                     f"{name}.py cannot be used: {error}",
                     help="a node runs a module with its own libraries, without files or network; the module "
                     "must import by name everything that it does not define itself. What nodes lack: "
-                    "install it beside meshd on each, or, if it is pure Python, push it along: mesh op push "
-                    "--wheel NAME",
+                    "push it along (mesh op push --wheel NAME), or install it beside meshd on each",
                 ) from error
 
     def _check_limits(self, ops: Mapping[str, OpDeclaration]) -> None:

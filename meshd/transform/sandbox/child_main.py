@@ -37,6 +37,7 @@ from meshd.transform.sandbox.messages import (
     OUT,
     aligned,
 )
+from meshd.transform.sandbox.native_wheels import create_memory_files
 from meshd.transform.sandbox.wheel_imports import WARMED, WheelFinder
 
 if TYPE_CHECKING:
@@ -160,7 +161,8 @@ class _SandboxedModule:
 
     `settings`: "parent", "hidden" (folders that must never be read), "sealed" (open no files, even if the
     kernel has Landlock), "name", "source" (its length in the arena), "memory", "socket" and "arena"
-    (descriptors), "wheels" ([name, bytes] each, in the arena behind the source).
+    (descriptors), "wheels" ([name, bytes] each, in the arena behind the source), "objects" ([wheel, file,
+    bytes] of each shared object in them).
     """
 
     def __init__(self, settings: dict[str, Any], stream: _Stream) -> None:
@@ -177,20 +179,27 @@ class _SandboxedModule:
         self._assets: dict[str, bytes] = {}
         self._memory = settings["memory"]
         statm = os.open("/proc/self/statm", os.O_RDONLY)
+        objects = create_memory_files(settings["objects"])
         readable = _readable()
         self._sealed = settings["sealed"] or not _are_disjoint(readable, settings["hidden"])
         self._sealed = self._sealed or not restrictions.landlock_version()
         _accommodate_imports()
-        restrictions.set_resource_limits()
+        restrictions.set_resource_limits(files=len(objects))
         restrictions.drop_capabilities()
         version = 0 if self._sealed else restrictions.restrict_files(readable)
         restrictions.install_syscall_filter(files=True, last=not self._sealed)
         restrictions.set_memory_limit(statm, self._memory + _LIBRARIES)
         self._broken, finder = "", None
         try:
-            finder = WheelFinder(wheels) if wheels else None
+            finder = WheelFinder(wheels, objects) if wheels else None
         except ImportError as error:
             self._broken = str(error)
+        if objects and self._sealed:
+            self._broken = (
+                "its wheels have compiled code, which a node runs only if its kernel has Landlock and no "
+                "data is stored below the interpreter's libraries: install these libraries beside meshd "
+                "on each node"
+            )
         self._failures = preload(self._source, finder)
         restrictions.set_memory_limit(statm, self._memory + ASSET_ROOM)
         os.close(statm)

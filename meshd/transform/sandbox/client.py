@@ -41,6 +41,7 @@ from meshd.transform.sandbox.messages import (
     OUT,
     aligned,
 )
+from meshd.transform.sandbox.wheel_tags import WrongWheelError, choose_wheels
 from meshwire.plan.op_declarations import MAX_VALUES, parse_declarations
 from meshwire.strict_json import PlanError
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from meshd.transform.sandbox.user_op_definitions import UserModule
+    from meshwire.plan.module_bundle import SharedObject
     from meshwire.plan.op_declarations import OpDeclaration
 
 
@@ -103,11 +105,17 @@ class SandboxProcess:
         memory: int,
         confinement: SandboxPolicy,
         wheels: Mapping[str, bytes] | None = None,
+        objects: Sequence[SharedObject] = (),
     ) -> None:
-        """Start the process. `wheels`: what the module imports from memory.
+        """Start the process. `wheels`: what the module imports from memory, of which those for this node are
+        used; `objects`: the shared objects in them.
 
         Raises UnusableModuleError, SandboxDiedError.
         """
+        try:
+            used = {wheel: (wheels or {})[wheel] for wheel in choose_wheels(wheels or {})}
+        except WrongWheelError as error:
+            raise UnusableModuleError(str(error)) from error
         self._memory = memory
         self._asked = 0
         self._given: OrderedDict[str, int] = OrderedDict()
@@ -122,7 +130,7 @@ class SandboxProcess:
         self._arena = mmap.mmap(self._arena_fd, ARENA_BYTES)
         self._waiting = select.poll()
         self._waiting.register(self._socket, select.POLLIN)
-        content = b"".join([source, *(wheels or {}).values()])
+        content = b"".join([source, *used.values()])
         self._arena[IN : IN + len(content)] = content
         settings = {
             "parent": os.getpid(),
@@ -130,7 +138,8 @@ class SandboxProcess:
             "sealed": confinement.sealed,
             "name": name,
             "source": len(source),
-            "wheels": [[wheel, len(data)] for wheel, data in (wheels or {}).items()],
+            "wheels": [[wheel, len(data)] for wheel, data in used.items()],
+            "objects": [each for each in objects if each.wheel in used],
             "memory": memory,
             "socket": theirs.fileno(),
             "arena": self._arena_fd,
@@ -344,13 +353,17 @@ class SandboxProcess:
 
 
 def read_declarations(
-    name: str, source: bytes, confinement: SandboxPolicy, wheels: Mapping[str, bytes] | None = None
+    name: str,
+    source: bytes,
+    confinement: SandboxPolicy,
+    wheels: Mapping[str, bytes] | None = None,
+    objects: Sequence[SharedObject] = (),
 ) -> tuple[dict[str, OpDeclaration], tuple[str, ...]]:
     """Return (the ops that a module declares, the restrictions it runs under on this node).
 
     Raises UnusableModuleError, SandboxDiedError.
     """
-    process = SandboxProcess(name, source, confinement.memory, confinement, wheels)
+    process = SandboxProcess(name, source, confinement.memory, confinement, wheels, objects)
     try:
         return process.declared, process.held
     finally:
@@ -419,7 +432,9 @@ class SandboxProcessPool:
             while len(self._processes) >= KEPT:
                 self._processes.popitem(last=False)[1].close()
             memory = min(module.memory, self._confinement.memory)
-            found = SandboxProcess(module.name, module.source, memory, self._confinement, module.wheels)
+            found = SandboxProcess(
+                module.name, module.source, memory, self._confinement, module.wheels, module.objects
+            )
             self._processes[module.version] = found
         self._processes.move_to_end(module.version)
         return found

@@ -3,7 +3,7 @@
 Law: one JSON document per datagram, at most MAX_MESSAGE bytes. Values are in the arena, a sealed memfd
 that both sides map, with inputs at IN and outputs at OUT. The sandbox side is untrusted: everything it
 says is checked, and nothing it writes to the arena can harm the reader. It has the socket, the arena,
-/dev/null and a memfd for its printed output, and no other descriptor.
+/dev/null, a memfd for its printed output and those of its wheels' shared objects, and no other descriptor.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from meshd.transform.assets import MissingAssetError, asset, no_assets
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.op_types import FieldType, OpDefinition
 from meshd.transform.parameters import Parameter, with_description
+from meshwire.plan.module_bundle import read_objects
 from meshwire.plan.op_declarations import (
     BYTES,
     VERSION_PREFIX,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from meshd.transform.assets import AssetLoader
     from meshwire.plan.keyed_random import KeyedRandom
+    from meshwire.plan.module_bundle import SharedObject
     from meshwire.plan.op_declarations import Argument, OpDeclaration, ValueType
 
 FORMAT: Final = 1
@@ -53,6 +55,7 @@ class UserModule:
     source: bytes
     ops: Mapping[str, OpDeclaration]
     wheels: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    objects: tuple[SharedObject, ...] = ()
 
     @property
     def memory(self) -> int:
@@ -65,22 +68,28 @@ class UserModule:
 
 
 def encode_module(
-    source: str, ops: Mapping[str, OpDeclaration], wheels: Mapping[str, bytes] | None = None
+    source: str,
+    ops: Mapping[str, OpDeclaration],
+    wheels: Mapping[str, bytes] | None = None,
+    objects: Sequence[SharedObject] = (),
 ) -> bytes:
     """Return the document of a module, which is stored and hashed."""
     listed = [ops[name].document() for name in sorted(ops)]
     found: dict[str, Any] = {"format": FORMAT, "ops": listed, "source": source}
     if wheels:
         found["wheels"] = {name: base64.b64encode(data).decode() for name, data in sorted(wheels.items())}
+    if objects:
+        found["objects"] = [list(each) for each in objects]
     return json.dumps(found, sort_keys=True).encode() if wheels else canonical_json(found)
 
 
 def parse_module(name: str, data: bytes) -> UserModule:
     """Parse the document of a module, as a node wrote it."""
-    value = checked_object(json.loads(data), "", ("format", "ops", "source", "wheels"))
+    value = checked_object(json.loads(data), "", ("format", "ops", "source", "wheels", "objects"))
     version = VERSION_PREFIX + hashlib.sha256(data).hexdigest()
     wheels = {wheel: base64.b64decode(text) for wheel, text in value.get("wheels", {}).items()}
-    return UserModule(version, name, str(value["source"]).encode(), parse_declarations(value["ops"]), wheels)
+    ops, objects = parse_declarations(value["ops"]), read_objects(value.get("objects", []))
+    return UserModule(version, name, str(value["source"]).encode(), ops, wheels, objects)
 
 
 class UserOpRunner(Protocol):

@@ -1,7 +1,8 @@
 """Imports from wheels in memory, inside a sandbox process.
 
-Law: nothing is written and no file is opened, so wheels are imported after the last right is dropped, as the
-module itself is. A wheel is content of its user: it is parsed here, and never by the daemon.
+Law: nothing is written and no file is opened except memory files for shared objects, so wheels are imported
+after the last right is dropped, as the module itself is. A wheel is content of its user: it is parsed here,
+and never by the daemon.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import zipfile
 from importlib.machinery import ModuleSpec
 from importlib.resources import abc as resources
 from importlib.util import spec_from_loader
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from meshd.transform.sandbox.native_wheels import NativeWheel, native_names
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
 _RESOURCES = ("pkgutil", "importlib.resources.readers", "importlib.resources._adapters")
@@ -27,8 +31,13 @@ WARMED = ("zlib", "email.parser", "email.message", "importlib.metadata._adapters
 class WheelFinder:
     """Finds modules in wheels."""
 
-    def __init__(self, wheels: Sequence[tuple[str, bytes]]) -> None:
-        """Raises ImportError if the bytes are not a wheel."""
+    def __init__(
+        self,
+        wheels: Sequence[tuple[str, bytes]],
+        objects: Mapping[tuple[str, str], int] = MappingProxyType({}),
+    ) -> None:
+        """`objects`: memory files for the shared objects in the wheels. Raises ImportError if the bytes are
+        not a wheel."""
         self._wheels: dict[str, zipfile.ZipFile] = {}
         self._files: dict[str, tuple[str, str]] = {}
         for name, data in wheels:
@@ -38,6 +47,10 @@ class WheelFinder:
                 raise ImportError(f"{name} is not a wheel: {error}") from error
             for file in self._wheels[name].namelist():
                 self._files.setdefault(_inside(file), (name, file))
+        self._native = {
+            name: NativeWheel(name, archive, {file: fd for (of, file), fd in objects.items() if of == name})
+            for name, archive in self._wheels.items()
+        }
 
     def __repr__(self) -> str:
         return f"<WheelFinder of {', '.join(self._wheels)}>"
@@ -45,7 +58,9 @@ class WheelFinder:
     def packages(self) -> set[str]:
         """Return the names that the wheels provide."""
         roots = {file.partition("/")[0] for file in self._files}
-        return {root.removesuffix(".py") for root in roots if not root.endswith((".dist-info", ".data"))}
+        return {
+            root.partition(".")[0] for root in roots if not root.endswith((".dist-info", ".data", ".libs"))
+        }
 
     def sources(self) -> Iterator[str]:
         """Yield the text of each module."""
@@ -55,9 +70,12 @@ class WheelFinder:
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         base = fullname.replace(".", "/")
-        for file, package in ((f"{base}/__init__.py", True), (f"{base}.py", False)):
+        native = [(file, False) for file in native_names(base)]
+        for file, package in ((f"{base}/__init__.py", True), *native, (f"{base}.py", False)):
             if file in self._files:
                 name, stored = self._files[file]
+                if not file.endswith(".py"):
+                    return self._native[name].find_spec(fullname, stored)
                 loader = _Loader(self._wheels[name], stored, f"{name}/{file}")
                 spec = spec_from_loader(fullname, loader, origin=f"{name}/{file}", is_package=package)  # type: ignore[arg-type]
                 if package and spec is not None:

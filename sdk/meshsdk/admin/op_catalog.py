@@ -172,9 +172,9 @@ def push_module(
 ) -> Pushed:
     """Push a module of ops to the node. Pushing the same file again changes nothing.
 
-    `wheels`: what it imports and nodes do not have, by the names of the files; pure Python. Raises
-    ConfigurationError for other wheels, ServerError with the module's own traceback if it cannot be used,
-    AccessError.
+    `wheels`: what it imports and nodes do not have, by the names of the files; each node uses those that suit
+    it. Raises ConfigurationError for wheels that cannot come along, ServerError with the module's own
+    traceback if it cannot be used, AccessError.
     """
     query = f"draft=1&name={quote(name, safe='')}" if draft else f"name={quote(name, safe='')}"
     try:

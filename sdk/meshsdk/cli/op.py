@@ -47,7 +47,7 @@ def wheel_options(command: Any) -> Any:
         "wheels",
         multiple=True,
         metavar="FILE|NAME",
-        help="A wheel of pure Python to bring along, or what pip calls it; repeatable.",
+        help="A wheel to bring along, or what pip calls it; repeatable.",
     )(command)
 
 
@@ -70,8 +70,9 @@ def push(
     Each function becomes the op NAME/FUNCTION, for plans (`ops.user`) and views (`--op`). Its version is
     the hash of the content: plans keep the build they were created with, whatever is pushed later.
 
-    Libraries that the nodes lack come along as wheels, if they are pure Python. pip gets those that are
-    named, without what they depend on.
+    Libraries that the nodes lack come along as wheels. pip gets those that are named, for this machine,
+    without what they depend on. Compiled wheels need a kernel with Landlock on the nodes, and one for each
+    Python and processor that nodes have.
 
     \b
     mesh op push augment.py
