@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_rpc import PeerCall
     from meshd.store.records import Upload
     from meshwire.cluster import Node
+    from meshwire.s3.bucket_settings import Versioning
     from tests.support.mesh_nodes import Running
 
 State = TypeVar("State", bound=Hashable)
@@ -244,6 +245,7 @@ def _in_schedules(
 def test_an_upload_ends_once(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(schedule: Schedule) -> None:
         draw, key = schedule.draw, schedule.key
+        versioning: Versioning = draw.choice(("", "Enabled"))
         store = decider_of(schedule.nodes, "b", key).node.replicated_store
         upload = await store.create_upload("b", key)
         await _put_part(store, upload, BODIES[0], WriteContext())
@@ -257,7 +259,9 @@ def test_an_upload_ends_once(first: int, monkeypatch: pytest.MonkeyPatch) -> Non
                     await _put_part(store, upload, body, context)
                 elif kind == "complete":
                     meta, etags = Meta("whole"), (fake_etag(body),)
-                    await store.complete_upload(upload, (1,), meta, etags=etags, context=context)
+                    await store.complete_upload(
+                        upload, (1,), meta, etags=etags, versioning=versioning, context=context
+                    )
                 else:
                     await store.abort_upload(upload, context=context)
 
@@ -297,14 +301,22 @@ def test_a_condition_has_one_winner(first: int, monkeypatch: pytest.MonkeyPatch)
         await put_object(decider_of(schedule.nodes, "b", key).node.replicated_store, key, start)
 
         def ask(number: int) -> Awaitable[None]:
-            body, old = b"body %d" % number, draw.choice((start, start, b"body 0", b"body 1", None))
+            deletes, old = draw.random() < 0.3, draw.choice((start, start, b"body 0", b"body 1", b"", None))
+            body = b"" if deletes else b"body %d" % number
+            if deletes and old == b"":
+                old = None
 
             async def do(node: Running, context: WriteContext) -> None:
                 conditions = None if old is None else Conditions(if_match=(fake_etag(old),))
+                if old == b"":
+                    conditions = Conditions(if_none_match=("*",))
                 store = node.node.replicated_store
-                await put_object(store, key, body, conditions=conditions, context=context)
+                if deletes:
+                    await store.delete("b", key, conditions=conditions, context=context)
+                else:
+                    await put_object(store, key, body, conditions=conditions, context=context)
 
-            return schedule.ask("put", body, old, do)
+            return schedule.ask("delete" if deletes else "put", body, old, do)
 
         await schedule.run([ask(number) for number in range(6)])
         assert in_one_order(start, schedule.history, name_step), schedule.history
