@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +12,11 @@ import pytest
 
 from meshd.telemetry.activity import GAUGES, TOTALS
 from meshsdk.admin.cluster_admin import BucketInfo
+from meshsdk.cli import run
 from meshsdk.client.read_costs import DiskCost, OrderCost
+from meshtools.cli.tune import KINDS
 from meshtools.sizing.assumptions import shipped_assumptions
+from meshtools.tune import changes
 from meshtools.tune.changes import advise
 from meshtools.tune.live_mesh import Outcome, Rate, rate_of
 from meshtools.tune.observation import PlanFacts, observe
@@ -290,3 +295,10 @@ def test_what_was_gained_is_told_with_its_noise() -> None:
     assert Outcome(change, rate, Rate(190, 6), True).certain
     assert Outcome(change, rate, Rate(50, 1), True).gain == pytest.approx(0.5)
     assert rate_of([], ["loop0"]) == Rate(0, 0)
+
+
+def test_kinds_that_the_command_knows_are_those_that_rules_make(capsys: pytest.CaptureFixture[str]) -> None:
+    made = re.findall(r'(?:_change\(\s*model,\s*|Change\(\s*)"([a-z -]+)"', inspect.getsource(changes))
+    assert set(made) == set(KINDS)
+    assert run(["tune", "--only", "copy"]) == 2
+    assert "'decoded quota'" in capsys.readouterr().err

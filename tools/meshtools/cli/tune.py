@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from meshtools.tune.live_mesh import Outcome
     from meshtools.tune.observation import Observation
 
+KINDS: Final = (
+    "decoded cache",
+    "decoded quota",
+    "transform processes",
+    "sharing",
+    "cache quota",
+    "prefetch",
+    "order",
+    "read-ahead",
+    "parallel runs",
+    "copies",
+)
+"""Of changes: those of `meshtools.tune.changes`, which is imported when it is needed."""
 _LEAST_WINDOW: Final = 5.0  # seconds; loops report once a second at most
 
 
@@ -37,14 +50,26 @@ _LEAST_WINDOW: Final = 5.0  # seconds; loops report once a second at most
 @click.option(
     "--yes", is_flag=True, help="With --apply: do not ask; make every change with a predicted gain."
 )
-@click.option("--only", multiple=True, metavar="KIND", help="Changes of this kind alone; repeatable.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(KINDS),
+    metavar="KIND",
+    help=f"Changes of this kind alone; repeatable: {', '.join(KINDS)}.",
+)
 @click.option(
     "--patience",
     type=click.FloatRange(min=0),
     default=900.0,
     help="With --apply: most seconds until the loops are an epoch further [900].",
 )
-@click.option("--set", "changes", multiple=True, metavar="NAME=NUMBER", help="As with mesh sizing.")
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="Another rate of the model, as with mesh sizing.",
+)
 @shared_options
 def tune(
     session: Session,
