@@ -113,8 +113,8 @@ class Rates:
     """What this machine does: bytes a second and seconds of a short seek of a drive, and how long it rests
     between two reads of a node's reader; processor seconds of the nodes for a sample, alone in each order
     (the rows of a batch are in few or many objects) and for jobs that share (whole batches), for one that is
-    sent again, for a byte that is read from a drive long before it is wanted, and for a sample that comes
-    while its batch waits; cores that a busy node gets."""
+    sent again, for a byte that is read from a drive long before it is wanted, and for a seek between rows
+    that are waited for; cores that a busy node gets."""
 
     bytes_per_second: float
     seek_seconds: float
@@ -123,7 +123,7 @@ class Rates:
     cpu_per_shared_sample: float
     cpu_per_sent_sample: float
     cpu_per_read_byte: float
-    cpu_per_late_sample: float
+    cpu_per_seek: float
     cores_per_node: float
 
     def metrics(self) -> dict[str, float]:
@@ -155,28 +155,28 @@ class Site:
         self._ds = files.map(ops.frombuffer("x", "uint8", shape=[SAMPLE]), cut)
 
     def rates(self, count: int) -> Rates:
-        """Measure; the page cache has all data after a first epoch, so that the second is of processors.
+        """Measure; the page cache has all data after a first epoch, so that later ones are of processors.
 
         With a trainer that is slower than the drives, bytes are read long before they are wanted; one that
-        never rests waits for every sample."""
-        first = 1000 + 10 * count
-        cold = self.run(_ALONE, first, step=0.0)
-        warm = self.run(_ALONE, first + 1, cold=False, step=0.0)
-        ahead = self.run(_ALONE, first + 2, step=SLOW_STEP_S)
-        there = self.run(_ALONE, first + 3, cold=False, step=SLOW_STEP_S)
-        orders = {way.shuffle: self.run(way, first + 1, cold=False, step=0.0)["cpu"] for way in _ORDERS}
-        shared = self.run(_SHARED, first + 4, cold=False, step=0.0)
-        again = self.run(_SHARED, first + 4, cold=False, step=0.0)
-        samples = self._scale.foretold
+        never rests waits for all rows of a full shuffle.
+        """
+        first, samples = 1000 + 10 * count, self._scale.foretold
+        ahead = self.run(_ALONE, first, step=SLOW_STEP_S)
+        there = self.run(_ALONE, first + 1, cold=False, step=SLOW_STEP_S)
+        warm = self.run(_ALONE, first + 2, cold=False, step=0.0)
+        orders = {way.shuffle: self.run(way, first + 2, cold=False, step=0.0)["cpu"] for way in _ORDERS}
+        shared = self.run(_SHARED, first + 3, cold=False, step=0.0)
+        again = self.run(_SHARED, first + 3, cold=False, step=0.0)
+        scattered = self.run(_ORDERS[1], first + 4, step=0.0)
         per_byte = max(0.0, ahead["cpu"] - there["cpu"]) / ahead["read"]
-        late = cold["cpu"] - warm["cpu"] - per_byte * cold["read"]
+        more = scattered["cpu"] - orders[_ORDERS[1].shuffle] - per_byte * scattered["read"]
         return Rates(
             *_drive_rates(self.drives[0]),
             {order: cpu / samples for order, cpu in orders.items()},
             shared["cpu"] / samples,
             again["cpu"] / samples,
             per_byte,
-            max(0.0, late) / samples,
+            max(0.0, more) / scattered["seeks"],
             warm["cpu"] / warm["seconds"] / len(NODES),
         )
 
@@ -328,7 +328,7 @@ def foretell(
             rates.cpu_per_shared_sample if way.sharing else rates.cpu_per_sample[way.shuffle],
             rates.cpu_per_sent_sample,
             rates.cpu_per_read_byte,
-            rates.cpu_per_late_sample,
+            rates.cpu_per_seek,
             KEPT,
         ),
         Jobs(
@@ -384,6 +384,7 @@ def measure(scale: Scale, root: Path, say: Callable[[str], None]) -> Iterator[Fi
         say(f"{NAME}: filling")
         _fill(client, scale.foretold)
         site, cluster = Site(nodes, drives, client, scale), nodes.map_of()
+        site.run(_ALONE, 999, step=0.0)  # what processes do once is not a cost of bytes
         for count in range(scale.rounds):
             say(f"{NAME}: round {count + 1} of {scale.rounds}, the machine's rates")
             rates = site.rates(count)

@@ -92,7 +92,10 @@ class EpochSimulation:
         keys = (shard_key(number) for number in range(starts.size - 1))
         slots = np.array([slot_of(BUCKET, key, mesh.slots) for key in keys], np.int64)
         holders = self.cluster.owners()
-        self.nodes = NodeResources(mesh, self._data, mesh.nodes + joining, holders[slots])
+        costs = self._data
+        if scenario.jobs.sharing:  # whole batches wait for windows as a whole, not for scattered rows
+            costs = replace(costs, cpu_seconds_per_seek=0.0)
+        self.nodes = NodeResources(mesh, costs, mesh.nodes + joining, holders[slots])
         self.slots_per_node = np.bincount(holders.ravel(), minlength=mesh.nodes)
         self.jobs = [JobResult() for _ in range(scenario.jobs.count)]
         self.spans: list[Span] = []

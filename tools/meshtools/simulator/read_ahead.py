@@ -175,12 +175,8 @@ class ReadAhead:
             if not (self._own_windows and self._dead[number]):
                 self._request(reads, number, first, end)
         shards = self._shards_of(reads.order.samples_at(np.arange(first, end, dtype=np.int64)))
-        one_by_one = bool(self._data.cpu_seconds_per_late_sample) and not self._scenario.jobs.sharing
         while True:
             owners, done = self._rows(reads, first, end, shards)
-            if one_by_one and (late := owners[(done > self._env.now) & (owners >= 0)]).size:
-                self._nodes.take_late(self._env.now, late)
-            one_by_one = False
             # A row waits for its own bytes; whole batches, for those of their windows.
             windows = self._windows(reads.cursors[0], first, end) if self._scenario.jobs.sharing else []
             yield from self._until(max([float(done.max()), *(float(each.done.max()) for each in windows)]))

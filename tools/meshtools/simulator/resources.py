@@ -123,7 +123,8 @@ class NodeResources:
                     known.add(block)
                     seeks += 1
                     seconds += SEEK_SECONDS * self._mesh.seek_scale * self.slow[node]
-            self._work(node, cost.read * missing * self._data.cpu_seconds_per_read_byte, now)
+            work = cost.read * missing * self._data.cpu_seconds_per_read_byte
+            self._work(node, work + seeks * self._data.cpu_seconds_per_seek, now)
             free = max(now, float(self._disk_free[node, disk]), arrives)
             if between and free > now:
                 done[place] = now + READ_BYTES / self._mesh.disk_bytes_per_second + seconds + rest
@@ -194,12 +195,6 @@ class NodeResources:
         nodes, counts = np.unique(owners, return_counts=True)
         self.computed_rows += owners.size
         return float(self._work(nodes, counts * self._data.cpu_seconds_per_sample, now).max())
-
-    def take_late(self, now: float, owners: Integers) -> None:
-        """Queue the work of rows (int64[rows]: the node of each) that come one by one while their batch
-        waits, beside the reads."""
-        nodes, counts = np.unique(owners, return_counts=True)
-        self._work(nodes, counts * self._data.cpu_seconds_per_late_sample, now)
 
     def prepare(self, now: float, owners: Integers) -> float:
         """Queue ops and delivery of rows (int64[rows]: the node of each); return when all have been sent."""

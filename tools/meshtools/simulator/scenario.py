@@ -59,8 +59,8 @@ class Mesh:
 @dataclass(frozen=True, slots=True)
 class Data:
     """A dataset of equal samples in tar shards. cpu_seconds_per_sample: of ops and delivery; …_sent_sample:
-    of the delivery of what was prepared for another job; …_read_byte: of reads from disks; …_late_sample:
-    of a sample that comes while its batch waits for it."""
+    of the delivery of what was prepared for another job; …_read_byte: of reads from disks; …_seek: of rows
+    that come scattered, where each node builds its own rows of a batch, and not whole ones."""
 
     samples: int
     sample_bytes: int = 70_000
@@ -68,7 +68,7 @@ class Data:
     cpu_seconds_per_sample: float = 0.0
     cpu_seconds_per_sent_sample: float = 0.0
     cpu_seconds_per_read_byte: float = 0.0
-    cpu_seconds_per_late_sample: float = 0.0
+    cpu_seconds_per_seek: float = 0.0
     delivered_bytes_per_sample: int = 0
 
 
