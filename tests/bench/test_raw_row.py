@@ -26,7 +26,9 @@ LINES = 200
 
 def test_contenders_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def standing(name: str, *_: object) -> Any:
-        return nullcontext(SimpleNamespace(wait=lambda: None, figure=lambda number: Figure(name, number, {})))
+        return nullcontext(
+            SimpleNamespace(wait_ready=lambda: None, figure=lambda number: Figure(name, number, {}))
+        )
 
     monkeypatch.setattr(raw_row, "_contender", standing)
     monkeypatch.setattr(raw_row, "_fill", lambda *_: None)

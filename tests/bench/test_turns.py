@@ -134,7 +134,9 @@ def test_a_reading_has_the_cpu_time_of_the_server_alone(
 
 def test_loaders_of_tokens_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def standing(name: str, *_: object) -> Any:
-        return nullcontext(SimpleNamespace(wait=lambda: None, figure=lambda number: Figure(name, number, {})))
+        return nullcontext(
+            SimpleNamespace(wait_ready=lambda: None, figure=lambda number: Figure(name, number, {}))
+        )
 
     monkeypatch.setattr(tokens, "_contender", standing)
     monkeypatch.setattr(tokens, "_fill", lambda *_: None)
@@ -165,7 +167,7 @@ def test_rows_of_tokens_are_looked_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", [windows, table_row, checkpoints])
 def test_standing_contenders_take_turns(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def standing(name: str, *_: object) -> Any:
-        made = SimpleNamespace(wait=lambda: None, figure=lambda number: Figure(name, number, {}))
+        made = SimpleNamespace(wait_ready=lambda: None, figure=lambda number: Figure(name, number, {}))
         return nullcontext(made)
 
     monkeypatch.setattr(module, "_contender", standing)
