@@ -132,11 +132,10 @@ def _taken(directory: str, handed: HandoverTicket, sizes: Sequence[int], arena: 
 
     The connection stays open for as long as the node's memory is in use.
     """
-    line = _dialled(directory, handed.socket)
-    holds = _Holds(line)
-    fds: list[int] = []
-    try:
+    with _dialled(directory, handed.socket) as line:
         fds = _received(line, handed.ticket, len(sizes))
+        holds = _Holds(line.detach())
+    try:
         return [_leased(fd, size, arena, holds) for fd, size in zip(fds, sizes, strict=True)]
     finally:
         for fd in fds:
@@ -146,11 +145,14 @@ def _taken(directory: str, handed: HandoverTicket, sizes: Sequence[int], arena: 
 
 class _Holds:
     """Closes a connection when everything that holds it has released it, on any thread; made with one hold.
-    Only one thread adds holds, while it has its own."""
+    Only one thread adds holds, while it has its own. What is collected as garbage closes it, too."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
-        self._left = [None]  # removing an element is atomic
+    def __init__(self, fd: int) -> None:
+        self._open = [fd]
+        self._left = [None]  # removing an element is atomic, from both
+
+    def __del__(self) -> None:
+        self._close()
 
     def add(self) -> None:
         self._left.append(None)
@@ -158,7 +160,11 @@ class _Holds:
     def release(self) -> None:
         self._left.pop()
         if not self._left:
-            self._line.close()
+            self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(IndexError):
+            os.close(self._open.pop())
 
 
 def _leased(fd: int, size: int, arena: Arena, holds: _Holds) -> Lease:
