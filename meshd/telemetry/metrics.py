@@ -335,10 +335,6 @@ frame_series = counter(
 )
 frames_handed_bytes = gauge("meshd_frames_handed_bytes", "Shared memory that such jobs use.")
 frame_cache_bytes = gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
-frame_large_pages = counter(
-    "meshd_frame_large_pages_bytes_total",
-    "Bytes of batch frames that were given large pages before they were filled.",
-)
 frame_cache_limit = gauge(
     "meshd_frame_cache_limit_bytes", "Shared memory that these may take.", mode="mostrecent"
 )

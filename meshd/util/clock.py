@@ -102,11 +102,6 @@ class ThreadWorkClock:
         return now - mark[1] if waits > mark[2] else busy - mark[0]
 
 
-def thread_cpu_seconds() -> float:
-    """Return the processor time of the calling thread."""
-    return time.thread_time()
-
-
 def cpu_seconds() -> float:
     """Return the processor time of all threads of this process."""
     return time.process_time()

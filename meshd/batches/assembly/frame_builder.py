@@ -25,7 +25,6 @@ from meshd.batches.assembly.frame_buffer import FrameBuffer
 from meshd.batches.read_ahead.arrivals import Arrivals
 from meshd.core.api_errors import BatchError, busy, damaged
 from meshd.core.document_store import asset_places
-from meshd.core.large_pages import LargePages
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
@@ -71,7 +70,6 @@ class BuildContext:
     archives: DecompressedArchives
     remote: PeerSource = SINGLE_NODE
     memory: MemoryAccount = field(default_factory=MemoryAccount)
-    pages: LargePages = field(default_factory=LargePages)
 
 
 @dataclass(slots=True)
@@ -146,7 +144,6 @@ class FrameBuilder:
     async def _finished(self, settle: Callable[[list[Failure]], Awaitable[list[int] | None]]) -> MemoryFrame:
         try:
             with tracing.stage("assemble"):
-                await self._context.pages.prepare(self._buffer.frame.fd, self._buffer.frame.size)
                 rows = await self._copy_columns(len(self._buffer.rows))
                 failures = await self._render(rows) if rows else []
                 kept = await settle(failures) if failures else None
