@@ -20,7 +20,7 @@ from tests.support.daemon_cluster import DaemonCluster
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SAMPLES, BATCH, QUOTA = 192, 32, 1 << 20
+SAMPLES, BATCH, QUOTA = 192, 32, 400 << 10
 NODES = ("n1", "n2", "n3")
 
 
@@ -31,7 +31,7 @@ def picture(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[DaemonCluster]:
-    """Three nodes that may keep 1 MiB of results each, of 3 MiB that all samples take."""
+    """Three nodes that may keep 400 KiB of results each, of 3.5 MiB that all samples take."""
     with DaemonCluster.start(3, args=("--decoded-cache", "32MiB", "--durability", "relaxed")) as made:
         where, key, secret = made["n1"].endpoint, made.access_key, made.secret_key
         with mesh.connect(where, access_key=key, secret_key=secret) as root:
@@ -68,7 +68,7 @@ def test_a_quota_is_found_raised_and_measured(
         while not ended.is_set():
             for batch in loader:
                 received[0] += batch.rows
-                if ended.wait(0.1):
+                if ended.wait(0.01):  # decoding takes longer, so the loop waits for it
                     break
             epochs.release()
 
