@@ -10,7 +10,6 @@ import errno
 import fcntl
 import logging
 import os
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,15 +18,13 @@ from meshd.config import ConfigError
 from meshd.errors import DirectoryInUseError
 from meshd.store.disks.file_systems import file_system_of, require_index_file_system
 from meshd.store.errors import FormatError
-from meshd.util.clock import SystemClock
 from meshd.util.directories import make_directory
+from meshd.util.file_locks import ENDING_SECONDS, lock_file
 
 if TYPE_CHECKING:
     from meshd.config import NodeSettings, StoreSettings
 
 _log = logging.getLogger("meshd.disks")
-_LOCK_TIMEOUT = 3.0  # seconds that the children of a killed daemon have to end
-_STEP = 0.05
 _MIN_FREE_BYTES = 2 << 20  # bytes
 
 
@@ -49,23 +46,11 @@ class DaemonLock:
         return f"<DaemonLock {self._path}>"
 
     def _take(self) -> None:
-        clock = SystemClock()
-        deadline = clock.monotonic() + _LOCK_TIMEOUT
-        while not self._try():
-            holder = self._holder()
-            if _alive(holder) or clock.monotonic() > deadline:
-                raise DirectoryInUseError(
-                    f"the data directory {self._path.parent} is in use by another meshd "
-                    f"(process {holder or '?'}); stop that process, or choose another --data-dir"
-                )
-            threading.Event().wait(_STEP)
-
-    def _try(self) -> bool:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        if not lock_file(self._fd, fcntl.LOCK_EX, ENDING_SECONDS, lambda: not _alive(self._holder())):
+            raise DirectoryInUseError(
+                f"the data directory {self._path.parent} is in use by another meshd "
+                f"(process {self._holder() or '?'}); stop that process, or choose another --data-dir"
+            )
 
     def _holder(self) -> int:
         written = os.pread(self._fd, 32, 0).strip()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.store.errors import FormatError, StoreInUseError
 from meshd.util.directories import make_directory
+from meshd.util.file_locks import lock_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,15 +26,13 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z0-9_-]{1,32}\Z")
 
 
-def _hold(path: Path, kind: int, refusal: str) -> int:
+def _hold(path: Path, kind: int, refusal: str, seconds: float = 0.0) -> int:
     make_directory(path.parent)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise StoreInUseError(refusal) from None
-    return fd
+    if lock_file(fd, kind, seconds):
+        return fd
+    os.close(fd)
+    raise StoreInUseError(refusal)
 
 
 class DataDirLock:
@@ -47,7 +46,6 @@ class DataDirLock:
         """Acquires the locks of a worker. Raises StoreInUseError."""
         if not _NAME.match(writer):
             raise ValueError(f"a writer name has 1–32 characters out of a-z, 0-9, _ and -; not {writer!r}")
-        busy = f"{data_dir} is being recovered or checked; wait until that has finished"
         busy = f"{data_dir} is being recovered or checked; wait until that has ended"
         shared = _hold(data_dir / "locks" / "store", fcntl.LOCK_SH, busy)
         try:
@@ -62,13 +60,15 @@ class DataDirLock:
         return cls(shared, mine)
 
     @classmethod
-    def acquire_exclusive(cls, data_dir: Path) -> DataDirLock:
-        """Acquires the lock of recovery and checking. Raises StoreInUseError."""
+    def acquire_exclusive(cls, data_dir: Path, seconds: float = 0.0) -> DataDirLock:
+        """Acquires the lock of recovery and checking, waiting so long for processes that end. Raises
+        StoreInUseError."""
         return cls(
             _hold(
                 data_dir / "locks" / "store",
                 fcntl.LOCK_EX,
                 f"{data_dir} is in use; stop its daemon first",
+                seconds,
             )
         )
 

@@ -35,6 +35,7 @@ from meshd.store.engine.checkpointer import REBUILD_DIRECTORY, protect_index, re
 from meshd.store.errors import FormatError
 from meshd.store.index.index import Index
 from meshd.util.clock import SystemClock
+from meshd.util.file_locks import ENDING_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -300,11 +301,12 @@ def recover(settings: StoreSettings, missing_policy: MissingDiskPolicy = require
     """Cleans up after a crash. Call it once before the workers start, while no process has the store open.
 
     Cuts the tails of open segments, removes drafts and files unknown to the index, and advances the next file
-    number past every existing file. A disk that reports errors meanwhile is treated as missing. Returns the
-    number of versions quarantined because their disk is lost. Raises StoreInUseError, FormatError.
+    number past every existing file. Processes of a killed daemon that are still ending get ENDING_SECONDS. A
+    disk that reports errors meanwhile is treated as missing. Returns the number of versions quarantined
+    because their disk is lost. Raises StoreInUseError, FormatError.
     """
     failing = _FailingDisks(writing=True)
-    with DataDirLock.acquire_exclusive(settings.data_dir):
+    with DataDirLock.acquire_exclusive(settings.data_dir, ENDING_SECONDS):
         set_back = restore_after_power_cut(settings)
         shutil.rmtree(settings.index_dir / REBUILD_DIRECTORY, ignore_errors=True)  # one that was interrupted
         while True:

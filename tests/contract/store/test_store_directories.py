@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 from meshd.cli.fsck import fsck
 from meshd.cli.inspect_store import inspect
 from meshd.config import StoreSettings
+from meshd.store.disks.data_dir_guards import DataDirLock
 from meshd.store.disks.layout import Disks
 from meshd.store.engine.member_header import ALIGNED, PAGE
 from meshd.store.errors import FormatError, StoreInUseError
@@ -200,6 +202,19 @@ def test_a_store_is_held_by_its_workers_or_by_its_keeper(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="writer name"):
         opened(settings, "../w")
     assert check_store(settings).clean
+
+
+def test_recovery_waits_for_workers_that_are_ending(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    fill(settings)
+    lock = DataDirLock.acquire_shared(settings.data_dir, "w0")
+    ending = threading.Timer(0.3, lock.release)
+    ending.start()
+    try:
+        assert Store.recover(settings) == 0
+        assert ending.finished.is_set()
+    finally:
+        ending.join(30)
 
 
 def test_a_writer_goes_on_in_its_segment(tmp_path: Path) -> None:
