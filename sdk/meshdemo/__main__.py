@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -82,12 +82,25 @@ def next_steps() -> str:
 
 
 def stay(daemon: Daemon) -> None:
-    """Keep the daemon up until Ctrl-C, which is not a failure then, and print the address of its console."""
-    console.print(f"\n[bold]The daemon stays up.[/] Look at it: [bold]{daemon.endpoint}/console[/]")
-    console.print(f"  access key  {daemon.access_key}\n  secret key  {daemon.secret_key}", soft_wrap=True)
-    console.print("[dim]Ctrl-C stops it, and removes its data.")
-    with suppress(KeyboardInterrupt):
-        signal.pause()
+    """Print the address of the daemon's console, and return at Ctrl-C or SIGTERM, which is not a failure
+    then, also when it comes as soon as the address is printed.
+    """
+    mine, handler = socket.socketpair()
+    with mine, handler:
+        before = {
+            number: signal.signal(number, lambda *_: handler.send(b"."))
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            console.print(f"\n[bold]The daemon stays up.[/] Look at it: [bold]{daemon.endpoint}/console[/]")
+            console.print(
+                f"  access key  {daemon.access_key}\n  secret key  {daemon.secret_key}", soft_wrap=True
+            )
+            console.print("[dim]Ctrl-C stops it, and removes its data.")
+            mine.recv(1)
+        finally:
+            for number, action in before.items():
+                signal.signal(number, action)
 
 
 def run(root: Path, scale: Scale, *, stays: bool = False) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from meshdemo.__main__ import stay
+from meshdemo.daemon import Daemon
+from meshdemo.screen import console
 from tests.support.console_client import ConsoleClient
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,6 +50,23 @@ def test_demo_runs_and_keeps_its_claims() -> None:
     ):
         assert claim in said
     assert "Warning" not in errors, errors
+
+
+def test_ctrl_c_as_soon_as_the_address_is_printed_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    printed = list[str]()
+
+    def interrupted_print(text: str, **_: object) -> None:
+        printed.append(text)
+        if "Ctrl-C stops it" in text:  # its reader may be faster than the rest of console.print
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(console, "print", interrupted_print)
+    stay(Daemon(tmp_path, endpoint="http://127.0.0.1:1"))
+    assert len(printed) == 3
+    with pytest.raises(KeyboardInterrupt):  # the handler of before is back
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_ctrl_c_stops_the_daemon_too() -> None:
