@@ -4,6 +4,9 @@
 deleted documents, and each node removes its own copies. An unreachable node postpones the decision. An
 index is rebuilt on demand, so it is removed once no snapshot pins its file and it has been unused for a
 while. A document is kept whenever there is doubt.
+
+A damaged document of `REBUILT_PREFIXES` is removed as soon as it is in quarantine; no other node is asked for
+it, and the process that needs it makes it again. All others stay there until another node supplies them.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from meshd.core.api_errors import store_errors
-from meshd.core.document_store import INDEX_PREFIXES, RESERVED_BUCKET, SHARED_PREFIXES
+from meshd.core.document_store import INDEX_PREFIXES, REBUILT_PREFIXES, RESERVED_BUCKET, SHARED_PREFIXES
 from meshd.documents.gc_policy import (
     ATTACHED_PREFIXES,
     DEFAULT_UNUSED_DAYS,
@@ -42,8 +45,8 @@ if TYPE_CHECKING:
     from meshd.documents.inventory import DocumentInventory, MeshInventory, UsageRecorder
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
+    from meshd.store.store import Store
     from meshd.util.clock import Clock
-
 
 _log = logging.getLogger("meshd.documents")
 SAFE_DAYS: Final = 30
@@ -282,3 +285,40 @@ def is_collector_leader(mesh: ClusterView) -> bool:
         node.node_id for node in mesh.current_map().nodes if node.stores and node.state in COMPLETE_STATES
     ]
     return bool(complete) and min(complete) == mesh.node_id
+
+
+_RESERVED: Final = f"{RESERVED_BUCKET}\0".encode()
+
+
+class DamagedDocuments:
+    """Removes damaged documents of one node. In its coordinator."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"<DamagedDocuments of {self._store!r}>"
+
+    async def remove(self) -> int:
+        """Removes the documents in quarantine that can be made again; returns how many."""
+        quarantine = self._store.quarantine
+        damaged = list(self._damaged()) if quarantine.count() else []
+        for start in range(0, len(damaged), _PAGE):
+            await self._store.delete_many(RESERVED_BUCKET, damaged[start : start + _PAGE])
+        if damaged:
+            _log.warning("removed damaged documents, which are made again", extra={"number": len(damaged)})
+            metrics.documents_damaged.inc(len(damaged))
+            await quarantine.prune()
+        return len(damaged)
+
+    def _damaged(self) -> Iterator[str]:
+        after = (_RESERVED.rstrip(b"\0"), 0)
+        while found := self._store.quarantine.entries(_PAGE, after):
+            for name, stamp, _ in found:
+                if not name.startswith(_RESERVED):
+                    return
+                key = name.removeprefix(_RESERVED).decode()
+                record = self._store.version_at(name, stamp)
+                if key.startswith(REBUILT_PREFIXES) and record is not None and record.broken:
+                    yield key
+            after = found[-1][:2]

@@ -2,7 +2,8 @@
 
 The primary executes the request locally; any other node forwards it. A forwarded request is never forwarded
 again. Both operations are idempotent: an object at the origin is no longer dirty, and a deleted object stays
-deleted.
+deleted. Write-back runs only on the owner of the name; under another map the response is 421, and nothing was
+done.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import msgspec
 from meshd.cluster.replication.primary_writes import WriteForwarder
 from meshd.origins.client.origin_api import OriginDownError, OriginError, OriginMissingError
 from meshd.origins.worker_shards import WorkerError, decode_error, encode_error  # noqa: TC001  msgspec reads annotations
-from meshd.rpc.peer_rpc import PREFIX, PeerCall
+from meshd.origins.write_back import IS_FINISHED
+from meshd.rpc.peer_client import StaleMapError
+from meshd.rpc.peer_rpc import PREFIX, PeerCall, handler
 from meshd.store.errors import NotPrimaryError, StoreError
-from meshd.store.records import INTERNAL_WRITE
+from meshd.store.records import INTERNAL_WRITE, WriteContext
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import BackgroundTasks
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from meshd.origins.worker_shards import WorkerShards
     from meshd.origins.write_back import HandoverQuery
     from meshd.rpc.peer_client import PeerClient
-    from meshd.store.records import WriteContext
+    from meshd.rpc.peer_rpc import CallContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
 
@@ -170,3 +173,24 @@ def _not_primary() -> NotPrimaryError:
 
 def _failed(error: Exception) -> WriteBackResult:
     return WriteBackResult(encode_error(0, error))
+
+
+class WriteBackHandlers:
+    """Handles the calls of other nodes about write-back. One instance per process."""
+
+    def __init__(self, router: WriteBackRouter, mesh: ClusterView) -> None:
+        self._router, self._mesh = router, mesh
+
+    @handler(IS_FINISHED)
+    async def is_finished(self, asked: HandoverQuery, context: CallContext) -> bool:
+        if context.map_version < self._mesh.current_map().version:
+            raise StaleMapError(self._mesh.current_map().version)
+        return await self._router.is_finished(asked, context.map_version)
+
+    @handler(WRITE_BACK)
+    async def write_back(self, asked: WriteBackRequest, context: CallContext) -> WriteBackResult:
+        self._mesh.require_primary(asked.bucket, asked.key)
+        try:
+            return await self._router.execute(asked, WriteContext(context.node_id, context.map_version))
+        except NotPrimaryError as error:
+            raise StaleMapError(self._mesh.current_map().version) from error

@@ -19,8 +19,12 @@ from meshd.cluster.peer_checks import survey_peers
 from meshd.config.options import cores
 from meshd.control.control_api import ControlError
 from meshd.datasets.archives.background_indexer import BackgroundIndexer
-from meshd.documents.damaged_documents import DamagedDocuments
-from meshd.documents.garbage_collector import DocumentCollector, IndexCollector, is_collector_leader
+from meshd.documents.garbage_collector import (
+    DamagedDocuments,
+    DocumentCollector,
+    IndexCollector,
+    is_collector_leader,
+)
 from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.process import memory_usage
 from meshd.process.wiring.cluster import (

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 from meshd.core.api_errors import busy, store_errors
 from meshd.core.document_store import RESERVED_BUCKET, find_intact, unless_intact
 from meshd.core.frame_address import DerivedAddress
-from meshd.core.peer_messages import ViewResultRequest
+from meshd.core.peer_messages import MAKE_VIEW_RESULT, ViewResultRequest
 from meshd.documents.inventory import MINUTE_MS
+from meshd.rpc.peer_rpc import NotHereError, handler, malformed_message
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
@@ -37,12 +38,13 @@ from meshwire.views.view_kinds import parse_view
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from meshd.cluster.cluster_view import ClusterView
     from meshd.core.frame_address import Frame, FrameSource
     from meshd.documents.inventory import LastUses, UsageRecorder
     from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.rpc.peer_rpc import CallContext
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
-
 
 RESULTS_PREFIX = "views/"
 
@@ -236,3 +238,19 @@ class ResultEvictor:
 def _last(uses: LastUses, key: str, record: Record) -> int:
     """Return the minute in which a result was last read, or made."""
     return max(record.modified // MINUTE_MS, uses.last_used_minute(key))
+
+
+class ViewResultHandlers:
+    """Makes view results for other nodes, in a worker."""
+
+    def __init__(self, maker: TransformResultMaker, mesh: ClusterView) -> None:
+        self._maker, self._mesh = maker, mesh
+
+    @handler(MAKE_VIEW_RESULT)
+    async def make_view_result(self, asked: ViewResultRequest, context: CallContext) -> bytes:
+        if not self._mesh.is_reader(asked.bucket, asked.key):
+            raise NotHereError(f"{self._mesh.node_id} does not read this object")
+        try:
+            return await self._maker.make_for_peer(asked)
+        except PlanError as error:
+            raise malformed_message(error) from error

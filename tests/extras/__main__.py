@@ -78,7 +78,7 @@ SMOKES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "iceberg": (("iceberg",), _ICEBERG),
     "lance": (("lance",), _LANCE),
     "audio": (("server", "audio"), "import soundfile, meshd.transform.builtin.sound_files"),
-    "video": (("server", "video"), "import av, meshd.transform.builtin.video_files"),
+    "video": (("server", "video"), "import av, meshd.transform.builtin.video"),
     "science": (("server", "science"), "import numcodecs.blosc, meshd.transform.builtin.zarr_windows"),
     "grib": (
         ("server", "grib"),

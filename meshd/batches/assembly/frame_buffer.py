@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from awscrt.checksums import crc32c
 
-from meshd.batches.assembly.ragged_rows import RaggedRows
 from meshd.core.api_errors import BatchError
 from meshd.core.memory_frames import MemoryFrame
 from meshwire.dataset.build_snapshot import LabelColumn
@@ -32,6 +31,93 @@ if TYPE_CHECKING:
     from meshd.transform.render_calls import RenderResult
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.frame.tensor_frame import FrameLayout
+
+_CHUNK: Final = 1 << 20
+
+
+class RaggedRows:
+    """The rows of one field of a frame; each has no bytes until it is set.
+
+    `lengths`: int64[n], bytes of each row.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.lengths = np.zeros(count, np.int64)
+        self._offsets = np.zeros(count, np.int64)
+        self._files = np.full(count, -1, np.int64)
+        self._shapes: dict[int, tuple[int, ...]] = {}
+
+    def __repr__(self) -> str:
+        return f"<RaggedRows, {self.nbytes} bytes of {self.lengths.size} rows>"
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.lengths.sum())
+
+    def set_row(self, row: int, fd: int, offset: int, length: int, shape: tuple[int, ...]) -> None:
+        """Set a row to `length` bytes at `offset` of a file."""
+        self.lengths[row], self._offsets[row], self._files[row] = length, offset, fd
+        self._shapes[row] = shape
+
+    def set_run(self, first: int, fd: int, offset: int, lengths: npt.NDArray[np.int64]) -> None:
+        """Set consecutive rows, of one axis, to bytes that follow each other from `offset` of a file on."""
+        rows = slice(first, first + lengths.size)
+        self.lengths[rows], self._files[rows] = lengths, fd
+        self._offsets[rows] = offset + np.cumsum(lengths) - lengths
+
+    def clear_row(self, row: int) -> None:
+        """Set a row to no bytes."""
+        self.lengths[row], self._files[row] = 0, -1
+        self._shapes.pop(row, None)
+
+    def take(self, kept: npt.NDArray[np.int64]) -> RaggedRows:
+        """Return these rows."""
+        taken = RaggedRows(kept.size)
+        taken.lengths, taken._offsets = self.lengths[kept], self._offsets[kept]
+        taken._files = self._files[kept]
+        taken._shapes = {
+            place: self._shapes[row] for place, row in enumerate(kept.tolist()) if row in self._shapes
+        }
+        return taken
+
+    def shapes(self, ndim: int) -> npt.NDArray[np.int64]:
+        """Return int64[n, ndim], the shape of each row."""
+        found = np.zeros((self.lengths.size, ndim), np.int64)
+        for row, shape in self._shapes.items():
+            found[row] = shape
+        return found
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes of all rows in order. Raises EOFError for a file that is shorter than its rows."""
+        held: list[bytes] = []
+        size = 0
+        for fd, offset, length in self._runs():
+            for at in range(0, length, _CHUNK):
+                held.append(_read(fd, offset + at, min(_CHUNK, length - at)))
+                size += len(held[-1])
+                if size >= _CHUNK:
+                    yield b"".join(held)
+                    held, size = [], 0
+        if held:
+            yield b"".join(held)
+
+    def _runs(self) -> Sequence[tuple[int, int, int]]:
+        """Return (file, offset, bytes) of rows that follow each other in a file."""
+        rows = np.flatnonzero(self.lengths)
+        if not rows.size:
+            return []
+        files, offsets, lengths = self._files[rows], self._offsets[rows], self.lengths[rows]
+        apart = (files[1:] != files[:-1]) | (offsets[1:] != offsets[:-1] + lengths[:-1])
+        starts = np.concatenate(([0], np.flatnonzero(apart) + 1))
+        sizes = np.add.reduceat(lengths, starts)
+        return list(zip(files[starts].tolist(), offsets[starts].tolist(), sizes.tolist(), strict=True))
+
+
+def _read(fd: int, offset: int, length: int) -> bytes:
+    data = os.pread(fd, length, offset)
+    if len(data) != length:
+        raise EOFError("a scratch file is shorter than its transform process reported")
+    return data
 
 
 def combine_row_crcs(sums: list[int], row_bytes: int) -> int:
@@ -73,7 +159,6 @@ def _table(bits: list[int]) -> list[int]:
 
 POSITION, STATUS = "__pos", "__status"
 MAX_FRAME_BYTES = 4 << 30
-_CHUNK = 1 << 20
 TensorSpec = tuple[str, str, tuple[int, ...]]
 _NO_TENSORS = frame_layout((), {})  # until ragged fields have their sizes, where nothing else has a place
 

@@ -31,7 +31,6 @@ from meshd.core.sample_locations import bytes_columns
 from meshd.datasets.archives.archive_service import copy_key
 from meshwire.dataset.archive_keys import TABLE_COPY_UNIT, archive_kind, copy_kind, is_table, pinned_table
 from meshwire.dataset.snapshot import LabelColumn
-from meshwire.plan.order_randomness import relative_distance, relative_run_length
 from meshwire.plan.shuffle import (
     BlocksOrder,
     ShuffleSpec,
@@ -43,7 +42,7 @@ from meshwire.plan.shuffle import (
 from meshwire.strict_json import PlanError, checked_integer, checked_object, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from meshd.auth.identity import Caller
     from meshd.batches.read_ahead.own_samples import OwnSamples
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Record
     from meshwire.dataset.archive_keys import CopyKind
     from meshwire.dataset.snapshot import Snapshot
-    from meshwire.plan.shuffle import SampleOrder
+    from meshwire.plan.shuffle import Indices, SampleOrder
 
 MAX_ORDERS: Final = 4
 MAX_ROWS: Final = 1 << 15
@@ -270,3 +269,46 @@ def _randomness(snapshot: Snapshot, order: SampleOrder) -> dict[str, float]:
 
 def _total_bytes(snapshot: Snapshot, samples: Integers) -> int:
     return sum(int(column.lengths_at(samples).sum()) for column in bytes_columns(snapshot).values())
+
+
+POSITIONS: Final = 1 << 16
+"""Positions of an epoch that are looked at."""
+_STRETCH: Final = 1 << 10  # consecutive positions within which runs are counted
+
+
+def relative_distance(order: SampleOrder) -> float:
+    """Return how far samples are from their places in stored order: the mean, divided by that of a full
+    shuffle, a third of the epoch. 0 in stored order."""
+    if order.n < 2:
+        return 1.0
+    positions = np.unique(np.linspace(0, order.n - 1, min(order.n, POSITIONS)).astype(np.int64))
+    moved = np.abs(order.samples_at(positions) - positions)
+    return float(moved.mean()) * 3 / order.n
+
+
+def relative_run_length(order: SampleOrder, sizes: Indices, group_of: Callable[[Indices], Indices]) -> float:
+    """Return how long runs of samples of the same group are: the mean, divided by that of a full shuffle.
+
+    `sizes`: int64[groups], the number of samples of each group; `group_of`: from samples int64[k] to their
+    groups, such as shards or classes. Runs that are longer than the positions looked at count as so long.
+    """
+    counts = sizes.astype(np.float64)
+    total = float(counts.sum())
+    if total < 2:
+        return 1.0
+    expected = 1.0 - float((counts * (counts - 1)).sum()) / (total * (total - 1))
+    if counts.max() == total:  # a single group
+        return 1.0
+    changes = pairs = 0
+    for first in _stretches(order.n):
+        stretch = np.arange(first, min(first + _STRETCH, order.n), dtype=np.int64)
+        found = group_of(order.samples_at(stretch))
+        changes += int(np.count_nonzero(found[1:] != found[:-1]))
+        pairs += found.size - 1
+    return expected * pairs / max(changes, 1)
+
+
+def _stretches(n: int) -> Indices:
+    """Return where the stretches begin that are looked at: all of them, or some at even distances."""
+    firsts = np.arange(0, n, _STRETCH, dtype=np.int64)
+    return firsts[:: max(1, -(-firsts.size * _STRETCH // POSITIONS))]

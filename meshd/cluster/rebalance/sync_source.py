@@ -3,7 +3,9 @@
 `SyncPeer` is the other side of a comparison; `RemoteSyncPeer` asks another node over the network.
 
 Law: read-only. Index scans yield to the event loop after every slice; data is read in threads and
-verified against its checksums before it is sent.
+verified against its checksums before it is sent. A caller with a newer map waits until this node has that map
+too, and from then on no process of this node writes under an older one: earlier writes appear in the
+comparison, later ones reach the caller as a member of the write set.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import msgspec
 import numpy as np
 
 from meshd.cluster.rebalance.sync_plan import INTERNAL_BUCKET, Item, Scope, ScopeFilter, SlotDigests  # noqa: TC001  msgspec reads annotations
-from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError
-from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall, ResponseStream
+from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall, ResponseStream, handler, stream_handler
 from meshd.store.errors import CorruptExtentError, StoreError
 from meshd.store.integrity.verification import StreamVerifier, read_chunks, read_spans
 from meshd.store.records import NULL, Record, Upload, UploadedPart  # noqa: TC001  likewise
@@ -31,7 +33,9 @@ from meshd.util.shared_counters import PIECE_BYTES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
+    from meshd.rpc.peer_rpc import CallContext
     from meshd.store.records import Span
     from meshd.store.store import Store
     from meshwire.cluster import Node
@@ -327,3 +331,38 @@ class RemoteSyncPeer:
                     yield piece
         except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
             raise SyncPeerLostError(str(error)) from error
+
+
+class RebalanceHandlers:
+    """`source` of this node's store."""
+
+    def __init__(self, source: SyncSource, mesh: ClusterView) -> None:
+        self._source, self._mesh = source, mesh
+
+    @handler(READ_DIGESTS)
+    async def read_digests(self, wanted: DigestsRequest, context: CallContext) -> DigestsResponse:
+        self._require_map(context)
+        if not wanted.after:
+            await self._source.fence_writes(context.map_version)
+        return await self._source.read_digests(wanted)
+
+    @handler(READ_INVENTORY)
+    async def read_inventory(self, wanted: InventoryRequest, context: CallContext) -> InventoryPage:
+        self._require_map(context)
+        return await self._source.read_inventory(wanted)
+
+    @handler(LIST_DOCUMENTS)
+    async def list_documents(self, wanted: DocumentsRequest, context: CallContext) -> list[str]:
+        self._require_map(context)
+        return await self._source.list_documents(wanted)
+
+    @stream_handler(FETCH_ITEMS)
+    def fetch_items(self, wanted: FetchRequest, context: CallContext) -> AsyncIterator[bytes]:
+        self._require_map(context)
+        return self._source.fetch_frames(wanted)
+
+    def _require_map(self, context: CallContext) -> None:
+        """Raises StaleMapError while this node has an older map than the caller."""
+        version = self._mesh.current_map().version
+        if version < context.map_version:
+            raise StaleMapError(version)

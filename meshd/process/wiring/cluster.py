@@ -18,10 +18,9 @@ from meshd.cluster.data_dir_identity import maintain_generation, read_identity
 from meshd.cluster.failure_detector import FailureDetector, NodeStateWriter
 from meshd.cluster.membership import Membership
 from meshd.cluster.peer_checks import domain_mismatches, publish_domains
-from meshd.cluster.rebalance.peer_handlers import RebalanceHandlers
 from meshd.cluster.rebalance.progress import publish_interval
 from meshd.cluster.rebalance.rebalancer import Rebalancer, RebalancerDeps
-from meshd.cluster.rebalance.sync_source import RemoteSyncPeer, SyncSource
+from meshd.cluster.rebalance.sync_source import RebalanceHandlers, RemoteSyncPeer, SyncSource
 from meshd.cluster.repair.repairer import Repairer, UnderReplication
 from meshd.cluster.repair.scrub_scheduler import RateLimiter, ScrubScheduler, publish_disks
 from meshd.cluster.replication.batched_puts import ForwardedPutHandler
@@ -36,8 +35,8 @@ from meshd.core.document_store import SHARED_PREFIXES
 from meshd.errors import StartupError
 from meshd.objects.buckets.service import BucketHandlers, BucketService, ChangeBroadcast, PeerBuckets
 from meshd.origins.cache.peer_cache import PeerCacheServer
-from meshd.origins.peer_handlers import WriteBackHandlers
 from meshd.origins.prefetch_worker import PrefetchWorker
+from meshd.origins.write_back_routing import WriteBackHandlers
 from meshd.peer_reads.listing import LocalListings, MergedListings
 from meshd.peer_reads.resume_read import ResumeSource
 from meshd.process.wiring.data_services import node_catalog

@@ -49,8 +49,7 @@ from meshd.telemetry import logs
 from meshd.telemetry.activity import ActivityHistory
 from meshd.telemetry.audit_tail import AuditTail
 from meshd.views.definitions import ViewDefinitions
-from meshd.views.peer_handlers import ViewResultHandlers
-from meshd.views.transform_results import TransformResultMaker
+from meshd.views.transform_results import TransformResultMaker, ViewResultHandlers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -18,9 +18,8 @@ import numpy as np
 
 from meshd.telemetry import metrics
 from meshd.transform.decoded_cache import policy
-from meshd.transform.decoded_cache.limits import Limit, find_room, find_share, segment_capacity
 from meshd.transform.decoded_cache.messages import MEASURE, PLAIN, WINDOWED
-from meshd.transform.decoded_cache.policy import Candidate, describe_prefix
+from meshd.transform.decoded_cache.policy import Candidate, Limit, describe_prefix, find_room
 from meshd.transform.decoded_cache.segment_store import MIN_SEGMENT_BYTES
 from meshd.transform.decoded_cache.slice_order import (
     BUCKET_QUOTA,
@@ -228,7 +227,7 @@ class DecodedCache:
                 made.bounds[number] = segment
             else:
                 made.segments[number], made.rooms[number] = segment, room
-                made.shares[number], made.bounds[number] = find_share(limits, size, table.asked)
+                made.shares[number], made.bounds[number] = policy.find_share(limits, size, table.asked)
         return made
 
     def _segment(self, table: Table, limits: Sequence[Limit], writer: object, paused: bool) -> Segment | str:
@@ -243,7 +242,7 @@ class DecodedCache:
         if table.entries >= table.samples:
             return NO_ROOM
         try:
-            capacity = segment_capacity(limits, MIN_SEGMENT_BYTES, self._segments.segment_bytes)
+            capacity = policy.segment_capacity(limits, MIN_SEGMENT_BYTES, self._segments.segment_bytes)
             return self._segments.create(writer, table, capacity)
         except OSError as error:
             self._pause(str(error))
@@ -268,7 +267,7 @@ class DecodedCache:
 
     def _share(self, table: Table, state: _PlanState, now: float) -> tuple[float, str]:
         """Return the share of the samples whose results there is room for, and what bounds it."""
-        return find_share(self._limits(table, state, now), table.size.value, state.samples.asked)
+        return policy.find_share(self._limits(table, state, now), table.size.value, state.samples.asked)
 
     def bytes_by_bucket(self) -> dict[str, int]:
         """Return the bytes of the segments of each bucket, used and promised."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.origins.client import obstore_origin
-from meshd.origins.client.factory import open_origin
 from meshd.origins.client.origin_api import OriginDownError
+from meshd.origins.client.origin_pool import open_origin
 from meshwire.origin import ANONYMOUS, parse_origin
 from tests.support.attack_costs import costs
 from tests.support.daemons import Daemon

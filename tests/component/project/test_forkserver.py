@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 READERS = {
     "meshd/util/failpoints.py",
     "meshd/transform/builtin/token_sequences.py",
-    "meshd/telemetry/mmap_metrics.py",  # its clock is asked for times that never jump only
+    "meshd/telemetry/metric_registry.py",  # its clock is asked for times that never jump only
     "meshd/telemetry/tracing.py",  # a clock that jumps would move times in traces, and nothing else
 }
 """`forking.become` sees to the first two."""

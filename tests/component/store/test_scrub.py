@@ -11,7 +11,7 @@ import pytest
 from meshd.config import StoreSettings
 from meshd.core.document_store import RESERVED_BUCKET
 from meshd.datasets.archives.archive_service import LocalArchives
-from meshd.documents.damaged_documents import DamagedDocuments
+from meshd.documents.garbage_collector import DamagedDocuments
 from meshd.store.errors import CorruptExtentError, InvalidPartError, QuarantinedError
 from meshd.store.records import Meta
 from meshd.store.replica.changes import without_local_fields

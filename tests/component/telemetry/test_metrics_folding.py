@@ -82,7 +82,7 @@ def test_a_clock_that_is_set_back_keeps_no_earlier_value(tmp_path: Path) -> None
 
 
 def test_a_scrape_is_waited_for_by_doing_it_the_next_time(tmp_path: Path) -> None:
-    from meshd.telemetry.mmap_metrics import merge_dead_processes, scrape_lock
+    from meshd.telemetry.metric_registry import merge_dead_processes, scrape_lock
 
     script = "import os; from meshd.telemetry import metrics; metrics.http_bytes.labels('in').inc(3)"
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
@@ -98,7 +98,7 @@ def test_a_scrape_is_waited_for_by_doing_it_the_next_time(tmp_path: Path) -> Non
 
 def test_what_cannot_be_written_stays(tmp_path: Path) -> None:
     """Here a file that is cut; a full disk is the same. Nothing is lost, and the supervisor goes on."""
-    from meshd.telemetry.mmap_metrics import merge_dead_processes
+    from meshd.telemetry.metric_registry import merge_dead_processes
 
     (tmp_path / "counter_999999999.db").write_bytes(b"\x00\x10\x00\x00" + bytes(60))
     merge_dead_processes(tmp_path)
@@ -159,7 +159,7 @@ def replaced(node: Daemon, name: str, victim: int) -> bool:
 def test_a_full_disk_ends_nobody_and_what_was_counted_is_told_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from meshd.telemetry.mmap_metrics import PreallocatedMmapDict
+    from meshd.telemetry.metric_registry import PreallocatedMmapDict
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

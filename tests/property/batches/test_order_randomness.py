@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.plan import order_randomness
-from meshwire.plan.order_randomness import POSITIONS, relative_distance
+from meshd.batches.read_ahead import cost_estimator
+from meshd.batches.read_ahead.cost_estimator import POSITIONS, relative_distance
 from meshwire.plan.shuffle import BlocksOrder, GlobalOrder, StoredOrder
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def equal_groups(count: int, size: int) -> npt.NDArray[np.int64]:
 
 def relative_run_length(order: SampleOrder, groups: Indices) -> float:
     """Of samples whose groups are given one by one."""
-    return order_randomness.relative_run_length(order, np.bincount(groups), lambda samples: groups[samples])
+    return cost_estimator.relative_run_length(order, np.bincount(groups), lambda samples: groups[samples])
 
 
 @given(st.integers(0, 1 << 60), st.integers(5, 100), st.integers(200, 1000))

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshd.transform.decoded_cache.limits import Limit, find_room, find_share
-from meshd.transform.decoded_cache.policy import is_admitted
+from meshd.transform.decoded_cache.policy import Limit, find_room, find_share, is_admitted
 from meshd.transform.decoded_cache.slice_order import SampleSet
 
 SAMPLES = 40_000

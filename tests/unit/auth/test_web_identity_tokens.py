@@ -15,7 +15,12 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.auth.web_identity.exchange import unmet_condition
+from meshd.auth.web_identity.exchange import (
+    LEEWAY_SECONDS,
+    UnknownKeyError,
+    unmet_condition,
+    validate_token,
+)
 from meshd.auth.web_identity.key_set import KeySetError, parse_key_set
 from meshd.auth.web_identity.token_parser import (
     MAX_TOKEN_BYTES,
@@ -23,19 +28,14 @@ from meshd.auth.web_identity.token_parser import (
     TokenRejectedError,
     parse_token,
 )
-from meshd.auth.web_identity.token_validation import (
-    LEEWAY_SECONDS,
-    UnknownKeyError,
-    validate_token,
-)
 from meshd.control.roles import IdentityProvider, TrustCondition
 from tests.support.oidc_issuer import SigningKey, encoded, key_set
 
 if TYPE_CHECKING:
-    from meshd.auth.web_identity.key_set import KeySet
-    from meshd.auth.web_identity.token_validation import (
+    from meshd.auth.web_identity.exchange import (
         ValidToken,
     )
+    from meshd.auth.web_identity.key_set import KeySet
 
 ISSUER = "https://issuer.example"
 NOW = 1_800_000_000.0

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from meshd.cluster.rebalance import sync_source
-from meshd.cluster.rebalance.peer_handlers import RebalanceHandlers
+from meshd.cluster.rebalance.sync_source import RebalanceHandlers
 from meshd.cluster.replication.batched_puts import FORWARD_PUTS, ForwardedPutHandler
 from meshd.cluster.replication.forwarded_writes import (
     FORWARD_REQUEST,
@@ -38,10 +38,9 @@ from meshd.jobs.output_store import (
 from meshd.objects.buckets.service import ANNOUNCE_CHANGES, DROP_UPLOADS, BucketHandlers
 from meshd.origins.cache.peer_cache import FETCH_PIECE, PeerCacheServer
 from meshd.origins.listing import READ_WRITE_MARK, WriteMarks
-from meshd.origins.peer_handlers import WriteBackHandlers
 from meshd.origins.prefetch_worker import PREFETCH, PrefetchWorker
 from meshd.origins.write_back import IS_FINISHED
-from meshd.origins.write_back_routing import WRITE_BACK
+from meshd.origins.write_back_routing import WRITE_BACK, WriteBackHandlers
 from meshd.peer_reads.listing import LIST_PAGE, LocalListings
 from meshd.peer_reads.resume_read import ResumeSource
 from meshd.reads.copy_source import FIND_SOURCE, READ_SOURCE, SOURCE_EXISTS, CopySourceHandlers
@@ -55,7 +54,7 @@ from meshd.rpc.peer_rpc import (
     registered_handlers,
 )
 from meshd.store.records import EntryPage
-from meshd.views.peer_handlers import ViewResultHandlers
+from meshd.views.transform_results import ViewResultHandlers
 from meshwire.errors import S3Error
 
 SERVICES = (

@@ -11,8 +11,7 @@ import av
 import numpy as np
 import pytest
 
-from meshd.transform.builtin.video import DecodeVideo
-from meshd.transform.builtin.video_files import VideoReader
+from meshd.transform.builtin.video import DecodeVideo, VideoReader
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_chain import compile_chain
 from meshwire.plan.keyed_random import KeyedRandom
