@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshd.batches.assembly.direct_sequences import direct_dtypes, direct_lengths
+from meshd.batches.assembly.direct_rows import direct_dtypes, direct_lengths
 from meshd.batches.assembly.frame_rows import pack_row_bounds
 from meshd.batches.assembly.packed_frames import pack_table_key
 from meshd.batches.assembly.sequence_renderer import SequenceRenderer

@@ -236,12 +236,7 @@ def merge_dead_processes(directory: Path) -> None:
                 _merge_files(directory / f"{kind}_{DEAD_LABEL}.db", paths)
     except BlockingIOError:
         return
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        struct.error,
-    ) as error:
+    except (OSError, RuntimeError, ValueError, struct.error) as error:
         # A full disk, for example: the files stay, and nothing is lost.
         _log.warning("metric files of dead processes could not be merged", extra={"why": str(error)})
 

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshd.batches.assembly.direct_rows import DirectRows, NotCachedError, NotDirectError
-from meshd.batches.assembly.direct_sequences import DirectPieces, direct_dtypes
+from meshd.batches.assembly.direct_rows import (
+    DirectPieces,
+    DirectRows,
+    NotCachedError,
+    NotDirectError,
+    direct_dtypes,
+)
 from meshd.batches.assembly.packed_frames import RenderedSamples
 from meshd.batches.assembly.stored_sequences import UnreadableChunkError
 from meshd.core.frame_address import RowsAddress

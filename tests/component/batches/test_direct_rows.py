@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from meshd.batches.assembly import packed_frame_builder
-from meshd.batches.assembly.direct_rows import NotDirectError
-from meshd.batches.assembly.direct_sequences import direct_dtypes, direct_lengths
+from meshd.batches.assembly.direct_rows import NotDirectError, direct_dtypes, direct_lengths
 from meshd.batches.pack_plans import inner_spec
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import FrameAddress

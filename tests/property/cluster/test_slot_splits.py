@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from meshd.cluster.rebalance.sync_plan import plan_sync
 from meshwire.cluster import ClusterMap, Node, compute_placement, parse_map, routes
 from meshwire.cluster import transitions as turn
-from meshwire.cluster.assignment import SLACK, assign_slots
 from meshwire.cluster.cluster_map import MAX_SLOTS, Share
-from meshwire.cluster.placement import LISTS
+from meshwire.cluster.placement import LISTS, SLACK, assign_slots
 from meshwire.cluster.preferences import preference_lists, slot_costs, updated_lists
 from meshwire.cluster.transitions import TransitionError
 

@@ -113,5 +113,5 @@ def test_what_is_installed_runs_outside_the_clone(installed: Path, tmp_path: Pat
     for program, word in (("mesh", "demo"), ("meshd", "serve"), ("meshoperator", "usage")):
         told = run(sys.executable, installed / "bin" / program, "--help", cwd=tmp_path, path=installed)
         assert word in told
-    digits = "from meshdemo.digits import digits; print(len(list(digits())))"
+    digits = "from meshdemo.upload import digits; print(len(list(digits())))"
     assert run(sys.executable, "-c", digits, cwd=tmp_path, path=installed) == "1797\n"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from meshd.transform.builtin.zarr_windows import ZarrWindow
 from meshd.transform.errors import BadSampleError
-from meshsdk.arrays.array_windows import field_places, window_grid
+from meshsdk.arrays.open_zarr import field_places, window_grid
 from meshsdk.arrays.stored_chunks import ChunkTable, chunk_grid
 from meshsdk.errors import ConfigurationError
 from meshwire.formats.zarr_metadata import parse_variable
