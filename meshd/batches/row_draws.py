@@ -1,25 +1,39 @@
 """Rows of a batch, for people: which sample each is, of which bytes of which objects, and what the ops drew
 for it: this crop of that file. Slice and order are computed as for the batch itself.
 
-Only the first bytes of the row's sources are read, for the sizes of images.
+Law: the draws are those of the row itself, by the same keys, so that a description and the row agree. Nothing
+is decoded: only the first bytes of the row's sources are read, for the sizes of images. What depends on more
+than the size is not described.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from meshd.batches.assembly.frame_rows import slice_of
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
-from meshd.transform.draw_descriptions import describe_row
+from meshd.transform import registry
+from meshd.transform.errors import BadSampleError
+from meshd.transform.image_annotations import MovesPixels
+from meshd.transform.op_types import NamesDraws
 from meshd.transform.source_files import SourceDamagedError, SourceGoneError
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.formats.image_headers import read_image_header
 from meshwire.plan.epoch_order import snapshot_order
+from meshwire.plan.keyed_random import KeyedRandom
+from meshwire.plan.op_declarations import is_user_op
 from meshwire.plan.plan_spec import step_count
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
     from meshd.auth.identity import Caller
     from meshd.batches.service import BatchService
     from meshd.core.document_store import DocumentStore
@@ -27,8 +41,11 @@ if TYPE_CHECKING:
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
+    from meshd.transform.image_annotations import Motion
     from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.plan.plan_spec import OpSpec, PlanSpec
 
+    Matrix = npt.NDArray[np.float64]
 
 MAX_ROWS = 4096
 """Rows of one description."""
@@ -157,3 +174,107 @@ class RowDraws:
             pinned.close()
         headers = zip(places, map(read_image_header, heads), strict=True)
         return {name: (header.height, header.width) for name, header in headers if header is not None}
+
+
+Size = tuple[int, int]
+UNKNOWN: Final = "its draws depend on the value"
+
+
+class _Content:
+    """The content of one image on its way through the ops: its size, and the motion from its source."""
+
+    def __init__(self, size: Size) -> None:
+        self.size = self.source = size
+        self.motion: Matrix = np.eye(3)
+
+    def move(self, motion: Motion) -> None:
+        self.size = motion.height, motion.width
+        self.motion = _matrix(motion) @ self.motion
+
+    def describe(self) -> dict[str, Any]:
+        height, width = self.source
+        return {
+            "source": {"height": height, "width": width},
+            "height": self.size[0],
+            "width": self.size[1],
+            "corners": _corners(self.size, self.motion),
+        }
+
+
+def describe_row(spec: PlanSpec, sizes: Mapping[str, Size], epoch: int, position: int) -> dict[str, Any]:
+    """Return what the ops of a plan drew for the row at a position of an epoch.
+
+    `sizes`: (height, width) in pixels of the source of each field that is an image. `ops`: for each op and
+    field that draws or moves an image, `drawn` (values by name), `moved` (`height` and `width` of the result,
+    `corners` of it in the op's input as [x, y], `mirrored`, `degrees` counter-clockwise; null if the image
+    stays), and a `note` on what is not known. `images`: by field, where the corners of the result lie in the
+    source.
+    """
+    contents = {name: _Content(size) for name, size in sizes.items()}
+    ops: list[dict[str, Any]] = []
+    for index, op in enumerate(spec.ops):
+        definition = None if is_user_op(op.op) else registry.find(op.op, op.version, f"ops[{index}]")
+        if definition is None or definition.is_multi_field or definition.is_mixing:
+            note = "the code of users is not run for a description" if definition is None else UNKNOWN
+            for name in op.all_fields:
+                contents.pop(name, None)
+                ops.append({"index": index, "op": op.op, "field": name, "note": note})
+            continue
+        if not definition.random and not hasattr(definition.build, "motion"):
+            continue
+        for name in op.all_fields:
+            single = op.for_field(name) if op.fields else op
+            random = KeyedRandom(spec.seed, epoch, position, index)
+            found = _describe_op(single, index, random, contents.get(name))
+            if "note" in found and definition.moves:
+                contents.pop(name, None)
+            if len(found) > 0:
+                ops.append({"index": index, "op": op.op, "field": name, **found})
+    return {"ops": ops, "images": {name: content.describe() for name, content in contents.items()}}
+
+
+def _describe_op(op: OpSpec, index: int, random: KeyedRandom, content: _Content | None) -> dict[str, Any]:
+    _, operation = registry.build(op, f"ops[{index}]")
+    if isinstance(operation, MovesPixels):
+        if content is None:
+            return {"note": "the size of its input is not known"}
+        before = content.size
+        try:
+            motion = operation.motion(*before, random)
+        except BadSampleError as error:
+            return {"note": str(error)}
+        if motion is None:
+            return {"moved": None}
+        content.move(motion)
+        return {"moved": _describe_motion(motion)}
+    if isinstance(operation, NamesDraws):
+        drawn = {"drawn": dict(operation.draws(random))}
+        moves = registry.find(op.op, op.version, "").moves
+        return drawn | ({"note": "it may move the content, too"} if moves else {})
+    return {"note": UNKNOWN}
+
+
+def _describe_motion(motion: Motion) -> dict[str, Any]:
+    degrees = 0.0 if motion.is_mirrored else round(math.degrees(math.atan2(motion.xy, motion.xx)), 2)
+    return {
+        "height": motion.height,
+        "width": motion.width,
+        "corners": _corners((motion.height, motion.width), _matrix(motion)),
+        "mirrored": motion.is_mirrored,
+        "degrees": degrees + 0.0,
+    }
+
+
+def _matrix(motion: Motion) -> Matrix:
+    return np.array(
+        [[motion.xx, motion.xy, motion.x0], [motion.yx, motion.yy, motion.y0], [0.0, 0.0, 1.0]], np.float64
+    )
+
+
+def _corners(size: Size, motion: Matrix) -> list[list[float]]:
+    """Return where the corners of a result of this size were before the motion, as [x, y]: upper left, upper
+    right, lower right, lower left."""
+    height, width = size
+    after = np.array([[0, width, width, 0], [0, 0, height, height], [1, 1, 1, 1]], np.float64)
+    before = np.linalg.inv(motion) @ after
+    return [[round(float(x), 2) + 0.0, round(float(y), 2) + 0.0] for x, y in before[:2].T]

@@ -18,7 +18,7 @@ from meshwire.plan.op_declarations import is_user_op
 from meshwire.strict_json import PlanError, join_path, shown_value, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from meshd.transform.assets import AssetLoader
     from meshd.transform.parameters import Parameter
@@ -31,8 +31,10 @@ __all__ = [
     "OpDefinition",
     "Operation",
     "build",
+    "describe_op",
     "find",
     "latest",
+    "list_ops",
     "operation",
     "versions",
 ]
@@ -141,3 +143,40 @@ def build(op: OpSpec, path: str, load: AssetLoader = no_assets) -> tuple[OpDefin
         raise PlanError(f"{path}.args.{error.parameter}", error.reason) from error
     except MissingLibraryError as error:
         raise UnknownBuildError(join_path(path, "op"), str(error)) from error
+
+
+def list_ops(more: Sequence[OpDefinition] = ()) -> list[dict[str, Any]]:
+    """Return a short description of the latest version of every op, sorted by name, then of `more`."""
+    return [
+        {
+            "op": found.name,
+            "version": found.version,
+            "summary": found.summary,
+            "takes": found.takes,
+            "gives": found.gives,
+            "arguments": [parameter.name for parameter in found.parameters],
+        }
+        for found in (*latest(), *more)
+    ]
+
+
+def describe_op(found: OpDefinition) -> dict[str, Any]:
+    """Return the full description of an op, as plain JSON values."""
+    return {
+        "op": found.name,
+        "version": found.version,
+        "versions": [found.version] if is_user_op(found.name) else versions(found.name),
+        "summary": found.summary,
+        "takes": found.takes,
+        "gives": found.gives,
+        "refuses": found.refuses,
+        "random": found.random,
+        "mixes": found.is_mixing,
+        "arguments": [_argument(parameter) for parameter in found.parameters],
+        **({"inputs": list(found.inputs)} if found.is_multi_field else {}),
+    }
+
+
+def _argument(parameter: Parameter) -> dict[str, Any]:
+    told: dict[str, Any] = {"name": parameter.name, "kind": parameter.kind, "required": parameter.required}
+    return told if parameter.required else told | {"default": parameter.default}

@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshd.batches.assembly.frame_metadata import metadata_of, planned_size
+from meshd.batches.assembly.frame_buffer import metadata_of, planned_size
 from meshd.batches.assembly.frame_rows import count_rows
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET

@@ -19,9 +19,8 @@ import numpy as np
 
 from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger, max_bad_rows
 from meshd.batches.assembly.column_copies import block_fields
-from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES
+from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES, block_metadata, metadata_of
 from meshd.batches.assembly.frame_builder import BuildContext, FrameBuilder
-from meshd.batches.assembly.frame_metadata import block_metadata, metadata_of
 from meshd.batches.assembly.frame_rows import (
     RowLookup,
     count_rows,

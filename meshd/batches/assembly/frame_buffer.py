@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from awscrt.checksums import crc32c
 
+from meshd.batches.assembly.frame_rows import count_rows
 from meshd.core.api_errors import BatchError
+from meshd.core.frame_address import FrameAddress
 from meshd.core.memory_frames import MemoryFrame
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.frame.split_frames import ROW_TENSOR
-from meshwire.frame.tensor_frame import DTYPES, dtype_code, frame_layout
+from meshwire.frame.tensor_frame import DTYPES, FRAME_VERSION, dtype_code, frame_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.batches.assembly.frame_rows import Rows
+    from meshd.core.frame_address import Address
     from meshd.core.memory_frames import MemoryAccount
     from meshd.core.plan_record import FieldOutput, Plan
     from meshd.transform.render_calls import RenderResult
@@ -394,3 +397,29 @@ def _ragged_specs(name: str, output: FieldOutput, rows: RaggedRows) -> list[Tens
     if output.ndim != 1:
         specs.append((f"{name}.shapes", "I64", (rows.lengths.size, output.ndim)))
     return specs
+
+
+def block_metadata(block: str) -> dict[str, str]:
+    """Return the metadata of the frame of a block."""
+    return {"version": FRAME_VERSION, "block": block}
+
+
+def metadata_of(address: Address) -> dict[str, str]:
+    """Return the metadata of a frame, without checksums."""
+    values: dict[str, object] = {"version": FRAME_VERSION, "plan": address.plan, "epoch": address.epoch}
+    if isinstance(address, FrameAddress):
+        values |= {name: getattr(address, name) for name in ("step", "rank", "world", "batch", "origin")}
+    return {name: str(value) for name, value in values.items()}
+
+
+def planned_size(plan: Plan, snapshot: Snapshot, address: FrameAddress) -> int | None:
+    """Return the size of a frame in bytes, or None if it depends on the data.
+
+    It does with ragged fields and when bad samples are dropped. Raises BatchError InvalidPlan, TooLarge.
+    """
+    if plan.spec.on_bad == "drop" or any(output.shape is None for output in plan.outputs.values()):
+        return None
+    if plan.within:  # a packed row has only the fields of the pack
+        return frame_layout(fixed_specs(plan, (), count_rows(address, plan)), metadata_of(address)).size
+    labels = sorted(name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn))
+    return frame_layout(fixed_specs(plan, labels, count_rows(address, plan)), metadata_of(address)).size

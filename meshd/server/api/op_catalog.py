@@ -16,7 +16,7 @@ from meshd.server.api.batches import caller_of, parse_query
 from meshd.server.native_routes import HttpRoute
 from meshd.server.openapi_operations import operation
 from meshd.server.response import Reply
-from meshd.transform import op_docs, registry
+from meshd.transform import op_chain, registry
 from meshd.transform.errors import UnknownOpError
 from meshwire.plan.op_declarations import is_user_op
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
 
-
+assert op_chain  # importing it registers the built-in ops
 OPS_PREFIX = "/-/ops"
 
 
@@ -52,14 +52,14 @@ class OpCatalogEndpoint:
 
     @operation("/-/ops", "The op library", reply=reply_types.Ops)
     async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
-        return self._json({"ops": op_docs.list_ops(self._user_ops.definitions())})
+        return self._json({"ops": registry.list_ops(self._user_ops.definitions())})
 
     @operation("/-/ops/{op}", "An op with its arguments")
     async def show(self, request: MeshRequest, identity: Identity) -> Reply:
         name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{OPS_PREFIX}/"))
         try:
             version = self._user_ops.latest_version(name) if is_user_op(name) else ""
-            return self._json(op_docs.describe_op(registry.find(name, version, "")))
+            return self._json(registry.describe_op(registry.find(name, version, "")))
         except UnknownOpError as error:
             raise BatchError("NoSuchKey", error.message, help="list the ops with `mesh op ls`") from error
 

@@ -47,8 +47,6 @@ def _confined(memory: int, kind: str) -> Converter:
     restrictions.set_resource_limits()
     restrictions.drop_capabilities()
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
-    from meshd.transform.parquet.preload import preload_pyarrow
-
     made: type[Converter]
     whole, slices = slices_of(kind)
     if whole == "table":
@@ -59,12 +57,32 @@ def _confined(memory: int, kind: str) -> Converter:
         from meshd.transform.parquet.row_preview import PreviewConverter as made
     else:
         from meshd.transform.parquet.row_conversion import RowConverter as made
-    preload_pyarrow(made, arrow=whole in ("table", "preview"))
+    _preload_pyarrow(made, arrow=whole in ("table", "preview"))
     if len(os.listdir("/proc/self/task")) != 1:  # the filter restricts one thread only
         raise restrictions.RestrictionError("pyarrow started a thread")
     restrictions.install_syscall_filter(files=False, last=True)
     restrictions.set_memory_limit(statm, memory)
     return made() if not slices else made(slices)  # type: ignore[call-arg]  # only tables have slices
+
+
+def _preload_pyarrow(converter: type[Converter], *, arrow: bool) -> None:
+    """Convert a small Parquet file, and with `arrow` an Arrow file, as the process will do, so that pyarrow
+    loads what it loads on first use."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"a": ["x", None], "b": [[1.0], [2.0]], "c": [{"d": b"y"}, None], "e": [True, None]})
+    files = [io.BytesIO()]
+    pq.write_table(table, files[0], compression="zstd", use_dictionary=["a"])
+    for new in (pa.ipc.new_file, pa.ipc.new_stream) if arrow else ():
+        files.append(io.BytesIO())
+        options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+        with new(files[-1], table.schema, options=options) as writer:
+            writer.write_table(table)
+    for file in files:
+        data = file.getvalue()
+        for _ in converter().convert(io.BytesIO(data), len(data)):
+            pass
 
 
 def _send_rows(link: _Link, rows: Converter, source: _Source) -> None:

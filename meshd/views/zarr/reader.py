@@ -1,7 +1,10 @@
 """Reader of Zarr views: generated metadata and labels, chunks and shards assembled from stored blocks.
 
 Law: sizes and ETags follow from the layout, so listings and HEAD render nothing. A chunk is the rows of
-one block, followed by zeros after the last sample; a shard is its chunks and their index.
+one block, followed by zeros after the last sample; a shard is its chunks and their index. A block is named by
+its content, and kept as a frame in the reserved bucket. The coordinator renders it once for all concurrent
+requests, and the worker that was asked stores it. One that is evicted between two reads, or damaged, is
+rebuilt.
 """
 
 from __future__ import annotations
@@ -9,27 +12,37 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
+from awscrt.checksums import combine_crc32c, crc32c
+
+from meshd.batches.assembly.frame_buffer import STATUS, block_metadata, fixed_specs
+from meshd.core.api_errors import BatchError, store_errors
+from meshd.core.document_store import RESERVED_BUCKET, find_intact, unless_intact
 from meshd.core.read_source import GeneratedSource, ReadSource
-from meshd.store.errors import CorruptExtentError, DiskFailedError, ExtentGoneError
-from meshd.store.records import Record, Span
+from meshd.store.errors import ConditionFailedError, CorruptExtentError, DiskFailedError, ExtentGoneError
+from meshd.store.records import Meta, Record, Span
+from meshd.telemetry import metrics
+from meshd.util.async_tasks import SingleFlight
+from meshd.views import view_kind
 from meshd.views.key_paging import build_page
-from meshd.views.view_kind import AssembledObject
-from meshd.views.zarr.block_store import BlockStore, offset_in_block
+from meshd.views.transform_results import RESULTS_PREFIX
+from meshd.views.view_kind import AssembledObject, to_s3_error
+from meshd.views.zarr.layout import BLOCK_NAME
 from meshwire.errors import S3Error
+from meshwire.frame.tensor_frame import frame_layout
 from meshwire.s3.result_types import ObjectEntry, ObjectListing
 from meshwire.views.zarr_view import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
-    from meshd.core.frame_address import FrameSource
+    from meshd.core.frame_address import BlockAddress, Frame, FrameSource
     from meshd.documents.inventory import UsageRecorder
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
-    from meshd.views.zarr.layout import ZarrLayout
+    from meshd.views.zarr.layout import FieldPlan, ZarrLayout
     from meshd.views.zarr.layout_cache import ZarrLayoutCache
     from meshwire.s3.operations import ListObjects
     from meshwire.views.zarr_view import ZarrArray, ZarrView
@@ -277,3 +290,115 @@ async def _zeros(length: int) -> AsyncGenerator[Sequence[Span], None]:
             yield (Span(fd, 0, min(_ZEROS, length - at)),)
     finally:
         os.close(fd)
+
+
+_COPY_PIECE: Final = 1 << 20
+
+
+class BlockStore:
+    """Stores and rebuilds blocks, for a worker."""
+
+    def __init__(
+        self, store: ObjectStore, frames: FrameSource, uses: UsageRecorder, objects: RemoteObjects
+    ) -> None:
+        self._store, self._frames, self._uses, self._objects = store, frames, uses, objects
+        self._making: SingleFlight[str, Record] = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<BlockStore, {len(self._making)} blocks in progress>"
+
+    async def ensure_block(self, laid: ZarrLayout, array: ZarrArray, chunk: int) -> Record:
+        """Return the stored frame of the block behind a chunk, rendering it if needed.
+
+        Raises S3Error UnprocessableSource, SlowDown.
+        """
+        work, rows = laid.works[array.name], array.rows(chunk)
+        place = f"{RESULTS_PREFIX}blocks/{work.block_name(laid.snapshot, rows)}"
+        with store_errors():
+            record = find_intact(self._store, place)
+        view_kind.count_result(kept=record is not None)
+        if record is None:
+            record, _ = await self._making.run(place, lambda: self._make(laid, array, chunk, place))
+        else:
+            for op in work.plan.spec.ops:
+                metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc(len(rows))
+        self._uses.note(place)
+        return record
+
+    async def rebuild_block(
+        self, laid: ZarrLayout, array: ZarrArray, chunk: int, record: Record, offset: int, length: int
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        """Yield bytes of a block whose stored frame cannot be read, from a rebuilt frame that is not stored.
+
+        Raises S3Error.
+        """
+        address = await _address(laid, array, chunk)
+        frame = await self._frame(laid, address)
+        try:
+            same = frame.size == record.size and await asyncio.to_thread(_crc, frame) == _stored_crc(record)
+            if not same:
+                raise S3Error("InternalError", f"Block {address.block} was rebuilt with other bytes.")
+            for at in range(offset, offset + length, _COPY_PIECE):
+                yield (Span(frame.fd, at, min(_COPY_PIECE, offset + length - at)),)
+        finally:
+            frame.close()
+
+    async def _make(self, laid: ZarrLayout, array: ZarrArray, chunk: int, place: str) -> Record:
+        address = await _address(laid, array, chunk)
+        frame = await self._frame(laid, address)
+        try:
+            return await self._store_block(frame, place, address)
+        finally:
+            frame.close()
+
+    async def _frame(self, laid: ZarrLayout, address: BlockAddress) -> Frame:
+        try:
+            frames = self._objects.frame_source_for(laid.snapshot.objects.buckets, self._frames)
+            return await frames.get_frame(address)
+        except BatchError as error:
+            raise to_s3_error(error) from error
+
+    async def _store_block(self, frame: Frame, place: str, address: BlockAddress) -> Record:
+        """Store the block. If another worker stored it first, that one is used: it has the same bytes."""
+        with store_errors():
+            writer = self._store.writer(RESERVED_BUCKET, place, size=frame.size)
+            try:
+                for at in range(0, frame.size, _COPY_PIECE):
+                    piece = await asyncio.to_thread(os.pread, frame.fd, min(_COPY_PIECE, frame.size - at), at)
+                    await writer.write(piece)
+                with suppress(ConditionFailedError):
+                    meta = Meta(address.block)  # the name identifies the content
+                    return await writer.commit(meta, conditions=unless_intact(self._store, place))
+            finally:
+                await writer.abort()
+            found = self._store.get(RESERVED_BUCKET, place)
+        if found is None:
+            raise to_s3_error(BatchError("Busy", "a block was evicted while it was stored", retry_after=1))
+        return found
+
+
+async def _address(laid: ZarrLayout, array: ZarrArray, chunk: int) -> BlockAddress:
+    return await asyncio.to_thread(laid.works[array.name].block_address, laid.snapshot, array.rows(chunk))
+
+
+def _crc(frame: Frame) -> int:
+    """Return the checksum of a whole frame (blocking)."""
+    crc = 0
+    for at in range(0, frame.size, _COPY_PIECE):
+        crc = crc32c(os.pread(frame.fd, min(_COPY_PIECE, frame.size - at), at), crc)
+    return crc
+
+
+def _stored_crc(record: Record) -> int:
+    """Return the same checksum for a stored frame, from the checksums of its extents."""
+    crc = 0
+    for extent in record.extents:
+        crc = combine_crc32c(crc, extent.crc32c, extent.length)
+    return crc
+
+
+def offset_in_block(work: FieldPlan, array: ZarrArray, rows: range) -> int:
+    """Return the offset in bytes of an array's rows in the frame of a block."""
+    tensor = work.name if array.name == work.name else STATUS
+    metadata = block_metadata("0" * BLOCK_NAME)
+    return frame_layout(fixed_specs(work.plan, (), len(rows)), metadata).tensors[tensor].offset

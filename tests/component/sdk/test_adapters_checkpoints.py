@@ -16,8 +16,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
 import meshsdk as mesh
-from meshsdk.adapters.checkpoints import CheckpointReader, CheckpointWriter, Sending
-from meshsdk.adapters.ranges import Ranges, merged
+from meshsdk.adapters.checkpoints import CheckpointReader, CheckpointWriter, Ranges, Sending, merged
 from meshsdk.errors import ConfigurationError, NotFoundError, PreconditionError
 from meshsdk.transfers import Tuning
 from tests.support.daemons import Daemon

@@ -9,8 +9,8 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.jobs.archives import archive_layout
-from meshd.jobs.archives.archive_layout import ZipLayout
+from meshd.jobs.archives import shard
+from meshd.jobs.archives.shard import ZipLayout
 from meshwire.formats.zip_archive import central_directory, data_descriptor, scan_zip, zip_local_header
 from meshwire.jobs.job_plan import SourceFile
 
@@ -46,7 +46,7 @@ def _packed(files: list[SourceFile], data: bytes) -> bytes:
 
 
 def test_large_files_are_described_behind(monkeypatch: object) -> None:
-    size = archive_layout._HELD + 100
+    size = shard._HELD + 100
     data = bytes(range(256)) * (size // 256 + 1)
     made = _packed([SourceFile("a", 0, 0, 10), SourceFile("big", 0, 0, size), SourceFile("z", 0, 5, 5)], data)
     assert data_descriptor(size, zlib.crc32(data[:size])) in made

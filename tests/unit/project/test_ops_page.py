@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshd.transform import op_docs, registry
+from meshd.transform import registry
 from meshd.transform.parameters import Parameter, choice, pair, probability, whole
 from meshsdk import ops as constructors
 
@@ -55,7 +55,7 @@ def test_kinds_are_told_in_words() -> None:
 
 
 def test_an_op_is_described_with_all_its_versions() -> None:
-    found = op_docs.describe_op(registry.find("resize", "", ""))
+    found = registry.describe_op(registry.find("resize", "", ""))
     assert found["version"] in found["versions"]
     assert found["arguments"] == [
         {"name": "size", "kind": "the shorter side in pixels, or [height, width]", "required": True},

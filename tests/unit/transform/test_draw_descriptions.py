@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from meshd.batches.row_draws import describe_row
 from meshd.transform.compiler import compile_program
-from meshd.transform.draw_descriptions import describe_row
 from meshwire.plan.plan_spec import parse_spec
 
 HEIGHT, WIDTH, EPOCH = 40, 56, 3
