@@ -1,4 +1,4 @@
-"""Frames in shared memory: a writable memfd while it is filled, sealed afterwards, and a bounded cache.
+"""Frames in shared memory: a writable memfd while it is filled, and sealed afterwards.
 
 Invariant: a descriptor is closed exactly once, when its last owner in this process releases it. A sealed
 memfd keeps its size and content for good, for every process that holds a descriptor.
@@ -9,12 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from meshd.core.frame_address import READY, Frame
-from meshd.telemetry import metrics
 from meshd.util.admission import current_tenant
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import FrameResult
 
 _CONTENT: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
-K = TypeVar("K")
 
 
 def seal(fd: int) -> bool:
@@ -118,46 +116,3 @@ class MemoryFrame:
     def close(self) -> None:
         """Releases the memory now if no other holder has a descriptor. Idempotent."""
         self._finalizer()
-
-
-class FrameCache(Generic[K]):
-    """Caches finished frames by address: at most `limit` bytes, least recently used evicted first."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._frames: OrderedDict[K, MemoryFrame] = OrderedDict()
-        self.bytes = 0
-        self.by_account: Counter[str] = Counter()
-
-    def __repr__(self) -> str:
-        return f"<FrameCache {len(self._frames)} frames, {self.bytes} of {self._limit} bytes>"
-
-    def __len__(self) -> int:
-        return len(self._frames)
-
-    def get(self, address: K) -> MemoryFrame | None:
-        frame = self._frames.get(address)
-        if frame is not None:
-            self._frames.move_to_end(address)
-        return frame
-
-    def put(self, address: K, frame: MemoryFrame) -> None:
-        """Caches a frame unless it alone exceeds the limit."""
-        if frame.size > self._limit or address in self._frames:
-            return
-        self._frames[address] = frame
-        self._add(frame.owner, frame.size)
-        while self.bytes > self._limit:
-            _, oldest = self._frames.popitem(last=False)
-            self._add(oldest.owner, -oldest.size)
-
-    def clear(self) -> None:
-        """Drops all frames."""
-        while self._frames:
-            _, frame = self._frames.popitem()
-            self._add(frame.owner, -frame.size)
-
-    def _add(self, owner: str, size: int) -> None:
-        self.bytes += size
-        self.by_account[owner] += size
-        metrics.frame_cache_bytes.inc(size)

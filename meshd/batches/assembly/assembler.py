@@ -10,9 +10,10 @@ It runs in the coordinator; HTTP workers request frames with `assembler_client`.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, OrderedDict
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -47,7 +48,6 @@ from meshd.core.frame_address import (
     consecutive_steps,
     leading_frames,
 )
-from meshd.core.memory_frames import FrameCache
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.plan_record import Plan
 from meshd.telemetry import metrics, tracing
@@ -76,6 +76,8 @@ COPIED_ROWS = 32  # rows copied as arrays that count as one
 DERIVED_ROWS = 32  # rows that an object of a view counts as: about a thousand may be under construction
 MIN_BUILDING_BYTES = 256 << 20
 
+K = TypeVar("K")
+
 
 class ReadHints(Protocol):
     """Receives hints about which plans are read, and how far."""
@@ -92,6 +94,49 @@ class ReadHints(Protocol):
         """Note that a frame is being built; `in_parts`: the node's rows of it; `use_decoded`: from decoded
         samples that the node keeps, where it has them. Returns at once."""
         ...
+
+
+class FrameCache(Generic[K]):
+    """Caches finished frames by address: at most `limit` bytes, least recently used evicted first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._frames: OrderedDict[K, MemoryFrame] = OrderedDict()
+        self.bytes = 0
+        self.by_account: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<FrameCache {len(self._frames)} frames, {self.bytes} of {self._limit} bytes>"
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def get(self, address: K) -> MemoryFrame | None:
+        frame = self._frames.get(address)
+        if frame is not None:
+            self._frames.move_to_end(address)
+        return frame
+
+    def put(self, address: K, frame: MemoryFrame) -> None:
+        """Caches a frame unless it alone exceeds the limit."""
+        if frame.size > self._limit or address in self._frames:
+            return
+        self._frames[address] = frame
+        self._add(frame.owner, frame.size)
+        while self.bytes > self._limit:
+            _, oldest = self._frames.popitem(last=False)
+            self._add(oldest.owner, -oldest.size)
+
+    def clear(self) -> None:
+        """Drops all frames."""
+        while self._frames:
+            _, frame = self._frames.popitem()
+            self._add(frame.owner, -frame.size)
+
+    def _add(self, owner: str, size: int) -> None:
+        self.bytes += size
+        self.by_account[owner] += size
+        metrics.frame_cache_bytes.inc(size)
 
 
 class Assembler:

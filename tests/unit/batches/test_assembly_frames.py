@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from awscrt.checksums import crc32c
 
-from meshd.batches.assembly.assembler import DERIVED_ROWS, Assembler
+from meshd.batches.assembly.assembler import DERIVED_ROWS, Assembler, FrameCache
 from meshd.batches.assembly.bad_sample_ledger import LIMIT, BadSample, BadSampleLedger, read_ledger
 from meshd.batches.assembly.frame_buffer import combine_row_crcs
 from meshd.batches.read_ahead.arrivals import Arrivals, Progress, Window
@@ -22,7 +22,7 @@ from meshd.batches.read_ahead.extents import Reads
 from meshd.config import TransformSettings
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import DerivedAddress, FrameAddress, RowsAddress
-from meshd.core.memory_frames import FrameCache, MemoryAccount, MemoryFrame
+from meshd.core.memory_frames import MemoryAccount, MemoryFrame
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.core.sample_locations import slice_locations
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
