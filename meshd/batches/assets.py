@@ -46,9 +46,6 @@ class AssetService:
         self._catalog, self._readers, self._objects = catalog, readers, objects
         self._user_ops = user_ops
 
-    def __repr__(self) -> str:
-        return "<AssetService>"
-
     async def pin_assets(self, caller: Caller, spec: PlanSpec) -> PlanSpec:
         """Return the spec with pinned user ops and with `sha256:HEX` in place of every asset address.
 

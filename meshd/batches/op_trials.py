@@ -88,9 +88,6 @@ class OpTrials:
         self._user_ops, self._assets, self._objects = user_ops, assets, objects
         self._readers, self._frames, self._clock = readers, frames, clock
 
-    def __repr__(self) -> str:
-        return "<OpTrials>"
-
     async def run_trial(self, caller: Caller, body: bytes) -> dict[str, Any]:
         """Run a trial and return the answer to `POST /-/modules/test`.
 

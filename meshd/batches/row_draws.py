@@ -57,9 +57,6 @@ class RowSources:
     def __init__(self, batches: BatchService, catalog: DocumentStore) -> None:
         self._batches, self._catalog = batches, catalog
 
-    def __repr__(self) -> str:
-        return "<RowSources>"
-
     async def describe(self, caller: Caller, address: FrameAddress) -> dict[str, Any]:
         """Return `steps` of the epoch and `rows`: of each, `position` in the epoch, `sample`, its `name`,
         whether it is a `pad` row, `labels` (number and name of the class) and `sources` (bucket, key, offset
@@ -129,9 +126,6 @@ class RowDraws:
     ) -> None:
         self._batches, self._catalog = batches, catalog
         self._store, self._archives, self._objects = store, archives, objects
-
-    def __repr__(self) -> str:
-        return "<RowDraws>"
 
     async def describe(self, caller: Caller, address: FrameAddress, row: int) -> dict[str, Any]:
         """Return `sample`, `position`, and `ops` and `images` as `describe_row` does, for a row of a batch.

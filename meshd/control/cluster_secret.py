@@ -26,9 +26,6 @@ class ClusterSecret:
         self._control = control
         self._value = b""
 
-    def __repr__(self) -> str:
-        return "<ClusterSecret>"
-
     async def create_if_missing(self) -> None:
         """Creates the secret unless there is one."""
         if _KEY not in self._control.cached_entries(_TOPIC):

@@ -39,9 +39,6 @@ class TablePreviews:
     def __init__(self, access: DatasetAccess, objects: RemoteObjects) -> None:
         self._access, self._objects = access, objects
 
-    def __repr__(self) -> str:
-        return "<TablePreviews>"
-
     async def preview(self, caller: Caller, bucket: str, key: str) -> dict[str, Any]:
         """Return `columns` ([name, type] each), `hidden` (columns beyond these) and `rows` (at most 50 lists
         of short texts, null for a null).

@@ -48,9 +48,6 @@ class TokenSources:
     def __init__(self, objects: RemoteObjects, capacity: SnapshotCapacity) -> None:
         self._objects, self._capacity = objects, capacity
 
-    def __repr__(self) -> str:
-        return "<TokenSources>"
-
     def find_files(
         self, listing: Sequence[tuple[str, Record]], source: Source, fields: Mapping[str, FieldSpec]
     ) -> list[tuple[str, Record, str]]:

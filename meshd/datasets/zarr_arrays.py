@@ -60,9 +60,6 @@ class ZarrSources:
     def __init__(self, objects: RemoteObjects, capacity: SnapshotCapacity) -> None:
         self._objects, self._capacity = objects, capacity
 
-    def __repr__(self) -> str:
-        return "<ZarrSources>"
-
     async def build_snapshot(
         self, listing: Sequence[tuple[str, Record]], source: Source, fields: Mapping[str, FieldSpec]
     ) -> SnapshotBuild:

@@ -72,9 +72,6 @@ class DocumentAdmin:
         self._access, self._list_references = access, references
         self._clock, self._days, self._recorded = clock, days, recorded
 
-    def __repr__(self) -> str:
-        return "<DocumentAdmin>"
-
     async def list_documents(self, caller: Caller, kind: Kind, after: str, limit: int) -> dict[str, Any]:
         """Returns a page of the documents that the caller may see, in order of their hashes."""
         seen = await self._inventory.collect([f"{kind}/"])

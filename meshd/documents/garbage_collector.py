@@ -60,9 +60,6 @@ class IndexCollector:
     def __init__(self, store: ObjectStore, uses: UsageRecorder, clock: Clock) -> None:
         self._store, self._uses, self._clock = store, uses, clock
 
-    def __repr__(self) -> str:
-        return "<IndexCollector>"
-
     async def sweep(self) -> int:
         """Removes unused indexes; returns how many."""
         unused = await asyncio.to_thread(self._unused)

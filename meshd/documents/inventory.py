@@ -121,9 +121,6 @@ class DocumentInventory:
     ) -> None:
         self._store, self._uses, self._others = store, uses, others
 
-    def __repr__(self) -> str:
-        return "<DocumentInventory>"
-
     def list_local(self, prefix: str) -> dict[str, DocumentUsage]:
         """Returns this node's documents (blocking)."""
         found: dict[str, DocumentUsage] = {}

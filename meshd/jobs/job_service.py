@@ -56,9 +56,6 @@ class JobService:
         self._table, self._control, self._buckets = table, control, buckets
         self._access, self._clock = access, clock
 
-    def __repr__(self) -> str:
-        return "<JobService>"
-
     async def start(self, caller: Caller, body: bytes) -> dict[str, Any]:
         """Start a job and return the answer to `POST /-/jobs`.
 

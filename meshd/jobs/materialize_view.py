@@ -46,9 +46,6 @@ class MaterializeJob:
     def __init__(self, tools: JobServices, views: ViewDispatcher) -> None:
         self._tools, self._views = tools, views
 
-    def __repr__(self) -> str:
-        return "<MaterializeJob>"
-
     async def run_job(self, running: JobRun) -> None:
         """Run a job: see `JobKind.run_job`."""
         spec, tally = running.spec, running.tally

@@ -46,9 +46,6 @@ class PlanStore:
     def __init__(self, store: ObjectStore, catalog: DocumentStore) -> None:
         self._store, self._catalog = store, catalog
 
-    def __repr__(self) -> str:
-        return "<PlanStore>"
-
     async def load_or_make_plan(self, running: JobRun, make: Callable[[], Awaitable[JobPlan]]) -> JobPlan:
         """Return the plan of a run; make and store it if there is none yet."""
         name = f"{scratch_prefix(running)}plan"
@@ -106,9 +103,6 @@ class ArchiveDecompressor:
 
     def __init__(self, store: ObjectStore, catalog: DocumentStore, archives: ArchiveService) -> None:
         self._store, self._catalog, self._archives = store, catalog, archives
-
-    def __repr__(self) -> str:
-        return "<ArchiveDecompressor>"
 
     async def decompressed_index(
         self, running: JobRun, bucket: str, key: str, record: Record

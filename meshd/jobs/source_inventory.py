@@ -110,9 +110,6 @@ class SourceInventory:
         self._store, self._archives, self._objects = store, archives, objects
         self._unpacking = ArchiveDecompressor(store, catalog, archives)
 
-    def __repr__(self) -> str:
-        return "<SourceInventory>"
-
     async def list_source_files(
         self, running: JobRun, grant: BucketGrant
     ) -> tuple[FileList, SmallFileReader]:

@@ -71,9 +71,6 @@ class WarmUpJob:
     ) -> None:
         self._readers, self._catalog, self._births, self._nodes = readers, catalog, births, nodes
 
-    def __repr__(self) -> str:
-        return "<WarmUpJob>"
-
     async def run_job(self, running: JobRun) -> None:
         """Run a job; see JobKind.run_job."""
         plan = await self._allowed_plan(running)

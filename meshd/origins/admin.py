@@ -32,9 +32,6 @@ class BackedAdmin:
     def __init__(self, buckets: BucketTable, origins: OriginPool, clock: Clock, region: str) -> None:
         self._buckets, self._origins, self._clock, self._region = buckets, origins, clock, region
 
-    def __repr__(self) -> str:
-        return "<BackedAdmin>"
-
     def list_all(self, identity: Identity) -> list[dict[str, Any]]:
         """Return every bucket that has an origin. Raises BatchError."""
         _require_root(identity)

@@ -53,9 +53,6 @@ class PrefetchJob:
         self._access, self._backed, self._catalog, self._buckets = access, backed, catalog, buckets
         self._objects, self._fan_out, self._births = objects, spreading, births
 
-    def __repr__(self) -> str:
-        return "<PrefetchJob>"
-
     async def run_job(self, running: JobRun) -> None:
         """Run a job; see JobKind.run_job."""
         spec, tally = running.spec, running.tally

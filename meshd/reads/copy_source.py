@@ -101,9 +101,6 @@ class LocalCopySources:
     ) -> None:
         self._store, self._versions, self._members, self._backed = store, versions, members, backed
 
-    def __repr__(self) -> str:
-        return "<LocalCopySources>"
-
     def has_versions(self, bucket: str, key: str) -> bool:
         """Whether a name has any version on this node."""
         return self._store.newest_version(bucket, key) is not None

@@ -291,9 +291,6 @@ class PeerAuthenticator:
         self._derive, self._clock = derive, clock
         self._secret = ""
 
-    def __repr__(self) -> str:
-        return "<PeerAuthenticator>"
-
     def now(self) -> int:
         """Seconds since the epoch."""
         return self._clock.now_ms() // 1000

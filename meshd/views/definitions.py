@@ -75,9 +75,6 @@ class ViewDefinitions:
         self._table, self._clock, self._access, self._makers = table, clock, access, makers
         self._announce = announce
 
-    def __repr__(self) -> str:
-        return "<ViewDefinitions>"
-
     def find_view(self, name: str) -> View | None:
         """Return the view behind a bucket name, None for an ordinary bucket.
 

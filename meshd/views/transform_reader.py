@@ -48,9 +48,6 @@ class TransformReader:
         self._objects = objects
         self._maker = TransformResultMaker(store, frames, self._objects)
 
-    def __repr__(self) -> str:
-        return "<TransformReader>"
-
     # --- one object -----------------------------------------------------------------------------------
 
     async def find_object(self, view: TransformView, key: str) -> StoredResult:

@@ -67,9 +67,6 @@ class ConsoleSessions:
     def __init__(self, credentials: CredentialService, derive: Callable[[str], bytes], clock: Clock) -> None:
         self._credentials, self._derive, self._clock = credentials, derive, clock
 
-    def __repr__(self) -> str:
-        return "<ConsoleSessions>"
-
     def sign_in(self, access_key: str, secret_key: str, token: str) -> str:
         """Return the cookie of a new session. `token` is empty for a permanent key.
 

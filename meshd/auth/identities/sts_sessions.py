@@ -78,9 +78,6 @@ class TokenSeal:
     def __init__(self, secret: ClusterSecret) -> None:
         self._secret = secret
 
-    def __repr__(self) -> str:
-        return "<TokenSeal>"
-
     def seal(self, claims: TokenClaims) -> str:
         """Return the token for `claims`. Raises TokenError if it is longer than a header may be."""
         payload = claims.encode()
@@ -187,9 +184,6 @@ class CredentialService:
         # A training pod shows the same one a million times.
         self._open = lru_cache(_CACHE_ENTRIES)(self._read)
         self._known: dict[str, tuple[Signer, ResolvedCredential]] = {}
-
-    def __repr__(self) -> str:
-        return "<CredentialService>"
 
     @property
     def table_state(self) -> object:
@@ -341,9 +335,6 @@ class SessionRevocation:
 
     def __init__(self, table: IdentityTable, clock: Clock) -> None:
         self._table, self._clock = table, clock
-
-    def __repr__(self) -> str:
-        return "<SessionRevocation>"
 
     async def revoke_user(self, user_id: str, before: str) -> dict[str, Any]:
         """Revoke the sessions created with any key of a user. Raises AdminError NoSuchUser, BadRequest."""

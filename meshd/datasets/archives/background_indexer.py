@@ -49,9 +49,6 @@ class IndexQueue:
     def __init__(self, store: ObjectStore) -> None:
         self._catalog = DocumentStore(store)
 
-    def __repr__(self) -> str:
-        return "<IndexQueue>"
-
     async def enqueue(self, bucket: str, key: str, record: Record) -> None:
         """Queue an object that was stored. Never fails: without a note, it is indexed on first use."""
         if archive_kind(key) is None:

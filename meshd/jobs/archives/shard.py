@@ -46,9 +46,6 @@ class ShardJob:
     def __init__(self, tools: JobServices, inventories: SourceInventory, plan_store: PlanStore) -> None:
         self._tools, self._inventories, self._plan_store = tools, inventories, plan_store
 
-    def __repr__(self) -> str:
-        return "<ShardJob>"
-
     async def run_job(self, running: JobRun) -> None:
         """Run a job: see `JobKind.run_job`."""
         plan = await self._plan_store.load_or_make_plan(running, lambda: self._plan(running))

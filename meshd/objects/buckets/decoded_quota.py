@@ -25,9 +25,6 @@ class DecodedQuotas:
     def __init__(self, buckets: BucketTable) -> None:
         self._buckets = buckets
 
-    def __repr__(self) -> str:
-        return "<DecodedQuotas>"
-
     def buckets(self) -> list[str]:
         """Return the buckets that have a quota."""
         return [bucket.name for bucket in self._buckets.list_all() if bucket.decoded_quota is not None]

@@ -59,9 +59,6 @@ class FreshnessTable:
         finally:
             os.close(fd)
 
-    def __repr__(self) -> str:
-        return "<FreshnessTable>"
-
     def mark_fresh(self, *name: str) -> None:
         """Note that the name is up to date now."""
         slot, tag = _place(name)

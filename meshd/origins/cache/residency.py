@@ -44,9 +44,6 @@ class CacheResidency:
         self._manager = manager
         self._cache_bytes = cache_bytes  # 0: half of the free space
 
-    def __repr__(self) -> str:
-        return "<CacheResidency>"
-
     async def node_usage(self, identity: Identity) -> dict[str, Any]:
         """Return what the node stores, and its disks in the configured order. Raises BatchError."""
         _require_root(identity)

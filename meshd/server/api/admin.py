@@ -111,9 +111,6 @@ class AdminEndpoint:
             **more,
         }
 
-    def __repr__(self) -> str:
-        return "<AdminEndpoint>"
-
     def routes(self) -> list[HttpRoute]:
         """Return the routes; all of them require a signature."""
         methods = sorted({method for method, _ in self._table})
@@ -364,9 +361,6 @@ class StsEndpoint:
 
     def __init__(self, sessions: CredentialService, clock: Clock) -> None:
         self._sessions, self._clock = sessions, clock
-
-    def __repr__(self) -> str:
-        return "<StsEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
         """Return the routes; both require a signature."""

@@ -50,9 +50,6 @@ class BackedBucketEndpoint:
         self._admin, self._counts, self._native = admin, counts, native
         self._quotas, self._announce = quotas, announce
 
-    def __repr__(self) -> str:
-        return "<BackedBucketEndpoint>"
-
     def routes(self) -> list[HttpRoute]:
         guarded = self._native.handle_errors
         return [
@@ -125,9 +122,6 @@ class CacheResidencyEndpoint:
 
     def __init__(self, residence: CacheResidency, native: BatchEndpoint) -> None:
         self._residence, self._native = residence, native
-
-    def __repr__(self) -> str:
-        return "<CacheResidencyEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
         guarded = self._native.handle_errors

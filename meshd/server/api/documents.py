@@ -38,9 +38,6 @@ class DocumentEndpoint:
     def __init__(self, documents: DocumentAdmin, native: BatchEndpoint) -> None:
         self._documents, self._native = documents, native
 
-    def __repr__(self) -> str:
-        return "<DocumentEndpoint>"
-
     def routes(self) -> list[HttpRoute]:
         guarded, bounded = self._native.handle_errors, self._native.limit_concurrency
         handlers = {"GET": guarded(bounded(self.get)), "DELETE": guarded(bounded(self.remove))}

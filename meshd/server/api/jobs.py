@@ -31,9 +31,6 @@ class JobEndpoint:
     def __init__(self, service: JobService, native: BatchEndpoint) -> None:
         self._service, self._native = service, native
 
-    def __repr__(self) -> str:
-        return "<JobEndpoint>"
-
     def routes(self) -> list[HttpRoute]:
         guarded = self._native.handle_errors
         return [

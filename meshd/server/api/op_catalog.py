@@ -40,9 +40,6 @@ class OpCatalogEndpoint:
     def __init__(self, user_ops: UserModules, clock: Clock, native: BatchEndpoint) -> None:
         self._clock, self._user_ops, self._native = clock, user_ops, native
 
-    def __repr__(self) -> str:
-        return "<OpCatalogEndpoint>"
-
     def routes(self) -> list[HttpRoute]:
         guarded = self._native.handle_errors
         return [
@@ -77,9 +74,6 @@ class UserModuleEndpoint:
 
     def __init__(self, user_ops: UserModules, tests: OpTrials, native: BatchEndpoint) -> None:
         self._user_ops, self._tests, self._native = user_ops, tests, native
-
-    def __repr__(self) -> str:
-        return "<UserModuleEndpoint>"
 
     def routes(self) -> list[HttpRoute]:
         guarded = self._native.handle_errors

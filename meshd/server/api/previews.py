@@ -23,9 +23,6 @@ class PreviewEndpoint:
     def __init__(self, tables: TablePreviews, native: BatchEndpoint) -> None:
         self._tables, self._native = tables, native
 
-    def __repr__(self) -> str:
-        return "<PreviewEndpoint>"
-
     def routes(self) -> list[HttpRoute]:
         """Return the route; it requires a signature."""
         bounded = self._native.limit_concurrency(self.table)

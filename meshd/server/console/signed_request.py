@@ -61,9 +61,6 @@ class SessionSigner:
     def __init__(self, clock: Clock, http: HttpSettings, region: str) -> None:
         self._clock, self._http, self._region = clock, http, region
 
-    def __repr__(self) -> str:
-        return "<SessionSigner>"
-
     async def sign(self, request: MeshRequest, target: str, session: ConsoleSession) -> None:
         """Make a page's request one for `target`, signed by the session's key.
 

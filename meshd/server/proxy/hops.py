@@ -126,9 +126,6 @@ class HopSigner:
         self._derive, self._clock = derive, clock
         self._key = b""
 
-    def __repr__(self) -> str:
-        return "<HopSigner>"
-
     def sign_hop(self, hop: Hop, method: str, target: str, authorization: str) -> str:
         """Return the header's value for this one request."""
         secure = "1" if hop.secure else "0"

@@ -207,9 +207,6 @@ class RequestAdmission:
     def __init__(self, authenticator: Authenticator, access: Authorizer) -> None:
         self._authenticator, self._access = authenticator, access
 
-    def __repr__(self) -> str:
-        return "<RequestAdmission>"
-
     def identify(self, head: RequestHead, origin: RequestOrigin, trace: RequestTrace) -> Identified:
         """Authenticate the request from `origin`, and account it to its tenant. Authorizes nothing."""
         signer = self._authenticator.authenticate(head, trace)

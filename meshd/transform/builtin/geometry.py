@@ -374,9 +374,7 @@ class HorizontalFlip:
     p: float
 
     def infer(self, field: FieldType) -> FieldType:
-        if field.layout != "hwc":
-            what = "put it before to_chw" if field.layout == "chw" else "decode it first"
-            raise ValueError(f"needs an image with its channels last, not {field}; {what}")
+        _check_image(field)
         return field
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:

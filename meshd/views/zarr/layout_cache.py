@@ -134,9 +134,6 @@ class ZarrViewCompleter:
     def __init__(self, datasets: DatasetService, batches: BatchService) -> None:
         self._datasets, self._batches = datasets, batches
 
-    def __repr__(self) -> str:
-        return "<ZarrViewCompleter>"
-
     async def __call__(self, caller: Caller, view: ZarrView) -> ZarrView:
         """Check that the source can be laid out as arrays, and pin it. Raises PlanError, BatchError."""
         births = self._datasets.births.freeze_incarnations()

@@ -60,9 +60,6 @@ class DatasetCatalog:
     def __init__(self, kube: Kube, settings: OperatorSettings) -> None:
         self._kube, self._settings = kube, settings
 
-    def __repr__(self) -> str:
-        return "<DatasetCatalog>"
-
     async def readable_datasets(self, namespace: str, names: Iterable[str]) -> dict[str, ReadableDataset]:
         """Return the datasets by name; the namespace's own take precedence over shared ones. Raises
         ApiError."""
