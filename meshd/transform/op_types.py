@@ -95,6 +95,13 @@ def image(
     return FieldType("image", dtype, shape, layout)
 
 
+def check_image(field: FieldType) -> None:
+    """Raises ValueError unless the type is an image with its channels last."""
+    if field.layout != "hwc":
+        what = "put it before to_chw" if field.layout == "chw" else "decode it first"
+        raise ValueError(f"needs an image with its channels last, not {field}; {what}")
+
+
 def channels_of(field: FieldType) -> int:
     """Return the channels of an image type, which are always known."""
     found = field.shape[0] if field.layout == "chw" else field.shape[2]

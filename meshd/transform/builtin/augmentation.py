@@ -17,7 +17,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from meshd.transform.builtin.geometry import affine, rotation
 from meshd.transform.builtin.portable_pixels import enhance
-from meshd.transform.op_types import channels_of, image
+from meshd.transform.op_types import channels_of, check_image, image
 from meshd.transform.parameters import Parameter, number, probability, whole
 from meshd.transform.registry import operation
 
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 def require_rgb(field: FieldType) -> None:
     """Raises ValueError unless the type is an image with 3 channels, in the last axis."""
-    if field.layout != "hwc":
-        what = "put it before to_chw" if field.layout == "chw" else "decode it first"
-        raise ValueError(f"needs an image with its channels last, not {field}; {what}")
+    check_image(field)
     if channels_of(field) != 3:
         raise ValueError(f"needs 3 channels, not {field}")
     if field.dtype != "uint8":

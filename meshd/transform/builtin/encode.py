@@ -14,7 +14,7 @@ import simplejpeg
 from PIL import Image
 
 from meshd.transform.errors import BadSampleError
-from meshd.transform.op_types import BYTES, channels_of
+from meshd.transform.op_types import BYTES, channels_of, check_image
 from meshd.transform.parameters import Parameter, choice, flag, whole
 from meshd.transform.registry import operation
 
@@ -52,9 +52,7 @@ class Encode:
     lossless: bool
 
     def infer(self, field: FieldType) -> FieldType:
-        if field.layout != "hwc":
-            what = "put it before to_chw" if field.layout == "chw" else "decode it first"
-            raise ValueError(f"needs an image with its channels last, not {field}; {what}")
+        check_image(field)
         if channels_of(field) not in (1, 3):
             raise ValueError(f"encodes 1 or 3 channels, not {field}")
         if field.dtype != "uint8":

@@ -15,7 +15,7 @@ import numpy as np
 from meshd.transform.builtin.resample_window import pixels
 from meshd.transform.errors import BadSampleError
 from meshd.transform.image_annotations import Motion
-from meshd.transform.op_types import FieldType, channels_of, image
+from meshd.transform.op_types import FieldType, channels_of, check_image, image
 from meshd.transform.parameters import MAX_SIDE, Parameter, choice, pair, probability, sides, size, whole
 from meshd.transform.registry import operation
 
@@ -34,12 +34,6 @@ _FURTHEST = 1 << 15 + _SCALE_BITS
 _HALF = 1 << _SCALE_BITS - _PART_BITS - 1
 
 
-def _check_image(field: FieldType) -> None:
-    if field.layout != "hwc":
-        what = "put it before to_chw" if field.layout == "chw" else "decode it first"
-        raise ValueError(f"needs an image with its channels last, not {field}; {what}")
-
-
 @operation(
     "vflip",
     Parameter("p", probability, 0.5),
@@ -55,7 +49,7 @@ class VerticalFlip:
     p: float
 
     def infer(self, field: FieldType) -> FieldType:
-        _check_image(field)
+        check_image(field)
         return field
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
@@ -74,7 +68,7 @@ class PadBytes:
     fill: int
 
     def infer(self, field: FieldType) -> FieldType:
-        _check_image(field)
+        check_image(field)
         return self._padded(field, "uint8")
 
     def _padded(self, field: FieldType, dtype: str) -> FieldType:
@@ -124,7 +118,7 @@ class Pad(PadBytes):
     __slots__ = ()
 
     def infer(self, field: FieldType) -> FieldType:
-        _check_image(field)
+        check_image(field)
         _check_fill(field, self.fill)
         return self._padded(field, field.dtype)
 
@@ -154,7 +148,7 @@ class RandomCrop:
     size: tuple[int, int]
 
     def infer(self, field: FieldType) -> FieldType:
-        _check_image(field)
+        check_image(field)
         for known, wanted in zip(field.shape[:2], self.size, strict=True):
             if known is not None and known < wanted:
                 raise ValueError(f"cannot cut {self.size} out of {field}; pad or resize first")
@@ -189,7 +183,7 @@ class RotateBilinear:
     fill: int
 
     def infer(self, field: FieldType) -> FieldType:
-        _check_image(field)
+        check_image(field)
         return field
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
@@ -221,7 +215,7 @@ class Rotate:
     filter: Literal["bilinear", "nearest"]
 
     def infer(self, field: FieldType) -> FieldType:
-        _check_image(field)
+        check_image(field)
         if field.dtype not in _WARPED:
             raise ValueError(f"needs {', '.join(sorted(_WARPED))}, not {field}; cast it first")
         return field
@@ -374,7 +368,7 @@ class HorizontalFlip:
     p: float
 
     def infer(self, field: FieldType) -> FieldType:
-        _check_image(field)
+        check_image(field)
         return field
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:

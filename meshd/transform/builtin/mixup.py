@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
+from meshd.transform.op_types import check_image
 from meshd.transform.parameters import Parameter, fields, number, probability
 from meshd.transform.registry import operation
 
@@ -37,9 +38,7 @@ def _check_blended(field: FieldType) -> None:
 
 
 def _check_pasted(field: FieldType) -> None:
-    if field.layout != "hwc":
-        what = "put it before to_chw" if field.layout == "chw" else "decode it first"
-        raise ValueError(f"needs an image with its channels last, not {field}; {what}")
+    check_image(field)
     _check_fixed(field)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from meshd.transform.builtin.resample_window import RESAMPLED, ResampleWindow, resample_window
 from meshd.transform.errors import BadSampleError
-from meshd.transform.op_types import channels_of, image
+from meshd.transform.op_types import channels_of, check_image, image
 from meshd.transform.parameters import MAX_SIDE, Parameter, choice, interval, side_or_size, size
 from meshd.transform.registry import operation
 
@@ -52,12 +52,6 @@ class WindowOp(Protocol):
         ...
 
 
-def _check_image(field: FieldType) -> None:
-    if field.layout != "hwc":
-        what = "put it before to_chw" if field.layout == "chw" else "decode it first"
-        raise ValueError(f"needs an image with its channels last, not {field}; {what}")
-
-
 def _check_dtype(field: FieldType, filter: Filter) -> None:
     """Raises ValueError unless the filter takes the dtype."""
     if filter != "nearest" and field.dtype != "uint8" and (filter == "fast" or field.dtype not in RESAMPLED):
@@ -77,7 +71,7 @@ class _Resize:
     filter: Filter
 
     def infer(self, field: FieldType) -> FieldType:
-        _check_image(field)
+        check_image(field)
         _check_dtype(field, self.filter)
         if isinstance(self.size, tuple):
             return _resized(field, self.size)
@@ -144,7 +138,7 @@ class CenterCropFloor:
     size: tuple[int, int]
 
     def infer(self, field: FieldType) -> FieldType:
-        _check_image(field)
+        check_image(field)
         height, width = field.shape[0], field.shape[1]
         if (height is not None and height < self.size[0]) or (width is not None and width < self.size[1]):
             raise ValueError(f"cannot cut {self.size[0]}×{self.size[1]} out of {field}; resize first")
@@ -213,7 +207,7 @@ class RandomResizedCropFast:
     filter: Filter = "fast"
 
     def infer(self, field: FieldType) -> FieldType:
-        _check_image(field)
+        check_image(field)
         _check_dtype(field, self.filter)
         return _resized(field, self.size)
 
