@@ -31,8 +31,8 @@ from meshd.store.engine.upload_mutations import AbortUpload, CompleteUpload, Cre
 from meshd.store.engine.writer import DiskObjectWriter, WriterResources
 from meshd.store.errors import StaleEpochError
 from meshd.store.index.index import Index, object_key
-from meshd.store.index.listing import list_uploads
 from meshd.store.index.tombstones import Tombstones, ended_uploads, removals_since
+from meshd.store.index.upload_listing import list_uploads
 from meshd.store.integrity.quarantine import Quarantine, require_not_quarantined
 from meshd.store.integrity.scrub import Scrub
 from meshd.store.records import INTERNAL_WRITE, NULL, Removed, Upload, WriteContext
