@@ -47,6 +47,7 @@ def _confined(memory: int, kind: str) -> Converter:
     restrictions.set_resource_limits()
     restrictions.drop_capabilities()
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+    sys.meta_path.insert(0, _NotPandas())
     made: type[Converter]
     whole, slices = slices_of(kind)
     if whole == "table":
@@ -83,6 +84,16 @@ def _preload_pyarrow(converter: type[Converter], *, arrow: bool) -> None:
         data = file.getvalue()
         for _ in converter().convert(io.BytesIO(data), len(data)):
             pass
+
+
+class _NotPandas:
+    """Refuses to import pandas: pyarrow would load it, if it is installed, only to ask whether a list is a
+    Series. That takes as long as everything else until the first row.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] == "pandas":
+            raise ImportError("pandas is not used here", name=name)
 
 
 def _send_rows(link: _Link, rows: Converter, source: _Source) -> None:

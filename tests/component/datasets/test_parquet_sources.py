@@ -24,6 +24,7 @@ from tests.support.required import required_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from meshsdk.client.s3_client import Client
 
@@ -277,3 +278,16 @@ def test_a_reader_that_says_nothing_or_cannot_start_is_told(monkeypatch: pytest.
     )
     with pytest.raises(ParquetUnsupportedError, match="pyarrow is not installed"):
         read(whole)
+
+
+def test_a_reader_does_not_load_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would double the time until its first row."""
+    (tmp_path / "pandas.py").write_text("import os; os.abort()")
+    monkeypatch.setattr(
+        "meshd.transform.parquet.client._CODE",
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from meshd.transform.parquet.child_main import main; main()",
+    )
+    whole = written(table(range(3)))
+    for kind in ("rows", "table", "statistics", "preview"):
+        assert read(whole, kind=kind), kind
