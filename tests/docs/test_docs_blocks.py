@@ -12,11 +12,12 @@ import sys
 import tarfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from PIL import Image
 
+import meshsdk as mesh
 from tests.support.daemons import Daemon
 from tests.support.interpreters import path, python
 
@@ -51,23 +52,22 @@ def shard(first: int, count: int) -> bytes:
     return out.getvalue()
 
 
-def fill(client: Any) -> None:
-    client.create_bucket(Bucket="photos")
-    client.create_bucket(Bucket="shards")
-    for number in range(A_CLASS):
-        for kind in CLASSES:
-            client.put_object(Bucket="photos", Key=f"train/{kind}/{number:06d}.jpg", Body=picture(number))
-    for number in range(4):
-        client.put_object(Bucket="shards", Key=f"train-{number:05d}.tar", Body=shard(number * 16, 16))
+def fill(client: mesh.Client) -> None:
+    client.create_bucket("photos")
+    client.create_bucket("shards")
+    keys = [(f"train/{kind}/{number:06d}.jpg", number) for number in range(A_CLASS) for kind in CLASSES]
+    client.put_many("photos", [(key, picture(number)) for key, number in keys])
+    client.put_many("shards", [(f"train-{number:05d}.tar", shard(number * 16, 16)) for number in range(4)])
 
 
 @contextmanager
 def filled() -> Iterator[Daemon]:
     """A daemon of its own, filled as the pages expect."""
     with Daemon.start() as running:
-        client = running.client()
-        fill(client)
-        client.close()
+        with mesh.connect(
+            running.endpoint, access_key=running.access_key, secret_key=running.secret_key
+        ) as client:
+            fill(client)
         yield running
 
 

@@ -9,6 +9,7 @@ import json
 import random
 import re
 import threading
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
@@ -37,6 +38,7 @@ OPS: list[dict[str, Any]] = [
 ARGUMENTS = ("--transform-workers", "2", "--frame-cache", "1MiB")
 
 
+@cache
 def picture(number: int) -> bytes:
     small = np.random.default_rng(number).integers(0, 256, (60, 80, 3), np.uint8)
     file = io.BytesIO()
@@ -48,11 +50,15 @@ def picture(number: int) -> bytes:
 def started(*arguments: str) -> Iterator[Daemon]:
     """A daemon with the samples."""
     with Daemon.start(workers=2, args=(*ARGUMENTS, *arguments)) as daemon:
-        with contextlib.closing(daemon.client()) as client:
-            client.create_bucket(Bucket="photos")
-            for number in range(SAMPLES):
-                client.put_object(Bucket="photos", Key=f"train/{number:04}.jpg", Body=picture(number))
+        with connected(daemon) as client:
+            client.create_bucket("photos")
+            client.put_many("photos", [(f"train/{n:04}.jpg", picture(n)) for n in range(SAMPLES)])
         yield daemon
+
+
+def connected(daemon: Daemon) -> mesh.Client:
+    """The SDK, as root."""
+    return mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key)
 
 
 def post(daemon: Daemon, path: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +225,7 @@ def test_a_restart_begins_with_an_empty_directory(daemon: Daemon, expected: list
 
 
 def test_a_loader_says_how_much_is_kept(daemon: Daemon) -> None:
-    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+    with connected(daemon) as client:
         data = mesh.open("s3://photos/train/", {"image": "jpg"}, client=client)
         data = data.map(ops.decode("image"), ops.random_resized_crop("image", size=160))
         found = {}
