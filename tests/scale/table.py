@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
@@ -52,10 +52,12 @@ class Table:
 def private_memory(daemon: Daemon) -> int:
     """Anonymous and shared memory of a node's processes, in bytes; pages that are shared count once."""
     supervisor = psutil.Process(daemon.pid)
-    return sum(_pss_anonymous(process.pid) for process in (supervisor, *supervisor.children(recursive=True)))
+    return sum(private_bytes(process.pid) for process in (supervisor, *supervisor.children(recursive=True)))
 
 
-def _pss_anonymous(pid: int) -> int:
-    with open(f"/proc/{pid}/smaps_rollup") as file:
+def private_bytes(pid: int) -> int:
+    """Of one process: nothing, if it has ended since it was found, as what reads a Parquet file does."""
+    with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/smaps_rollup") as file:
         rows = dict(line.split(":", 1) for line in file if ":" in line and "Pss" in line)
-    return sum(int(rows[name].split()[0]) << 10 for name in ("Pss_Anon", "Pss_Shmem") if name in rows)
+        return sum(int(rows[name].split()[0]) << 10 for name in ("Pss_Anon", "Pss_Shmem") if name in rows)
+    return 0

@@ -12,7 +12,7 @@ import tarfile
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from PIL import Image
 import meshsdk
 from meshsdk.admin import op_catalog
 from meshwire.frame import tensor_frame
-from tests.support.bounded_wait import await_end
+from tests.support.bounded_wait import await_end, await_true
 from tests.support.daemons import Daemon
 from tests.support.native_fixtures import Mesh, error
 
@@ -267,11 +267,17 @@ def _until(ready: Callable[[], bool], crowd: Crowd) -> None:
 
 
 def _kill_a_transform(node: Daemon) -> None:
-    """The supervisor replaces it; nobody is to notice."""
-    family = psutil.Process(node.pid).children()
-    found = [child for child in family if child.name().startswith("transform")]
-    assert found
-    found[0].kill()
+    """The supervisor replaces it; nobody is to notice. What the crowd has crashed may be about to return."""
+
+    def killed() -> bool:
+        for child in psutil.Process(node.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if child.name().startswith("transform"):
+                    child.kill()
+                    return True
+        return False
+
+    await_true(killed)
 
 
 def test_ops_are_counted_one_by_one(node: Daemon) -> None:
