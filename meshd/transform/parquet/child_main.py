@@ -69,9 +69,11 @@ def _confined(memory: int, kind: str) -> Converter:
 def _preload_pyarrow(converter: type[Converter], *, arrow: bool) -> None:
     """Convert a small Parquet file, and with `arrow` an Arrow file, as the process will do, so that pyarrow
     loads what it loads on first use."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    pa.array(np.zeros(1))  # loads numpy.ma, for members of lists
     table = pa.table({"a": ["x", None], "b": [[1.0], [2.0]], "c": [{"d": b"y"}, None], "e": [True, None]})
     files = [io.BytesIO()]
     pq.write_table(table, files[0], compression="zstd", use_dictionary=["a"])
