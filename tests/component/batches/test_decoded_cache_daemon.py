@@ -50,10 +50,14 @@ def picture(number: int) -> bytes:
 def started(*arguments: str) -> Iterator[Daemon]:
     """A daemon with the samples."""
     with Daemon.start(workers=2, args=(*ARGUMENTS, *arguments)) as daemon:
-        with connected(daemon) as client:
-            client.create_bucket("photos")
-            client.put_many("photos", [(f"train/{n:04}.jpg", picture(n)) for n in range(SAMPLES)])
+        fill(daemon)
         yield daemon
+
+
+def fill(daemon: Daemon) -> None:
+    with connected(daemon) as client:
+        client.create_bucket("photos")
+        client.put_many("photos", [(f"train/{n:04}.jpg", picture(n)) for n in range(SAMPLES)])
 
 
 def connected(daemon: Daemon) -> mesh.Client:

@@ -13,7 +13,7 @@ from meshsdk import ops
 from tests.component.batches.test_decoded_cache_daemon import (
     SAMPLES,
     counted,
-    picture,
+    fill,
     plan_of,
     wait_until,
 )
@@ -31,10 +31,7 @@ ARGS = ("--transform-workers", "1", "--frame-cache", "1MiB", "--decoded-cache", 
 def two_nodes() -> Iterator[DaemonCluster]:
     """A mesh with the samples."""
     with DaemonCluster.start(2, args=ARGS) as found:
-        with contextlib.closing(found["n1"].client()) as client:
-            client.create_bucket(Bucket="photos")
-            for number in range(SAMPLES):
-                client.put_object(Bucket="photos", Key=f"train/{number:04}.jpg", Body=picture(number))
+        fill(found["n1"])
         yield found
 
 
