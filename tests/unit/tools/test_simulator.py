@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshd.batches.read_ahead.read_cost import SEEK_SECONDS
+from meshd.batches.read_ahead.read_cost import SEEK_SECONDS, SHORT_SEEK_SECONDS
 from meshsdk.cli import run
 from meshsdk.errors import ConfigurationError
 from meshtools.simulator.durability import expected_losses, simulate_failures
 from meshtools.simulator.epoch import EpochSimulation
 from meshtools.simulator.repairs import plan_copies
 from meshtools.simulator.report import epoch_figures
+from meshtools.simulator.resources import NodeResources
 from meshtools.simulator.scenario import (
     Data,
     Disks,
@@ -160,6 +161,21 @@ def test_a_disk_rests_between_reads_and_is_not_busy_then() -> None:
     # 1.4 GB in reads of 1 MiB
     rest = 1.4e9 / (1 << 20) * 0.005
     assert runs[1].jobs[0].end - runs[0].jobs[0].end == pytest.approx(rest, rel=0.05)
+
+
+def test_cold_inodes_cost_short_seeks_before_the_bytes_of_a_window() -> None:
+    """Four shards of 2 MB, whose inodes are in one block, are read twice, from a cold and a warm table."""
+    shards, size = np.arange(4), 2_000_000
+    mesh = Mesh(1, 1, disks_per_node=1, page_cache_bytes=1.0)
+    data = Data(80, size // 20, 20)
+    nodes = NodeResources(mesh, data, 1, np.zeros((4, 1), np.int64))
+    rows, ends, owners = np.tile(np.arange(20), 4), np.arange(1, 5) * 20, np.zeros(4, np.int64)
+    cold = nodes.read_shards(0.0, shards, rows, ends, owners)
+    assert nodes.seeks == 4 + 1
+    warm = nodes.read_shards(100.0, shards, rows, ends, owners) - 100.0
+    assert nodes.seeks == 5 + 4  # no shard is in memory any more, but their inodes are
+    assert np.diff(cold) == pytest.approx(np.diff(warm)[0], rel=0.01)
+    assert cold[0] - warm[0] == pytest.approx(SHORT_SEEK_SECONDS)
 
 
 def test_a_map_that_exists_places_the_data_and_each_node_has_windows_of_its_share() -> None:
@@ -359,7 +375,19 @@ def test_the_page_of_the_simulator_has_every_name(table: type[Any]) -> None:
         ),
         ("slots = 1024", "slots = 1000", "slots is a power of two"),
         ("[data]", "[dta]", "no table 'dta'"),
-        ("batch = 1024", "batch = 0", "at least 1"),
+        ("batch = 1024", "batch = 0", "[jobs] batch = 0: it must be at least 1"),
+        ("nodes = 6", "nodes = 6\ncores_per_node = 0", "[mesh] cores_per_node = 0: it must be above 0"),
+        ("nodes = 6", "nodes = 6\nlease_seconds = 0", "[mesh] lease_seconds = 0: it must be above 0"),
+        ("nodes = 6", "nodes = 6\nseek_scale = inf", "seek_scale = inf: expected a number"),
+        ("nodes = 6", "nodes = 6\ncopies = 7", "copies = 7: at most 8, and at most as many as nodes"),
+        ("samples = 60_000", "samples = 0", "[data] samples = 0: it must be at least 1"),
+        ("block_shards = 32", "block_shards = 32\nshare = 2.0", "[jobs] share = 2.0: at most 1"),
+        ("[jobs]", "[writes]\nbytes_per_second = 1e6\nretry_seconds = 0\n[jobs]", "retry_seconds = 0"),
+        (
+            "[jobs]",
+            "[[fault]]\nkind = 'restart'\nat_seconds = 1\nat_once = 0\n[jobs]",
+            "[fault] at_once = 0: it must be at least 1",
+        ),
     ],
 )
 def test_a_wrong_scenario_is_named(old: str, new: str, message: str) -> None:

@@ -6,7 +6,7 @@ page cache is known by samples.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,6 +95,7 @@ class NodeResources:
         held = self._holders[shards] == owners[:, None]
         begins = self._places[shards, held.argmax(axis=1)]
         begins[~held.any(axis=1)] = _ELSEWHERE
+        inodes = self._cold_inodes(shards, owners, begins)
         for place, (shard, end, node, begin) in enumerate(
             zip(shards.tolist(), ends.tolist(), owners.tolist(), begins.tolist(), strict=True)
         ):
@@ -117,12 +118,9 @@ class NodeResources:
             seconds *= self.slow[node]
             self._arms[node, disk] = begin + int(reads.offsets[-1] + reads.lengths[-1])
             seeks = missing * (cost.seeks - 1) + 1
-            if (known := self._inodes[node]) is not None:
-                block = (disk, begin // self._shard_bytes // _INODES_IN_BLOCK)
-                if block not in known:
-                    known.add(block)
-                    seeks += 1
-                    seconds += SEEK_SECONDS * self._mesh.seek_scale * self.slow[node]
+            before = inodes.pop((node, disk), 0)
+            seeks += before
+            seconds += before * SHORT_SEEK_SECONDS * self._mesh.seek_scale * self.slow[node]
             work = cost.read * missing * self._data.cpu_seconds_per_read_byte
             self._work(node, work + seeks * self._data.cpu_seconds_per_seek, now)
             free = max(now, float(self._disk_free[node, disk]), arrives)
@@ -138,6 +136,19 @@ class NodeResources:
         self.wanted_bytes += rows.size * size
         self.samples += rows.size
         return done
+
+    def _cold_inodes(self, shards: Integers, owners: Integers, begins: Integers) -> Counter[tuple[int, int]]:
+        """Return how many blocks of inodes a window needs that are not in memory, by node and disk. A node
+        reads them one after the other before the window's bytes, so that the arm stays among them."""
+        found = Counter[tuple[int, int]]()
+        places = zip(shards.tolist(), owners.tolist(), begins.tolist(), strict=True)
+        for shard, node, begin in places:
+            if (known := self._inodes[node]) is not None:
+                disk = shard % self._mesh.disks_per_node
+                block = (disk, begin // self._shard_bytes // _INODES_IN_BLOCK)
+                found[node, disk] += block not in known
+                known.add(block)
+        return found
 
     def write_object(self, now: float, nodes: tuple[int, ...], number: int, size: int) -> float:
         """Write an object on nodes, the first of which sends it to the others; return when all have it. Reads

@@ -5,6 +5,7 @@ Law: bytes, seconds and their quotients, as the names say; a name that is not kn
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import MISSING, dataclass, fields
 from importlib.resources import files
@@ -22,6 +23,23 @@ _EXPECTED = {
     "float": "a number from 0 up, such as 2e9",
     "bool": "true or false",
 }
+_ABOVE_ZERO = {
+    "mesh": (
+        *("nodes", "copies", "slots", "nodes_per_rack", "disks_per_node", "cores_per_node"),
+        *("disk_bytes_per_second", "nic_bytes_per_second", "rack_oversubscription"),
+        *("repair_bytes_per_second", "lease_seconds"),
+    ),
+    "data": ("samples", "sample_bytes", "samples_per_shard"),
+    "jobs": (
+        *("count", "epochs", "batch", "prefetch", "block_shards", "trainer_bytes_per_second"),
+        "share",
+    ),
+    "fault": ("count", "at_once", "factor"),
+    "origin": ("bytes_per_second",),
+    "writes": ("bytes_per_second", "object_bytes", "retry_seconds"),
+    "disks": ("years", "failures_per_year", "repair_seconds"),
+}
+"""Names of each table whose values are not 0."""
 FaultKind = Literal["lose", "restart", "slow", "join", "partition"]
 
 
@@ -243,7 +261,7 @@ def _parsed(kind: type[_Table], values: dict[str, Any], table: str) -> _Table:
         if wanted == "int":
             fits = number and isinstance(value, int) and value >= 0
         elif wanted == "float":
-            fits = number and value >= 0
+            fits = number and 0 <= value < math.inf
         elif wanted == "bool":
             fits = isinstance(value, bool)
         else:
@@ -255,32 +273,29 @@ def _parsed(kind: type[_Table], values: dict[str, Any], table: str) -> _Table:
     missing = [name for name, each in known.items() if each.default is MISSING and name not in values]
     if missing:
         raise ConfigurationError(f"[{table}]: {' and '.join(missing)} missing")
-    return kind(**values)
+    found = kind(**values)
+    for name in _ABOVE_ZERO[table]:
+        if not getattr(found, name) > 0:
+            least = "at least 1" if known[name].type == "int" else "above 0"
+            raise ConfigurationError(f"[{table}] {name} = {getattr(found, name)!r}: it must be {least}")
+    return found
 
 
 def _check(found: Scenario) -> None:
     """Raises ConfigurationError for what cannot be simulated."""
     mesh, jobs = found.mesh, found.jobs
-    positive = (mesh.nodes, mesh.copies, mesh.slots, mesh.nodes_per_rack, mesh.disks_per_node)
-    if min(positive) < 1 or not 1 <= mesh.copies <= min(mesh.nodes, 8):
-        raise ConfigurationError(
-            "[mesh]: nodes, copies, slots, racks and disks are at least 1, copies at most 8"
-        )
+    if mesh.copies > min(mesh.nodes, 8):
+        raise ConfigurationError(f"[mesh] copies = {mesh.copies}: at most 8, and at most as many as nodes")
     if mesh.nodes > np.iinfo(np.int16).max or mesh.slots & (mesh.slots - 1):
         raise ConfigurationError("[mesh]: at most 32,767 nodes; slots is a power of two")
-    if jobs.shuffle not in ("blocks", "global", "none") or min(jobs.count, jobs.batch, jobs.prefetch) < 1:
-        raise ConfigurationError(
-            f"[jobs]: shuffle is {jobs.shuffle!r}, count {jobs.count}, batch {jobs.batch}, prefetch "
-            f"{jobs.prefetch}; shuffle must be blocks, global or none, and the others at least 1"
-        )
-    if not 0 < jobs.share <= 1:
-        raise ConfigurationError("[jobs] share is above 0 and at most 1")
+    if jobs.shuffle not in ("blocks", "global", "none"):
+        raise ConfigurationError(f"[jobs] shuffle = {jobs.shuffle!r}: blocks, global or none")
+    if jobs.share > 1:
+        raise ConfigurationError(f"[jobs] share = {jobs.share}: at most 1")
     if found.disks is not None and (found.origin is not None or found.writes is not None):
         raise ConfigurationError("years of failures have no [origin] and no [writes]")
-    if found.origin is not None and (found.origin.bytes_per_second <= 0 or jobs.shuffle == "global"):
-        raise ConfigurationError("[origin]: bytes_per_second is above 0, and shuffle is blocks or none")
-    if found.writes is not None and min(found.writes.bytes_per_second, found.writes.object_bytes) <= 0:
-        raise ConfigurationError("[writes]: bytes_per_second and object_bytes are above 0")
+    if found.origin is not None and jobs.shuffle == "global":
+        raise ConfigurationError("[origin]: shuffle is blocks or none")
     for fault in found.faults:
         if fault.kind not in get_args(FaultKind):
             raise ConfigurationError(f"[[fault]] kind = {fault.kind!r}: {', '.join(get_args(FaultKind))}")
