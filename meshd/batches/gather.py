@@ -88,8 +88,8 @@ _Places = dict[str, tuple[int, int]]
 class MemberCache:
     """Members of recently used shards: name → (offset, size), keyed by the content of the shard."""
 
-    def __init__(self, limit: int = _CACHED_MEMBERS) -> None:
-        self._limit, self._held = limit, 0
+    def __init__(self) -> None:
+        self._held = 0
         self._places: OrderedDict[tuple[str, int], _Places] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class MemberCache:
         name = (record.etag, record.size)
         self._held += len(places) - len(self._places.pop(name, ()))
         self._places[name] = places
-        while self._held > self._limit and self._places:
+        while self._held > _CACHED_MEMBERS and self._places:
             self._held -= len(self._places.popitem(last=False)[1])
 
 

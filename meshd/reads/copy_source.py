@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 Response = TypeVar("Response")
 _RETRYABLE: Final = (PeerUnreachableError, BodyFramingError, StaleMapError)
 
-Copy = ops.CopyObject | ops.UploadPartCopy
-
 
 class CopySourceRequest(msgspec.Struct, frozen=True, array_like=True):
     """The source of a copy: an object, a version or an archive member. To read it: the content `etag`, and

@@ -396,10 +396,10 @@ class _TypedRoute:
         return self._clock.now_ms() // 1000
 
 
-def peer_reply(body: bytes, now: int, *, status: int = 200) -> Reply:
+def peer_reply(body: bytes, now: int) -> Reply:
     """Return a complete response to a node, framed with its checksum."""
     content = frame_body(body)
-    return Reply(status, [(FRAMED_HEADER, "1"), ("Content-Length", str(len(content)))], content, now)
+    return Reply(200, [(FRAMED_HEADER, "1"), ("Content-Length", str(len(content)))], content, now)
 
 
 async def stream_reply(request: MeshRequest, pieces: AsyncIterable[bytes], now: int) -> StreamedReply:

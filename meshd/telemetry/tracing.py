@@ -16,7 +16,7 @@ import random
 from bisect import bisect_left
 from collections import deque
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from meshd.telemetry import metrics
 from meshd.telemetry.exemplars import LATENCY_BOUNDS, Exemplar
@@ -189,24 +189,10 @@ def enter(span: Span | None) -> None:
         _current.set(span)
 
 
-def observe(metric: Observable, name: str, seconds: float, labels: tuple[str, ...] = ()) -> None:
-    """Observe a time in a histogram, with the current trace as an example. `labels`: those of the series."""
-    metric.observe(seconds)
-    span = current()
-    if span is not None and _recorder is not None:
-        _recorder.note_exemplar(name, labels, seconds, span)
-
-
 def note_exemplar(name: str, labels: tuple[str, ...], seconds: float, span: Span) -> None:
     """Give a span as an example of a time that was observed in the histogram `name`."""
     if _recorder is not None:
         _recorder.note_exemplar(name, labels, seconds, span)
-
-
-class Observable(Protocol):
-    """A histogram, or one of its series."""
-
-    def observe(self, amount: float) -> None: ...
 
 
 class _Stage:

@@ -130,12 +130,10 @@ _READERS: tuple[Callable[[bytes], object], ...] = (
     xml_documents.parse_error,
     xml_documents.parse_list_result,
     xml_documents.parse_list_buckets,
-    xml_documents.parse_location,
     xml_documents.parse_create_upload_result,
     xml_documents.parse_complete_result,
     xml_documents.parse_copy_result,
     xml_documents.parse_delete_result,
-    xml_documents.parse_list_versions,
     acl_xml.parse_acl,
     settings_xml.parse_tagging,
 )

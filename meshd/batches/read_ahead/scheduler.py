@@ -184,10 +184,6 @@ class ReadScheduler:
         await found.until_begun()
         return found
 
-    async def wait_until_read(self, address: FrameAddress) -> None:
-        """Wait until the bytes of a frame's batch have been read ahead; at once if none are to be."""
-        await (await self.arrivals(address)).until_read()
-
     async def _windows_of(self, cursor: _Cursor, first: int, end: int) -> list[Window]:
         """Return the windows of the positions first…end−1 that have not been read yet; they are now."""
         async with cursor.growing:

@@ -212,10 +212,8 @@ class _FormerMap:
 class PrimaryHandover:
     """Ensures that names are handed over. One per process. Checks never wait."""
 
-    def __init__(
-        self, mesh: ClusterView, peers: PeerClient, clock: Clock, window: float = RECENT_SECONDS
-    ) -> None:
-        self._mesh, self._peers, self._clock, self.window = mesh, peers, clock, window
+    def __init__(self, mesh: ClusterView, peers: PeerClient, clock: Clock) -> None:
+        self._mesh, self._peers, self._clock, self.window = mesh, peers, clock, RECENT_SECONDS
         self._known: ClusterMap | None = None
         self._former: list[_FormerMap] = []
         self._done: set[tuple[str, str]] = set()  # names handed over under the known map

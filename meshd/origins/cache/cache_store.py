@@ -278,11 +278,11 @@ class CacheStore:
             await self.cache.writer(cache_bucket, key, size=0).commit(_meta(facts, {_SIZE: str(facts.size)}))
         await writer.commit(Meta(facts.etag, tags={_KEY: key, _NUMBER: str(number)}))
 
-    async def drop_object(self, bucket: Bucket, key: str, *, but: str = "") -> None:
-        """Remove an object with its chunks, unless it has the ETag `but`."""
+    async def drop_object(self, bucket: Bucket, key: str) -> None:
+        """Remove an object with its chunks."""
         cache_bucket = cache_name(bucket)
         head = self.cache.get(cache_bucket, key)
-        if head is None or head.etag == but:
+        if head is None:
             return
         await self.cache.delete(cache_bucket, key)
         if _SIZE in head.tags:

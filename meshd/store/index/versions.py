@@ -110,10 +110,10 @@ class Versions:
         null = self.null_version(txn, name)
         return "new" if null is None or null.stamp < record.stamp else "overtaken"
 
-    def older_versions(self, txn: Any, name: bytes, below: int = _NEWEST) -> Iterator[Record]:
-        """Yields the versions below stamp `below`, without the current one, newest first."""
+    def older_versions(self, txn: Any, name: bytes) -> Iterator[Record]:
+        """Yields the versions without the current one, newest first."""
         prefix, length = name + b"\0", len(name) + TAIL
-        with self.older.open_cursor(txn, older_version_key(name, below - 1)) as cursor:
+        with self.older.open_cursor(txn, older_version_key(name, _NEWEST - 1)) as cursor:
             while cursor.key is not None and cursor.key.startswith(prefix):
                 if len(cursor.key) == length:
                     yield decode(cursor.value)

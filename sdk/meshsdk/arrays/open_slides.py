@@ -152,7 +152,7 @@ def _problem(level: Any, page: Any) -> str:
     return ""
 
 
-_MISSING, _HEAD = -1, 5
+_MISSING = -1
 MAX_TILES = 1024
 
 

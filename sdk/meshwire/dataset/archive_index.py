@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from meshwire.frame.tensor_frame import Buffer
 
 
-CONTENT_TYPE = "application/vnd.shardmesh.shardindex"
 _KIND, _VERSION = "shardmesh.shardindex", 1
 MAX_BYTES = 1 << 60  # of an object, so that the sum of two fits into int64
 FILE_TYPES = ("0", "", "7")  # ustar's regular file, its older code, and a contiguous file

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _KIND, _VERSION = "shardmesh.records", 1
 MAX_RECORD_BYTES: Final = 1 << 32
-_EXAMPLES = 5
 _EXAMPLE_CHARS = 1000
 _TOLD = 1000
 

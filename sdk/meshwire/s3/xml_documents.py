@@ -1,9 +1,8 @@
-"""Parsers of S3's XML bodies, for daemon and SDK; ListObjectVersions both ways.
+"""Parsers of S3's XML bodies, for daemon and SDK, and the document of ListObjectVersions.
 
 Law: a request's document is checked strictly against what the operation needs. Unknown elements are
 rejected where they could ask for something; in lists of parts they are ignored.
-Invariant: any bytes give a value or an S3Error, and `parse_list_versions` reads what
-`list_versions_document` writes.
+Invariant: any bytes give a value or an S3Error.
 """
 
 from __future__ import annotations
@@ -209,11 +208,6 @@ def parse_list_buckets(body: bytes) -> result_types.BucketListing:
     )
 
 
-def parse_location(body: bytes) -> result_types.BucketLocation:
-    root = parse_xml(body, root="LocationConstraint", max_bytes=MAX_RESPONSE_BYTES)
-    return result_types.BucketLocation(root.text.strip() or "us-east-1")
-
-
 def parse_create_upload_result(body: bytes) -> result_types.UploadCreated:
     root = parse_xml(body, root="InitiateMultipartUploadResult", max_bytes=MAX_RESPONSE_BYTES)
     return result_types.UploadCreated(
@@ -363,37 +357,4 @@ def _entry(e: result_types.VersionEntry, key: Callable[[str], str]) -> str:
     return (
         f"<Version>{common}{listings.etag_element(e.etag)}{checksum}<Size>{e.size}</Size>{owner}"
         "<StorageClass>STANDARD</StorageClass></Version>"
-    )
-
-
-def parse_list_versions(body: bytes) -> result_types.VersionListing:
-    """Parse a page of ListObjectVersions. Raises S3Error MalformedXML."""
-    root = parse_xml(body, root="ListVersionsResult", max_bytes=MAX_RESPONSE_BYTES)
-    text = key_decoder(root)
-    return result_types.VersionListing(
-        tuple(
-            _read_entry(element, text)
-            for element in root.children
-            if element.name in {"Version", "DeleteMarker"}
-        ),
-        tuple(text(element.child_text("Prefix")) for element in root.find_all("CommonPrefixes")),
-        root.child_text("IsTruncated") == "true",
-        text(root.child_text("NextKeyMarker")),
-        root.child_text("NextVersionIdMarker"),
-    )
-
-
-def _read_entry(element: Element, text: Callable[[str], str]) -> result_types.VersionEntry:
-    owner, marker = element.find_first("Owner"), element.name == "DeleteMarker"
-    return result_types.VersionEntry(
-        text(element.child_text("Key")),
-        element.child_text("VersionId"),
-        element.child_text("IsLatest") == "true",
-        parse_milliseconds(element.child_text("LastModified")),
-        result_types.Owner("") if owner is None else parse_owner(owner),
-        marker,
-        0 if marker else parse_integer(element.child_text("Size")),
-        conditional_requests.unquote_etag(element.child_text("ETag")),
-        element.child_text("ChecksumAlgorithm").lower(),
-        element.child_text("ChecksumType"),
     )

@@ -22,11 +22,13 @@ from meshwire.s3 import operations as ops
 from meshwire.s3 import result_types as res
 from meshwire.s3.parse_request import RequestHead, parse_request
 from meshwire.s3.responses import render, render_error
-from meshwire.s3.xml_io import escape_xml
+from meshwire.s3.xml_io import escape_xml, parse_xml
 from tests.support.xml_text import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from meshwire.s3.xml_io import Element
 
 METHODS = ["GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH", "get", ""]
 PARAMETERS = [
@@ -176,13 +178,11 @@ DOCUMENTS: list[Callable[[bytes], object]] = [
     xml_documents.parse_error,
     xml_documents.parse_list_result,
     xml_documents.parse_list_buckets,
-    xml_documents.parse_location,
     xml_documents.parse_create_upload_result,
     xml_documents.parse_complete_result,
     xml_documents.parse_copy_result,
     xml_documents.parse_delete_result,
     settings_xml.parse_tagging,
-    xml_documents.parse_list_versions,
 ]
 TAGS = [
     "Delete",
@@ -297,6 +297,39 @@ versions = st.builds(
 markers = st.builds(res.VersionEntry, texts, st.just("v"), st.booleans(), times, owners, st.just(True))
 
 
+def parse_list_versions(body: bytes) -> res.VersionListing:
+    """Parse a page of ListObjectVersions. Raises S3Error MalformedXML."""
+    root = parse_xml(body, root="ListVersionsResult", max_bytes=xml_documents.MAX_RESPONSE_BYTES)
+    text = xml_documents.key_decoder(root)
+    return res.VersionListing(
+        tuple(
+            _read_entry(element, text)
+            for element in root.children
+            if element.name in {"Version", "DeleteMarker"}
+        ),
+        tuple(text(element.child_text("Prefix")) for element in root.find_all("CommonPrefixes")),
+        root.child_text("IsTruncated") == "true",
+        text(root.child_text("NextKeyMarker")),
+        root.child_text("NextVersionIdMarker"),
+    )
+
+
+def _read_entry(element: Element, text: Callable[[str], str]) -> res.VersionEntry:
+    owner, marker = element.find_first("Owner"), element.name == "DeleteMarker"
+    return res.VersionEntry(
+        text(element.child_text("Key")),
+        element.child_text("VersionId"),
+        element.child_text("IsLatest") == "true",
+        xml_documents.parse_milliseconds(element.child_text("LastModified")),
+        res.Owner("") if owner is None else xml_documents.parse_owner(owner),
+        marker,
+        0 if marker else xml_documents.parse_integer(element.child_text("Size")),
+        conditional_requests.unquote_etag(element.child_text("ETag")),
+        element.child_text("ChecksumAlgorithm").lower(),
+        element.child_text("ChecksumType"),
+    )
+
+
 @given(
     st.lists(versions | markers, max_size=5).map(tuple),
     st.lists(texts, max_size=3).map(tuple),
@@ -315,9 +348,9 @@ def test_version_listings_are_read_back(
     page = res.VersionListing(found, prefixes, True, next_key, next_version)
     body = render(op, page, "id").body
     if not encode and not is_plain("".join([*(entry.key for entry in found), *prefixes, next_key])):
-        _is_refused_but_for_references(body.decode(), xml_documents.parse_list_versions)
+        _is_refused_but_for_references(body.decode(), parse_list_versions)
         return
-    assert xml_documents.parse_list_versions(body) == page
+    assert parse_list_versions(body) == page
 
 
 def _is_refused_but_for_references(document: str, parse: Callable[[bytes], object]) -> None:

@@ -99,6 +99,10 @@ class World:
         self.scheduler.frame_requested(self.plan, self.snapshot, address)
         return address
 
+    async def wait_until_read(self, address: FrameAddress) -> None:
+        """Wait until the bytes of a frame's batch have been read ahead; at once if none are to be."""
+        await (await self.scheduler.arrivals(address)).until_read()
+
     def read_all(self) -> None:
         """Let the reads end that are queued at the disk."""
         for arm in arms:
@@ -133,7 +137,7 @@ def _disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_windows_are_the_epoch_in_order_each_sample_once(shuffle: dict[str, Any]) -> None:
     async def story(world: World) -> None:
         for step in range(SAMPLES // BATCH):
-            waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(step)))
+            waiting = asyncio.create_task(world.wait_until_read(world.ask(step)))
             while not waiting.done():
                 await asyncio.sleep(0)
                 world.read_all()
@@ -152,7 +156,7 @@ def test_windows_are_the_epoch_in_order_each_sample_once(shuffle: dict[str, Any]
 def test_an_estimate_of_the_cost_cuts_windows_of_the_same_sizes(shuffle: dict[str, Any]) -> None:
     async def story(world: World) -> None:
         for step in range(SAMPLES // BATCH):
-            waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(step)))
+            waiting = asyncio.create_task(world.wait_until_read(world.ask(step)))
             while not waiting.done():
                 await asyncio.sleep(0)
                 world.read_all()
@@ -175,7 +179,7 @@ def test_an_estimate_of_the_cost_cuts_windows_of_the_same_sizes(shuffle: dict[st
 
 def test_a_batch_waits_until_its_window_is_read_and_the_disk_hears_of_it() -> None:
     async def story(world: World) -> None:
-        waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(0)))
+        waiting = asyncio.create_task(world.wait_until_read(world.ask(0)))
         await settled()
         assert not waiting.done()
         assert arms[0].urgent or arms[0].works[0].urgent
@@ -291,7 +295,7 @@ def test_a_request_before_the_first_window_has_one_of_its_own() -> None:
         world.ask(40)
         await settled()
         world.read_all()
-        waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(30)))
+        waiting = asyncio.create_task(world.wait_until_read(world.ask(30)))
         await settled()
         assert not waiting.done()
         world.read_all()
@@ -322,9 +326,9 @@ def test_readers_at_different_places_have_windows_of_their_own() -> None:
 def test_a_cached_window_and_one_that_cannot_be_looked_up_hold_nobody_up() -> None:
     async def story(world: World) -> None:
         world.lookup.disk = False
-        await asyncio.wait_for(world.scheduler.wait_until_read(world.ask(0)), 30)
+        await asyncio.wait_for(world.wait_until_read(world.ask(0)), 30)
         world.lookup.error = OSError("the index is gone")
-        await asyncio.wait_for(world.scheduler.wait_until_read(world.ask(199)), 30)
+        await asyncio.wait_for(world.wait_until_read(world.ask(199)), 30)
         assert not arms
 
     running({"kind": "global"}, story)
@@ -335,9 +339,7 @@ def test_a_reader_that_stops_gives_its_memory_back() -> None:
         world.ask(0)
         await settled()
         works = list(arms[0].works)
-        waiting = asyncio.create_task(
-            world.scheduler.wait_until_read(FrameAddress(world.plan.hash, 0, 0, batch=BATCH))
-        )
+        waiting = asyncio.create_task(world.wait_until_read(FrameAddress(world.plan.hash, 0, 0, batch=BATCH)))
         await settled()
         world.clock.advance(IDLE_SECONDS + 1)
         world.ask(0, epoch=5)  # another reader comes
@@ -372,7 +374,7 @@ def test_a_reader_that_has_ended_leaves_its_share_to_others_and_a_slow_one_keeps
 def test_closing_lets_every_waiting_batch_go() -> None:
     async def run() -> None:
         world = World({"kind": "global"})
-        waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(0)))
+        waiting = asyncio.create_task(world.wait_until_read(world.ask(0)))
         await settled()
         assert not waiting.done()
         await world.scheduler.aclose()
@@ -396,7 +398,7 @@ def test_samples_that_are_decoded_already_are_not_read_ahead() -> None:
             BUDGET,
             HalfDecoded(),  # type: ignore[arg-type]
         )
-        waiting = asyncio.create_task(world.scheduler.wait_until_read(world.ask(0)))
+        waiting = asyncio.create_task(world.wait_until_read(world.ask(0)))
         await settled()
         first = world.lookup.windows[0]
         assert first == [sample for sample in world.order() if sample % 2][: len(first)]
@@ -419,7 +421,7 @@ def test_all_samples_are_read_ahead_for_a_job_that_does_not_use_the_decoded_ones
         )
         address = FrameAddress(world.plan.hash, 0, 0, batch=BATCH)
         world.scheduler.frame_requested(world.plan, world.snapshot, address, use_decoded=False)
-        waiting = asyncio.create_task(world.scheduler.wait_until_read(address))
+        waiting = asyncio.create_task(world.wait_until_read(address))
         await settled()
         first = world.lookup.windows[0]
         assert first == world.order()[: len(first)]
@@ -443,13 +445,13 @@ def test_a_batch_is_built_whatever_fails_here(monkeypatch: pytest.MonkeyPatch) -
     async def story(world: World) -> None:
         with monkeypatch.context() as broken:
             broken.setattr(module, "DiskReader", no_thread)
-            await asyncio.wait_for(world.scheduler.wait_until_read(world.ask(0)), 30)
+            await asyncio.wait_for(world.wait_until_read(world.ask(0)), 30)
         with monkeypatch.context() as broken:
             broken.setattr(module, "cut_window", no_thread)
-            await asyncio.wait_for(world.scheduler.wait_until_read(world.ask(0, epoch=1)), 30)
+            await asyncio.wait_for(world.wait_until_read(world.ask(0, epoch=1)), 30)
         with monkeypatch.context() as broken:
             broken.setattr(module, "snapshot_order", no_thread)
-            await asyncio.wait_for(world.scheduler.wait_until_read(world.ask(0, epoch=2)), 30)
+            await asyncio.wait_for(world.wait_until_read(world.ask(0, epoch=2)), 30)
 
     running({"kind": "global"}, story)
 
