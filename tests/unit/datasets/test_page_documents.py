@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +140,15 @@ def test_a_lying_page_is_refused(kind: SnapshotKind) -> None:
     ):
         with pytest.raises(ColumnError):
             open_page(document, kind, lie)
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_page_of_an_unknown_version_is_refused(kind: SnapshotKind) -> None:
+    document, facts, _ = PAGES[kind]
+    later = re.sub(rb'"version":"\d+"', b'"version":"9"', document)
+    assert later != document
+    with pytest.raises(ColumnError, match="version"):
+        open_page(later, kind, replace(facts, digest=hashlib.sha256(later).digest()))
 
 
 @pytest.mark.parametrize("kind", PAGES)

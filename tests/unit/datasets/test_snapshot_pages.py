@@ -258,6 +258,25 @@ def test_a_page_that_turns_out_to_be_damaged_later_is_made_again(
 
 
 @KINDS
+def test_a_page_of_a_later_release_is_made_again(node: Node, kind: str) -> None:
+    async def run() -> None:
+        for number in range(3):
+            await node.put_shard(kind, str(number), [b"line"] * (number + 1))
+        made = await node.scan(kind)
+        name = node.page_of(made, 1)
+        document = node.catalog.read_document(name)
+        later = re.sub(rb'"version":"\d+"', b'"version":"9"', document or b"")
+        assert later != document
+        await node.catalog.write_document(name, later)
+        node.restart()
+        assert lengths(await node.catalog.snapshot(made.hash)) == [4] * 6
+        assert node.indexed == 4
+        assert node.catalog.read_document(name) == document
+
+    asyncio.run(run())
+
+
+@KINDS
 def test_a_snapshot_whose_page_is_not_the_index_of_its_object_names_it(node: Node, kind: str) -> None:
     async def run() -> None:
         await node.put_shard(kind, "0", [b"one", b"two"])
