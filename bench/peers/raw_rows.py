@@ -20,6 +20,8 @@ FORMATS: Final = {
 }
 """By peer, the folder with its shards; the lines of text are ours, too."""
 PEERS: Final = tuple(FORMATS)
+BEYOND: Final = ("litdata",)
+"""Peers that the target does not name."""
 BUCKET: Final = "raw"
 WIDTH, BATCH, WORKERS, SHARDS, BUFFER = 59, 1024, 2, 8, 10_000
 """Bytes of a sample, samples of a batch, worker processes and shards of a peer, samples of its shuffle

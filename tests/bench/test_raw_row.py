@@ -76,11 +76,14 @@ def test_the_cpu_time_of_a_process_and_its_children() -> None:
 def test_bars_are_told() -> None:
     figures = [
         Figure(name, 0, {"rate": rate, "client_us": 1.0, "server_us": 2.0})
-        for name, rate in ((OURS, 600_000.0), ("litdata", 200_000.0))
+        for name, rate in ((OURS, 600_000.0), ("datasets", 200_000.0), ("litdata", 200_000.0))
     ]
-    text = "\n".join(raw_row.section({raw_row.NAME: result(figures)}))
-    assert "meshsdk ÷ litdata" in text
-    assert "missed" in text
+    lines = "\n".join(raw_row.section({raw_row.NAME: result(figures)})).splitlines()
+    [target] = [line for line in lines if line.startswith("| meshsdk ÷ datasets |")]
+    assert "≥ 5 **missed**" in target
+    [beside] = [line for line in lines if line.startswith("| meshsdk ÷ litdata |")]  # not in the target
+    assert "3.0×" in beside
+    assert "5" not in beside
     assert raw_row.section({}) == []
 
 
