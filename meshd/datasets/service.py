@@ -170,7 +170,7 @@ class DatasetService:
             options = replace(options, sliced=True)
         if kind == "table" and await self._objects.page_support.is_everywhere(TABLE_MEMBERS):
             options = replace(options, members=True)
-        began = self._objects.revision([source.bucket])
+        began = await self._objects.listing_revision(source.bucket, source.prefix)
         request = request_name(source, kind, fields, options, paged=paged)
         whole = self._readers.reads_whole_bucket(caller, source.bucket)
         found, how = self._results.find_unchanged(request, began) if whole else None, "known"
@@ -184,7 +184,9 @@ class DatasetService:
                 await self._results.record_listing(request, began, update.name)
         metrics.sources_opened.labels(how if found else "listed").inc()
         if found is None:
-            listing = named_files(await self._list(source), source, options.files)
+            entries, listed = await self._list(source)
+            began = began if listed is None else listed
+            listing = named_files(entries, source, options.files)
             scanned = [key for key, _ in scanned_files(listing, kind, fields)]
             await self._readers.require_keys(caller, source.bucket, scanned)
             name = await asyncio.to_thread(result_name, request, listing)
@@ -209,7 +211,7 @@ class DatasetService:
         checked_object(document, "", ("source", "kind"))
         source = parse_source(required_field(document, "source", ""))
         self._readers.require_listing(caller, source)
-        return await read_prepared(await self._list(source), source, self._objects, self._capacity)
+        return await read_prepared((await self._list(source))[0], source, self._objects, self._capacity)
 
     async def _registered(
         self, caller: Caller, built: SnapshotBuild, births: Callable[[Iterable[str]], BucketIncarnations]
@@ -386,16 +388,16 @@ class DatasetService:
             yield from page.entries
             after, more = page.next_after, page.truncated
 
-    async def _list(self, source: Source) -> list[tuple[str, Record]]:
+    async def _list(self, source: Source) -> tuple[list[tuple[str, Record]], object | None]:
+        """Return the objects of a source, and which listing of an origin they are of."""
         if not self._objects.single_node:
-            return await self._objects.list_entries(source.bucket, source.prefix)
-        found: list[tuple[str, Record]] = []
-        after = ""
+            return await self._objects.list_revision(source.bucket, source.prefix)
+        found, after = list[tuple[str, "Record"]](), ""
         while True:
             page = self._store.list(source.bucket, prefix=source.prefix, after=after, limit=_PAGE)
             found += page.entries
             if not page.truncated:
-                return found
+                return found, None
             after = page.next_after
             await asyncio.sleep(0)  # give other requests a turn between pages
 

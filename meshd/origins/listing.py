@@ -2,15 +2,18 @@
 
 A page is cached for the TTL of the origin while the write marks of all nodes stay equal. Marks are compared,
 never ordered; a node changes its mark before it acknowledges a write. If a node cannot be asked there are no
-marks, and the page is fetched again. For a key present on both sides the local object is newer.
+marks, and the page is fetched again. Whole listings, for datasets, are cached in the same way if they are
+small; of a large one only the revision is, which tells whether what was made of it may be used again. For a
+key present on both sides the local object is newer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.origins.cache.cache_store import cache_name
 from meshd.origins.client.origin_api import OriginEntry, OriginError, OriginListing
@@ -23,6 +26,8 @@ from meshd.util.timeouts import timeout
 from meshwire.s3.result_types import ObjectEntry, ObjectListing, Owner
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import Bucket
     from meshd.origins.cache.cache_store import CacheStore
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from meshd.store.store import Store
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
+    from meshwire.origin import Origin
     from meshwire.s3.operations import ListObjects
 
 
@@ -85,6 +91,8 @@ class WriteMarks:
 
 
 _KEPT: Final = 512  # maximum cached pages of one process
+_KEPT_NAMES: Final = 50_000  # of all whole listings that a process caches
+_REVISIONS: Final = 1024
 PAGE: Final = 1000
 
 PageKey = tuple[str, str, str, str, int]
@@ -95,6 +103,19 @@ class _Kept:
     page: OriginListing
     marks: MarkVector
     since: float
+
+
+class ListingRevision(NamedTuple):
+    """A whole listing of an origin: of which contents of which origin, after which writes, and when it
+    began. An equal one stands for the same names."""
+
+    cache_name: str
+    origin: Origin
+    marks: MarkVector
+    since: float
+
+
+_Listed = tuple["Sequence[OriginEntry]", ListingRevision | None]
 
 
 class BackedListings:
@@ -114,6 +135,9 @@ class BackedListings:
         self._mesh, self._merged, self.write_marks = mesh, merged, marker
         self._pages: OrderedDict[PageKey, _Kept] = OrderedDict()
         self._asking: SingleFlight[tuple[PageKey, MarkVector], OriginListing] = SingleFlight()
+        self._whole: OrderedDict[tuple[str, str], _Listed] = OrderedDict()
+        self._revisions: OrderedDict[tuple[str, str], ListingRevision] = OrderedDict()
+        self._listing: SingleFlight[tuple[tuple[str, str], Origin, MarkVector], _Listed] = SingleFlight()
 
     def __repr__(self) -> str:
         return f"<BackedListings {len(self._pages)} pages kept>"
@@ -144,6 +168,60 @@ class BackedListings:
         dirty = await self._dirty(bucket, prefix, delimiter, after, limit)
         page = await self._remote(bucket, prefix, delimiter, after, limit)
         return _merged(page, dirty, limit) if dirty else page
+
+    async def list_all(
+        self, bucket: Bucket, prefix: str
+    ) -> tuple[Sequence[OriginEntry], ListingRevision | None]:
+        """Return all objects below a prefix in order of UTF-8 bytes, including dirty ones, and the listing
+        that they are of; None if it cannot be told whether it is current. Raises OriginError, S3Error
+        SlowDown."""
+        # Read first: it may be written back meanwhile.
+        dirty = await self._dirty(bucket, prefix, "", "", sys.maxsize)
+        entries, revision = await self._all_remote(bucket, prefix)
+        if dirty:
+            entries = _merged(OriginListing(tuple(entries)), dirty, sys.maxsize).entries
+        return entries, revision
+
+    async def revision(self, bucket: Bucket, prefix: str) -> ListingRevision | None:
+        """Return the last whole listing of a prefix, if what it has is still current by the bucket's TTL."""
+        assert bucket.origin is not None
+        found = self._revisions.get((cache_name(bucket), prefix))
+        if found is None or found.origin != bucket.origin:
+            return None
+        if self._clock.monotonic() >= found.since + bucket.origin.ttl:
+            return None
+        return found if found.marks == await self.write_marks.marks_of(bucket) else None
+
+    async def _all_remote(self, bucket: Bucket, prefix: str) -> _Listed:
+        assert bucket.origin is not None
+        name, current = (cache_name(bucket), prefix), await self.revision(bucket, prefix)
+        kept = self._whole.get(name)
+        if kept is not None and kept[1] == current:
+            self._whole.move_to_end(name)
+            return kept
+        marks, origin = await self.write_marks.marks_of(bucket), self._origins.origin_for(bucket)
+        if marks is None:
+            return await origin.list_all(prefix), None
+        revision = ListingRevision(name[0], bucket.origin, marks, self._clock.monotonic())
+
+        async def ask() -> _Listed:
+            return await origin.list_all(prefix), revision
+
+        listed, joined = await self._listing.run((name, bucket.origin, marks), ask)
+        if not joined:
+            self._keep(name, listed, revision)
+        return listed
+
+    def _keep(self, name: tuple[str, str], listed: _Listed, revision: ListingRevision) -> None:
+        self._revisions[name] = revision
+        self._revisions.move_to_end(name)
+        while len(self._revisions) > _REVISIONS:
+            self._revisions.popitem(last=False)
+        self._whole.pop(name, None)
+        if len(listed[0]) <= _KEPT_NAMES:
+            self._whole[name] = listed
+        while sum(len(each[0]) for each in self._whole.values()) > _KEPT_NAMES or len(self._whole) > _KEPT:
+            self._whole.popitem(last=False)
 
     async def _remote(
         self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int

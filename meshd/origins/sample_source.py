@@ -23,6 +23,7 @@ from meshd.origins.client.origin_api import (
     OriginRangeError,
 )
 from meshd.store.records import Page
+from meshd.util.async_tasks import CooperativeYield
 from meshwire.dataset.archive_keys import pinned_table
 from meshwire.errors import S3Error
 
@@ -52,15 +53,26 @@ class OriginSampleSource:
     def __repr__(self) -> str:
         return f"<OriginSampleSource of {self._backed!r}>"
 
-    async def entries(self, name: str, prefix: str) -> list[tuple[str, Record]]:
-        """Return every object under a prefix, in order of UTF-8 bytes. Raises BatchError."""
-        found, after = list[tuple[str, "Record"]](), ""
-        while True:
-            page = await self.page(name, prefix, after, _PAGE)
-            found += page.entries
-            if not page.truncated:
-                return found
-            after = page.next_after
+    async def entries(self, name: str, prefix: str) -> tuple[list[tuple[str, Record]], object | None]:
+        """Return every object under a prefix, in order of UTF-8 bytes, and which listing they are of, as
+        `listing_revision` returns it. Raises BatchError."""
+        bucket = self._bucket(name)
+        try:
+            found, revision = await self._backed.listings.list_all(bucket, prefix)
+        except (OriginError, S3Error) as error:
+            raise _told(f"s3://{name}/{prefix}", error) from error
+        records, turns = list[tuple[str, "Record"]](), CooperativeYield()
+        for start in range(0, len(found), _PAGE):
+            some = found[start : start + _PAGE]
+            records += [(entry.key, _remote_record(bucket, entry.facts())) for entry in some]
+            await turns.yield_if_due()
+        return records, revision
+
+    async def listing_revision(self, name: str, prefix: str) -> object | None:
+        """Return what the last whole listing of a prefix was, if it is still current; see
+        `BackedListings.revision`."""
+        bucket = self._backed.cache_store.backed_bucket(name)
+        return None if bucket is None else await self._backed.listings.revision(bucket, prefix)
 
     async def page(self, name: str, prefix: str, after: str, limit: int) -> Page:
         """Return a page of the objects under a prefix. Raises BatchError."""

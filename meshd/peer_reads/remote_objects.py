@@ -216,9 +216,14 @@ class RemoteObjects:
     async def list_entries(self, bucket: str, prefix: str) -> list[tuple[str, Record]]:
         """Return every object under a prefix, in order of UTF-8 bytes, from the primaries under one map or
         from the origin. Raises BatchError Busy instead of returning an incomplete list."""
+        return (await self.list_revision(bucket, prefix))[0]
+
+    async def list_revision(self, bucket: str, prefix: str) -> tuple[list[tuple[str, Record]], object | None]:
+        """Return what `list_entries` does, and for a bucket with an origin which listing that is, as
+        `listing_revision` returns it."""
         if self.has_origin(bucket):
             return await self._fetcher.require_origins().entries(bucket, prefix)
-        return await self._listings.list_entries(bucket, prefix)
+        return await self._listings.list_entries(bucket, prefix), None
 
     async def list_page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """Return a page of these objects: at most `limit`, after `after`. Raises BatchError Busy."""
@@ -239,6 +244,14 @@ class RemoteObjects:
         same bytes. Where other nodes or clients of an origin write, it never does."""
         local_only = self._mesh.single_node and not any(map(self.has_origin, buckets))
         return self._store.revision() if local_only else object()
+
+    async def listing_revision(self, bucket: str, prefix: str) -> object:
+        """Return `revision` of a bucket; for one with an origin, a value that stays equal while the last
+        listing of the prefix is current by the TTL of the bucket, and the mesh has not written to it."""
+        known = None
+        if self._origins is not None and self.has_origin(bucket):
+            known = await self._origins.listing_revision(bucket, prefix)
+        return self.revision([bucket]) if known is None else known
 
     async def changes_since(
         self, bucket: str, prefix: str, seen: MeshRevision | None

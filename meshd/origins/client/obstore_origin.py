@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from contextlib import asynccontextmanager
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,12 +31,14 @@ from meshd.origins.client.origin_api import (
     OriginRangeError,
     OriginRefusedError,
     OriginResponse,
+    list_page,
 )
+from meshd.origins.client.whole_listing import RESPONSE_SECONDS, WholeListing
 from meshd.telemetry import metrics
 from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 
 
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 64 << 10, 1 << 20  # bytes of a chunk
@@ -88,14 +91,21 @@ _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, P
 
 class ObstoreOrigin:
     """An `Origin` on an obstore store. `name` is the bucket's name in the mesh. `sorted_pages`: listings come
-    in byte order, page by page (S3's do; a folder's do not). `plain`: the origin stores bytes without
-    headers."""
+    in byte order, page by page (S3's do; a folder's do not); `ranged`: a listing can begin at any name.
+    `plain`: the origin stores bytes without headers."""
 
     def __init__(
-        self, name: str, store: Any, *, sorted_pages: bool, listed: bool = True, plain: bool = False
+        self,
+        name: str,
+        store: Any,
+        *,
+        sorted_pages: bool,
+        ranged: bool = False,
+        listed: bool = True,
+        plain: bool = False,
     ) -> None:
         self._name, self._store, self._sorted, self._listed = name, store, sorted_pages, listed
-        self._plain = plain
+        self._plain, self._ranged = plain, ranged
         self._chunk_sizer = ChunkSizer()
 
     def __repr__(self) -> str:
@@ -141,23 +151,39 @@ class ObstoreOrigin:
         return _facts(found.meta, found.attributes)
 
     async def list(self, prefix: str, delimiter: str, after: str, limit: int) -> OriginListing:
+        async with self._listing(prefix):
+            if delimiter == "/":
+                return list_page(await self._level(prefix), prefix, delimiter, after, limit)
+            if not self._sorted:
+                return list_page(await self._everything(prefix), prefix, delimiter, after, limit)
+            return await self._walk(prefix, delimiter, after, limit)
+
+    async def list_all(self, prefix: str) -> Sequence[OriginEntry]:
+        begin = _offset(_before(prefix)) if prefix else ""
+        whole = WholeListing(self._store, self._name, prefix, begin, _offset, ranged=self._ranged)
+        async with self._listing(prefix, in_ranges=self._sorted):
+            if self._sorted:
+                return [_entry(each) for each in await whole.objects()]
+            found = await self._everything(prefix)
+            return sorted((each for each in found if each.key.startswith(prefix)), key=lambda each: each.key)
+
+    @asynccontextmanager
+    async def _listing(self, prefix: str, *, in_ranges: bool = False) -> AsyncIterator[None]:
+        """Translate the errors of a listing, and limit its time; one in ranges limits each response."""
         if "/" in prefix:
             check_key(prefix.rpartition("/")[0])
         if not self._listed:
             raise OriginRefusedError(f"the origin of {self._name} is a web server, which cannot be listed")
         try:
-            async with timeout(LISTING_SECONDS):
-                if delimiter == "/":
-                    return list_page(await self._level(prefix), prefix, delimiter, after, limit)
-                if not self._sorted:
-                    return list_page(await self._everything(prefix), prefix, delimiter, after, limit)
-                return await self._walk(prefix, delimiter, after, limit)
+            async with timeout(None if in_ranges else LISTING_SECONDS):
+                yield
         except OriginError:
             raise
         except TimeoutError:
             metrics.origin_errors.inc()
+            most = RESPONSE_SECONDS if in_ranges else LISTING_SECONDS
             raise OriginDownError(
-                f"the origin of {self._name} did not finish a listing within {LISTING_SECONDS:.0f} s"
+                f"the origin of {self._name} did not finish a listing within {most:.0f} s"
             ) from None
         except BaseException as error:
             raise self._told(error, prefix) from error
@@ -169,7 +195,7 @@ class ObstoreOrigin:
         objects = [_entry(each) for each in found["objects"]]
         return [*objects, *(f"{name.rstrip('/')}/" for name in found["common_prefixes"])]
 
-    async def _everything(self, prefix: str) -> Sequence[OriginEntry | str]:
+    async def _everything(self, prefix: str) -> Sequence[OriginEntry]:
         folder = prefix.rpartition("/")[0]
         pages = obstore.list(self._store, folder or None, chunk_size=1000)
         return [_entry(each) async for page in pages for each in page]
@@ -295,29 +321,6 @@ def check_key(key: str) -> None:
 def _is_odd(segment: str) -> bool:
     """Whether obstore would rewrite this segment between two slashes."""
     return segment in {"", ".", ".."} or any(ord(c) < 32 or c == "\x7f" for c in segment)
-
-
-def list_page(
-    every: Sequence[OriginEntry | str], prefix: str, delimiter: str, after: str, limit: int
-) -> OriginListing:
-    """Cut one page from all entries, which come in any order; strings are common prefixes."""
-    found: dict[bytes, OriginEntry | str] = {}
-    for each in every:
-        key = each if isinstance(each, str) else each.key
-        if not key.startswith(prefix):
-            continue
-        at = key.find(delimiter, len(prefix)) if delimiter else -1
-        shown: OriginEntry | str = key[: at + len(delimiter)] if at >= 0 else each
-        name = shown if isinstance(shown, str) else key
-        if name > after:
-            found[name.encode()] = shown
-    names = sorted(found)
-    page = [found[name] for name in names[:limit]]
-    return OriginListing(
-        tuple(each for each in page if isinstance(each, OriginEntry)),
-        tuple(each for each in page if isinstance(each, str)),
-        names[limit - 1].decode() if len(names) > limit else "",
-    )
 
 
 def _before(prefix: str) -> str:

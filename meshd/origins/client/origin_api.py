@@ -98,6 +98,29 @@ class OriginListing:
     after: str = ""
 
 
+def list_page(
+    every: Sequence[OriginEntry | str], prefix: str, delimiter: str, after: str, limit: int
+) -> OriginListing:
+    """Cut one page from all entries, which come in any order; strings are common prefixes."""
+    found: dict[bytes, OriginEntry | str] = {}
+    for each in every:
+        key = each if isinstance(each, str) else each.key
+        if not key.startswith(prefix):
+            continue
+        at = key.find(delimiter, len(prefix)) if delimiter else -1
+        shown: OriginEntry | str = key[: at + len(delimiter)] if at >= 0 else each
+        name = shown if isinstance(shown, str) else key
+        if name > after:
+            found[name.encode()] = shown
+    names = sorted(found)
+    page = [found[name] for name in names[:limit]]
+    return OriginListing(
+        tuple(each for each in page if isinstance(each, OriginEntry)),
+        tuple(each for each in page if isinstance(each, str)),
+        names[limit - 1].decode() if len(names) > limit else "",
+    )
+
+
 class Origin(Protocol):
     """One origin. Every method raises OriginRefusedError, OriginDownError and OriginKeyError."""
 
@@ -112,6 +135,10 @@ class Origin(Protocol):
 
     async def list(self, prefix: str, delimiter: str, after: str, limit: int) -> OriginListing:
         """Return a page of keys and common prefixes after `after`."""
+        ...
+
+    async def list_all(self, prefix: str) -> Sequence[OriginEntry]:
+        """Return all keys below a prefix, in order of UTF-8 bytes."""
         ...
 
     async def put(self, key: str, body: AsyncIterable[bytes], facts: ObjectFacts) -> str:

@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.control.buckets import Bucket
-    from meshd.origins.client.origin_api import ObjectFacts, Origin, OriginListing, OriginResponse
+    from meshd.origins.client.origin_api import (
+        ObjectFacts,
+        Origin,
+        OriginEntry,
+        OriginListing,
+        OriginResponse,
+    )
     from meshd.util.clock import Clock
     from meshwire.origin import Origin as Description
 
@@ -166,6 +172,10 @@ class GuardedOrigin:
         with self._watched():
             return await self._origin.list(prefix, delimiter, after, limit)
 
+    async def list_all(self, prefix: str) -> Sequence[OriginEntry]:
+        with self._watched():
+            return await self._origin.list_all(prefix)
+
     async def put(self, key: str, body: AsyncIterable[bytes], facts: ObjectFacts) -> str:
         with self._watched():
             return await self._origin.put(key, body, facts)
@@ -213,6 +223,7 @@ def open_origin(name: str, origin: Description, directory: Path) -> Origin:
         name,
         store,
         sorted_pages=origin.scheme in {"s3", "gs", "az"},
+        ranged=origin.scheme in {"s3", "gs"},
         listed=not origin.is_web,
         plain=origin.scheme == "file",
     )

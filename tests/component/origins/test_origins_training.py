@@ -16,7 +16,7 @@ import pytest
 
 import meshsdk as mesh
 from meshsdk import ops
-from meshsdk.admin import jobs
+from meshsdk.admin import cluster_admin, jobs
 from meshsdk.client.gather import Item
 from meshsdk.errors import MeshError
 from tests.component.sdk.test_sdk_training import picture
@@ -25,6 +25,7 @@ from tests.support.origin_fixtures import bucket, eventually, metric, put, sdk, 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.daemons import Daemon
     from tests.support.origin_places import Place
@@ -121,6 +122,29 @@ def test_jobs_make_the_same_of_both(small: Daemon, origin: Place) -> None:
     found = [(each["Key"].partition("/")[2], each["ETag"]) for each in listed]
     assert len(found) >= 8
     assert found[: len(found) // 2] == found[len(found) // 2 :]
+
+
+def test_a_source_is_listed_once_as_long_as_the_ttl_says(origin: Place, tmp_path: Path) -> None:
+    def listings() -> int:
+        return sum("list-type" in head for head in origin.faults.heads)
+
+    with small_daemon(origin, tmp_path, workers=1) as alone, sdk(alone) as client:
+        fill(alone, origin, "once", ttl=600.0)
+        assert opened(client, "once").snapshot.samples == PHOTOS
+        before = listings()
+        for _ in range(3):
+            assert opened(client, "once").snapshot.samples == PHOTOS
+        pictures = mesh.open("s3://once/train", fields={"image": "jpg"}, client=client)
+        assert pictures.snapshot.samples == PHOTOS  # of the same listing
+        assert listings() == before
+        put(origin, "once", "train/cat/998.jpg", picture(1))  # by a client of the origin
+        assert opened(client, "once").snapshot.samples == PHOTOS
+        alone.client().put_object(Bucket="once", Key="train/dog/999.jpg", Body=picture(2))
+        assert opened(client, "once").snapshot.samples == PHOTOS + 2  # written through the mesh: at once
+        assert listings() > before
+        cluster_admin.change_bucket(client.transport, "once", {"ttl": 0.0})
+        put(origin, "once", "train/cat/997.jpg", picture(3))
+        eventually(lambda: opened(client, "once").snapshot.samples == PHOTOS + 3)
 
 
 def test_an_object_that_changed_is_told(small: Daemon, origin: Place) -> None:
