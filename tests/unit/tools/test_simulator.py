@@ -417,3 +417,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert run(["simulate", "ten-years"]) == 0
     assert "nines by the formula" in capsys.readouterr().out
     assert run(["simulate", "no-such"]) == 3
+    assert capsys.readouterr().err.count("rack-lost") == 1
+    assert run(["simulate", str(scenario), "--trace", str(tmp_path / "absent" / "trace.json")]) == 2
+    assert "--trace: there is no directory" in capsys.readouterr().err

@@ -122,6 +122,16 @@ def test_hardware_carries_its_workload_and_more_jobs_need_more() -> None:
         ({"data_bytes": 1e9, "samples": 10.0, "epocs": 3}, "did you mean 'epochs'"),
         ({"data_bytes": 1e9, "samples": 0, "deadline_seconds": 9}, "samples is 0"),
         ({"data_bytes": 1e9, "samples": 9, "jobs": 1.5}, "jobs is 1.5"),
+        ({"data_bytes": 1e9, "samples": 9, "deadline_seconds": 9, "budget_usd": -1}, "budget_usd is -1"),
+        (
+            {"data_bytes": 1e9, "samples": 9, "deadline_seconds": 9, "delivered_bytes_per_sample": -1},
+            "delivered_bytes_per_sample is -1",
+        ),
+        (
+            {"data_bytes": 1e9, "samples": 9, "deadline_seconds": 9, "cpu_seconds_per_sample": float("nan")},
+            "cpu_seconds_per_sample is nan",
+        ),
+        ({"data_bytes": 1e9, "samples": 9, "gpus": 1, "bytes_per_gpu_second": float("inf")}, "is inf"),
         ({"data_bytes": 1e9, "samples": 9, "order": "none", "deadline_seconds": 9}, "order is 'none'"),
     ],
 )
@@ -138,6 +148,11 @@ def test_assumptions_have_sources_and_are_changed_by_name() -> None:
         ASSUMED.changed({"nvme.prize": 1.0}, "")
     with pytest.raises(ConfigurationError, match="from 0 up"):
         ASSUMED.changed({"nvme.usd_per_drive": -1.0}, "")
+    for name in ("limits.fill", "node.most_cores", "rotational.bytes_per_second", "nvme.drives_per_node"):
+        with pytest.raises(ConfigurationError, match=re.escape(f"{name} is 0.0; it must be above 0")):
+            ASSUMED.changed({name: 0.0}, "")
+    with pytest.raises(ConfigurationError, match=r"limits\.fill is 2\.0; it must be at most 1"):
+        ASSUMED.changed({"limits.fill": 2.0}, "")
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -159,3 +174,5 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert re.search(r"rotational.usd_per_drive +99 +--set", capsys.readouterr().out)
     assert run(["sizing", str(job), "--ops", "photos", "--gpus", "1", "--gpu-rate", "1GB/s"]) == 2
     assert "known are photo, raw, sound, video" in capsys.readouterr().err
+    assert run(["sizing", str(job), "--set", "nvme.prize=1"]) == 2
+    assert "there is no assumption 'nvme.prize'" in capsys.readouterr().err

@@ -184,9 +184,10 @@ def read_assumptions(path: Path | None, changes: Sequence[str]) -> Assumptions:
     for change in changes:
         name, _, number = change.partition("=")
         try:
-            assumed = assumed.changed({name: float(number)}, "--set")
+            value = float(number)
         except ValueError:
             raise ConfigurationError(f"--set {change!r}: expected NAME=NUMBER") from None
+        assumed = assumed.changed({name: value}, "--set")
     return assumed
 
 

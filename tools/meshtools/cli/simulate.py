@@ -64,13 +64,15 @@ def simulate(
         click.echo(text, nl=False)
         return 0
     found = parse_scenario(text, Path(scenario).stem)
+    if trace is not None and not trace.absolute().parent.is_dir():
+        raise ConfigurationError(f"--trace: there is no directory {str(trace.parent)!r}")
+    if found.disks is not None and (trace is not None or plot is not None):
+        raise ConfigurationError("a scenario with [disks] has neither a trace nor a chart")
     if seed is not None:
         found = replace(found, seed=seed)
     began = time.process_time()
     with session.share_bar(f"simulating {found.name}") as reached:
         if found.disks is not None:
-            if trace is not None or plot is not None:
-                raise ConfigurationError("a scenario with [disks] has neither a trace nor a chart")
             figures = report.durability_figures(found.name, simulate_failures(found, reached))
             lines = list(report.durability_text(figures))
         else:

@@ -201,8 +201,8 @@ def scenario_text(name: str) -> str:
     known = shipped_scenarios()
     if name not in known:
         raise NotFoundError(
-            f"there is no scenario {name!r}{suggestion(name, known)}; those that ship: {', '.join(known)}. "
-            "Scenarios of your own are files that end in .toml",
+            f"there is no scenario {name!r}{suggestion(name, known)} (mesh simulate --list shows those that "
+            "ship; scenarios of your own are files that end in .toml)",
             status=404,
         )
     shipped = files("meshtools.simulator").joinpath("scenarios").joinpath(f"{name}.toml")

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
+_ABOVE_ZERO = (
+    *("bytes_per", "nic_bytes_per", "drives_per", "most_", "fill", "utilization", "disk_over", "lifetime"),
+)
+"""How the names of figures begin, without their table, that are not 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Assumption:
     """One figure, with where it comes from and when that was true."""
@@ -59,12 +65,16 @@ class Assumptions:
         return sorted({name.split(".")[1] for name in self._figures if name.startswith("ops.")})
 
     def changed(self, values: Mapping[str, float], source: str) -> Assumptions:
-        """Return a copy with other values. Raises ConfigurationError for names that do not exist and values
-        below 0."""
+        """Return a copy with other values. Raises ConfigurationError for names that do not exist, values
+        below 0, and 0 where something is divided by it."""
         figures = dict(self._figures)
         for name, value in values.items():
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigurationError(f"{name} is {value}; it must be a number from 0 up")
+            if not value and name.rpartition(".")[2].startswith(_ABOVE_ZERO):
+                raise ConfigurationError(f"{name} is {value}; it must be above 0")
+            if value > 1 and name.startswith("limits."):
+                raise ConfigurationError(f"{name} is {value}; it must be at most 1")
             figures[name] = replace(self.figure(name), value=value, source=source, date="")
         return Assumptions(figures)
 

@@ -5,6 +5,7 @@ Law: plain numbers in units that the names say; bytes are those of stored sample
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -54,9 +55,10 @@ class Workload:
         for name in ("data_bytes", "samples", "epochs", "jobs", "shard_bytes", "block_shards"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be above 0")
-        for name in ("gpus", "bytes_per_gpu_second", "cpu_seconds_per_sample", "kept_bytes_per_sample"):
-            if getattr(self, name) < 0:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+                raise ConfigurationError(f"{each.name} is {value}; it must be a number from 0 up")
         if self.order not in get_args(Order):
             raise ConfigurationError(
                 f"order is {self.order!r}; it must be one of {', '.join(get_args(Order))}"
