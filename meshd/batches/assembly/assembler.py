@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger, max_bad_rows
-from meshd.batches.assembly.column_copies import block_fields
+from meshd.batches.assembly.column_copies import FEWEST_ROWS, block_fields
 from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES, block_metadata, metadata_of
 from meshd.batches.assembly.frame_builder import BuildContext, FrameBuilder
 from meshd.batches.assembly.frame_rows import (
@@ -30,6 +30,7 @@ from meshd.batches.assembly.frame_rows import (
     real_rows,
     require_parts,
 )
+from meshd.batches.assembly.frame_series import MOST_ROWS, SeriesBuilder, series_fields
 from meshd.batches.assembly.packed_frame_builder import PackedFrameBuilder
 from meshd.batches.assembly.packed_frames import PackedFrame, PackTables
 from meshd.batches.assembly.sequence_renderer import SequenceRenderer
@@ -50,6 +51,7 @@ from meshd.core.frame_address import (
 )
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.plan_record import Plan
+from meshd.store.errors import StoreError
 from meshd.telemetry import metrics, tracing
 from meshd.telemetry.plan_metrics import DIGITS, plan_frames
 from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
@@ -161,6 +163,7 @@ class Assembler:
         self._own = OwnSampleFinder(remote)
         self._cache: FrameCache[AnyFrameAddress] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[AnyFrameAddress, MemoryFrame] = SingleFlight()
+        self._series: SingleFlight[tuple[FrameAddress, int], list[MemoryFrame] | None] = SingleFlight()
         self._packs = PackTables(self.catalog)
         self._stored = stored or no_stored_sequences(store)
         self._packed = PackedFrameBuilder(self._context, self._stored, SequenceRenderer(self))
@@ -200,6 +203,15 @@ class Assembler:
     async def get_frames(self, first: FrameAddress, count: int, kept_bytes: int | None = None) -> list[Frame]:
         """Return the frames of consecutive steps; see `FrameSource`."""
         steps = consecutive_steps(first, count)
+        if not any(step in self._flights or self._cache.get(step) is not None for step in steps):
+            with tracing.stage("frame"):
+                frames, joined = await self._series.run(
+                    (first, count), lambda: self._build_series(steps, kept_bytes)
+                )
+            if frames is not None:
+                result: FrameResult = "joined" if joined else "miss"
+                await self._count(result, first, sum(frame.rows for frame in frames), len(frames))
+                return [frame.hand_out(result) for frame in frames]
         return await leading_frames(self.get_frame(step, kept_bytes) for step in steps)
 
     async def _judge(self, address: AnyFrameAddress, frame: MemoryFrame) -> None:
@@ -227,12 +239,12 @@ class Assembler:
                 raise complaint.with_traceback(None)
         frame.complaint = None  # the batch is within the bound
 
-    async def _count(self, result: FrameResult, address: AnyFrameAddress, rows: int) -> None:
+    async def _count(self, result: FrameResult, address: AnyFrameAddress, rows: int, frames: int = 1) -> None:
         """Count the request and the op work that the cache saved in the metrics."""
-        metrics.frames.labels(result).inc()
+        metrics.frames.labels(result).inc(frames)
         if isinstance(address, DerivedAddress | BlockAddress):
             return
-        plan_frames.labels(address.plan[:DIGITS], result).inc()
+        plan_frames.labels(address.plan[:DIGITS], result).inc(frames)
         if result == "miss":
             return
         for op in (await self.catalog.plan(address.plan)).spec.ops:
@@ -320,6 +332,35 @@ class Assembler:
         if isinstance(address, FrameAddress):
             self._cache.put(address, frame)
         return frame
+
+    async def _build_series(
+        self, steps: Sequence[FrameAddress], kept_bytes: int | None
+    ) -> list[MemoryFrame] | None:
+        """Build and cache the frames of consecutive steps together; None if each is to be built alone."""
+        if not self._context.remote.single_node:
+            return None
+        try:
+            plan = await self.catalog.plan(steps[0].plan)
+            snapshot = await self.catalog.snapshot(plan.snapshot)
+            fields = series_fields(plan, snapshot)
+            count = sum(count_rows(step, plan) for step in steps)
+            if fields is None or not FEWEST_ROWS <= count <= MOST_ROWS:
+                return None
+            await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
+            for step in steps:
+                arrivals = await self._read_batch_ahead(plan, snapshot, step, kept_bytes)
+                await arrivals.until_read()
+            with self._admission(_admitted_rows(plan, snapshot, count), 0):
+                rows = [self._row_lookup.rows_at(step, plan, snapshot) for step in steps]
+                samples = np.concatenate([each.samples for each in rows])
+                await self._prefetcher.open_now(snapshot, samples)
+                frames = await SeriesBuilder(self._context, plan, snapshot, fields, steps, rows).build()
+        except (BatchError, StoreError, EOFError):  # the first frame that has a fault reports it
+            return None
+        if frames is not None:
+            for step, frame in zip(steps, frames, strict=True):
+                self._cache.put(step, frame)
+        return frames
 
     async def _read_batch_ahead(
         self,

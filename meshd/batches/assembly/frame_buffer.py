@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import Address
     from meshd.core.memory_frames import MemoryAccount
     from meshd.core.plan_record import FieldOutput, Plan
-    from meshd.transform.render_calls import RenderResult
+    from meshd.transform.render_calls import RaggedPart, RenderResult
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.frame.tensor_frame import FrameLayout
 
@@ -83,6 +83,13 @@ class RaggedRows:
         }
         return taken
 
+    def part(self, first: int, end: int) -> RaggedRows:
+        """Return the rows from `first` to before `end`, which share the arrays of these; rows of one axis."""
+        part = RaggedRows(0)
+        part.lengths, part._offsets = self.lengths[first:end], self._offsets[first:end]
+        part._files = self._files[first:end]
+        return part
+
     def shapes(self, ndim: int) -> npt.NDArray[np.int64]:
         """Return int64[n, ndim], the shape of each row."""
         found = np.zeros((self.lengths.size, ndim), np.int64)
@@ -114,6 +121,16 @@ class RaggedRows:
         starts = np.concatenate(([0], np.flatnonzero(apart) + 1))
         sizes = np.add.reduceat(lengths, starts)
         return list(zip(files[starts].tolist(), offsets[starts].tolist(), sizes.tolist(), strict=True))
+
+
+def set_copied(columns: Sequence[RaggedRows], part: RaggedPart) -> None:
+    """Set the rows of blocks that were copied to their bytes; `columns`, by the numbers of their fields."""
+    offset, each = 0, len(part.columns) // max(1, len(part.rows))
+    for number, column in enumerate(part.columns if part.rows else ()):
+        lengths = np.frombuffer(column.run, "<i8").astype(np.int64)
+        first = part.rows[number // each]  # a block has the columns that follow each other
+        columns[column.field].set_run(first, part.fd, offset, lengths)
+        offset += int(lengths.sum())
 
 
 def _read(fd: int, offset: int, length: int) -> bytes:
@@ -163,6 +180,7 @@ def _table(bits: list[int]) -> list[int]:
 POSITION, STATUS = "__pos", "__status"
 MAX_FRAME_BYTES = 4 << 30
 TensorSpec = tuple[str, str, tuple[int, ...]]
+_NO_ROWS = RaggedRows(0)  # in place of a field that is not ragged
 _NO_TENSORS = frame_layout((), {})  # until ragged fields have their sizes, where nothing else has a place
 
 
@@ -230,15 +248,13 @@ class FrameBuffer:
         Raises BatchError TooLarge."""
         self._copied = True
         self._rendered.append(rendered)
-        names = list(self._plan.outputs)
         for part in rendered.parts:
-            offset, each = 0, len(part.columns) // max(1, len(part.rows))
-            for number, column in enumerate(part.columns if part.rows else ()):
-                lengths = np.frombuffer(column.run, "<i8").astype(np.int64)
-                first = part.rows[number // each]  # a block has the columns that follow each other
-                self._ragged[names[column.field]].set_run(first, part.fd, offset, lengths)
-                offset += int(lengths.sum())
+            set_copied([self._ragged.get(name, _NO_ROWS) for name in self._plan.outputs], part)
         self._check_size()
+
+    def set_ragged(self, columns: Mapping[str, RaggedRows]) -> None:
+        """Set all ragged fields, whose files the caller closes after `seal`."""
+        self._copied, self._ragged = True, dict(columns)
 
     def _check_size(self) -> None:
         size = sum(rows.nbytes for rows in self._ragged.values())

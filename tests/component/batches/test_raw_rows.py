@@ -22,6 +22,8 @@ from meshd.core.plan_record import FieldOutput, Plan
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.store.records import Meta
 from meshd.store.store import Store
+from meshd.transform.row_blocks import BlockCopier
+from meshd.transform.source_files import SourceGoneError
 from meshd.util.clock import ManualClock
 from meshwire.dataset.archive_index import index_tar
 from meshwire.dataset.build_snapshot import build_from_objects
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from meshwire.dataset.build_snapshot import Snapshot
 
 FILES, ROWS = 4, 600
+SMALL, STEPS = 256, 10
+"""Rows of a batch that is requested with others, and batches of an epoch."""
 SHARDS = ("lines", "tar", "tfrecord", "mds")
 MOST_CALLS = 2300
 """Calls of Python and C functions for a batch of 1,024 rows, in the coordinator and a transform process."""
@@ -136,6 +140,16 @@ class Node:
         tensor_frame.verify_frame(data)
         return data
 
+    async def series(self, plan: str, first: int, count: int) -> list[bytes]:
+        """Consecutive batches, requested together."""
+        frames = await self.assembler.get_frames(FrameAddress(plan, 1, first, batch=SMALL), count)
+        found = []
+        for frame in frames:
+            found.append(os.pread(frame.fd, frame.size, 0))
+            frame.close()
+            tensor_frame.verify_frame(found[-1])
+        return found
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
@@ -204,5 +218,80 @@ def test_an_object_that_is_damaged_is_found_by_its_checksum(node: Node) -> None:
             await epoch()
         assert caught.value.code == "CorruptData"
         assert node.renderer.rows > 1024  # they were rendered one by one
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", [*SHARDS, "objects"])
+def test_batches_requested_together_are_those_requested_alone(node: Node, kind: str) -> None:
+    async def run() -> None:
+        plan = await node.plan(kind)
+        alone = [await node.batch(plan, step, SMALL) for step in range(STEPS)]
+        before = node.renderer.messages
+        assert await node.series(plan, 0, STEPS) == alone
+        assert node.renderer.messages - before == (STEPS if kind == "objects" else 1)
+        assert await node.series(plan, STEPS - 3, 8) == alone[-3:]  # there are no more
+        with pytest.raises(BatchError, match="step"):
+            await node.series(plan, STEPS, 2)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", SHARDS)
+def test_batches_requested_together_share_their_fixed_costs(node: Node, kind: str) -> None:
+    async def run() -> tuple[int, int]:
+        plan = await node.plan(kind)
+        await node.series(plan, 0, 4)  # maps files, finds the places of all samples
+        together, alone = Calls(), Calls()
+        with together:
+            await node.series(plan, 0, 8)
+        with alone:
+            for step in range(8):
+                await node.batch(plan, step, SMALL)
+        return together.count, alone.count
+
+    together, alone = asyncio.run(run())
+    assert 0 < together < alone / 2, (together, alone)
+
+
+def test_two_jobs_that_request_the_same_series_share_it(node: Node) -> None:
+    async def run() -> None:
+        plan = await node.plan("lines")
+        first = FrameAddress(plan, 1, 0, batch=SMALL)
+        both = await asyncio.gather(*(node.assembler.get_frames(first, 4) for _ in range(2)))
+        assert node.renderer.messages == 1
+        assert [{frame.result for frame in frames} for frames in both] == [{"miss"}, {"joined"}]
+        for one, other in zip(*both, strict=True):
+            assert os.pread(one.fd, one.size, 0) == os.pread(other.fd, other.size, 0)
+            one.close()
+            other.close()
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_copied_together_is_rendered_alone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        plan = await node.plan("lines")
+        alone = [await node.batch(plan, step, SMALL) for step in range(4)]
+        before = node.renderer.rows
+        monkeypatch.setattr(BlockCopier, "copy", broken)
+        assert await node.series(plan, 0, 4) == alone
+        assert node.renderer.rows - before == 1 + 4 + 4 * SMALL  # the series, each batch, and its rows
+
+    def broken(*_: Any) -> Any:
+        raise SourceGoneError("gone")
+
+    asyncio.run(run())
+
+
+def test_a_replaced_file_fails_batches_requested_together(node: Node) -> None:
+    async def run() -> None:
+        plan = await node.plan("lines")
+        await node._put("d/0.txt", b"other")
+        with pytest.raises(BatchError, match=r"d/0\.txt was replaced") as caught:
+            await node.series(plan, 0, 4)
+        assert caught.value.code == "SnapshotChanged"
 
     asyncio.run(run())
