@@ -26,7 +26,7 @@ from meshd.util.async_tasks import LongRunningCalls, StillRunningError
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.frame.columns import ColumnReader, ColumnWriter
 from meshwire.plan.plan_spec import PlanSpec, ShuffleSpec, plan_hash
-from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, pack_rows
+from meshwire.plan.sequence_packing import pack_rows
 from meshwire.strict_json import PlanError, suggestion
 
 if TYPE_CHECKING:
@@ -132,9 +132,8 @@ class PackPlanner:
             part = int(np.flatnonzero(np.diff(bounds) == 0)[0])
             raise PlanError(f"mix.parts[{part}]", "all its samples are empty; remove it from the mix")
         await self._catalog.put_shared(pack_table_key(digest), await asyncio.to_thread(table.to_bytes))
-        first = pack.fields[0]
         outputs = {name: FieldOutput(within.outputs[name].dtype, (pack.length,)) for name in pack.fields}
-        outputs |= {f"{first}{part}": FieldOutput("int32", (pack.length,)) for part in (SEGMENTS, POSITIONS)}
+        outputs |= {name: FieldOutput("int32", (pack.length,)) for name in pack.numbers}
         return replace(
             within,
             hash=digest,

@@ -10,6 +10,7 @@ elements that are read equal the result of the ops on the whole sample, because 
 from __future__ import annotations
 
 import os
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Record, Span
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.frame.columns import Integers
+    from meshwire.plan.sequence_packing import PieceColumns
 
 
 class NotDirectError(Exception):
@@ -43,22 +45,24 @@ class NotCachedError(Exception):
     """Some bytes are not in the page cache."""
 
 
-class _Read(NamedTuple):
-    """Bytes of an object of `DirectRows.wanted`, and the bytes of a field's tensor that they become."""
+class _Reads(NamedTuple):
+    """What is read for a field: of which object of `DirectRows.wanted`, from which byte on, how many bytes,
+    and the byte of the tensor at which they belong. int64[pieces] each."""
 
-    number: int
-    offset: int
-    length: int
-    at: int
+    numbers: Integers
+    offsets: Integers
+    sizes: Integers
+    targets: Integers
 
 
 class DirectRows:
-    """The pieces of a frame as arrays, after `pinned.look_up` of their samples. `wanted`: the objects to
-    open, whole. Raises NotDirectError."""
+    """The pieces of a frame as arrays: `columns` are those of `PackTable.piece_columns`, of whose samples
+    `pinned.look_up` has been awaited. `wanted`: the objects to open, whole. Raises NotDirectError."""
 
     def __init__(
         self,
         packing: PackedFrame,
+        columns: PieceColumns,
         pinned: PinnedObjects,
         snapshot: Snapshot,
         dtypes: Sequence[np.dtype[Any]],
@@ -66,7 +70,7 @@ class DirectRows:
         pack = packing.plan.spec.pack
         assert pack is not None
         self._pack = pack
-        self._counts, samples, self._begins, self._lengths = packing.table.piece_columns(packing.rows.samples)
+        self._counts, samples, self._begins, self._lengths = columns
         self._shape = len(packing.rows), pack.length
         self._ends = np.cumsum(self._counts)
         self._rows = np.repeat(np.arange(len(packing.rows)), self._counts)
@@ -91,7 +95,7 @@ class DirectRows:
         samples: Integers,
         snapshot: Snapshot,
         pinned: PinnedObjects,
-    ) -> list[_Read]:
+    ) -> _Reads:
         column, width = bytes_columns(snapshot)[name], dtype.itemsize
         if np.dtype(plan.outputs[name].dtype) != dtype:
             raise NotDirectError("elements of another type")
@@ -106,8 +110,7 @@ class DirectRows:
             record = pinned.record(number)
             self.wanted.append((record, 0, record.size))
         offsets = column.offsets_at(samples) + begins
-        columns = (which + first, offsets, sizes, self._targets * width)
-        return list(map(_Read, *(each.tolist() for each in columns)))
+        return _Reads(which + first, offsets, sizes, self._targets * width)
 
     @property
     def elements(self) -> int:
@@ -122,59 +125,71 @@ class DirectRows:
         Blocking, except with `cached`, which raises NotCachedError for bytes that a disk must read.
         """
         made: dict[str, npt.NDArray[Any]] = {}
-        spans = [_Spans(each or (), os.RWF_NOWAIT if cached else 0) for each in opened]
+        spans = _Objects(opened, os.RWF_NOWAIT if cached else 0)
         for name, dtype in self._dtypes.items():
             made[name] = np.full(self._shape, self._pack.value, dtype)
-            room = made[name].reshape(-1).view(np.uint8).data
-            for number, offset, length, at in self._reads[name]:
-                spans[number].read(offset, length, room[at : at + length])
-        first = self._pack.fields[0]
-        made[f"{first}{SEGMENTS}"], made[f"{first}{POSITIONS}"] = self._numbers()
+            spans.read(self._reads[name], made[name].reshape(-1).view(np.uint8).data)
+        if self._pack.numbers:
+            made |= self._numbers()
         return made
 
-    def _numbers(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Return the segment and the position of each element: int32[rows, length]; 0 for padding."""
-        rows, length = self._shape
+    def _numbers(self) -> dict[str, npt.NDArray[np.int32]]:
+        """Return the segment and the position of each element, as far as they are wanted, and 0 for padding:
+        int32[rows, length]."""
+        pack, first, (rows, length) = self._pack, self._pack.fields[0], self._shape
+        made: dict[str, npt.NDArray[np.int32]] = {}
         pieces = self._lengths.size
         places, padding = np.arange(pieces) + self._rows, self._ends + np.arange(rows)
-        sizes, segments = np.zeros(pieces + rows, np.int64), np.zeros(pieces + rows, np.int32)
-        shifts = np.zeros(pieces + rows, np.int64)
+        sizes = np.zeros(pieces + rows, np.int64)
         sizes[places], sizes[padding] = self._lengths, length - self._used
-        segments[places] = np.arange(1, pieces + 1) - (self._ends - self._counts)[self._rows]
-        shifts[places] = self._targets - (self._begins if self._pack.positions == "sample" else 0)
-        positions = np.arange(rows * length, dtype=np.int32)
-        positions -= np.repeat(shifts.astype(np.int32), sizes)
-        positions = positions.reshape(self._shape)
-        for row, used in enumerate(self._used.tolist()):
-            positions[row, used:] = 0
-        return np.repeat(segments, sizes).reshape(self._shape), positions
+        if pack.segments:
+            segments = np.zeros(pieces + rows, np.int32)
+            segments[places] = np.arange(1, pieces + 1) - (self._ends - self._counts)[self._rows]
+            made[f"{first}{SEGMENTS}"] = np.repeat(segments, sizes).reshape(self._shape)
+        if pack.positions != "none":
+            shifts = np.zeros(pieces + rows, np.int32)
+            shifts[places] = self._targets - (self._begins if pack.positions == "sample" else 0)
+            positions = np.arange(rows * length, dtype=np.int32)
+            positions -= np.repeat(shifts, sizes)
+            positions = positions.reshape(self._shape)
+            for row, used in enumerate(self._used.tolist()):
+                positions[row, used:] = 0
+            made[f"{first}{POSITIONS}"] = positions
+        return made
 
 
-class _Spans:
-    """The extents of one object, each a span of its file, and the flags to read them with."""
+class _Objects:
+    """Objects by the spans of their files, and the flags to read them with."""
 
-    def __init__(self, spans: Sequence[Span], flags: int) -> None:
-        self._spans, self._flags = spans, flags
-        only = spans[0] if len(spans) == 1 else None
-        self._fd, self._base, self._size = (-1, 0, 0) if only is None else (only.fd, only.offset, only.length)
+    def __init__(self, opened: Sequence[Sequence[Span] | None], flags: int) -> None:
+        self._opened, self._flags = [each or () for each in opened], flags
+        only = [each[0] if len(each) == 1 else None for each in self._opened]
+        heads = [(-1, 0, 0) if span is None else (span.fd, span.offset, span.length) for span in only]
+        self._fds, self._bases, self._sizes = np.array(heads, np.int64).reshape(-1, 3).T
 
-    def read(self, offset: int, length: int, room: memoryview) -> None:
-        """Read bytes of the object. Raises NotDirectError, NotCachedError."""
-        if offset + length > self._size or length == self._size:
-            self._read_extents(offset, room)
+    def read(self, wanted: _Reads, room: memoryview) -> None:
+        """Read bytes of the objects to their places in `room`. Raises NotDirectError, NotCachedError."""
+        numbers, offsets, sizes, targets = wanted
+        whole = self._sizes[numbers]
+        ends = (targets + sizes).tolist()
+        rooms = [(room[at:end],) for at, end in zip(targets.tolist(), ends, strict=True)]
+        if ((offsets + sizes > whole) | (sizes == whole)).any():
+            for number, offset, (part,) in zip(numbers.tolist(), offsets.tolist(), rooms, strict=True):
+                self._read_extents(self._opened[number], offset, part)
             return
-        try:  # nearly always: a part of the only extent
-            got = os.preadv(self._fd, [room], self._base + offset, self._flags)
+        fds, places = self._fds[numbers].tolist(), (self._bases[numbers] + offsets).tolist()
+        try:  # nearly always: parts of only extents
+            got = list(map(os.preadv, fds, rooms, places, repeat(self._flags)))
         except OSError as error:
             raise self._failed() from error
-        if got != length:
+        if got != sizes.tolist():
             raise self._failed()
 
     def _failed(self) -> NotDirectError | NotCachedError:
         return NotCachedError() if self._flags else NotDirectError("some bytes cannot be read")
 
-    def _read_extents(self, offset: int, room: memoryview) -> None:
-        for span in self._spans:
+    def _read_extents(self, spans: Sequence[Span], offset: int, room: memoryview) -> None:
+        for span in spans:
             if offset >= span.length:
                 offset -= span.length
                 continue

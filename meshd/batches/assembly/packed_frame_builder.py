@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from meshd.core.memory_frames import MemoryFrame
     from meshd.core.plan_record import Plan
     from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.plan.sequence_packing import PieceColumns
 
     RenderSamples = Callable[[RowsAddress], Awaitable[MemoryFrame]]
 
@@ -95,13 +96,13 @@ class PackedFrameBuilder:
         began = asyncio.get_running_loop().time()
         pinned = PinnedObjects(context.store, snapshot, context.archives, context.remote, context.memory)
         try:
-            samples = packing.table.samples_of(packing.rows.samples)
-            await pinned.look_up(samples)
+            columns = packing.table.piece_columns(packing.rows.samples)
+            await pinned.look_up(columns[1])
             try:
-                made = await self._read_rows(packing, pinned, snapshot, metadata, dtypes)
+                made = await self._read_rows(packing, columns, pinned, snapshot, metadata, dtypes)
             except NotDirectError:
                 source = DirectPieces(pinned, snapshot, pack.fields, dtypes)
-                await source.prepare(samples, packing.pieces())
+                await source.prepare(np.unique(columns[1]), packing.pieces())
                 made = await asyncio.to_thread(
                     packing.build_frame, lambda sample: source, metadata, context.memory
                 )
@@ -113,13 +114,14 @@ class PackedFrameBuilder:
     async def _read_rows(
         self,
         packing: PackedFrame,
+        columns: PieceColumns,
         pinned: PinnedObjects,
         snapshot: Snapshot,
         metadata: Mapping[str, str],
         dtypes: Sequence[np.dtype[Any]],
     ) -> MemoryFrame:
         """Return the frame, all pieces of which are in files of this node. Raises NotDirectError."""
-        rows, memory = DirectRows(packing, pinned, snapshot, dtypes), self._context.memory
+        rows, memory = DirectRows(packing, columns, pinned, snapshot, dtypes), self._context.memory
         with self._context.store.open_spans_many(rows.wanted) as opened:
             if None in opened:
                 raise NotDirectError("an object cannot be opened")

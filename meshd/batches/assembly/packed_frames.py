@@ -156,14 +156,12 @@ class _Columns:
 
     def __init__(self, pack: Pack, plan: Plan, rows: int) -> None:
         self._fields, self._from_sample = pack.fields, pack.positions == "sample"
+        self._segments, self._positions = pack.segments, pack.positions != "none"
         self.tensors: dict[str, npt.NDArray[Any]] = {}
         for name in pack.fields:
             shape, dtype = (rows, pack.length), np.dtype(plan.outputs[name].dtype)
             self.tensors[name] = np.full(shape, pack.value, dtype)
-        self.segments = np.zeros((rows, pack.length), np.int32)
-        self.positions = np.zeros((rows, pack.length), np.int32)
-        first = pack.fields[0]
-        self.tensors |= {f"{first}{SEGMENTS}": self.segments, f"{first}{POSITIONS}": self.positions}
+        self.tensors |= {name: np.zeros((rows, pack.length), np.int32) for name in pack.numbers}
 
     def copy_piece(
         self, source: PieceSource, piece: tuple[int, int, int], place: tuple[int, int], segment: int
@@ -177,9 +175,12 @@ class _Columns:
             if elements is None:
                 return False
             self.tensors[name][row, at : at + length] = elements
-        self.segments[row, at : at + length] = segment
-        first = begin if self._from_sample else 0
-        self.positions[row, at : at + length] = np.arange(first, first + length)
+        if self._segments:
+            self.tensors[f"{self._fields[0]}{SEGMENTS}"][row, at : at + length] = segment
+        if self._positions:
+            first = begin if self._from_sample else 0
+            positions = self.tensors[f"{self._fields[0]}{POSITIONS}"]
+            positions[row, at : at + length] = np.arange(first, first + length)
         return True
 
 
@@ -187,13 +188,25 @@ def _written(
     frame: tensor_frame.FrameLayout, tensors: Mapping[str, npt.NDArray[Any]], memory: MemoryAccount
 ) -> MemoryFrame:
     made = MemoryFrame(frame.size, memory)
-    sums = {}
+    pieces: list[bytes | memoryview] = []
+    sums, end = {}, len(frame.header)
     for name, slot in frame.tensors.items():
         data = np.ascontiguousarray(tensors[name], DTYPES[slot.dtype]).reshape(-1).view(np.uint8).data
-        sums[name], at = crc32c(data), slot.offset
-        while data:
-            written = os.pwrite(made.fd, data, at)
-            at, data = at + written, data[written:]
-    os.pwrite(made.fd, frame.header_with(sums), 0)
+        sums[name] = crc32c(data)
+        pieces += [bytes(slot.offset - end), data]
+        end = slot.offset + slot.nbytes
+    _write_all(made.fd, [frame.header_with(sums), *pieces])
     made.rows = int(tensors[POSITION].size)
     return made
+
+
+def _write_all(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write pieces one after the other, usually with one system call: there are few."""
+    left, at = [memoryview(piece) for piece in pieces if len(piece)], 0
+    while left:
+        written = os.pwritev(fd, left, at)
+        at += written
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = left[0][written:]

@@ -110,7 +110,8 @@ class Dataset(SampleSequence):
         length: int,
         value: int = 0,
         long: Literal["split", "truncate"] = "split",
-        positions: Literal["piece", "sample"] = "piece",
+        positions: Literal["piece", "sample", "none"] = "piece",
+        segments: bool = True,
     ) -> Dataset:
         """Return a dataset that packs several samples into each row of `length` elements.
 
@@ -126,11 +127,15 @@ class Dataset(SampleSequence):
             value: fills the rest of a row.
             long: what to do with a sequence longer than a row: "split" it over several, or "truncate" it.
             positions: where FIELD.positions begin at 0: in each "piece", or in each "sample", so that the
-                pieces of a split one go on where the one before ended.
+                pieces of a split one go on where the one before ended; "none" leaves them out.
+            segments: whether batches have FIELD.segments. A batch of uint16 tokens has 10 bytes a token, and
+                2 without segments and positions.
         """
         packing = {"fields": sorted(fields), "length": length, "value": value, "long": long}
         if positions != "piece":
             packing["positions"] = positions
+        if not segments:
+            packing["segments"] = False
         return self._with(packing=packing)
 
     def select(self, *fields: str) -> Dataset:

@@ -140,12 +140,15 @@ class FrameLayout:
         return _render_header(self.entries, metadata)
 
 
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _render_checksums(sums: Mapping[str, int]) -> str:
-    return json.dumps({name: f"{value:08x}" for name, value in sums.items()}, separators=(",", ":"))
+    return _encode({name: f"{value:08x}" for name, value in sums.items()})
 
 
 def _render_header(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+    text = _encode({"__metadata__": metadata, **entries}).encode()
     length = -(-(8 + len(text)) // BODY_ALIGNMENT) * BODY_ALIGNMENT
     return (length - 8).to_bytes(8, "little") + text.ljust(length - 8)
 

@@ -16,6 +16,7 @@ import numpy as np
 from meshwire.frame.columns import ColumnReader, ColumnWriter
 from meshwire.strict_json import (
     PlanError,
+    checked_boolean,
     checked_choice,
     checked_integer,
     checked_object,
@@ -31,21 +32,23 @@ if TYPE_CHECKING:
 
 Long = Literal["split", "truncate"]
 LONG: tuple[Long, ...] = ("split", "truncate")
-Counted = Literal["piece", "sample"]
-COUNTED: tuple[Counted, ...] = ("piece", "sample")
+Counted = Literal["piece", "sample", "none"]
+COUNTED: tuple[Counted, ...] = ("piece", "sample", "none")
 MAX_LENGTH = 1 << 24
 MAX_FIELDS = 16
 RUN = 8192
 """Sequences of a shard that are packed together; a larger shard is packed run by run."""
 SEGMENTS, POSITIONS = ".segments", ".positions"
 _KIND, _VERSION = "shardmesh.pack", 1
+PieceColumns = tuple["Integers", "Integers", "Integers", "Integers"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
     """Packing of `fields`, one-dimensional and equally long within each sample, into rows of `length`;
     `value` is the padding. `long`: what happens to a sequence longer than a row. `positions`: where they
-    count from 0, in each piece or in each sample.
+    count from 0, in each piece or in each sample. Batches have no positions with "none", and segments only
+    with `segments`.
     """
 
     fields: tuple[str, ...]
@@ -53,11 +56,18 @@ class Pack:
     value: int = 0
     long: Long = "split"
     positions: Counted = "piece"
+    segments: bool = True
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of the tensors that say what the elements of the first field belong to."""
+        wanted = ((SEGMENTS, self.segments), (POSITIONS, self.positions != "none"))
+        return tuple(f"{self.fields[0]}{part}" for part, there in wanted if there)
 
 
 def parse_pack(value: Any, path: str = "pack") -> Pack:
     """Parse a pack specification. Raises PlanError with the path of the bad field."""
-    document = checked_object(value, path, ("fields", "length", "value", "long", "positions"))
+    document = checked_object(value, path, ("fields", "length", "value", "long", "positions", "segments"))
     given = required_field(document, "fields", path)
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list) or not 1 <= len(names) <= MAX_FIELDS:
@@ -71,14 +81,17 @@ def parse_pack(value: Any, path: str = "pack") -> Pack:
         checked_integer(document.get("value", 0), f"{path}.value", -(1 << 31), 1 << 32),
         cast("Long", checked_choice(document.get("long", "split"), f"{path}.long", LONG)),
         cast("Counted", checked_choice(document.get("positions", "piece"), f"{path}.positions", COUNTED)),
+        checked_boolean(document.get("segments", True), f"{path}.segments"),
     )
 
 
 def pack_document(pack: Pack) -> dict[str, Any]:
     """Return the specification as plain JSON values; `parse_pack` restores it."""
     document = {"fields": list(pack.fields), "length": pack.length, "value": pack.value, "long": pack.long}
-    # Left out by default: plans of releases that did not know it keep their hashes.
-    return document if pack.positions == "piece" else document | {"positions": pack.positions}
+    # Left out by default: plans of releases that did not know them keep their hashes.
+    if pack.positions != "piece":
+        document["positions"] = pack.positions
+    return document if pack.segments else document | {"segments": False}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +117,7 @@ class PackTable:
         columns = (self.samples[span], self.begins[span], self.lengths[span])
         return zip(*(column.tolist() for column in columns), strict=True)
 
-    def piece_columns(self, rows: Integers) -> tuple[Integers, Integers, Integers, Integers]:
+    def piece_columns(self, rows: Integers) -> PieceColumns:
         """Return the number of pieces of each of these rows, and `samples`, `begins` and `lengths` of all of
         them, row after row."""
         starts = self.row_starts[rows]

@@ -19,7 +19,7 @@ from meshd.core.frame_address import FrameAddress
 from meshd.core.plan_record import FieldOutput, Plan
 from meshwire.frame import tensor_frame
 from meshwire.plan.plan_spec import parse_spec, plan_hash
-from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, pack_rows
+from meshwire.plan.sequence_packing import pack_rows
 from tests.component.batches.test_raw_rows import FILES, ROWS, Node
 from tests.support.call_counts import Calls
 
@@ -61,7 +61,7 @@ async def packed(node: Node, kind: str, dtype: str = "uint8", **pack: Any) -> st
     lengths = direct_lengths(snapshot, spec.pack.fields, dtypes)
     table = pack_rows(np.maximum(lengths, 0), snapshot.shard_starts, spec.pack)
     outputs = {"text": FieldOutput(dtype, (LENGTH,))}
-    outputs |= {f"text{part}": FieldOutput("int32", (LENGTH,)) for part in (SEGMENTS, POSITIONS)}
+    outputs |= {name: FieldOutput("int32", (LENGTH,)) for name in spec.pack.numbers}
     digest = plan_hash(snapshot.hash, spec)
     plan = replace(
         within, hash=digest, samples=table.rows, spec=spec, outputs=dict(sorted(outputs.items())),
@@ -85,8 +85,17 @@ def refuse(*arguments: Any) -> None:
     raise NotDirectError
 
 
-@pytest.mark.parametrize("kind", ["lines", "tar"])
-@pytest.mark.parametrize("pack", [{"value": 7}, {"positions": "sample", "long": "split"}])
+@pytest.mark.parametrize("kind", ["lines", "tar", "objects"])
+@pytest.mark.parametrize(
+    "pack",
+    [
+        {"value": 7},
+        {"positions": "sample", "long": "split"},
+        {"segments": False},
+        {"positions": "none", "value": 7},
+        {"positions": "none", "segments": False},
+    ],
+)
 def test_rows_are_those_built_piece_by_piece(
     tmp_path: Path, kind: str, pack: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,6 +194,23 @@ def test_end_of_text_and_positions_of_the_sample(client: Client) -> None:
         wrong.plan()
 
 
+def test_tokens_without_segments_and_positions(client: Client, packed: Dataset) -> None:
+    bare = texts(client).pack("tokens", length=LENGTH, value=7, segments=False, positions="none")
+    assert list(bare.schema()) == ["tokens"]
+    with (
+        mesh.Loader(packed, global_batch=6, seed=5, output="numpy") as numbered,
+        mesh.Loader(bare, global_batch=6, seed=5, output="numpy") as alone,
+    ):
+        for left, right in zip(numbered, alone, strict=True):
+            assert list(right) == ["tokens"]
+            assert np.array_equal(left["tokens"], right["tokens"])
+            assert np.array_equal(left.positions, right.positions)
+            assert np.array_equal(left.status, right.status)
+    named = texts(client).pack("tokens", length=LENGTH, positions="none")
+    assert list(named.schema()) == ["tokens", "tokens.segments"]
+    assert np.array_equal(named[0]["tokens.segments"], packed[0]["tokens.segments"])
+
+
 def test_truncated_sequences_end_with_their_row(client: Client) -> None:
     ds = texts(client).pack("tokens", length=8, long="truncate")
     with mesh.Loader(ds, global_batch=8, shuffle=False, output="numpy") as loader:

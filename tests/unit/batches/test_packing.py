@@ -78,7 +78,20 @@ def test_the_specification_is_part_of_the_plan() -> None:
     }
     counted = parse_pack({"fields": "a", "length": 8, "positions": "sample"})
     assert parse_pack(pack_document(counted)) == counted
+    assert spec.pack.numbers == ("a.segments", "a.positions")
     assert b"positions" not in canonical_spec(spec)  # plans of earlier releases keep their hashes
+    assert b"segments" not in canonical_spec(spec)
+    choices: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"positions": "none"}, ("a.segments",)),
+        ({"segments": False}, ("a.positions",)),
+        ({"positions": "none", "segments": False}, ()),
+    ]
+    for document, numbers in choices:
+        bare = parse_spec({"pack": {"fields": ["b", "a"], "length": 8, **document}})
+        assert bare.pack is not None
+        assert bare.pack.numbers == numbers
+        assert parse_spec(spec_document(bare)) == bare
+        assert canonical_spec(bare) != canonical_spec(spec)
     assert b"pack" not in canonical_spec(parse_spec({}))
     assert b"pack" not in canonical_spec(parse_spec({"pack": None}))
 
@@ -94,6 +107,7 @@ def test_the_specification_is_part_of_the_plan() -> None:
         ({"fields": ["a"], "length": 8, "long": "drop"}, "pack.long"),
         ({"fields": ["a"], "length": 8, "value": 0.5}, "pack.value"),
         ({"fields": ["a"], "length": 8, "positions": "row"}, "pack.positions"),
+        ({"fields": ["a"], "length": 8, "segments": 0}, "pack.segments"),
         ({"fields": ["a"], "length": 8, "more": 1}, "pack.more"),
         ([], "pack"),
     ],
