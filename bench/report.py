@@ -156,12 +156,14 @@ def tokens_section(rows: Mapping[str, RowResult]) -> list[str]:
         ["client CPU µs a thousand tokens", *(number(result.value(name, "client_us"), 0) for name in names)],
     ]
     bars = []
-    for name in names:
-        if name != token_rows.OURS:
-            ratio, cpu = (result.ratio(token_rows.OURS, name, metric) for metric in ("rate", "client_us"))
-            bars.append([f"{token_rows.OURS} ÷ {name}", number(ratio, 1, "×"), verdict(ratio, tokens.LEAST)])
+    for ours in (token_rows.OURS, token_rows.NUMBERED):
+        for name in token_rows.PEERS:
+            ratio, cpu = (result.ratio(ours, name, metric) for metric in ("rate", "client_us"))
+            if ratio is None:
+                continue
+            bars.append([f"{ours} ÷ {name}", number(ratio, 1, "×"), verdict(ratio, tokens.LEAST)])
             met = verdict(cpu, tokens.MOST_CPU, at_most=True)
-            bars.append([f"client CPU, {token_rows.OURS} ÷ {name}", number(cpu, 2, "×"), met])
+            bars.append([f"client CPU, {ours} ÷ {name}", number(cpu, 2, "×"), met])
     return [f"## {result.title}", tokens.TEXT, table(["", *names], lines), table(BARS_HEAD, bars)]
 
 

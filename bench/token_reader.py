@@ -1,7 +1,7 @@
 """`python -m bench.token_reader NAME ENDPOINT FOLDER`: passes over stored tokens, one for each line on stdin.
 
-Law: a row of each batch is looked at: tokens count upwards within a text. `write NAME FOLDER TOKENS` writes
-the shards of a peer.
+Law: a row of each batch is looked at: tokens count upwards within a text; without segments, of which the
+ends of texts are not known, nearly all of a row. `write NAME FOLDER TOKENS` writes the shards of a peer.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import sys
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from bench.peers.token_loaders import LOADERS, WRITERS
-from bench.peers.token_rows import BATCH, BUCKET, LENGTH, OURS, VALUES
+from bench.peers.token_rows import BATCH, BUCKET, FILLING, LENGTH, NUMBERED, OURS, VALUES
 from bench.timing import answer_rounds, time_pass
 
 if TYPE_CHECKING:
@@ -23,31 +24,41 @@ if TYPE_CHECKING:
 _EPOCHS = count()
 
 
-def ours(endpoint: str) -> Iterable[Any]:
+def ours(endpoint: str, *, numbered: bool) -> Iterable[Any]:
     """Packed rows of token files; every round is another epoch of one job."""
     import meshsdk as mesh
 
     with mesh.connect(endpoint) as client:
-        ds = mesh.open(f"s3://{BUCKET}/ours", kind="tokens", client=client).pack("tokens", length=LENGTH)
+        ds = mesh.open(f"s3://{BUCKET}/ours", kind="tokens", client=client)
+        if numbered:
+            ds = ds.pack("tokens", length=LENGTH)
+        else:
+            ds = ds.pack("tokens", length=LENGTH, value=FILLING, segments=False, positions="none")
         with mesh.Loader(ds, BATCH, seed=7, tail="drop") as loader:
             loader.set_epoch(next(_EPOCHS))
             for batch in loader:
-                yield batch["tokens", "tokens.segments"]
+                yield batch["tokens", "tokens.segments"] if numbered else (batch["tokens"], None)
 
 
 def look(batch: Any) -> int:
     """How many tokens of texts it has."""
-    tokens, segments = batch if isinstance(batch, tuple) else (torch.as_tensor(batch), None)
+    packed = isinstance(batch, tuple)
+    tokens, segments = batch if packed else (batch, None)
+    tokens = np.asarray(tokens)  # small operations of torch would cost more than some loaders do
+    segments = None if segments is None else np.asarray(segments)
     if tokens.shape != (BATCH, LENGTH):
-        raise SystemExit(f"no rows of tokens: {tuple(tokens.shape)}")
-    row = tokens[0].long()
-    steps = row[1:] - row[:-1]
+        raise SystemExit(f"no rows of tokens: {tokens.shape}")
+    steps = np.diff(tokens[0].astype(np.int64))
     right = (steps == 1) | (steps == 1 - VALUES)
     if segments is not None:
         right |= (segments[0, 1:] != segments[0, :-1]) | (segments[0, 1:] == 0)
-    if not bool(right.all()):
+    elif packed:
+        right |= tokens[0, 1:] == FILLING
+    if np.count_nonzero(right) < steps.size - (LENGTH // 4 if packed and segments is None else 0):
         raise SystemExit("the tokens do not count upwards")
-    return tokens.numel() if segments is None else int((segments > 0).sum())
+    if not packed:
+        return int(tokens.size)
+    return int(np.count_nonzero(tokens != FILLING if segments is None else segments))
 
 
 def main() -> None:
@@ -59,7 +70,9 @@ def main() -> None:
     torch.set_num_threads(1)
 
     def epoch() -> Iterable[Any]:
-        return ours(endpoint) if name == OURS else LOADERS[name](endpoint, folder)
+        if name in (OURS, NUMBERED):
+            return ours(endpoint, numbered=name == NUMBERED)
+        return LOADERS[name](endpoint, folder)
 
     time_pass("warm up", epoch, look)
 

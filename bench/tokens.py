@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from bench import photo_dataset
-from bench.peers.token_rows import BATCH, BUCKET, LENGTH, OURS, PEERS, SHARD_ROWS, VALUES, WORKERS
+from bench.peers.token_rows import BATCH, BUCKET, LENGTH, NUMBERED, OURS, PEERS, SHARD_ROWS, VALUES, WORKERS
 from bench.ready_process import StandingContender, measure_in_turn
 from meshsdk.client.s3_client import connect
 from meshwire.formats.token_index import encode_token_index
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 NAME: Final = "tokens"
-CONTENDERS: Final = (OURS, *PEERS)
+CONTENDERS: Final = (OURS, NUMBERED, *PEERS)
 LEAST, MOST_CPU = 2.0, 0.1
 MEAN: Final = 500  # tokens of a text
 FORMATS: Final = {"streaming": "mds", "litdata": "lit"}
 TEXT: Final = f"""\
 Rows of {LENGTH:,} tokens in random order, batches of {BATCH}. Ours are texts of {MEAN} tokens on average in
-token files, packed with segments and positions. *streaming* and *litdata* read their own shards of rows, cut
-from one stream, with {WORKERS} workers and an empty local cache. *memmap* reads windows of one local file in
-a `DataLoader` with {WORKERS} workers, as Megatron does: no server, no network. A round is a pass over all."""
+token files. *{OURS}* is sent the tokens alone, as the peers are, *{NUMBERED}* also the segment and the
+position of each token: 2 and 10 bytes a token. Their tokens are uint16, as they are stored; the peers' are
+int64. *streaming* and *litdata* read their own shards of rows, cut from one stream, with {WORKERS} workers
+and an empty local cache. *memmap* reads windows of one local file in a `DataLoader` with {WORKERS} workers,
+as Megatron does: no server, no network. A round is a pass over all."""
 
 
 def title(scale: Scale) -> str:
@@ -51,7 +53,11 @@ def measure(
     folder = scratch / f"tokens-{scale.tokens}"
     _fill(server, peers, scale.tokens, folder)
     yield from measure_in_turn(
-        NAME, (OURS, "memmap", *peers), lambda name: _contender(name, server, folder), scale.rounds, say
+        NAME,
+        (OURS, NUMBERED, "memmap", *peers),
+        lambda name: _contender(name, server, folder),
+        scale.rounds,
+        say,
     )
 
 

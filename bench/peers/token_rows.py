@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-OURS: Final = "meshsdk"
+OURS, NUMBERED = "meshsdk", "meshsdk+segments"
+"""Tokens alone, as the peers give them; and with segments and positions."""
 PEERS: Final = ("memmap", "streaming", "litdata")
 BUCKET: Final = "tokens"
-LENGTH, BATCH, WORKERS, VALUES = 2048, 32, 2, 50_000
+LENGTH, BATCH, WORKERS, VALUES, FILLING = 2048, 32, 2, 50_000, 65_535
 SHARD_ROWS: Final = 2048

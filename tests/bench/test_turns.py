@@ -23,7 +23,7 @@ from bench.interleave import order, turns
 from bench.load_generator import Load, Reading
 from bench.loader_timing import Turn
 from bench.peers.token_loaders import LOADERS, WRITERS
-from bench.peers.token_rows import BATCH, LENGTH, PEERS, VALUES
+from bench.peers.token_rows import BATCH, FILLING, LENGTH, PEERS, VALUES
 from bench.presigned_requests import Account
 from bench.processes import ChildError
 from bench.results import Figure
@@ -159,6 +159,12 @@ def test_rows_of_tokens_are_looked_at(tmp_path: Path) -> None:
     segments = torch.ones_like(batch)
     segments[:, -3:] = 0
     assert look((batch, segments)) == BATCH * (LENGTH - 3)
+    texts = batch.clone()
+    texts[:, 9:] += 30  # two texts, and the filling of a row
+    texts[:, -3:] = FILLING
+    assert look((texts, None)) == BATCH * (LENGTH - 3)
+    with pytest.raises(SystemExit, match="upwards"):
+        look((texts[:, torch.randperm(LENGTH)], None))
     batch[0, 7] = 0
     with pytest.raises(SystemExit, match="upwards"):
         look(batch)
