@@ -142,6 +142,10 @@ class FakeDaemons:
                 return self._residence(node, method, name)
             case "POST", ["-", "views"]:
                 return self._view(document)
+            case "GET", ["-", "views", name]:
+                if name not in self.state.views:
+                    raise DaemonError(404, "NoSuchView", name)
+                return {"name": name, "view": self.state.views[name]}
             case "DELETE", [name]:
                 if self.state.buckets.pop(name, None) is None and self.state.views.pop(name, None) is None:
                     raise DaemonError(404, "NoSuchBucket", name)

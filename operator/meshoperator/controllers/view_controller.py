@@ -1,6 +1,7 @@
 """Controller of MeshViews: pushes the module, creates the view, and removes both.
 
-Law: a view of the same name that differs from the spec is replaced only if this MeshView created it.
+Law: a view of the same name that differs from the spec is replaced or removed only if the status records
+that it is this MeshView's.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def results(metrics: str, view: str) -> Iterator[tuple[str, float]]:
             yield told.get("result", ""), float(value)
 
 
+def _request(spec: MeshViewSpec, default_name: str) -> dict[str, Any]:
+    """Return the body of `POST /-/views`."""
+    return {"bucket": spec.bucket, "name": spec.name or default_name, "view": spec.document()}
+
+
 class ViewController(DataController):
     """Reconciles MeshViews."""
 
@@ -51,30 +57,39 @@ class ViewController(DataController):
             return self._told(document, False, reason, str(error)), rest
 
     async def finalize(self, document: Manifest) -> None:
-        spec = parse(MeshViewSpec, document["spec"])
-        address = (document.get("status") or {}).get("address")
-        if spec.deletion_policy == "Retain" or not address:
+        metadata, spec = document["metadata"], parse(MeshViewSpec, document["spec"])
+        if spec.deletion_policy == "Retain":
             return
-        _, access = await self._daemons.locate_mesh(document["metadata"]["namespace"], spec.cluster_ref)
-        await self._remove(access, address)
+        _, access = await self._daemons.locate_mesh(metadata["namespace"], spec.cluster_ref)
+        recorded = (document.get("status") or {}).get("address")
+        if recorded:
+            await self._remove(access, recorded)
+        wanted = _request(spec, metadata["name"])
+        address = f"{wanted['bucket']}--{wanted['name']}"
+        # An operator that was killed after it created the view had not recorded its address.
+        if address != recorded and await self._is_as_wanted(access, address, wanted):
+            await self._remove(access, address)
 
     async def _pass(self, document: Manifest) -> _SyncResult:
         metadata, spec = document["metadata"], parse(MeshViewSpec, document["spec"])
         _, access = await self._daemons.locate_mesh(metadata["namespace"], spec.cluster_ref)
         builds = await self._push(metadata["namespace"], spec, access)
-        name = spec.name or metadata["name"]
-        wanted = {"bucket": spec.bucket, "name": name, "view": spec.document()}
+        wanted = _request(spec, metadata["name"])
         address = (document.get("status") or {}).get("address")
         try:
             view = await self._daemons.request_json(access, "POST", "/-/views", wanted)
         except DaemonError as error:
-            if error.code != "ViewExists" or address != f"{spec.bucket}--{name}":
+            if error.code != "ViewExists" or address != f"{spec.bucket}--{wanted['name']}":
                 raise
             await self._remove(access, address)
             await self._recorder.record_event(document, "ViewReplaced", "its spec changed; recreated")
             view = await self._daemons.request_json(access, "POST", "/-/views", wanted)
         if not address:
             await self._recorder.record_event(document, "ViewMade", f"s3://{view['name']} is readable")
+        elif address != view["name"]:
+            await self._remove(access, address)
+            renamed = f"its name changed; s3://{view['name']} replaces s3://{address}"
+            await self._recorder.record_event(document, "ViewReplaced", renamed)
         ops = [each for each in view["view"].get("ops") or () if each.get("version")]
         told = {each["op"]: each["version"] for each in ops} | builds
         status = self._told(document, True, "Ready", f"s3://{view['name']} is readable")
@@ -111,6 +126,17 @@ class ViewController(DataController):
         target = f"/-/modules?name={quote(spec.module.name, safe='')}"
         pushed = await self._daemons.request_json(access, "POST", target, source.encode())
         return {spec.module.name: pushed["version"]}
+
+    async def _is_as_wanted(self, access: MeshAccess, address: str, wanted: dict[str, Any]) -> bool:
+        """Return whether a view is there, and is the one that `wanted` creates. Creates none."""
+        try:
+            await self._daemons.request_json(access, "GET", f"/-/views/{quote(address, safe='')}")
+            await self._daemons.request_json(access, "POST", "/-/views", wanted)
+        except DaemonError as error:
+            if error.status >= 500:
+                raise
+            return False
+        return True
 
     async def _remove(self, access: MeshAccess, address: str) -> None:
         try:

@@ -10,6 +10,8 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap
 
 from tests.kubernetes.data.operating import bucket_of, condition, killed_at_every_call, view
+from tests.kubernetes.dying import Calls, DiedError
+from tests.kubernetes.test_webhook import until
 
 if TYPE_CHECKING:
     from tests.kubernetes.data.operating import Operator
@@ -71,3 +73,54 @@ def test_views_converge_wherever_the_operator_dies(operator: Operator) -> None:
 
     killed_at_every_call(operator, "MeshView", make, lambda found: found.get("ready"), 24)
     assert operator.ask("GET", f"/-/views?bucket={bucket}")["views"] == []
+
+
+def test_a_view_is_removed_although_no_operator_ran_since_it_was_created(operator: Operator) -> None:
+    """The operator dies at one call after the other; the MeshView is deleted before another one starts."""
+    bucket = bucket_of(operator)
+    operator.daemon.client().create_bucket(Bucket=bucket)
+    unrecorded = 0
+    for at in range(1, 25):
+        name, calls = f"k{at}", Calls(at)
+        operator.make("MeshView", name, view(bucket, 64))
+        try:
+            operator.look("MeshView", name, calls)
+            ended = True
+        except DiedError:
+            ended = False
+        made = operator.ask("GET", f"/-/views?bucket={bucket}")["views"]
+        unrecorded += bool(made) and not operator.status("MeshView", name).get("address")
+        operator.delete("MeshView", name)
+        until(lambda name=name: operator.look("MeshView", name) is None)  # type: ignore[misc]
+        assert operator.gone("MeshView", name)
+        assert operator.ask("GET", f"/-/views?bucket={bucket}")["views"] == [], f"killed at call {at}"
+        if ended:
+            break
+    assert ended, "there are more calls than were tried"
+    assert unrecorded > 0, "no kill came between the view and the status"
+
+
+def test_a_view_of_others_stays_when_a_meshview_of_its_name_is_deleted(operator: Operator) -> None:
+    bucket = bucket_of(operator)
+    operator.daemon.client().create_bucket(Bucket=bucket)
+    operator.make("MeshView", "first", view(bucket, 64) | {"name": "shared"})
+    operator.look("MeshView", "first")
+    operator.make("MeshView", "second", view(bucket, 48) | {"name": "shared"})
+    operator.look("MeshView", "second")
+    operator.delete("MeshView", "second")
+    operator.look("MeshView", "second")
+    assert operator.gone("MeshView", "second")
+    assert operator.ask("GET", f"/-/views/{bucket}--shared")["name"] == f"{bucket}--shared"
+
+
+def test_a_renamed_view_leaves_none_of_its_former_name(operator: Operator) -> None:
+    bucket = bucket_of(operator)
+    operator.daemon.client().create_bucket(Bucket=bucket)
+    operator.make("MeshView", "small", view(bucket, 64))
+    operator.look("MeshView", "small")
+    operator.change("MeshView", "small", {"spec": {"name": "tiny"}})
+    operator.look("MeshView", "small")
+    assert operator.ear.heard[-1][0] == "ViewReplaced"
+    assert operator.status("MeshView", "small")["address"] == f"{bucket}--tiny"
+    views = operator.ask("GET", f"/-/views?bucket={bucket}")["views"]
+    assert [each["name"] for each in views] == [f"{bucket}--tiny"]
