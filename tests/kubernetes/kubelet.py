@@ -68,7 +68,7 @@ class Kubelet:
         self._place = place
         self._client: Any = Client(config=KubeConfig.from_file(kubeconfig).get(), namespace=namespace)
         self._subnet = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250 + 1}"
-        self._last = 0
+        self._last, self._placements = 0, list[str]()
         self._nodes: dict[str, Path] = {}
         self._silent: set[str] = set()
         self.pods: dict[str, Running] = {}
@@ -138,6 +138,10 @@ class Kubelet:
     def admitted(self) -> int:
         """How many pods its machines have been given since the beginning."""
         return self._last
+
+    def placements(self, start: int) -> list[str]:
+        """The pods that its machines have been given after the first `start`, each with its machine."""
+        return self._placements[start:]
 
     @property
     def nodes(self) -> list[str]:
@@ -228,6 +232,7 @@ class Kubelet:
 
     def _admit(self, uid: str, document: dict[str, Any]) -> Running:
         self._last += 1
+        self._placements.append(f"{document['metadata']['name']} on {document['spec']['nodeName']}")
         place = self._place / "pods" / f"{document['metadata']['name']}-{uid[:8]}"
         place.mkdir(parents=True)
         running = self.pods[uid] = Running(document, f"{self._subnet}.{self._last}", place)

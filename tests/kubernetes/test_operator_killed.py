@@ -115,7 +115,8 @@ class Stage:
         time.sleep(STILL)
         assert same(), f"{step.name}, killed after write {write}, did not stay as it was: {wrong}"
         assert self.scene.kubelet.admitted - started == pods, (
-            f"{step.name}, killed after write {write}: other pods were started than without the kill"
+            f"{step.name}, killed after write {write}: other pods were started than without the kill: "
+            f"{self.scene.kubelet.placements(started)}"
         )
         writes, kills = list(self.operator.writes), self.operator.kills
         at = writes[write - 1] if kills else "not reached"
