@@ -77,7 +77,7 @@ def loads_text(each: Estimate, assumed: Assumptions) -> Iterator[str]:
     yield (
         f"{each.design.name}: {bought.nodes} nodes of {bought.cores_per_node} cores, "
         f"{bytes_text(bought.memory_bytes_per_node)} and {bought.nics_per_node} × {ports_text(assumed)}, "
-        f"with {' and '.join(drives)}; {each.design.copies} copies"
+        f"with {' and '.join(drives)}; {each.design.copies} cop{'y' if each.design.copies == 1 else 'ies'}"
     )
     for load in sorted(each.loads, key=lambda load: -load.utilization):
         if load.limit:
