@@ -123,6 +123,17 @@ def stand_in_torchvision() -> None:
         sys.modules[name] = module
 
 
+def disconnect(dataset: Any) -> Any:
+    """Return a dataset of mosaicml-streaming whose workers open connections of their own.
+
+    It has fetched the index with a client that forked workers inherit, connection included: two of them then
+    read each other's responses, and a shard gets the bytes of another.
+    """
+    for stream in dataset.streams:
+        stream._downloader.clean_up()
+    return dataset
+
+
 def streaming_loader(source: Source) -> Batches:
     """mosaicml-streaming over MDS shards, with an empty local cache at the start."""
     streaming = import_module("streaming")
@@ -141,7 +152,7 @@ def streaming_loader(source: Source) -> Batches:
         batch_size=source.batch,
         num_canonical_nodes=1,
     )
-    return DataLoader(dataset, source.batch, num_workers=source.workers)
+    return DataLoader(disconnect(dataset), source.batch, num_workers=source.workers)
 
 
 def litdata_loader(source: Source) -> Batches:

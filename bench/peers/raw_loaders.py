@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from torch.utils.data import DataLoader
 
-from bench.peers.loaders import client, stand_in_torchvision
+from bench.peers.loaders import client, disconnect, stand_in_torchvision
 from bench.peers.raw_rows import BATCH, BUCKET, BUFFER, SHARDS, WORKERS, samples
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def streaming(endpoint: str, folder: str) -> Iterable[list[Any]]:
         batch_size=BATCH,
         num_canonical_nodes=1,
     )
-    return _loader(rows)
+    return _loader(disconnect(rows))
 
 
 def litdata(endpoint: str, folder: str) -> Iterable[list[Any]]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bench.peers.loaders import stand_in_torchvision
+from bench.peers.loaders import disconnect, stand_in_torchvision
 from bench.peers.token_rows import BATCH, BUCKET, LENGTH, SHARD_ROWS, VALUES, WORKERS
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def streaming(endpoint: str, folder: str) -> Iterable[torch.Tensor]:
         batch_size=BATCH,
         num_canonical_nodes=1,
     )
-    made: Iterable[torch.Tensor] = DataLoader(rows, BATCH, num_workers=WORKERS, drop_last=True)
+    made: Iterable[torch.Tensor] = DataLoader(disconnect(rows), BATCH, num_workers=WORKERS, drop_last=True)
     return made
 
 
