@@ -17,7 +17,7 @@ COPY docker/slim.py docker/stub_libraries.py docker/
 RUN python -m venv --without-pip /opt/mesh \
  && python -m pip --python /opt/mesh/bin/python install --no-cache-dir --no-compile ".[server,tracing]" ./tools \
  && python -m pip --python /opt/mesh/bin/python uninstall --yes \
-    huggingface-hub hf-xet fsspec filelock tqdm packaging httpx2 httpcore2 h11 anyio idna truststore \
+    huggingface-hub hf-xet fsspec filelock tqdm httpx2 httpcore2 h11 anyio idna truststore \
     pygments markdown-it-py mdurl \
  && rm -r /opt/mesh/lib/python3.*/site-packages/meshoperator /opt/mesh/bin/meshoperator \
  && /opt/bom/bin/cyclonedx-py environment --output-reproducible --of JSON -o /opt/mesh/sbom.cdx.json /opt/mesh/bin/python \
