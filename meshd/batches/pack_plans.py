@@ -16,7 +16,7 @@ import numpy as np
 
 from meshd.batches.assembly.direct_rows import direct_dtypes, direct_lengths
 from meshd.batches.assembly.frame_rows import pack_row_bounds
-from meshd.batches.assembly.packed_frames import pack_table_key
+from meshd.batches.assembly.packed_rows import pack_table_key
 from meshd.batches.assembly.sequence_renderer import SequenceRenderer
 from meshd.batches.assembly.stored_sequence_format import BAD, PART
 from meshd.core.api_errors import BatchError, in_progress

@@ -32,7 +32,7 @@ from meshd.batches.assembly.frame_rows import (
 )
 from meshd.batches.assembly.frame_series import MOST_ROWS, SeriesBuilder, series_fields
 from meshd.batches.assembly.packed_frame_builder import PackedFrameBuilder
-from meshd.batches.assembly.packed_frames import PackedFrame, PackTables
+from meshd.batches.assembly.packed_rows import PackedRows, PackTables
 from meshd.batches.assembly.sequence_renderer import SequenceRenderer
 from meshd.batches.assembly.stored_sequences import no_stored_sequences
 from meshd.batches.assembly.view_result_renderer import render_derived_object
@@ -384,7 +384,7 @@ class Assembler:
         self, address: Address, plan: Plan, snapshot: Snapshot, kept_bytes: int | None
     ) -> MemoryFrame:
         count, table = count_rows(address, plan), await self._packs.get_table(plan)
-        packing = PackedFrame(plan, table, self._row_lookup.rows_at(address, plan, table))
+        packing = PackedRows(plan, table, self._row_lookup.rows_at(address, plan, table))
         within = await self.catalog.plan(plan.within)
         with self._admission(0, count * _row_bytes(plan)):
             render = partial(self._assemble, kept_bytes=kept_bytes)

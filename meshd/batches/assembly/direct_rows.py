@@ -1,6 +1,6 @@
 """Direct rows: packed rows whose pieces are read from their objects' files into the tensors of a frame.
 
-Law: the bytes are those that `PackedFrame.build_frame` makes of `DirectPieces`. The number of Python calls
+Law: the bytes are those that `PackedRows.build_frame` makes of `DirectPieces`. The number of Python calls
 does not depend on the tokens, and a piece costs one read. Whatever is unusual (a piece that another node
 holds, that is damaged or shorter than the table says) raises NotDirectError; the frame is then built piece by
 piece, which says what is wrong with which sample. The
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.batches.assembly.packed_frames import PackedFrame
+    from meshd.batches.assembly.packed_rows import PackedRows
     from meshd.core.plan_record import Plan
     from meshd.core.sample_locations import PinnedObjects
     from meshd.store.records import Record, Span
@@ -61,7 +61,7 @@ class DirectRows:
 
     def __init__(
         self,
-        packing: PackedFrame,
+        packing: PackedRows,
         columns: PieceColumns,
         pinned: PinnedObjects,
         snapshot: Snapshot,

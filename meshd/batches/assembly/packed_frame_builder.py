@@ -19,7 +19,7 @@ from meshd.batches.assembly.direct_rows import (
     NotDirectError,
     direct_dtypes,
 )
-from meshd.batches.assembly.packed_frames import RenderedSamples
+from meshd.batches.assembly.packed_rows import RenderedSamples
 from meshd.batches.assembly.stored_sequences import UnreadableChunkError
 from meshd.core.frame_address import RowsAddress
 from meshd.core.sample_locations import PinnedObjects
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.batches.assembly.frame_builder import BuildContext
-    from meshd.batches.assembly.packed_frames import PackedFrame, PieceSource
+    from meshd.batches.assembly.packed_rows import PackedRows, PieceSource
     from meshd.batches.assembly.sequence_renderer import SequenceRenderer
     from meshd.batches.assembly.stored_sequence_format import SequenceSet
     from meshd.batches.assembly.stored_sequences import OpenChunk, StoredSequences
@@ -58,7 +58,7 @@ class PackedFrameBuilder:
 
     async def build(
         self,
-        packing: PackedFrame,
+        packing: PackedRows,
         within: Plan,
         snapshot: Snapshot,
         metadata: Mapping[str, str],
@@ -85,7 +85,7 @@ class PackedFrameBuilder:
 
     async def _direct(
         self,
-        packing: PackedFrame,
+        packing: PackedRows,
         snapshot: Snapshot,
         metadata: Mapping[str, str],
         dtypes: Sequence[np.dtype[Any]],
@@ -113,7 +113,7 @@ class PackedFrameBuilder:
 
     async def _read_rows(
         self,
-        packing: PackedFrame,
+        packing: PackedRows,
         columns: PieceColumns,
         pinned: PinnedObjects,
         snapshot: Snapshot,
@@ -144,7 +144,7 @@ class _Build:
         self,
         context: BuildContext,
         stored: StoredSequences,
-        packing: PackedFrame,
+        packing: PackedRows,
         within: Plan,
         snapshot: Snapshot,
         metadata: Mapping[str, str],

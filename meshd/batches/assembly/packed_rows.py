@@ -102,7 +102,7 @@ class RenderedSamples:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedFrame:
+class PackedRows:
     """The input of a packed frame: `rows`, whose samples are rows of the table."""
 
     plan: Plan
