@@ -24,7 +24,7 @@ from meshsdk.errors import ConfigurationError, MeshError, StateMismatchError
 from meshsdk.loader import interpreter_exit
 from meshsdk.loader.prefetcher import Prefetcher
 from meshsdk.loader.remaining_reports import report_end
-from meshsdk.loader.split_frames import SplitRequest
+from meshsdk.loader.split_frame_requests import SplitRequest
 from meshsdk.loader_stats import Stall, Step, attribute_stall
 from meshwire.cluster.routes import frame_address
 from meshwire.http_values.mesh_headers import SAMPLE_CACHE_HEADER, sample_cache_value

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshsdk.client.request import Request
-    from meshsdk.loader.split_frames import SplitFrame, SplitRequest
+    from meshsdk.loader.split_frame_requests import SplitFrame, SplitRequest
 
 
 @dataclass(frozen=True, slots=True)

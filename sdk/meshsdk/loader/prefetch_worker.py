@@ -23,7 +23,7 @@ from meshsdk.errors import ConnectError, CorruptFrameError, MeshError
 from meshsdk.loader.fetch_spec import WantedFrame
 from meshsdk.loader.frame_series import MemoryWait, SeriesPlanner
 from meshsdk.loader.remaining_reports import report_rest
-from meshsdk.loader.split_frames import SplitPlanner
+from meshsdk.loader.split_frame_requests import SplitPlanner
 from meshsdk.loader_stats import Arrival, Tally, without_report
 from meshwire.http_values.mesh_headers import (
     FRAME_SERIES_HEADER,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from meshsdk.client.settings import Endpoint
     from meshsdk.client.transport import InFlightRequest, Transport
     from meshsdk.loader.fetch_spec import FetchSpec
-    from meshsdk.loader.split_frames import SplitFrame
+    from meshsdk.loader.split_frame_requests import SplitFrame
     from meshwire.cluster import ClusterMap
 
     Flight = InFlightRequest["WantedFrame"]
