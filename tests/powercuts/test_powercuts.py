@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from botocore.exceptions import ClientError
 
-from meshd.control.etcd import sync_barrier
-from meshd.control.etcd.sync_barrier import may_answer_early
+from meshd.control.etcd import durability_barrier
+from meshd.control.etcd.durability_barrier import may_answer_early
 from meshd.process.local_etcd import find_etcd
 from tests.powercuts import traffic
 from tests.powercuts.control_scene import ControlScene
@@ -80,7 +80,7 @@ def test_what_etcd_answers_early_is_not_acknowledged(
         said = subprocess.run([find_etcd(), "--version"], capture_output=True, check=True, timeout=30).stdout
         if not may_answer_early(said.decode().split()[2]):
             pytest.skip("this etcd answers when it has synced")
-        monkeypatch.setattr(sync_barrier, "may_answer_early", lambda version: False)
+        monkeypatch.setattr(durability_barrier, "may_answer_early", lambda version: False)
     with closing(ControlScene(tmp_path, seed=3)) as scene:
         while not scene.report.wrong and scene.report.cuts < (2 if waits else BUG_CUTS):
             scene.cut(0.7)

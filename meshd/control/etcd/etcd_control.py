@@ -5,7 +5,7 @@ is in the copy when it returns. While etcd is unreachable the copy stays as it i
 seconds. Leases are etcd's own: the servers' clocks decide their expiry, never a holder's clock.
 Invariant: the copy is the prefix at one revision, and revisions only rise; a restore from a backup
 starts a new history, which the copy follows. A store without the cluster's id counts as unreachable.
-Invariant: what the copy has, and what a read or a write returns, is on etcd's disk; see `sync_barrier`.
+Invariant: what the copy has, and what a read or a write returns, is on etcd's disk; see `durability_barrier`.
 
 Each process of each node gets everything that is watched, so the reports of nodes, which change often, are
 not: they are outside the copy (UNWATCHED), and readers fetch them with `get` and `list_all`.
@@ -28,9 +28,9 @@ from meshd.control.control_api import (
     Versioned,
     check_key,
 )
+from meshd.control.etcd.durability_barrier import DurabilityBarrier
 from meshd.control.etcd.etcd_leases import EtcdLeases
 from meshd.control.etcd.gateway import EtcdError, decoded, encoded, number
-from meshd.control.etcd.sync_barrier import SyncBarrier
 from meshd.control.watchers import Watchers
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class EtcdControl:
         self._closed = self._lost = self._stream_broken = self._foreign = False
         self._changed = threading.Condition()
         self._watchers = Watchers()
-        self._barrier = SyncBarrier(gateway, self._prefix)
+        self._barrier = DurabilityBarrier(gateway, self._prefix)
         self._leases = EtcdLeases(gateway, self._prefix, self._barrier)
         try:
             self._copy = self._load(LocalCopy({}, {}, 0))

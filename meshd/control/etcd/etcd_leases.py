@@ -12,15 +12,15 @@ from meshd.control.etcd.gateway import EtcdError, decoded, encoded, number
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from meshd.control.etcd.durability_barrier import DurabilityBarrier
     from meshd.control.etcd.gateway import Gateway
-    from meshd.control.etcd.sync_barrier import SyncBarrier
 
 
 class EtcdLeases:
     """Leases in etcd (blocking: for threads). Their keys are under `PREFIX@leases/`, outside the topics, so
     no copy contains them."""
 
-    def __init__(self, gateway: Gateway, prefix: bytes, barrier: SyncBarrier) -> None:
+    def __init__(self, gateway: Gateway, prefix: bytes, barrier: DurabilityBarrier) -> None:
         self._gateway, self._prefix, self._barrier = gateway, prefix[:-1] + b"@leases/", barrier
 
     def acquire_lease(self, name: str, holder: str, ttl: float) -> Lease | None:

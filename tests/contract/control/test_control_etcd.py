@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.control.control_api import ABSENT, ControlError, VersionConflictError, Write
-from meshd.control.etcd import EtcdControl, sync_barrier
+from meshd.control.etcd import EtcdControl, durability_barrier
+from meshd.control.etcd.durability_barrier import DurabilityBarrier, may_answer_early
 from meshd.control.etcd.gateway import EtcdAmbiguousError, Gateway, encoded
-from meshd.control.etcd.sync_barrier import SyncBarrier, may_answer_early
 from meshd.util.clock import SystemClock
 from tests.support.certificates import Authority
 from tests.support.control_suite import ControlSuite, closing
@@ -166,7 +166,7 @@ def test_versions_that_may_answer_before_they_sync() -> None:
 def test_reads_after_changes_are_for_an_etcd_that_answers_early(
     one: OperatedEtcd, monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
-    monkeypatch.setattr(sync_barrier, "may_answer_early", lambda version: early)
+    monkeypatch.setattr(durability_barrier, "may_answer_early", lambda version: early)
 
     async def main() -> None:
         gateway = one.gateway()
@@ -187,7 +187,7 @@ def test_reads_after_changes_are_for_an_etcd_that_answers_early(
 
 def test_a_change_before_a_restart_is_in_doubt(tmp_path: Path) -> None:
     with OperatedEtcd(tmp_path, 1, "--unsafe-no-fsync") as cluster, closed(cluster.gateway()) as gateway:
-        barrier = SyncBarrier(gateway, b"/")
+        barrier = DurabilityBarrier(gateway, b"/")
         answer = gateway.call("kv/put", {"key": encoded(b"/doubt"), "value": ""}, repeatable=True)
         barrier.await_change(answer)
         cluster.kill_member(0)

@@ -36,7 +36,7 @@ def may_answer_early(version: str) -> bool:
     return release < _MENDED[0] or (3, 5, 0) <= release < _MENDED[1]
 
 
-class SyncBarrier:
+class DurabilityBarrier:
     """The barrier of one gateway; `key` is one that may be read. It costs a read where the version of etcd
     needs it, however many members there are, since their number may change unnoticed; else nothing."""
 
