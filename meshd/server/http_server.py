@@ -16,9 +16,9 @@ from meshd.server.connection import Connection
 from meshd.server.connection_limits import ConnectionLimiter
 from meshd.server.console.endpoint import ConsoleEndpoint
 from meshd.server.native_routes import NativeRoutes, RequestDispatcher
-from meshd.server.s3.admission import Authenticator, RequestAdmission, VirtualHosts
 from meshd.server.s3.endpoint import S3Endpoint
 from meshd.server.s3.fast_path import FastPath
+from meshd.server.s3.request_auth import Authenticator, RequestAdmission, VirtualHosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

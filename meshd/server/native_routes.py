@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from meshd.config import HttpSettings
     from meshd.rpc.peer_rpc import RegisteredHandler
     from meshd.server.request import MeshRequest
-    from meshd.server.s3.admission import RequestAdmission, VirtualHosts
+    from meshd.server.s3.request_auth import RequestAdmission, VirtualHosts
     from meshd.telemetry.audit_log import AuditLog
     from meshd.util.clock import Clock
 

@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from meshd.server.s3.admission import VirtualHosts
+from meshd.server.s3.request_auth import VirtualHosts
 from meshwire.dataset.archive_index import index_tar
 from meshwire.dataset.expression_parser import parse_expression, sort_key
 from meshwire.errors import S3Error

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from meshd.config import HttpSettings
     from meshd.server.request import MeshRequest
     from meshd.server.response import Header
-    from meshd.server.s3.admission import Authenticator
+    from meshd.server.s3.request_auth import Authenticator
     from meshd.telemetry.audit_log import AuditLog
     from meshd.util.clock import Clock
 

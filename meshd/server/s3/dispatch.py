@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from meshd.objects.archive_upload import UnpackOptions
     from meshd.reads.copy_source import RemoteCopySources
-    from meshd.server.s3.admission import Authenticator, RequestAdmission, S3Call
+    from meshd.server.s3.request_auth import Authenticator, RequestAdmission, S3Call
     from meshd.server.services import ServerServices
     from meshd.store.records import Record
     from meshwire.s3.result_types import DeleteResult, Result

@@ -36,9 +36,9 @@ from meshd.server.proxy.hops import (
 from meshd.server.request import RequestTrace, request_head
 from meshd.server.request_body import RequestBody, reserve_body_memory
 from meshd.server.response import Reply, StreamedReply, send_reply
-from meshd.server.s3.admission import S3Call, VirtualHosts
 from meshd.server.s3.body_resumer import body_resumer
 from meshd.server.s3.dispatch import OperationDispatcher
+from meshd.server.s3.request_auth import S3Call, VirtualHosts
 from meshd.server.s3.response_headers import common_headers, object_response_head
 from meshd.server.sendfile import first_window, load_into_page_cache, send_groups, send_spans
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from meshd.server.proxy.forwarder import Forwarder
     from meshd.server.proxy.hops import Hop
     from meshd.server.request import MeshRequest
-    from meshd.server.s3.admission import Authenticator, RequestAdmission
+    from meshd.server.s3.request_auth import Authenticator, RequestAdmission
     from meshd.server.services import ServerServices
     from meshd.store.records import Record, Span
     from meshwire.s3.parse_request import RequestHead

@@ -17,9 +17,9 @@ from meshd.server.proxy.response_relay import ProxiedResponse
 from meshd.server.request import RequestTrace
 from meshd.server.response import head_bytes
 from meshd.server.response_body import ResumedResponse
-from meshd.server.s3.admission import VirtualHosts
 from meshd.server.s3.body_resumer import body_resumer
 from meshd.server.s3.endpoint import SMALL_BYTES
+from meshd.server.s3.request_auth import VirtualHosts
 from meshd.server.s3.response_headers import common_headers, object_response_head
 from meshd.store.errors import StoreError
 from meshd.telemetry import tracing
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from meshd.server.connection import Connection
     from meshd.server.proxy.hops import Hop
     from meshd.server.response_body import BodyResumer
-    from meshd.server.s3.admission import RequestAdmission
+    from meshd.server.s3.request_auth import RequestAdmission
     from meshd.server.services import ServerServices
     from meshd.store.records import Span
 

@@ -14,7 +14,7 @@ from meshd.server.proxy.forwarder import AlreadyAnsweredError
 from meshd.server.proxy.hops import ObjectName, may_answer
 from meshd.server.proxy.upstream_request import PartialBody
 from meshd.server.request_body import hashed_blocks
-from meshd.server.s3.admission import SIGV2_NAME, SIGV4_NAME
+from meshd.server.s3.request_auth import SIGV2_NAME, SIGV4_NAME
 from meshwire.checksums.body_checksums import BodyVerifier
 from meshwire.errors import S3Error
 from meshwire.http_values.multipart_form_data import FormError, FormReader, FormTooLargeError, read_boundary
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from meshd.auth.identity import Identity
-    from meshd.server.s3.admission import Authenticator, S3Call
+    from meshd.server.s3.request_auth import Authenticator, S3Call
     from meshd.server.services import ServerServices
     from meshwire.checksums.body_checksums import BodyDigest, BodyDigests
     from meshwire.s3.operations import PostObject, PutObject

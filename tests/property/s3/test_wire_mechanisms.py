@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshd.auth.identity import ANONYMOUS_IDENTITY
-from meshd.server.s3.admission import ANONYMOUS, VerifiedSigner, request_context
+from meshd.server.s3.request_auth import ANONYMOUS, VerifiedSigner, request_context
 from meshwire.errors import S3Error
 from meshwire.s3.parse_request import RequestHead, parse_request
 from meshwire.s3.request_head import read_auth_mechanism, read_query

@@ -12,7 +12,7 @@ from meshd.auth.identities.sts_sessions import CredentialService
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.identities import IdentityTable, Key, KeyLastUsed, User
 from meshd.server.request import RequestTrace
-from meshd.server.s3.admission import _NO_SECRET, Authenticator
+from meshd.server.s3.request_auth import _NO_SECRET, Authenticator
 from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
 from meshwire.http_values import dates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshd.config import ConfigError, load_settings
-from meshd.server.s3.admission import VirtualHosts
+from meshd.server.s3.request_auth import VirtualHosts
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3.parse_request import RequestHead, parse_request
