@@ -16,8 +16,8 @@ import msgspec
 from meshd.core.api_errors import BatchError, busy
 from meshd.rpc.process_rpc import ErrorTypes
 from meshd.store.errors import DiskFullError, StoreError
-from meshd.util.admission import tenant_scope
 from meshd.util.async_tasks import BackgroundTasks
+from meshd.util.tenant_limits import tenant_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from meshd.core.frame_address import READY, Frame
-from meshd.util.admission import current_tenant
+from meshd.util.tenant_limits import current_tenant
 
 if TYPE_CHECKING:
     from meshd.core.api_errors import BatchError

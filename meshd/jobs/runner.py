@@ -25,8 +25,8 @@ from meshd.rpc.peer_client import PeerUnreachableError
 from meshd.store.errors import CorruptExtentError, DiskFailedError, NotReplicatedError, StoreError
 from meshd.telemetry import metrics
 from meshd.util import failpoints
-from meshd.util.admission import tenant_scope
 from meshd.util.async_tasks import BackgroundTasks
+from meshd.util.tenant_limits import tenant_scope
 from meshd.util.timeouts import timeout
 from meshwire.cluster.routes import rendezvous_order
 from meshwire.errors import S3Error

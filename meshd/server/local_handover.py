@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.core.memory_frames import is_sealed
 from meshd.rpc.unix_messages import accept_sockets, listen
 from meshd.telemetry import metrics
-from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
+from meshd.util.tenant_limits import Admission, AdmissionRejectedError, current_tenant
 from meshd.util.timeouts import timeout
 from meshwire.http_values.mesh_headers import (
     HANDOVER_ID_FILE,

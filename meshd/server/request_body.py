@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from meshd.server.body_stream import MalformedBodyError
-from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
+from meshd.util.tenant_limits import Admission, AdmissionRejectedError, current_tenant
 from meshd.util.timeouts import timeout
 from meshwire.checksums.body_checksums import BodyVerifier
 from meshwire.errors import S3Error

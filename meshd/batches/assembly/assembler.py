@@ -54,8 +54,8 @@ from meshd.core.plan_record import Plan
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics, tracing
 from meshd.telemetry.plan_metrics import DIGITS, plan_frames
-from meshd.util.admission import Admission, AdmissionRejectedError, current_tenant
 from meshd.util.async_tasks import SingleFlight
+from meshd.util.tenant_limits import Admission, AdmissionRejectedError, current_tenant
 from meshwire.dataset.build_snapshot import Snapshot
 from meshwire.frame.split_frames import part_metadata
 

@@ -21,7 +21,7 @@ from meshd.core.frame_address import (
 from meshd.rpc.process_client import ProcessClient
 from meshd.rpc.process_rpc import ErrorTypes, Method
 from meshd.rpc.process_server import ProcessServer
-from meshd.util.admission import current_tenant, tenant_scope
+from meshd.util.tenant_limits import current_tenant, tenant_scope
 from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from meshd.telemetry import tracing
 from meshd.telemetry.plan_metrics import record_rendering
 from meshd.transform.decoded_cache.slice_order import SampleSet
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
-from meshd.util.admission import current_tenant
+from meshd.util.tenant_limits import current_tenant
 from meshwire.frame.tensor_frame import Status
 from meshwire.http_values.mesh_headers import FrameTiming
 from meshwire.plan.epoch_order import mix_bounds

@@ -21,8 +21,8 @@ from meshd.core.document_store import asset_places
 from meshd.core.sample_locations import PinnedObjects
 from meshd.telemetry import tracing
 from meshd.telemetry.plan_metrics import record_rendering
-from meshd.util.admission import current_tenant
 from meshd.util.async_tasks import CooperativeYield
+from meshd.util.tenant_limits import current_tenant
 from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from meshd.core.sample_locations import slice_locations
 from meshd.store.errors import NotCachedError
 from meshd.store.integrity.verification import report_damage
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
-from meshd.util.admission import current_tenant
+from meshd.util.tenant_limits import current_tenant
 
 if TYPE_CHECKING:
     from meshd.batches.assembly.frame_builder import BuildContext

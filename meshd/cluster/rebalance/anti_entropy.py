@@ -30,8 +30,8 @@ from meshd.store.records import Record
 from meshd.store.replica.changes import Amended, Marked, PartOf, UploadBegun, UploadEnded, VersionGone
 from meshd.telemetry import metrics
 from meshd.util import failpoints
-from meshd.util.admission import ByteSemaphore
 from meshd.util.shared_counters import PIECE_BYTES
+from meshd.util.tenant_limits import ByteSemaphore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

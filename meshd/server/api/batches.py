@@ -35,7 +35,7 @@ from meshd.server.openapi_operations import operation
 from meshd.server.response import Reply, map_headers
 from meshd.store.errors import StoreError
 from meshd.telemetry import tracing
-from meshd.util.admission import Admission, AdmissionRejectedError
+from meshd.util.tenant_limits import Admission, AdmissionRejectedError
 from meshwire.dataset import build_snapshot
 from meshwire.frame import tensor_frame
 from meshwire.http_values import mesh_headers

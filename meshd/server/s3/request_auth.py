@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshd.auth.identity import ANONYMOUS_IDENTITY, RequestContext
-from meshd.util.admission import set_tenant
+from meshd.util.tenant_limits import set_tenant
 from meshwire.errors import S3Error
 from meshwire.http_values import percent_encoding
 from meshwire.s3.operations import Preflight

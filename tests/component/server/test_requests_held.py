@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from meshd.control.buckets import Bucket
 from meshd.datasets.archives.decompression import decompress
 from meshd.server.request_body import reserve_body_memory
-from meshd.util.admission import Admission
+from meshd.util.tenant_limits import Admission
 from meshwire.errors import S3Error
 from tests.support.archive_files import archive_of
 from tests.support.daemons import Daemon

@@ -49,7 +49,12 @@ SERVICE_WRITES = frozenset(
         "put_tags",
     ]
 )
-CONTEXT_VARIABLES = {"telemetry/logs.py", "telemetry/tracing.py", "util/admission.py", "views/view_kind.py"}
+CONTEXT_VARIABLES = {
+    "telemetry/logs.py",
+    "telemetry/tracing.py",
+    "util/tenant_limits.py",
+    "views/view_kind.py",
+}
 """Modules with a ContextVar: it labels log lines, metrics or spans, or says whose share of memory is used."""
 WRITEBACK_CONTEXT = "origins/write_back.py:_push"
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.util.admission import ByteSemaphore
 from meshd.util.async_tasks import BackgroundTasks, SingleFlight, finish_before_cancel
+from meshd.util.tenant_limits import ByteSemaphore
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.util.admission import Admission, AdmissionRejectedError
+from meshd.util.tenant_limits import Admission, AdmissionRejectedError
 
 
 def test_one_may_have_all_of_it() -> None:
