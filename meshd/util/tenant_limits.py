@@ -1,4 +1,4 @@
-"""Admission control: the tenant that work is charged to, a limit by tenant, and a FIFO semaphore.
+"""Tenant limits: the tenant that work is charged to, a limit shared by tenants, and a FIFO semaphore.
 
 Law: the tenant is the access key that signed the request, set where its signature is verified and by a
 job that continues a user's work; tasks inherit it. It is never a secret and never shown to clients.

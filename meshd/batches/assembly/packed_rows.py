@@ -1,4 +1,4 @@
-"""Builds the frames of packed plans: copies pieces of samples into rows as the pack table says.
+"""The rows of packed frames: copies pieces of samples into rows as the pack table lists them.
 
 Law: the result depends on the address alone; the pack table is fixed when the plan is registered. Pieces
 are read from stored sequences, or cut from samples that are rendered for the frame. A sample that has become

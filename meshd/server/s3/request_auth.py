@@ -1,7 +1,7 @@
-"""Admission of a request: one sequence for every endpoint, from the signature to the permission.
+"""Authentication and authorization of a request: one sequence for every endpoint.
 
-A request is authenticated, then accounted to its tenant, then authorized, in this order; nothing of its body
-is read before. A request whose body took long is admitted once more, by the state at that time. Connection
+A request is authenticated, then charged to its tenant, then authorized, in this order, before any of its
+body is read. A request whose body took long to arrive is checked again, against the state at that time. Connection
 limits apply first (`connection_limits`). The origin of a forwarded request is its client's connection.
 Signatures are verified over the raw target as sent, never over a normalized one, and the secret key does not
 leave this module. Only subdomains of configured domains name a bucket; any other host (an address, a load
