@@ -1,11 +1,11 @@
 """Authentication and authorization of a request: one sequence for every endpoint.
 
 A request is authenticated, then charged to its tenant, then authorized, in this order, before any of its
-body is read. A request whose body took long to arrive is checked again, against the state at that time. Connection
-limits apply first (`connection_limits`). The origin of a forwarded request is its client's connection.
-Signatures are verified over the raw target as sent, never over a normalized one, and the secret key does not
-leave this module. Only subdomains of configured domains name a bucket; any other host (an address, a load
-balancer's name) is path style.
+body is read. A request whose body took long to arrive is checked again, against the state at that time.
+Connection limits apply first (`connection_limits`). The origin of a forwarded request is its client's
+connection. Signatures are verified over the raw target as sent, never over a normalized one, and the secret
+key does not leave this module. Only subdomains of configured domains name a bucket; any other host (an
+address, a load balancer's name) is path style.
 """
 
 from __future__ import annotations
