@@ -331,7 +331,9 @@ class NodeSettings:
         return StoreSettings(
             data_dir=store.data_dir / "cache",
             disks=tuple(disk / "cache" for disk in store.disks),
-            index_dir=store.index_dir.parent / f"{store.index_dir.name}-cache",
+            index_dir=store.index_dir / "cache-index"
+            if self._has_own_index_dir
+            else self.earlier_cache_index,
             durability="relaxed",
             sync_seconds=_CACHE_SYNC_SECONDS,
             small_object_bytes=store.small_object_bytes,
@@ -340,6 +342,16 @@ class NodeSettings:
             disk_type=store.disk_type,
             family=1,
         )
+
+    @property
+    def _has_own_index_dir(self) -> bool:
+        """Whether the index is in a directory of its own: then nothing is written beside that directory."""
+        return self.store.index_dir != self.store.data_dir / "index"
+
+    @property
+    def earlier_cache_index(self) -> Path:
+        """Directory of the cache's index in the data directory and, by earlier releases, beside any index."""
+        return self.store.index_dir.with_name(f"{self.store.index_dir.name}-cache")
 
     @property
     def origin_credentials(self) -> Path:

@@ -18,7 +18,7 @@ from meshd.config import ConfigError
 from meshd.errors import DirectoryInUseError
 from meshd.store.disks.file_systems import file_system_of, require_index_file_system
 from meshd.store.errors import FormatError
-from meshd.util.directories import make_directory
+from meshd.util.directories import make_directory, sync_directory
 from meshd.util.file_locks import ENDING_SECONDS, lock_file
 
 if TYPE_CHECKING:
@@ -83,20 +83,29 @@ def prepare_data_dir(settings: NodeSettings) -> DaemonLock:
         raise ConfigError(f"cannot write in {store.data_dir}: {error.strerror}") from error
     try:
         _require_free_space(store.data_dir)
-    except ConfigError:
-        lock.release()
-        raise
-    for directory in (cache.data_dir, cache.index_dir):
-        _create(directory)
-    try:
+        _move_cache_index(settings)
+        for directory in (cache.data_dir, cache.index_dir):
+            _create(directory)
         _check_file_systems(store)
+        _create(settings.origin_credentials, writes=False)  # in Kubernetes a Secret, mounted read-only
+        for disk in cache.disks:
+            _create(disk, is_disk=True)
     except ConfigError:
         lock.release()
         raise
-    _create(settings.origin_credentials, writes=False)  # in Kubernetes a Secret, mounted read-only
-    for disk in cache.disks:
-        _create(disk, is_disk=True)
     return lock
+
+
+def _move_cache_index(settings: NodeSettings) -> None:
+    """Move the cache's index to its place from where earlier releases have it. If that fails, as from another
+    file system, the cache starts empty."""
+    earlier, now = settings.earlier_cache_index, settings.cache_store.index_dir
+    if earlier == now or now.exists() or not (earlier / "data.mdb").exists():
+        return
+    with suppress(OSError):
+        earlier.rename(now)
+        for each in (earlier.parent, now.parent):
+            sync_directory(each)
 
 
 def _check_file_systems(store: StoreSettings) -> None:

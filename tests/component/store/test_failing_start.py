@@ -161,6 +161,22 @@ def test_the_directories_of_a_node(tmp_path: Path) -> None:
     assert not (tmp_path / "n" / "two").exists()
 
 
+def test_nothing_is_written_beside_a_directory_for_the_index(tmp_path: Path) -> None:
+    """It may be the root of a file system, or the only directory there that this user may write to."""
+    mount, place = tmp_path / "mount", tmp_path / "n"
+    settings = NodeSettings("n", StoreSettings.at(place, index_dir=mount / "fast"))
+    prepare_data_dir(settings).release()
+    assert [path.name for path in mount.iterdir()] == ["fast"]
+    recover_cache(settings.cache_store)
+    kept = settings.cache_store.index_dir
+    assert (kept / "data.mdb").exists()
+    kept.rename(mount / "fast-cache")  # where earlier releases have it
+    prepare_data_dir(settings).release()
+    assert [path.name for path in mount.iterdir()] == ["fast"]
+    assert (kept / "data.mdb").exists()
+    assert NodeSettings("n", StoreSettings.at(place)).cache_store.index_dir == place / "index-cache"
+
+
 def test_a_node_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
