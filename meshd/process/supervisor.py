@@ -104,6 +104,9 @@ _INDEX_ROLES = frozenset({"worker", "coordinator"})  # roles that map the index 
 _MAX_INDEX_DEATHS = 3  # deaths of such processes within
 _DEATH_WINDOW = 600.0  # seconds
 _FORK_RETRY = 1.0  # seconds
+_STANDSTILL = (
+    1.0  # seconds by which the supervisor itself woke up late: it was stopped, and so were the others
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class Supervisor:
         self._hang_timeout, self._level = hang_timeout, level
         self._selector = selectors.DefaultSelector()
         self._deadline = 0.0
+        self._wake_by = math.inf
         self._draining = False
         self._failure: StartupError | None = None
         self._unreadable: list[float] = []
@@ -179,7 +183,9 @@ class Supervisor:
             return True
         self._start_due()
         self._announce()
-        for key, _ in self._selector.select(self._seconds_until_due()):
+        patience = self._seconds_until_due()
+        self._wake_by = math.inf if patience is None else self._clock.monotonic() + patience
+        for key, _ in self._selector.select(patience):
             if isinstance(key.data, Child) and not self._draining:
                 self._start_on_demand(key.data)
         for child in self._running():
@@ -249,8 +255,15 @@ class Supervisor:
         self._selector.unregister(child.spec.listen_fd)
 
     def _end_hung(self) -> None:
-        """Kill a child whose event loop has stood still for too long; it is then replaced."""
+        """Kill a child whose event loop has stood still for too long; it is then replaced. Time in which this
+        process was stopped, too (`docker pause`, a frozen cgroup), says nothing about its children: they get
+        another `hang_timeout`."""
         now = self._clock.monotonic()
+        if now - self._wake_by > _STANDSTILL:
+            _log.warning("all processes of this node stood still", extra={"seconds": now - self._wake_by})
+            for child in self._running():
+                child.last_heard = now if child.last_heard else 0.0
+            return
         for child in self._running():
             if child.last_heard and now - child.last_heard >= self._hang_timeout:
                 _log.error("%s hangs; killing it", child.spec.name, extra={"silent": now - child.last_heard})

@@ -376,6 +376,21 @@ def test_a_worker_whose_loop_stands_still_is_replaced() -> None:
         client.put_object(Bucket="still", Key="k", Body=b"served again")
 
 
+def test_a_node_that_was_paused_keeps_its_processes() -> None:
+    """As by `docker pause`: the supervisor stood still, too, and is the first to go on."""
+    with Daemon.start(workers=2, env={"MESHD_HANG_TIMEOUT": "2"}) as daemon:
+        before = daemon.children()
+        threading.Event().wait(1)  # all have reported by now
+        daemon.pause()
+        threading.Event().wait(5)
+        daemon.resume()
+        wait_until(lambda: "stood still" in daemon.output())
+        threading.Event().wait(1)
+        assert daemon.children() == before
+        assert "hangs; killing it" not in daemon.output()
+        assert is_ready(daemon)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's order is Linux's")
 def test_when_memory_runs_out_the_supervisor_is_the_last_to_go(daemon: Daemon) -> None:
     """With it all others end, and nobody starts them again."""
