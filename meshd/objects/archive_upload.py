@@ -19,6 +19,7 @@ from awscrt import checksums
 
 from meshd.core.api_errors import store_errors
 from meshd.store.records import INTERNAL_WRITE, Meta, NewObject
+from meshd.util.admission import ByteSemaphore
 from meshd.util.async_tasks import CooperativeYield
 from meshwire.errors import S3Error
 from meshwire.names import KeyNameError, KeyTooLongError, check_key
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 MAX_ARCHIVE_BYTES: Final = 32 << 20
 """Largest archive, packed and unpacked: all of it is in memory, and committed at once."""
+_UNPACKED: Final = 8 * MAX_ARCHIVE_BYTES
+"""Limit of a process's unpacked archives that wait for their commit: 32 KiB of gzip can become 32 MiB."""
 MAX_MEMBERS: Final = 10_000
 OBJECTS_HEADER: Final = "x-mesh-objects"
 """Response header: how many objects were made of the archive."""
@@ -175,6 +178,7 @@ class ArchiveUploads:
         backed: OriginWriteBack | None = None,
     ) -> None:
         self._replicated, self._versions, self._objects, self._backed = replicated, versions, objects, backed
+        self._memory = ByteSemaphore(_UNPACKED)
 
     def check(self, operation: PutObject, size: int | None) -> None:
         """Refuse an archive before its body is read. Raises S3Error."""
@@ -199,21 +203,24 @@ class ArchiveUploads:
         """Store the members of the archive `data`, with the tags and the ACL of the request, in the bucket
         that was created at `born`. Returns their keys. `authorize` raises for a member that may not be
         written. Raises S3Error."""
-        bucket = operation.bucket
-        members = await asyncio.to_thread(read_members, data, options)
-        turn = CooperativeYield()
-        for member in members:
-            authorize(replace(operation, key=member.key))
-            await turn.yield_if_due()
-        owner = self._versions.owner_for_write(bucket, identity.user_id, operation.acl)
-        objects = await asyncio.to_thread(lambda: list(_new_objects(members, operation, owner)))
-        self._versions.require_same_bucket(bucket, born)
-        setting = self._versions.versioning_of(bucket)
-        with store_errors():
-            records = await self._replicated.put_many(bucket, objects, versioning=setting, context=context)
-        for new, record in zip(objects, records, strict=True):
-            await self._objects.finish_write(bucket, new.key, record, context=context)
-        return tuple(new.key for new in objects)
+        async with self._memory.hold(MAX_ARCHIVE_BYTES if data.startswith(_GZIP) else len(data)):
+            bucket = operation.bucket
+            members = await asyncio.to_thread(read_members, data, options)
+            turn = CooperativeYield()
+            for member in members:
+                authorize(replace(operation, key=member.key))
+                await turn.yield_if_due()
+            owner = self._versions.owner_for_write(bucket, identity.user_id, operation.acl)
+            objects = await asyncio.to_thread(lambda: list(_new_objects(members, operation, owner)))
+            self._versions.require_same_bucket(bucket, born)
+            setting = self._versions.versioning_of(bucket)
+            with store_errors():
+                records = await self._replicated.put_many(
+                    bucket, objects, versioning=setting, context=context
+                )
+            for new, record in zip(objects, records, strict=True):
+                await self._objects.finish_write(bucket, new.key, record, context=context)
+            return tuple(new.key for new in objects)
 
 
 def _new_objects(members: Sequence[Member], operation: PutObject, owner: str) -> Iterator[NewObject]:
