@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, urlsplit
 
@@ -238,9 +237,8 @@ class ConsoleEndpoint:
             return self._reply_with(204, b"", *_SHORT)
         if what != "callback":
             raise S3Error("NoSuchKey", "There is nothing here.")
-        found = SimpleCookie(request.headers.get("cookie", "")).get(name)
         query = request.raw_path.partition("?")[2]
-        cookie = await oidc.finish(query, "" if found is None else found.value, callback)
+        cookie = await oidc.finish(query, _cookie_value(request, name), callback)
         identity = self._sessions.open(cookie).identity
         request.trace.identity, request.trace.access_key = identity, identity.access_key
         ended = ("Set-Cookie", f"{name}=; Max-Age=0; {attributes}")
@@ -262,13 +260,10 @@ class ConsoleEndpoint:
         )
 
     def _cookie(self, request: MeshRequest) -> str:
-        try:
-            found = SimpleCookie(request.headers.get("cookie", "")).get(self._cookie_name(request))
-        except CookieError:
-            found = None
-        if found is None:
+        value = _cookie_value(request, self._cookie_name(request))
+        if not value:
             raise S3Error("AccessDenied", "Sign in first.")
-        return found.value
+        return value
 
     def _check_page(self, request: MeshRequest, session: ConsoleSession) -> None:
         """Raise S3Error AccessDenied unless a page of the console sent the request."""
@@ -280,7 +275,10 @@ class ConsoleEndpoint:
     @staticmethod
     def _check_origin(request: MeshRequest) -> None:
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
-        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
+        try:
+            foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
+        except ValueError:  # not a URL
+            foreign = True
         if foreign or site not in ("same-origin", "none"):
             raise S3Error("AccessDenied", "Requests of other sites are not accepted here.")
 
@@ -311,6 +309,16 @@ class ConsoleEndpoint:
     def _reply_with(self, status: int, body: bytes, *headers: Header) -> Reply:
         length = ("Content-Length", str(len(body)))
         return Reply(status, [*headers, length], body, self._deps.clock.now_ms() // 1000)
+
+
+def _cookie_value(request: MeshRequest, name: str) -> str:
+    """Return the value of a cookie; empty without it. A browser sends those of all programs of this host, and
+    `http.cookies` reads none of them if one is not as RFC 6265 has it (`a[0]=1`)."""
+    for pair in request.headers.get("cookie", "").split(";"):
+        found, _, value = pair.strip().partition("=")
+        if found == name:
+            return value
+    return ""
 
 
 async def _failed(error: S3Error) -> Reply:

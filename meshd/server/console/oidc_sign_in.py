@@ -99,8 +99,11 @@ class OidcSignIn:
     async def finish(self, query: str, cookie: str, callback: str) -> str:
         """Return the cookie of a console session. Raises S3Error AccessDenied, ServiceUnavailable."""
         begun = self._open(cookie)
-        given = dict(parse_qsl(query, max_num_fields=16))
-        if not hmac.compare_digest(given.get("state", "").encode(), begun.state.encode()):
+        try:
+            given = dict(parse_qsl(query, max_num_fields=16))
+        except ValueError:  # more fields than any provider sends
+            given = {}
+        if not hmac.compare_digest(given.get("state", "").encode(errors="replace"), begun.state.encode()):
             raise S3Error("AccessDenied", "This sign-in did not begin in this browser: begin again.")
         code = given.get("code", "")
         if not code or len(code) > _MAX_CODE:

@@ -93,7 +93,12 @@ def test_a_request_needs_the_cookie_and_the_token_of_the_page(page: ConsoleClien
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}],
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
     ids=lambda headers: next(iter(headers.values())),
 )
 def test_other_origins_are_refused(page: ConsoleClient, headers: dict[str, str]) -> None:
@@ -104,6 +109,17 @@ def test_other_origins_are_refused(page: ConsoleClient, headers: dict[str, str])
         page.send("POST", f"{PREFIX}/session", b"{}", {"Content-Type": "application/json", **headers}),
     ):
         assert (answer.status, message_of(answer)) == (403, "Requests of other sites are not accepted here.")
+
+
+@pytest.mark.parametrize("other", ["seen[0]=1", "a,b=c", 'theme={"dark": true}', "é=1", "alone", "=1", ""])
+def test_cookies_of_other_programs_on_this_host_do_no_harm(page: ConsoleClient, other: str) -> None:
+    own = page.cookie
+    for cookie in (f"{other}; {own}", f"{own};{other}"):
+        page.cookie = cookie.encode().decode("latin-1")
+        assert page.api("GET", "/shown?list-type=2").status == 200, cookie
+    page.cookie = other.encode().decode("latin-1")
+    assert page.send("GET", f"{PREFIX}/oidc/callback").status == 403
+    assert page.api("GET", "/shown?list-type=2").status == 403
 
 
 def test_a_changed_cookie_is_no_session(page: ConsoleClient) -> None:
@@ -304,7 +320,8 @@ def test_a_sign_in_ends_in_the_browser_in_which_it_began_once(daemon: Daemon, is
         browser.cookie = wrong
         assert browser.send("GET", back).status == 403
     browser.cookie = cookie
-    assert browser.send("GET", back.replace("state=", "state=x")).status == 403
+    for wrong in (back.replace("state=", "state=x"), back + "&a=b" * 20):
+        assert browser.send("GET", wrong).status == 403
     assert browser.send("GET", back).status == 302
     assert browser.send("GET", back).status == 503  # the code is used
 
