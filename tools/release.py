@@ -1,8 +1,9 @@
-"""Makes what a release consists of: `python tools/release.py --out dist [--version 0.1.0]`.
+"""Makes what a release consists of: `python tools/release.py --out dist [--version 0.1.0] [--registry NAME]`.
 
 In the folder: wheels and archives of the sources of both distributions, the chart, `NOTES.md` from the
 changelog, and `SHA256SUMS`. Everything is built twice and compared: the same commit gives the same bytes.
-Images are built by docker/build. Status 1 with the reason if the versions disagree, or two builds do.
+Images are built by docker/build; with a registry, the chart takes them from there. Status 1 with the reason
+if the versions disagree, two builds do, or the web console is not built.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tarfile
 import tempfile
 import tomllib
 from pathlib import Path
-from shutil import copyfileobj, which
+from shutil import copyfileobj, copytree, which
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DRAFT: Final = "Unreleased"
+CONSOLE: Final = ROOT / "meshd" / "server" / "console" / "files" / "index.html"
+_NO_REGISTRY: Final = "registry.example.com/shardmesh"
 _BUILD_SECONDS: Final = 300.0
 _TIME: Final = 1_580_601_600  # of all files in an archive: that of hatchling, 2020-02-02
 
@@ -75,7 +78,13 @@ def notes(changelog: str, heading: str) -> str:
     raise ReleaseError(f"CHANGELOG.md has nothing below '## {heading}'")
 
 
-def build(out: Path) -> None:
+def require_console(page: Path = CONSOLE) -> None:
+    """Raise ReleaseError unless the web console is built: it is not committed, and wheels would lack it."""
+    if not page.exists():
+        raise ReleaseError("the web console is not built: run `make console`")
+
+
+def build(out: Path, registry: str = "") -> None:
     """Build the distributions and the chart into a folder."""
     for project in (ROOT, ROOT / "tools"):
         _run([sys.executable, "-m", "hatchling", "build", "-d", str(out)], project)
@@ -84,9 +93,23 @@ def build(out: Path) -> None:
         print("no helm: the chart is left out", file=sys.stderr)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        _run([helm, "package", str(ROOT / "helm" / "shardmesh"), "--destination", scratch], ROOT)
-        [packed] = Path(scratch).iterdir()
+        chart, packages = Path(scratch, "shardmesh"), Path(scratch, "packages")
+        packages.mkdir()
+        copytree(ROOT / "helm" / "shardmesh", chart)
+        if registry:
+            set_registry(chart / "values.yaml", registry)
+        _run([helm, "package", str(chart), "--destination", str(packages)], ROOT)
+        [packed] = packages.iterdir()
         _repack(packed, out / packed.name)
+
+
+def set_registry(values: Path, registry: str) -> None:
+    """Make the chart's images those of a registry (`ghcr.io/OWNER/NAME`). Raises ReleaseError if the values
+    do not name both."""
+    text = values.read_text()
+    if text.count(f"repository: {_NO_REGISTRY}/") != 2:
+        raise ReleaseError(f"{values.name} does not name two images of {_NO_REGISTRY}")
+    values.write_text(text.replace(_NO_REGISTRY, registry.lower()))
 
 
 def _run(command: list[str], folder: Path) -> None:
@@ -114,17 +137,19 @@ def sums(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
-def release(out: Path, wanted: str = "") -> str:
+def release(out: Path, wanted: str = "", registry: str = "") -> str:
     """Make everything in a folder, which must be empty or missing; return the version. Without a wanted
-    version the notes are those of what is unreleased."""
+    version it is a draft: its notes are those of what is unreleased, and it may lack the web console."""
     version = agreed_version(versions(), wanted)
+    if wanted:
+        require_console()
     text = notes((ROOT / "CHANGELOG.md").read_text(), wanted or DRAFT)
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise ReleaseError(f"{out} is not empty")
-    build(out)
+    build(out, registry)
     with tempfile.TemporaryDirectory() as scratch:
-        build(Path(scratch))
+        build(Path(scratch), registry)
         first, second = sums(out), sums(Path(scratch))
     if first != second:
         differing = sorted(
@@ -141,9 +166,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build wheels, sources and chart of a release, twice.")
     parser.add_argument("--out", type=Path, required=True, help="an empty folder")
     parser.add_argument("--version", default="", help="what the tag says; without it, a draft")
+    parser.add_argument("--registry", default="", help="where the images are, such as ghcr.io/OWNER/NAME")
     given = parser.parse_args()
     try:
-        version = release(given.out, given.version.removeprefix("v"))
+        version = release(given.out, given.version.removeprefix("v"), given.registry)
     except ReleaseError as error:
         print(f"no release: {error}", file=sys.stderr)
         return 1

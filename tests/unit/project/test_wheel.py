@@ -97,6 +97,25 @@ def test_versions_that_differ_and_notes_that_are_missing_are_no_release() -> Non
     assert TOOL["notes"]("# C\n\n## 0.2.0 (2026-12-01)\n\nnew\n\n## 0.1.0\n\nold\n", "0.2.0") == "new\n"
 
 
+def test_a_release_without_the_console_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TOOL["ReleaseError"], match="make console"):
+        TOOL["require_console"](tmp_path / "index.html")
+    (tmp_path / "index.html").touch()
+    TOOL["require_console"](tmp_path / "index.html")
+
+
+def test_the_chart_of_a_release_takes_its_images_from_the_registry(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text((ROOT / "helm" / "shardmesh" / "values.yaml").read_text())
+    TOOL["set_registry"](values, "ghcr.io/Some/Name")
+    changed = values.read_text()
+    assert "repository: ghcr.io/some/name/operator\n" in changed
+    assert "repository: ghcr.io/some/name/meshd\n" in changed
+    assert "registry.example.com" not in changed
+    with pytest.raises(TOOL["ReleaseError"]):
+        TOOL["set_registry"](values, "ghcr.io/Some/Name")
+
+
 def test_the_wheel_has_our_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
