@@ -159,6 +159,12 @@ class _Nodes:
         """Report each process that ends, with the command to start it again, until none runs or Ctrl-C."""
         while self._running:
             pid, status = os.wait()
+            if pid in self._etcd.pids:
+                code, log = os.waitstatus_to_exitcode(status), self._place / "etcd" / "m0.log"
+                click.echo(
+                    f"etcd ended ({code}), see {log}. Objects are still served; nothing else can change "
+                    "until the mesh is stopped and started again"
+                )
             for number, node_id in enumerate(self._ids):
                 process = self._running.get(node_id)
                 if process is not None and process.pid == pid:

@@ -72,6 +72,12 @@ def test_three_nodes_serve_and_end_together(tmp_path: Path, how: signal.Signals)
                 _look_at_the_console(endpoints, keys)
             children = psutil.Process(process.pid).children(recursive=True)
             assert len(endpoints) == 3
+            if how is signal.SIGTERM:
+                [etcd] = [child for child in children if child.name() == "etcd"]
+                etcd.kill()
+                assert process.stdout is not None
+                assert "etcd ended (-9), see " in process.stdout.readline()
+                assert client.get_object(Bucket="bucket-0", Key="of-0")["Body"].read() == b"text"
         finally:
             process.send_signal(how)
             process.wait(60)
