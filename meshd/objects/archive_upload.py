@@ -19,8 +19,8 @@ from awscrt import checksums
 
 from meshd.core.api_errors import store_errors
 from meshd.store.records import INTERNAL_WRITE, Meta, NewObject
-from meshd.util.admission import ByteSemaphore
 from meshd.util.async_tasks import CooperativeYield
+from meshd.util.tenant_limits import ByteSemaphore
 from meshwire.errors import S3Error
 from meshwire.names import KeyNameError, KeyTooLongError, check_key
 from meshwire.s3.request_headers import object_headers
